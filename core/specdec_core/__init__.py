@@ -1,0 +1,126 @@
+"""specdec-core: speculative decoding for PyTorch language models, where every way of drafting is a plugin.
+
+The names below are the public ones. Each is imported when it is first used, so that `import specdec_core`, and with it
+every plugin's module, costs no import of torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_NAMES = {
+    "config": ("EngineConfig", "SpeculativeConfig"),
+    "engine": ("Engine",),
+    "errors": ("CapacityError", "CompatibilityError", "ConfigError", "PluginError", "SpecdecError"),
+    "hookspecs": ("hookimpl",),
+    "kv_manager": ("KVManager", "KVManagerSpec"),
+    "llm": ("LLM",),
+    "metrics": ("Counter", "Vector"),
+    "outputs": ("CompletionOutput", "RequestOutput", "StreamOutput"),
+    "plugins": ("PluginInfo", "PluginWarning", "Plugins"),
+    "proposer": ("PLUGIN_API", "BuildContext", "Proposer", "ProposerSpec"),
+    "sampling_params": ("SamplingParams",),
+    "types": (
+        "DEAD",
+        "Draft",
+        "DraftTree",
+        "KVLayout",
+        "KVMetadata",
+        "Observation",
+        "Plan",
+        "ProposerBatch",
+        "RandomSource",
+        "RequestView",
+        "StepReport",
+        "Stream",
+        "TargetInfo",
+        "Verdict",
+    ),
+    "verifier": ("Verifier", "VerifierSpec"),
+}
+_MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
+
+__all__ = ["__version__", *_MODULES]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from specdec_core.config import (
+        EngineConfig as EngineConfig,
+        SpeculativeConfig as SpeculativeConfig,
+    )
+    from specdec_core.engine import (
+        Engine as Engine,
+    )
+    from specdec_core.errors import (
+        CapacityError as CapacityError,
+        CompatibilityError as CompatibilityError,
+        ConfigError as ConfigError,
+        PluginError as PluginError,
+        SpecdecError as SpecdecError,
+    )
+    from specdec_core.hookspecs import (
+        hookimpl as hookimpl,
+    )
+    from specdec_core.kv_manager import (
+        KVManager as KVManager,
+        KVManagerSpec as KVManagerSpec,
+    )
+    from specdec_core.llm import (
+        LLM as LLM,
+    )
+    from specdec_core.metrics import (
+        Counter as Counter,
+        Vector as Vector,
+    )
+    from specdec_core.outputs import (
+        CompletionOutput as CompletionOutput,
+        RequestOutput as RequestOutput,
+        StreamOutput as StreamOutput,
+    )
+    from specdec_core.plugins import (
+        PluginInfo as PluginInfo,
+        Plugins as Plugins,
+        PluginWarning as PluginWarning,
+    )
+    from specdec_core.proposer import (
+        PLUGIN_API as PLUGIN_API,
+        BuildContext as BuildContext,
+        Proposer as Proposer,
+        ProposerSpec as ProposerSpec,
+    )
+    from specdec_core.sampling_params import (
+        SamplingParams as SamplingParams,
+    )
+    from specdec_core.types import (
+        DEAD as DEAD,
+        Draft as Draft,
+        DraftTree as DraftTree,
+        KVLayout as KVLayout,
+        KVMetadata as KVMetadata,
+        Observation as Observation,
+        Plan as Plan,
+        ProposerBatch as ProposerBatch,
+        RandomSource as RandomSource,
+        RequestView as RequestView,
+        StepReport as StepReport,
+        Stream as Stream,
+        TargetInfo as TargetInfo,
+        Verdict as Verdict,
+    )
+    from specdec_core.verifier import (
+        Verifier as Verifier,
+        VerifierSpec as VerifierSpec,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

@@ -1,0 +1,30 @@
+"""How many draft tokens to ask for."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from specdec_core.engine.request import Request
+
+
+@frozen
+class DraftBudget:
+    """num_speculative_tokens: the engine's number, 0 without a proposer. disable_by_batch_size: no drafts at all while
+    more requests than this are running."""
+
+    num_speculative_tokens: int
+    disable_by_batch_size: int | None = None
+
+    def __call__(self, request: Request, num_running: int) -> int:
+        """Nodes that request may have in this step, decided before anything is drafted.
+
+        A pass emits up to one token more than it accepts, so a draft never runs past the request's last token. A
+        request's first pass has nothing to draft from: no pass of the target has seen it yet.
+        """
+        if request.num_pending != 1 or request.num_computed == 0:
+            return 0
+        if self.disable_by_batch_size is not None and num_running > self.disable_by_batch_size:
+            return 0
+        asked = request.params.num_speculative_tokens
+        wanted = self.num_speculative_tokens if asked is None else asked
+        return min(wanted, request.max_total_tokens - request.num_tokens - 1)

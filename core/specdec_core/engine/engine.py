@@ -1,0 +1,300 @@
+"""The loop: schedule, propose, forward, verify, commit, observe, emit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from specdec_core import ops
+from specdec_core.config import EngineConfig, SpeculativeConfig
+from specdec_core.engine.budget import DraftBudget
+from specdec_core.engine.memory import num_kv_blocks
+from specdec_core.engine.request import Listener, Request
+from specdec_core.engine.scheduler import Schedule, Scheduler
+from specdec_core.engine.step_batch import StepBatch, observe, spread
+from specdec_core.engine.text import OutputText
+from specdec_core.errors import CapacityError, ConfigError, PluginError
+from specdec_core.ops.attention_plan import plan_attention
+from specdec_core.plugins import Plugins
+from specdec_core.proposer import BuildContext, Proposer
+from specdec_core.sampling.process import process_logits
+from specdec_core.sampling.random import CounterRandom
+from specdec_core.sampling_params import SamplingParams
+from specdec_core.target import Target
+from specdec_core.types import Draft, Plan, ProposerBatch, StepReport, Verdict
+
+
+class Engine:
+    """Runs requests to their end, a step at a time: continuous batching, with or without speculation.
+
+    plugins: where proposers, verifiers, KV managers and operations come from. tokenizer: None: token ids alone.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        plugins: Plugins,
+        speculative_config: SpeculativeConfig | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.target = Target(
+            config.model,
+            device=self._device,
+            dtype=config.dtype,
+            max_model_len=config.max_model_len,
+            trust_remote_code=config.trust_remote_code,
+        )
+        spec = plugins.proposer(speculative_config.method) if speculative_config else None
+        plan = spec.plan(speculative_config.options, self.target.info) if spec and speculative_config else Plan()
+        layouts = [self.target.kv_layout, *([plan.kv_layout] if plan.kv_layout else [])]
+        num_blocks = num_kv_blocks(config, layouts, self.target.info.max_model_len, self._device)
+        self.kv = plugins.kv_manager("paged").build(num_blocks, config.block_size, self._device)
+        groups = [self.kv.add_group(layout) for layout in layouts]
+        self.target.attach(self.kv, ops.resolve(plugins.ops(self._device.type)), plan.taps)
+
+        self._proposer: Proposer | None = None
+        self._proposer_name = spec.name if spec else ""
+        if spec and speculative_config:
+            context = BuildContext(
+                target=self.target.info,
+                num_speculative_tokens=speculative_config.num_speculative_tokens,
+                device=self._device,
+                embed=self.target.embed,
+                output_head=self.target.output_head,
+                kv_manager=self.kv,
+                kv_group=groups[1] if plan.kv_layout else None,
+            )
+            self._proposer = spec.build(speculative_config.options, context)
+        self._observes = self._proposer is not None and plan.observes
+        self.num_speculative_tokens = speculative_config.num_speculative_tokens if speculative_config else 0
+        self._scheduler = Scheduler(
+            self.kv,
+            DraftBudget(
+                self.num_speculative_tokens, speculative_config.disable_by_batch_size if speculative_config else None
+            ),
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            block_size=config.block_size,
+            scratch_slots=plan.scratch_slots,
+        )
+        self._greedy = plugins.verifier("greedy").build()
+        self._chosen = plugins.verifier("chosen").build()
+        self._step_finished = plugins.step_finished
+        self._tokenizer = tokenizer
+        self._requests: dict[str, Request] = {}
+        self._ids = count()
+        self._seeds = random.Random(config.seed)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._requests)
+
+    def add_request(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        listener: Listener | None = None,
+        *,
+        is_streamed: bool = False,
+    ) -> str:
+        """Queue a request and return its id.
+
+        listener(request, pieces) hears each step's new tokens, with their text if is_streamed; at the last call
+        request.finish_reason is set. Raises ConfigError or CapacityError, touching no other request.
+        """
+        self._check(prompt_token_ids, params)
+        request_id = f"request-{next(self._ids)}"
+        limit = self.target.info.max_model_len
+        wanted = limit if params.max_tokens is None else len(prompt_token_ids) + params.max_tokens
+        text = None
+        if self._tokenizer is not None:
+            text = OutputText(
+                self._tokenizer, prompt_token_ids, params.stop, skip_special_tokens=params.skip_special_tokens
+            )
+        request = Request(
+            request_id,
+            prompt_token_ids,
+            params,
+            seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
+            max_total_tokens=min(limit, wanted),
+            text=text,
+            listener=listener,
+            is_streamed=is_streamed,
+        )
+        self._requests[request_id] = request
+        self._scheduler.waiting.append(request)
+        return request_id
+
+    def cancel(self, request_id: str) -> None:
+        """End a request now, with finish_reason "abort" and what it has so far. Ids of ended requests are ignored."""
+        if request_id in self._requests:
+            self._finish(self._requests[request_id], "abort")
+
+    @torch.inference_mode()
+    def step(self) -> StepReport:
+        """One pass of the target over whatever is most urgent."""
+        schedule = self._scheduler.schedule()
+        self._announce(schedule)
+        started = perf_counter()
+        draft = self._propose(schedule)
+        drafted = perf_counter()
+        batch, logits, features = self._forward(schedule, draft)
+        params = [request.params for request in schedule.requests]
+        noise = CounterRandom([request.seed for request in schedule.requests], batch.root_positions)
+        verifier = self._greedy if all(p.temperature == 0 for p in params) else self._chosen
+        verdict = verifier.verify(process_logits(logits, draft.layout.row_requests, params), draft, noise)
+        self.kv.commit(schedule.request_ids, schedule.num_known, verdict)
+        token_ids = verdict.token_ids.tolist()
+        verified = perf_counter()
+        self._observe(schedule, batch, draft, verdict, features)
+        observed = perf_counter()
+        accepted = self._emit(schedule, draft, token_ids)
+        report = StepReport(
+            num_prefill_tokens=sum(n for n in schedule.num_known if n > 1),
+            num_decode_requests=schedule.num_known.count(1),
+            num_draft_tokens=draft.num_nodes,
+            num_accepted=sum(accepted.values()),
+            draft_s=drafted - started + observed - verified,
+            target_s=verified - drafted,
+            num_preempted=len(schedule.preempted),
+            accepted_per_request=accepted,
+        )
+        if self._step_finished is not None:
+            self._step_finished(report)
+        return report
+
+    def _announce(self, schedule: Schedule) -> None:
+        if self._proposer is None:
+            return
+        with self._proposer_called():
+            for request in schedule.preempted:
+                self._proposer.reset(request)
+            for request in schedule.requests:
+                if not request.is_started:
+                    request.is_started = True
+                    self._proposer.start(request)
+
+    def _propose(self, schedule: Schedule) -> Draft:
+        """The proposer sees only the requests that may draft; the others get empty trees."""
+        drafting = [r for r, budget in zip(schedule.requests, schedule.budgets, strict=True) if budget]
+        if self._proposer is None or not drafting:
+            return Draft.from_chains([[]] * len(schedule.requests), self._device)
+        budgets = tuple(budget for budget in schedule.budgets if budget)
+        root_positions = torch.tensor([r.num_tokens - 1 for r in drafting], device=self._device)
+        batch = ProposerBatch(
+            requests=drafting,
+            root_token_ids=torch.tensor([int(r.token_ids[-1]) for r in drafting], device=self._device),
+            root_positions=root_positions,
+            temperature=torch.tensor([r.params.temperature for r in drafting], device=self._device),
+            max_draft_tokens=budgets,
+            random=CounterRandom([r.seed for r in drafting], root_positions),
+        )
+        with self._proposer_called():
+            draft = self._proposer.propose(batch)
+            counts = draft.num_nodes_per_request
+            if len(counts) != len(budgets) or any(n > most for n, most in zip(counts, budgets, strict=True)):
+                raise ValueError(f"drafted {counts} nodes where at most {list(budgets)} are allowed")
+        return spread(draft, schedule.budgets)
+
+    def _forward(self, schedule: Schedule, draft: Draft) -> tuple[StepBatch, torch.Tensor, dict[str, torch.Tensor]]:
+        num_tokens = sum(schedule.num_known) + draft.num_nodes
+        num_padded = self.target.padded(num_tokens)
+        batch = StepBatch.of(schedule, draft, num_padded, self._device)
+        starts = [request.num_computed for request in schedule.requests]
+        metadata = self.kv.metadata(schedule.request_ids, starts, batch.lengths)
+        plan = plan_attention(metadata, schedule.num_known, draft, num_padded)
+        slots = torch.nn.functional.pad(metadata.slot_mapping, (0, num_padded - num_tokens), value=-1)
+        return batch, *self.target.forward(batch.token_ids, batch.positions, slots, plan, batch.rows)
+
+    def _observe(
+        self, schedule: Schedule, batch: StepBatch, draft: Draft, verdict: Verdict, features: dict[str, torch.Tensor]
+    ) -> None:
+        if self._proposer is not None and self._observes:
+            observation = observe(schedule, batch, draft, verdict, features)
+            with self._proposer_called():
+                self._proposer.observe(observation)
+
+    def _emit(self, schedule: Schedule, draft: Draft, token_ids: list[list[int]]) -> dict[str, int]:
+        """Append each request's tokens, tell its listener, and end it where it stops. Returns the accepted draft
+        tokens that were emitted, for each request that had a draft."""
+        accepted: dict[str, int] = {}
+        for request, num_known, num_nodes, padded in zip(
+            schedule.requests, schedule.num_known, draft.num_nodes_per_request, token_ids, strict=True
+        ):
+            if request.num_computed + num_known < request.num_tokens:
+                request.num_computed += num_known  # more of the prompt is to come: what follows is known already
+                continue
+            tokens = [token for token in padded if token >= 0]
+            if not tokens:
+                self._finish(request, "error")
+                continue
+            request.num_computed += num_known + len(tokens) - 1
+            pieces = request.append(tokens, len(tokens) - 1, self.target.eos_token_ids)
+            if num_nodes:
+                accepted[request.id] = sum(piece.is_draft for piece in pieces)
+                request.counts.num_drafts += 1
+                request.counts.num_draft_tokens += num_nodes
+                request.counts.num_accepted += accepted[request.id]
+            if request.finish_reason is not None:
+                self._finish(request, request.finish_reason, pieces)
+            elif request.listener is not None:
+                request.listener(request, pieces)
+        return accepted
+
+    def _finish(self, request: Request, reason: str, pieces: Sequence[Any] = ()) -> None:
+        request.finish_reason = reason
+        self._scheduler.remove(request)
+        del self._requests[request.id]
+        if request.listener is not None:
+            request.listener(request, pieces)
+        if self._proposer is not None and request.is_started:
+            with self._proposer_called():
+                self._proposer.finish(request, reason)
+
+    @contextmanager
+    def _proposer_called(self) -> Iterator[None]:
+        """Whatever a proposer raises aborts the running requests, whose drafts it may have confused, and goes on up."""
+        try:
+            yield
+        except Exception as error:
+            running, self._scheduler.running = self._scheduler.running, []
+            for request in running:
+                request.is_started = False  # not to be told of the end: it is the one that failed
+                if request.id in self._requests:
+                    self._finish(request, "abort")
+            raise PluginError(
+                f"proposer {self._proposer_name!r} failed in a step, and the {len(running)} running requests were "
+                f"aborted: {type(error).__name__}: {error}. The engine can go on; report this to the plugin's author"
+            ) from error
+
+    def _check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        info = self.target.info
+        if not prompt_token_ids:
+            raise ConfigError("a prompt has no tokens: give at least one (a start token, say)")
+        outside = [t for t in prompt_token_ids if not 0 <= t < info.vocab_size]
+        if outside:
+            raise ConfigError(
+                f"prompt token ids {outside[:5]} are not in the vocabulary: allowed are 0 to {info.vocab_size - 1}"
+            )
+        if len(prompt_token_ids) >= info.max_model_len:
+            raise CapacityError(
+                f"a prompt of {len(prompt_token_ids)} tokens leaves no room for output within max_model_len="
+                f"{info.max_model_len}: shorten it, or raise max_model_len if the model allows"
+            )
+        if params.stop and self._tokenizer is None:
+            raise ConfigError(
+                f"stop={list(params.stop)} needs text, but skip_tokenizer_init=True left out the tokenizer"
+            )
+        asked = params.num_speculative_tokens
+        if asked is not None and asked > self.num_speculative_tokens:
+            raise ConfigError(
+                f"num_speculative_tokens={asked} of a request exceeds the engine's {self.num_speculative_tokens}: "
+                f"lower it, or raise the number in speculative_config"
+            )

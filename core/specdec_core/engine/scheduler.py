@@ -1,0 +1,121 @@
+"""Which requests the next pass computes, how far, and with how many draft tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from attrs import define, field
+
+from specdec_core.engine.budget import DraftBudget
+from specdec_core.engine.request import Request
+from specdec_core.errors import CapacityError
+from specdec_core.kv_manager import KVManager
+
+
+@define
+class Schedule:
+    """One pass: for each request the known tokens [num_computed, num_computed + num_known) and a draft budget."""
+
+    requests: list[Request] = field(factory=list)
+    num_known: list[int] = field(factory=list)
+    budgets: list[int] = field(factory=list)
+    preempted: list[Request] = field(factory=list)
+
+    def add(self, request: Request, num_known: int, budget: int) -> None:
+        self.requests.append(request)
+        self.num_known.append(num_known)
+        self.budgets.append(budget)
+
+    @property
+    def request_ids(self) -> list[str]:
+        return [request.id for request in self.requests]
+
+
+class Scheduler:
+    """First come, first served. Running requests go first; when blocks run out, drafts are given up before requests,
+    and the youngest request is preempted: it starts over, its output so far becoming part of its prefill.
+
+    scratch_slots: draft KV slots of the proposer's plan, counted from the root's slot.
+    """
+
+    def __init__(
+        self,
+        kv: KVManager,
+        budget: DraftBudget,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        block_size: int,
+        scratch_slots: int,
+    ) -> None:
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self._kv = kv
+        self._budget = budget
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._block_size = block_size
+        self._scratch_slots = scratch_slots
+
+    def remove(self, request: Request) -> None:
+        """Forget a request that finished or was cancelled, and free its blocks."""
+        if request in self.running:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        self._kv.release(request.id)
+
+    def schedule(self) -> Schedule:
+        """Reserve slots for roots, nodes and draft scratch, preempting if it must, before anything is drafted."""
+        schedule = Schedule()
+        room = self._max_num_batched_tokens
+        for request in list(self.running):
+            if request in schedule.preempted or room == 0:
+                continue
+            room -= self._extend(request, room, schedule)
+        if not schedule.preempted:
+            self._admit(room, schedule)
+        return schedule
+
+    def _extend(self, request: Request, room: int, schedule: Schedule) -> int:
+        """Add a running request's next chunk or root to the schedule; the number of tokens it takes of the room."""
+        num_known = min(request.num_pending, room)
+        behind = len(self.running) - len(schedule.requests) - 1  # running requests that also want a token
+        budget = max(0, min(self._budget(request, len(self.running)), room - num_known - behind))
+        while not self._reserve(request, num_known, budget):
+            if budget:
+                budget = 0
+                continue
+            victim = self.running.pop()
+            self._preempt(victim, schedule)
+            if victim is request:
+                return 0
+        schedule.add(request, num_known, budget)
+        return num_known + budget
+
+    def _admit(self, room: int, schedule: Schedule) -> None:
+        while self.waiting and room and len(self.running) < self._max_num_seqs:
+            request = self.waiting[0]
+            num_known = min(request.num_pending, room)
+            # All of its known tokens must fit, though only a chunk is computed now: else it would be preempted at once.
+            if self._kv.num_free_blocks * self._block_size < request.num_tokens + 1:
+                return
+            if not self._reserve(request, num_known, 0):
+                return
+            self.running.append(self.waiting.popleft())
+            schedule.add(request, num_known, 0)
+            room -= num_known
+
+    def _reserve(self, request: Request, num_known: int, budget: int) -> bool:
+        scratch = max(budget, self._scratch_slots - 1) if budget else 0
+        try:
+            self._kv.reserve(request.id, request.num_computed + num_known, scratch)
+        except CapacityError:
+            return False
+        return True
+
+    def _preempt(self, request: Request, schedule: Schedule) -> None:
+        self._kv.release(request.id)
+        request.num_computed = 0
+        self.waiting.appendleft(request)
+        schedule.preempted.append(request)

@@ -1,0 +1,61 @@
+"""Tokens to text, piece by piece, and stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_CONTEXT = 6
+"""Prompt tokens to decode with the output: in some tokenizers a token's text depends on its neighbours."""
+
+
+class OutputText:
+    """The text of one request's output. `text` never holds an unfinished character or anything past a stop string."""
+
+    def __init__(
+        self, tokenizer: Any, prompt_token_ids: Sequence[int], stop: Sequence[str], *, skip_special_tokens: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._stop = tuple(stop)
+        self._pending = list(prompt_token_ids[-_CONTEXT:])  # decoded together: context, then tokens not yet in `text`
+        self._num_context = len(self._pending)
+        self._context_text = self._decode(self._pending)
+        self._num_given = 0  # characters that add and finish have returned
+        self._hold_back = max((len(s) - 1 for s in self._stop), default=0)
+        self.text = ""
+        self.is_stopped = False
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        """Decode more tokens. Returns the text that became final: an unfinished character, or a tail in which a stop
+        string may have begun, comes later."""
+        self._pending.extend(token_ids)
+        text = self._decode(self._pending)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            self._take(text)
+        return self._give(len(self.text) if self.is_stopped else len(self.text) - self._hold_back)
+
+    def finish(self) -> str:
+        """No more tokens will come. Returns the rest of the text, an unfinished character as what it is."""
+        if not self.is_stopped:
+            self._take(self._decode(self._pending))
+        return self._give(len(self.text))
+
+    def _give(self, end: int) -> str:
+        start, self._num_given = self._num_given, max(self._num_given, end)
+        return self.text[start:end]
+
+    def _take(self, text: str) -> None:
+        known = len(self.text)
+        self.text += text[len(self._context_text) :]
+        self._pending = self._pending[self._num_context :] or self._pending
+        self._num_context = len(self._pending)
+        self._context_text = self._decode(self._pending)
+        ends = [end for s in self._stop if (end := self.text.find(s, max(0, known - len(s) + 1))) >= 0]
+        if ends:
+            self.text = self.text[: min(ends)]
+            self.is_stopped = True
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        decoded: str = self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+        return decoded

@@ -1,0 +1,23 @@
+"""Every error that specdec raises on purpose. Each says what failed, the value, what is allowed and what to do."""
+
+from __future__ import annotations
+
+
+class SpecdecError(Exception):
+    """Base of all errors below: catch this one to catch them all."""
+
+
+class ConfigError(SpecdecError, ValueError):
+    """A configuration or sampling parameter is unknown, out of range or contradicts another."""
+
+
+class PluginError(SpecdecError):
+    """A plugin is missing, cannot be loaded, conflicts with another, or failed in a step."""
+
+
+class CapacityError(SpecdecError):
+    """A request needs more KV blocks or a longer context than there are."""
+
+
+class CompatibilityError(SpecdecError):
+    """A model or a library version has a feature that this version of specdec cannot run faithfully."""

@@ -1,0 +1,5 @@
+"""Paged storage of keys and values."""
+
+from specdec_core.kv.paged import PagedKVManager
+
+__all__ = ["PagedKVManager"]

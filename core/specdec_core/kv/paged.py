@@ -1,0 +1,120 @@
+"""The KV manager that comes with core: paged blocks, one table per request, storage per group of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from attrs import frozen
+
+from specdec_core.kv.block_pool import BlockPool
+from specdec_core.types import KVLayout, KVMetadata, Verdict
+
+
+@frozen(eq=False)
+class _Group:
+    layout: KVLayout
+    keys: torch.Tensor  # [num_layers, num_slots + 1, num_kv_heads, key_dim]
+    values: torch.Tensor  # [num_layers, num_slots + 1, num_kv_heads, value_dim]
+
+
+class PagedKVManager:
+    """See `KVManager` for the contract. The target's group is the first one added, and always keeps its nodes."""
+
+    def __init__(self, num_blocks: int, block_size: int, device: torch.device) -> None:
+        self._pool = BlockPool(num_blocks, block_size)
+        self._device = device
+        self._groups: list[_Group] = []
+        self._num_committed: dict[str, int] = {}
+        self._unsettled: tuple[list[str], list[int], torch.Tensor] | None = None
+
+    def add_group(self, layout: KVLayout) -> int:
+        num_slots = self._pool.num_blocks * self._pool.block_size
+
+        def storage(width: int) -> torch.Tensor:
+            shape = (layout.num_layers, num_slots + 1, layout.num_kv_heads, width)
+            return torch.zeros(shape, dtype=layout.dtype, device=self._device)
+
+        self._groups.append(_Group(layout, storage(layout.key_dim), storage(layout.value_dim)))
+        return len(self._groups) - 1
+
+    def cache(self, group: int, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._groups[group].keys[layer], self._groups[group].values[layer]
+
+    def reserve(self, request_id: str, num_tokens: int, num_scratch: int) -> None:
+        self._settle()
+        self._pool.grow(request_id, num_tokens + num_scratch)
+        self._num_committed.setdefault(request_id, 0)
+
+    def metadata(self, request_ids: Sequence[str], starts: Sequence[int], lengths: Sequence[int]) -> KVMetadata:
+        tables = self._pool.tables(list(request_ids))
+        slots = [
+            _slots(table, np.arange(start, start + length), self._pool.block_size)
+            for table, start, length in zip(tables, starts, lengths, strict=True)
+        ]
+        return KVMetadata(
+            starts=tuple(starts),
+            lengths=tuple(lengths),
+            block_tables=torch.from_numpy(tables).to(self._device),
+            slot_mapping=torch.from_numpy(np.concatenate(slots)).to(self._device),
+            block_size=self._pool.block_size,
+        )
+
+    def commit(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
+        self._settle()
+        if verdict.rows.shape[1] > 1:
+            first_nodes = [self._num_committed[r] + known for r, known in zip(request_ids, num_known, strict=True)]
+            self._compact(list(request_ids), first_nodes, verdict)
+        self._unsettled = (list(request_ids), list(num_known), verdict.num_accepted)
+
+    def release(self, request_id: str) -> None:
+        self._settle()
+        self._pool.drop(request_id)
+        self._num_committed.pop(request_id, None)
+
+    @property
+    def num_free_blocks(self) -> int:
+        self._settle()
+        return self._pool.num_free
+
+    def check_integrity(self) -> None:
+        self._settle()
+        self._pool.check_integrity()
+        assert all(request_id in self._pool for request_id in self._num_committed)
+
+    def _compact(self, request_ids: list[str], first_nodes: list[int], verdict: Verdict) -> None:
+        """Move the j-th accepted node's entry to slot first_node + j - 1, for all requests and layers at once."""
+        tables = torch.from_numpy(self._pool.tables(request_ids)).to(self._device)
+        first = torch.tensor(first_nodes, device=self._device).unsqueeze(1)
+        rows = verdict.rows.to(torch.int64)
+        steps = torch.arange(rows.shape[1] - 1, device=self._device)  # j - 1
+        nodes = rows[:, 1:] - rows[:, :1] - 1  # index within the request's tree
+        is_moved = (steps < verdict.num_accepted.unsqueeze(1)) & (nodes != steps)
+        if is_moved.device.type == "cpu" and not is_moved.any():
+            return  # a chain, or the first branch throughout: every node stands where it belongs
+
+        def slots(local: torch.Tensor) -> torch.Tensor:  # what does not move goes from the unread slot to itself
+            local = torch.where(is_moved, local, 0)
+            block = tables.gather(1, local // self._pool.block_size)
+            return torch.where(is_moved, block * self._pool.block_size + local % self._pool.block_size, -1).flatten()
+
+        source, destination = slots(first + nodes), slots(first + steps)
+        for group in self._groups:
+            if group.layout.keeps_nodes or group is self._groups[0]:
+                for storage in (group.keys, group.values):
+                    storage[:, destination] = storage[:, source]  # read whole before it is written: may overlap
+
+    def _settle(self) -> None:
+        """Account for the last commit, once its counts are needed: by then the host has the step's token ids."""
+        if self._unsettled is None:
+            return
+        (request_ids, num_known, num_accepted), self._unsettled = self._unsettled, None
+        for request_id, known, accepted in zip(request_ids, num_known, num_accepted.tolist(), strict=True):
+            self._num_committed[request_id] += known + accepted
+            self._pool.shrink(request_id, self._num_committed[request_id])
+
+
+def _slots(table: np.ndarray, local: np.ndarray, block_size: int) -> np.ndarray:
+    slots: np.ndarray = table[local // block_size] * block_size + local % block_size
+    return slots

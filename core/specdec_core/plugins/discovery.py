@@ -1,0 +1,110 @@
+"""Which plugins there are, before any of them is imported."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import pluggy
+from attrs import define, field
+
+import specdec_core
+from specdec_core.kv_manager import KVManagerSpec
+from specdec_core.proposer import ProposerSpec
+from specdec_core.verifier import VerifierSpec
+
+GROUP = "specdec"
+
+Status = Literal["ok", "failed", "incompatible", "duplicate", "disabled"]
+Spec = ProposerSpec | VerifierSpec | KVManagerSpec
+
+
+@define(eq=False)
+class Plugin:
+    """An entry point of group `specdec`, or a module of core that offers its own parts, and what became of it."""
+
+    name: str
+    distribution: str
+    version: str
+    value: str  # "package.module" or "package.module:object"
+    builtin: bool = False
+    status: Status = "ok"
+    error: str | None = None  # why the status is not ok, and what to do
+    cause: Exception | None = None
+    hooks: pluggy.PluginManager | None = None  # knows this plugin alone; shared by entry points of equal value
+    specs: list[Spec] = field(factory=list)
+
+    @property
+    def label(self) -> str:
+        return f"{self.name!r} ({self.distribution} {self.version})"
+
+    @property
+    def loaded_hooks(self) -> pluggy.PluginManager:
+        assert self.hooks is not None, "a plugin whose status is ok after loading has hooks"
+        return self.hooks
+
+    def refuse(self, status: Status, error: str, cause: Exception | None = None) -> None:
+        self.status, self.error, self.cause = status, error, cause
+
+
+def find(builtins: Iterable[str]) -> list[Plugin]:
+    """The builtin modules, then the entry points of every installed distribution, by name.
+
+    A distribution that lies on sys.path twice (an editable install and a wheel, say) counts once, as the one that an
+    import would find.
+    """
+    found = [
+        Plugin(module.rpartition(".")[2], "specdec-core", specdec_core.__version__, module, builtin=True)
+        for module in builtins
+    ]
+    entries = []
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        assert entry.dist is not None, "entry_points() sets it"
+        entries.append(Plugin(entry.name, entry.dist.name, entry.dist.version, entry.value))
+    return found + sorted(entries, key=lambda plugin: (plugin.name, plugin.distribution))
+
+
+def names_in(text: str | Iterable[str]) -> list[str]:
+    """The names in "a,b", or in a list of such."""
+    parts = text.split(",") if isinstance(text, str) else [name for part in text for name in part.split(",")]
+    return [part.strip() for part in parts if part.strip()]
+
+
+def refuse_disabled(plugins: Sequence[Plugin], names: Sequence[str], origin: str) -> list[str]:
+    """Mark the plugins that `names` disables, by plugin name or distribution. Returns the names that fit none."""
+    idle = []
+    for name in names:
+        hit = [p for p in plugins if name == p.name or _normalized(name) == _normalized(p.distribution)]
+        for plugin in hit:
+            plugin.refuse("disabled", f"plugin {plugin.label} is disabled by {origin}, which names {name!r}")
+        if not hit:
+            idle.append(name)
+    return idle
+
+
+def refuse_duplicates(plugins: Sequence[Plugin]) -> None:
+    """Mark every plugin whose name another distribution claims as well: nobody can tell which one was meant."""
+    by_name: dict[str, list[Plugin]] = {}
+    for plugin in plugins:
+        if plugin.status == "ok" and not plugin.builtin:
+            by_name.setdefault(plugin.name, []).append(plugin)
+    for rivals in by_name.values():
+        if len(rivals) > 1:
+            refuse_rivals(rivals[0].name, rivals, rivals)
+
+
+def refuse_rivals(name: str, rivals: Sequence[Plugin], refused: Sequence[Plugin]) -> None:
+    """Mark those of the rivals for `name` that are refused, with an error that names all rivals."""
+    owners = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in rivals)
+    for plugin in refused:
+        plugin.refuse(
+            "duplicate",
+            f"the name {name!r} is claimed by {owners}, so none of them is used: uninstall all but one, or disable "
+            f"them by distribution, as in SPECDEC_DISABLE={rivals[-1].distribution}",
+        )
+
+
+def _normalized(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()

@@ -1,0 +1,113 @@
+"""Import one plugin and see that it keeps the contract. Whatever it does wrong stays its own problem."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+import pluggy
+
+from specdec_core import hookspecs
+from specdec_core.errors import PluginError
+from specdec_core.kv_manager import KVManagerSpec
+from specdec_core.plugins.discovery import GROUP, Plugin, Spec
+from specdec_core.proposer import PLUGIN_API, ProposerSpec
+from specdec_core.verifier import VerifierSpec
+
+KINDS: dict[type[Spec], str] = {ProposerSpec: "proposer", VerifierSpec: "verifier", KVManagerSpec: "kv_manager"}
+OTHER_HOOKS = {"specdec_ops": "ops", "specdec_step_finished": "step_finished"}
+
+
+def new_hooks() -> pluggy.PluginManager:
+    """An empty plugin manager that knows the hooks."""
+    hooks = pluggy.PluginManager(hookspecs.PROJECT)
+    hooks.add_hookspecs(hookspecs)
+    return hooks
+
+
+def load(entries: Sequence[Plugin], declared: set[str]) -> None:
+    """Import the one value that these entry points share and give each its hooks and specs, or mark it.
+
+    declared: the names of all entry points of that value, those disabled or refused included.
+    """
+    first = entries[0]
+    try:
+        hooks = _import(first)
+        specs = _specs(hooks, None if first.builtin else declared, first)
+    except Exception as error:
+        names = ", ".join(repr(plugin.name) for plugin in entries)
+        message = (
+            f"plugin {names} ({first.distribution} {first.version}) cannot be loaded: "
+            f"{type(error).__name__}: {error}. Repair or update {first.distribution}, uninstall it, or disable it "
+            f"with SPECDEC_DISABLE={first.distribution}"
+        )
+        for plugin in entries:
+            plugin.refuse("failed", message, error)
+        return
+    for plugin in entries:
+        plugin.hooks = hooks
+        plugin.specs = [spec for spec in specs if plugin.builtin or spec.name == plugin.name]
+        _check(plugin)
+
+
+def provides(plugin: Plugin) -> tuple[str, ...]:
+    """What the plugin offers, such as "proposer ngram", "ops", "step_finished"."""
+    named = [f"{KINDS[type(spec)]} {spec.name}" for spec in plugin.specs]
+    hooks = plugin.hooks.hook if plugin.hooks else None
+    return (*named, *(word for hook, word in OTHER_HOOKS.items() if hooks and getattr(hooks, hook).get_hookimpls()))
+
+
+def _import(plugin: Plugin) -> pluggy.PluginManager:
+    value = importlib.metadata.EntryPoint(plugin.name, plugin.value, GROUP).load()
+    hooks = new_hooks()
+    known = list(vars(hooks.hook))
+    hooks.register(value, name=plugin.value)
+    unknown = [name for name in vars(hooks.hook) if name not in known]
+    try:
+        hooks.check_pending()
+    except pluggy.PluginValidationError as error:
+        near = [match for name in unknown for match in get_close_matches(name, known, n=1)]
+        hint = f"did you mean {near[0]}?" if near else f"the hooks are {', '.join(sorted(known))}"
+        raise PluginError(f"{plugin.value} implements no hook with {', '.join(unknown)}: {hint}") from error
+    return hooks
+
+
+def _specs(hooks: pluggy.PluginManager, declared: set[str] | None, plugin: Plugin) -> list[Spec]:
+    found: list[Spec] = []
+    for kind, word in KINDS.items():
+        hook = f"specdec_{word}s"
+        for offered in getattr(hooks.hook, hook)():
+            if not isinstance(offered, list | tuple) or not all(isinstance(spec, kind) for spec in offered):
+                raise PluginError(f"{plugin.value}: {hook} returned {offered!r}, not a list of {kind.__name__}")
+            found += offered
+    seen: set[tuple[type[Spec], str]] = set()
+    for spec in found:
+        what = f"{KINDS[type(spec)]} {spec.name!r}"
+        if (type(spec), spec.name) in seen:
+            raise PluginError(f"{plugin.value} offers the {what} twice: rename one of them")
+        if declared is not None and spec.name not in declared:
+            raise PluginError(
+                f"{plugin.value} offers the {what}, but {plugin.distribution} has no entry point of that name (it has "
+                f"{', '.join(sorted(declared))}): rename the {KINDS[type(spec)]}, or add {spec.name} = "
+                f'"{plugin.value}" to the entry points of group {GROUP}'
+            )
+        seen.add((type(spec), spec.name))
+    return found
+
+
+def _check(plugin: Plugin) -> None:
+    foreign = sorted({spec.api for spec in plugin.specs if spec.api != PLUGIN_API})
+    if foreign:
+        plugin.refuse(
+            "incompatible",
+            f"plugin {plugin.label} is written for plugin API {foreign[0]}, but this specdec-core has plugin API "
+            f"{PLUGIN_API}: install a version of {plugin.distribution} for plugin API {PLUGIN_API}, or a specdec-core "
+            f"with plugin API {foreign[0]}",
+        )
+    elif not provides(plugin):
+        plugin.refuse(
+            "failed",
+            f"plugin {plugin.label} offers nothing: no function of {plugin.value} that is marked @hookimpl implements "
+            f"a hook for {plugin.name!r}. Mark one, or name its spec {plugin.name!r}",
+        )

@@ -1,0 +1,68 @@
+"""Counter-based noise: each draw is a hash of what it is keyed by, so it never depends on the batch or on history.
+
+The hash is splitmix64 (Steele, Lea and Flood 2014): the n-th output of the generator whose state is a hash of the
+seed, n being the packed key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from specdec_core.types import Stream
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_2 = 0x94D049BB133111EB - 2**64
+_NODE_BITS = 24
+
+
+class CounterRandom:
+    """The engine's `RandomSource`: seeds int64 and root positions int64, one of each per request of the batch."""
+
+    def __init__(self, seeds: Sequence[int] | torch.Tensor, root_positions: torch.Tensor) -> None:
+        self._states = _mix(torch.as_tensor(seeds, dtype=torch.int64, device=root_positions.device))
+        self._root_positions = root_positions
+
+    def target_token(self, weights: torch.Tensor, requests: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
+        positions = self._root_positions[requests] + depths + 1
+        return _draw(weights, self._uniform(Stream.TARGET, requests, positions, torch.zeros_like(requests)))
+
+    def categorical(
+        self, weights: torch.Tensor, stream: Stream, requests: torch.Tensor, nodes: torch.Tensor
+    ) -> torch.Tensor:
+        return _draw(weights, self._uniform(stream, requests, self._root_positions[requests], nodes))
+
+    def bernoulli(
+        self, prob: torch.Tensor, stream: Stream, requests: torch.Tensor, nodes: torch.Tensor
+    ) -> torch.Tensor:
+        return self._uniform(stream, requests, self._root_positions[requests], nodes) < prob
+
+    def _uniform(
+        self, stream: Stream, requests: torch.Tensor, positions: torch.Tensor, nodes: torch.Tensor
+    ) -> torch.Tensor:
+        """float64 [n] in [0, 1), keyed by (seed, position, stream, node): positions below 2**36, nodes below 2**24."""
+        counter = ((positions * len(Stream) + stream) << _NODE_BITS) + nodes
+        bits = _mix(self._states[requests] + counter * _GOLDEN)
+        return _shift_right(bits, 11).to(torch.float64) * 2.0**-53
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)  # torch's own shift of int64 copies the sign
+
+
+def _draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Inverse of the cumulative weights [n, vocab] at uniform [n]: an index int64 [n] whose weight is positive."""
+    cumulative = weights.to(torch.float64).cumsum(-1)
+    total = cumulative[:, -1]
+    # Rounding must not reach the total itself: past it there is no index, and before it trailing zero weights.
+    threshold = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    index = torch.searchsorted(cumulative, threshold.unsqueeze(-1), right=True).squeeze(-1)
+    return index.clamp(max=weights.shape[-1] - 1)  # a row that is not finite or all zero: the verifier fails it

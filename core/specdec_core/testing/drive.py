@@ -1,0 +1,157 @@
+"""Drive a proposer through one step by hand: no model, no engine, only token lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn, cast
+
+import attrs
+import numpy as np
+import torch
+
+from specdec_core.config import unknown_key
+from specdec_core.errors import ConfigError
+from specdec_core.kv_manager import KVManager
+from specdec_core.plugins import Plugins
+from specdec_core.proposer import BuildContext, Proposer, ProposerSpec
+from specdec_core.sampling.random import CounterRandom
+from specdec_core.types import DraftTree, Observation, Plan, ProposerBatch, TargetInfo
+
+CPU = torch.device("cpu")
+
+NO_TARGET = TargetInfo(
+    model="none",
+    model_type="none",
+    vocab_size=32_000,
+    hidden_size=64,
+    num_layers=2,
+    max_model_len=2**20,
+    dtype=torch.float32,
+    device=CPU,
+)
+"""The target that a proposer is told about where there is none."""
+
+
+def _frozen_int64(token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    array = np.array(token_ids, dtype=np.int64)
+    array.setflags(write=False)
+    return array
+
+
+@attrs.frozen(eq=False)
+class SimpleRequest:
+    """A `RequestView` of its own: its tokens are a copy that cannot be written to."""
+
+    id: str
+    token_ids: np.ndarray = attrs.field(converter=_frozen_int64)  # int64 [num_tokens]   the last one is the root
+    num_prompt_tokens: int = attrs.field()
+    seed: int = 0
+
+    @num_prompt_tokens.default
+    def _all_but_the_root(self) -> int:
+        return max(len(self.token_ids) - 1, 1)
+
+
+def propose(
+    method: str,
+    contexts: Sequence[Sequence[int]],
+    *,
+    num_speculative_tokens: int = 5,
+    temperature: float = 0.0,
+    seed: int = 0,
+    **speculative_config: Any,
+) -> list[DraftTree]:
+    """What an installed, model-free proposer drafts after each of the contexts, all in one batch.
+
+    contexts: token ids, each context's last one being the root. num_speculative_tokens: every request's budget, in
+    nodes. temperature: of every request, 0 for greedy. seed: request i has the seed `seed + i`. speculative_config:
+    the method's own options. Returns one tree per context, empty where the proposer has no guess.
+
+    Raises PluginError if there is no such method, ConfigError if an option is unknown or refused, a context is empty,
+    or the method needs a target (features or KV slots).
+    """
+    if num_speculative_tokens < 1:
+        raise ConfigError(f"num_speculative_tokens={num_speculative_tokens} must be >= 1")
+    for i, context in enumerate(contexts):
+        if len(context) == 0:
+            raise ConfigError(f"contexts[{i}] is empty: a context holds at least one token, the root")
+    spec = Plugins.load().proposer(method)
+    options = _options(spec, speculative_config)
+    plan = spec.plan(options, NO_TARGET)
+    _refuse_what_needs_a_target(method, plan)
+    proposer = spec.build(options, _build_context(num_speculative_tokens))
+
+    requests = [SimpleRequest(f"request-{i}", context, seed=seed + i) for i, context in enumerate(contexts)]
+    for request in requests:
+        proposer.start(request)
+    if plan.observes:
+        _observe(proposer, requests)
+    root_positions = torch.tensor([len(request.token_ids) - 1 for request in requests], dtype=torch.int64)
+    batch = ProposerBatch(
+        requests=requests,
+        root_token_ids=torch.tensor([request.token_ids[-1] for request in requests], dtype=torch.int64),
+        root_positions=root_positions,
+        temperature=torch.full((len(requests),), temperature, dtype=torch.float32),
+        max_draft_tokens=(num_speculative_tokens,) * len(requests),
+        random=CounterRandom([request.seed for request in requests], root_positions),
+    )
+    draft = proposer.propose(batch)
+    for request in requests:
+        proposer.finish(request, "length")
+    return [draft.tree(i) for i in range(len(requests))]
+
+
+def _options(spec: ProposerSpec, options: dict[str, Any]) -> Any:
+    known = {attribute.name for attribute in attrs.fields(spec.config)}
+    for name in options:
+        if name not in known:
+            raise unknown_key(name, known, f"method {spec.name!r}")
+    return spec.config(**options)
+
+
+def _refuse_what_needs_a_target(method: str, plan: Plan) -> None:
+    asks = {
+        f"features of the target ({', '.join(plan.taps)})": plan.taps,
+        "a KV group": plan.kv_layout,
+        f"{plan.scratch_slots} KV slots": plan.scratch_slots,
+    }
+    needs = [what for what, wanted in asks.items() if wanted]
+    if needs:
+        raise ConfigError(
+            f"method {method!r} needs {' and '.join(needs)}, so it cannot draft from token lists alone: run it with "
+            f"LLM(model, speculative_config={{'method': {method!r}}})"
+        )
+
+
+def _build_context(num_speculative_tokens: int) -> BuildContext:
+    def no_target(_: torch.Tensor) -> NoReturn:
+        raise ConfigError("there is no target here, hence neither its embedding nor its output head: run it with LLM")
+
+    return BuildContext(
+        target=NO_TARGET,
+        num_speculative_tokens=num_speculative_tokens,
+        device=CPU,
+        embed=no_target,
+        output_head=no_target,
+        kv_manager=cast(KVManager, None),
+        kv_group=None,
+    )
+
+
+def _observe(proposer: Proposer, requests: Sequence[SimpleRequest]) -> None:
+    """As after a prefill of everything before the roots; a request that is only a root has nothing to observe."""
+    seen = [request for request in requests if len(request.token_ids) > 1]
+    if not seen:
+        return
+    lengths = [len(request.token_ids) - 1 for request in seen]
+    proposer.observe(
+        Observation(
+            requests=seen,
+            offsets=tuple(np.cumsum([0, *lengths]).tolist()),
+            num_valid=torch.tensor(lengths, dtype=torch.int32),
+            token_ids=torch.from_numpy(np.concatenate([request.token_ids[:-1] for request in seen])),
+            positions=torch.cat([torch.arange(length) for length in lengths]),
+            features={},
+            next_token_ids=torch.tensor([request.token_ids[-1] for request in seen], dtype=torch.int64),
+        )
+    )

@@ -1,0 +1,278 @@
+"""The data that passes between engine, proposers, verifiers and KV manager in one step.
+
+Shapes use these sizes: `batch` requests of the step; `num_nodes` draft tokens of all requests; `num_rows = batch +
+num_nodes` rows of target logits, for each request its root's and then its nodes'. Request b's root has row
+`offsets[b] + b`, its i-th node the row `offsets[b] + b + 1 + i`.
+
+This module imports no torch: plugins are listed without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from attrs import field, frozen
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from specdec_core.tree_layout import TreeLayout
+
+DEAD = -2
+"""The parent of a dead node: forwarded so that shapes hold, never accepted, nor anything below it."""
+
+
+class DraftTree(NamedTuple):
+    """One request's draft: token ids, and each node's parent within the tree (-1: the root; parents come first)."""
+
+    token_ids: list[int]
+    parents: list[int]
+
+
+@frozen(eq=False)
+class Draft:
+    """A ragged batch of token trees.
+
+    A node is *sampled* if its token was drawn from a distribution, a row of `q`; every other node is *chosen*
+    (top-k, n-gram) and `q_rows` is -1 there. Siblings stand in the order they were decided, sampled before chosen.
+    A node may exist because of what was decided before it, a sampled node never because of its own token.
+    """
+
+    token_ids: torch.Tensor  # int64 [num_nodes]
+    parents: torch.Tensor  # int32 [num_nodes]   index within the request's own tree; -1: the root; -2: dead
+    offsets: tuple[int, ...]  # [batch + 1]   request b owns the nodes offsets[b]:offsets[b + 1]
+    max_depth: int  # of any node; 0 for an empty draft
+    q: torch.Tensor | None = None  # float32 [num_q_rows, draft_vocab]   one row per set of sampled siblings
+    q_rows: torch.Tensor | None = None  # int32 [num_nodes]   row of q, -1: chosen. None: every node is chosen
+    q_to_target: torch.Tensor | None = None  # int64 [draft_vocab]   draft token id -> target token id
+    with_replacement: bool = True  # how sampled siblings were drawn from their row of q
+    scores: torch.Tensor | None = None  # float32 [num_nodes]   estimated P(accepted | parent accepted)
+    is_chain: bool = False  # every node's parent is the node before it: what the engine may then leave out
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def num_nodes(self) -> int:
+        return self.offsets[-1]
+
+    @property
+    def num_nodes_per_request(self) -> list[int]:
+        return [end - start for start, end in pairwise(self.offsets)]
+
+    @cached_property
+    def layout(self) -> TreeLayout:
+        """Rows, depths and ancestors, computed once and shared by the forward pass, the sampler and the verifier."""
+        from specdec_core.tree_layout import TreeLayout
+
+        return TreeLayout.of(self)
+
+    @classmethod
+    def from_chains(cls, chains: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Draft:
+        """Chains of chosen tokens, one per request, possibly empty: all that a host-side chain proposer needs."""
+        import torch
+
+        lengths = [len(chain) for chain in chains]
+        return cls(
+            token_ids=torch.tensor([t for chain in chains for t in chain], dtype=torch.int64, device=device),
+            parents=torch.tensor([i - 1 for n in lengths for i in range(n)], dtype=torch.int32, device=device),
+            offsets=_offsets(lengths),
+            max_depth=max(lengths, default=0),
+            is_chain=True,
+        )
+
+    @classmethod
+    def from_trees(cls, trees: Sequence[DraftTree], device: torch.device | str = "cpu") -> Draft:
+        """Trees of chosen tokens, one per request, possibly empty."""
+        import torch
+
+        depth = 0
+        for tree in trees:
+            depths: list[int] = []
+            for parent in tree.parents:
+                depths.append(1 if parent < 0 else depths[parent] + 1)
+            depth = max([depth, *depths])
+        return cls(
+            token_ids=torch.tensor([t for tree in trees for t in tree.token_ids], dtype=torch.int64, device=device),
+            parents=torch.tensor([p for tree in trees for p in tree.parents], dtype=torch.int32, device=device),
+            offsets=_offsets([len(tree.token_ids) for tree in trees]),
+            max_depth=depth,
+        )
+
+    def tree(self, request: int) -> DraftTree:
+        """One request's part, copied to the host (for tests and reports, not for the hot path)."""
+        nodes = slice(self.offsets[request], self.offsets[request + 1])
+        return DraftTree(self.token_ids[nodes].tolist(), self.parents[nodes].tolist())
+
+
+def _offsets(lengths: Sequence[int]) -> tuple[int, ...]:
+    return tuple(accumulate(lengths, initial=0))
+
+
+@frozen(eq=False)
+class Verdict:
+    """What a verifier decided, on the target's device."""
+
+    token_ids: torch.Tensor  # int64 [batch, max_depth + 1]   accepted path, then the recovered or bonus token; -1
+    #                          pads. All -1: the request's logits were not finite and it fails. The path may run past
+    #                          a stop: whoever emits cuts it. The one tensor copied to the host in a step
+    rows: torch.Tensor  # int32 [batch, max_depth + 1]   row of target_logits that decided each token: [:, 0] the
+    #                     root's, [:, j] the j-th accepted node's own; past the path, the last decided row again
+    num_accepted: torch.Tensor  # int32 [batch]   accepted draft tokens, never counting the recovered or bonus token
+
+
+class RequestView(Protocol):
+    """What a proposer sees of a request. `token_ids` grows between steps; nothing here may be written to."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def token_ids(self) -> np.ndarray:
+        """int64 [num_tokens]   prompt and output so far, the root included, without a copy."""
+        ...
+
+
+class Stream(IntEnum):
+    """Separate streams of noise: a draw of one never repeats a draw of another."""
+
+    TARGET = 0  # rule 1: the token emitted at a position, the same with and without speculation
+    DRAFT = 1  # a proposer's draws
+    ACCEPT = 2  # a verifier's accept-or-reject
+    RECOVER = 3  # a verifier's token after a rejection
+
+
+class RandomSource(Protocol):
+    """All chance in a step, bound to the seeds and root positions of a batch of requests.
+
+    There are no bare uniforms, so that a test can put an enumerating source in its place and add up every outcome.
+    Draws depend on nothing but the keys named below: not on the batch, its order or its size.
+    """
+
+    def target_token(self, weights: torch.Tensor, requests: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
+        """The target's own token at each row, keyed by (seed, absolute index of that token): rule 1.
+
+        weights float [n, vocab] (non-negative, unnormalised), requests int64 [n] indices into the batch, depths
+        int64 [n] of the rows' nodes (root: 0). Returns int64 [n].
+        """
+        ...
+
+    def categorical(
+        self, weights: torch.Tensor, stream: Stream, requests: torch.Tensor, nodes: torch.Tensor
+    ) -> torch.Tensor:
+        """One index per row of weights float [n, vocab], keyed by (seed, root position, node, stream).
+
+        nodes int64 [n]: any number that is unique within the request and stream at this step. Returns int64 [n].
+        """
+        ...
+
+    def bernoulli(
+        self, prob: torch.Tensor, stream: Stream, requests: torch.Tensor, nodes: torch.Tensor
+    ) -> torch.Tensor:
+        """True with probability prob float [n], keyed as in `categorical`. Returns bool [n]."""
+        ...
+
+
+@frozen(eq=False)
+class ProposerBatch:
+    """The requests to draft for: those whose root alone is pending and whose budget is at least one node."""
+
+    requests: Sequence[RequestView]
+    root_token_ids: torch.Tensor  # int64 [batch]
+    root_positions: torch.Tensor  # int64 [batch]
+    temperature: torch.Tensor  # float32 [batch]   0: greedy
+    max_draft_tokens: tuple[int, ...]  # [batch]   at least 1; never beyond max_tokens or max_model_len
+    random: RandomSource
+
+
+@frozen(eq=False)
+class Observation:
+    """What a target pass computed: prefill chunks and decode steps alike, after acceptance.
+
+    Request b owns the rows offsets[b]:offsets[b + 1], of which the first num_valid[b] count: the tokens known before
+    the pass and then the accepted nodes.
+    """
+
+    requests: Sequence[RequestView]
+    offsets: tuple[int, ...]  # [batch + 1]
+    num_valid: torch.Tensor  # int32 [batch]
+    token_ids: torch.Tensor  # int64 [num_tokens]   the tokens whose features these are
+    positions: torch.Tensor  # int64 [num_tokens]
+    features: Mapping[str, torch.Tensor]  # {tap: [num_tokens, width]}
+    next_token_ids: torch.Tensor  # int64 [batch]   the token after the last valid one: the next known token (prompt,
+    #                               or output being recomputed) if there is one, else the new root
+
+
+@frozen
+class KVLayout:
+    """The cache of one group of layers. `keeps_nodes`: draft nodes are stored in the target's slots and compacted."""
+
+    num_layers: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    keeps_nodes: bool = False
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.num_layers * self.num_kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
+
+@frozen(eq=False)
+class KVMetadata:
+    """Where one pass over half-open slot intervals [start, start + length) of some requests reads and writes."""
+
+    starts: tuple[int, ...]  # [batch]
+    lengths: tuple[int, ...]  # [batch]
+    block_tables: torch.Tensor  # int64 [batch, max_blocks]   padded with block 0
+    slot_mapping: torch.Tensor  # int64 [sum of lengths]   where each token's key and value go; -1: nowhere
+    block_size: int
+
+
+@frozen
+class TargetInfo:
+    """Facts about the loaded (or yet unloaded) target that a plan or a proposer may need."""
+
+    model: str
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_model_len: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@frozen
+class Plan:
+    """What a proposer asks of the engine, known before any weights are loaded."""
+
+    taps: tuple[str, ...] = ()  # "input.i": residual stream entering layer i; "final": after the last norm
+    kv_layout: KVLayout | None = None
+    scratch_slots: int = 0  # draft KV slots beyond the committed ones, counted from the root's
+    weight_bytes: int = 0
+    observes: bool = True  # False: `observe` is never called and no features are gathered
+
+
+@frozen(eq=False)
+class StepReport:
+    """One step in figures, for metrics and for whoever implements `specdec_step_finished`."""
+
+    num_prefill_tokens: int
+    num_decode_requests: int
+    num_draft_tokens: int
+    num_accepted: int
+    draft_s: float
+    target_s: float
+    num_preempted: int = 0
+    accepted_per_request: Mapping[str, int] = field(factory=dict)  # of requests that had a draft

@@ -1,0 +1,39 @@
+"""The contract of a verifier, and how a plugin offers one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from attrs import frozen
+
+from specdec_core.proposer import PLUGIN_API
+from specdec_core.types import Draft, RandomSource, Verdict
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Verifier(Protocol):
+    """Decides which nodes of a draft the target accepts.
+
+    A verifier sees processed logits only: temperature, penalties, masks and truncation have been applied to every
+    row, with that row's own history. At temperature 0 they are -inf except at the argmax, or left as they are if
+    every request of the batch is greedy. A lossless verifier emits tokens with exactly the distribution that these
+    logits define. It is vectorised over requests and vocabulary; Python may loop over depth and siblings.
+    """
+
+    def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
+        """logits float32 [num_rows, vocab] (see `specdec_core.types`). A row that is not finite anywhere (NaN, +inf,
+        or -inf throughout) fails its request if the path reaches it, and touches no other request."""
+        ...
+
+
+@frozen(eq=False)
+class VerifierSpec:
+    """A verifier as data: returned by the hook `specdec_verifiers`. `lossless` is reported with every output."""
+
+    name: str
+    build: Callable[[], Verifier]
+    lossless: bool = True
+    api: int = PLUGIN_API

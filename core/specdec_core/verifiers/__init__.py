@@ -1,0 +1,1 @@
+"""The acceptance rules that come with core."""

@@ -1,0 +1,21 @@
+"""Rule 1: chosen nodes need no correction."""
+
+from __future__ import annotations
+
+import torch
+
+from specdec_core.types import Draft, RandomSource, Verdict
+from specdec_core.verifiers.walk import follow
+
+
+class ChosenVerifier:
+    """Draws the target's own token at every row and follows the child that equals it.
+
+    The noise is keyed by (seed, absolute index of the drawn token), so the output equals plain decoding token for
+    token, whatever the tree, the budget or the batch. `q` is ignored: any *whole* tree may be verified this way.
+    """
+
+    def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
+        layout = draft.layout
+        tokens = random.target_token(logits.softmax(dim=-1), layout.row_requests, layout.row_depths)
+        return follow(tokens, logits.amax(dim=-1).isfinite(), draft)

@@ -1,0 +1,33 @@
+"""Follow decided tokens down the trees of a draft."""
+
+from __future__ import annotations
+
+import torch
+
+from specdec_core.types import Draft, Verdict
+
+
+def follow(tokens: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdict:
+    """From each root, go to the child whose token equals the one decided at its parent, until there is none.
+
+    tokens int64 [num_rows], the token decided at each row; is_finite bool [num_rows], whether its logits were. Of two
+    equal siblings the first is taken. Lossless if `tokens` are the target's own draws (rule 1 of the architecture).
+    """
+    layout = draft.layout
+    num_rows, end = len(tokens), len(tokens)  # row `end` stands for "no such child", and is its own child
+    child = torch.full((num_rows + 1,), end, dtype=torch.int64, device=tokens.device)
+    matches = (tokens[layout.parent_rows] == draft.token_ids) & layout.is_alive
+    child.scatter_reduce_(0, layout.parent_rows, torch.where(matches, layout.node_rows, end), reduce="amin")
+
+    path = [layout.root_rows]
+    for _ in range(draft.max_depth):
+        path.append(child[path[-1]])
+    rows = torch.stack(path, dim=1)  # [batch, max_depth + 1]
+    on_path = rows != end
+    num_accepted = on_path.sum(dim=1) - 1
+    rows = torch.where(on_path, rows, rows.gather(1, num_accepted.unsqueeze(1)))
+
+    failed = ~is_finite[rows].all(dim=1)
+    token_ids = torch.where(on_path & ~failed.unsqueeze(1), tokens[rows], -1)
+    num_accepted = num_accepted.masked_fill(failed, 0)
+    return Verdict(token_ids=token_ids, rows=rows.to(torch.int32), num_accepted=num_accepted.to(torch.int32))

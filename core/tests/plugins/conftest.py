@@ -1,0 +1,88 @@
+"""Throw-away distributions, installed for real: files and metadata in a folder that is on sys.path."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+PROPOSER = """
+from attrs import frozen
+from specdec_core import ProposerSpec, hookimpl
+
+@frozen
+class Config:
+    pass
+
+def build(config, context):
+    raise NotImplementedError
+
+@hookimpl
+def specdec_proposers():
+    return [ProposerSpec(name="{name}", config=Config, build=build{more})]
+"""
+
+
+class Site:
+    """A folder that distributions are installed into."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir()
+
+    def install(
+        self, distribution: str, entries: Mapping[str, str], modules: Mapping[str, str], version: str = "1.0"
+    ) -> None:
+        """entries: {entry-point name: value}; modules: {module: source}."""
+        info = f"{distribution.replace('-', '_')}-{version}.dist-info"
+        files = {f"{module}.py": source for module, source in modules.items()}
+        files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        lines = [f"{name} = {value}\n" for name, value in entries.items()]
+        files[f"{info}/entry_points.txt"] = "[specdec]\n" + "".join(lines)
+        files[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in files)
+        (self.path / info).mkdir()
+        for file, text in files.items():
+            (self.path / file).write_text(text)
+        importlib.invalidate_caches()
+
+    def plugin(self, name: str, source: str, distribution: str | None = None, version: str = "1.0") -> str:
+        """A distribution with one module and one entry point. Returns the distribution's name."""
+        distribution = distribution or f"dist-{name}"
+        module = f"{distribution.replace('-', '_')}_module"
+        self.install(distribution, {name: module}, {module: source}, version)
+        return distribution
+
+    def proposer(self, name: str, more: str = "", distribution: str | None = None) -> str:
+        """A working proposer plugin; `more` is added to the arguments of its ProposerSpec."""
+        return self.plugin(name, PROPOSER.format(name=name, more=more), distribution)
+
+    def python(self, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run code in a new interpreter that sees this folder."""
+        env = {**os.environ, "PYTHONPATH": str(self.path), **environment}
+        command = [sys.executable, "-W", "error", "-c", code]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """On sys.path of this process for the length of one test."""
+    monkeypatch.delenv("SPECDEC_DISABLE", raising=False)
+    folder = Site(tmp_path / "site")
+    monkeypatch.syspath_prepend(folder.path)
+    yield folder
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(folder.path)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def second_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: Site) -> Site:
+    """Another folder, searched after `site`."""
+    folder = Site(tmp_path / "second_site")
+    monkeypatch.setattr(sys, "path", [sys.path[0], str(folder.path), *sys.path[1:]])
+    return folder

@@ -1,0 +1,149 @@
+"""Every hook, used by a plugin that is installed for real."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from specdec_core import PluginError, Plugins, StepReport, hookspecs
+
+REPORT = StepReport(
+    num_prefill_tokens=3, num_decode_requests=1, num_draft_tokens=4, num_accepted=2, draft_s=0.1, target_s=0.2
+)
+HEAD = """
+from specdec_core import KVManagerSpec, ProposerSpec, VerifierSpec, hookimpl
+"""
+HOOKS = sorted(name for name, _ in inspect.getmembers(hookspecs, inspect.isfunction) if name.startswith("specdec_"))
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hook_is_documented_and_tested(hook):
+    text = " ".join(inspect.getdoc(getattr(hookspecs, hook)).split())
+    assert "Called" in text
+    assert "Any plugin may implement it" in text
+    for parameter in inspect.signature(getattr(hookspecs, hook)).parameters:
+        assert f"{parameter}: " in text
+    assert f"test_{hook}" in globals()
+
+
+def test_specdec_proposers(site):
+    """Several methods of one distribution may share a module; each is an entry point."""
+    source = HEAD + (
+        "@hookimpl\n"
+        "def specdec_proposers():\n"
+        "    return [ProposerSpec(name=name, config=object, build=print) for name in ('first', 'second')]\n"
+    )
+    site.install("dist-pair", {"first": "pair", "second": "pair"}, {"pair": source})
+    plugins = Plugins.load(disable="second")
+    assert plugins.proposer("first").build is print
+    with pytest.raises(PluginError, match=r"'second' .* is disabled"):
+        plugins.proposer("second")
+
+
+def test_specdec_verifiers(site):
+    site.plugin("rule", HEAD + "@hookimpl\ndef specdec_verifiers():\n    return [VerifierSpec('rule', list, False)]")
+    spec = Plugins.load().verifier("rule")
+    assert (spec.name, spec.build, spec.lossless) == ("rule", list, False)
+
+
+def test_specdec_kv_managers(site):
+    site.plugin("pool", HEAD + "@hookimpl\ndef specdec_kv_managers():\n    return (KVManagerSpec('pool', print),)")
+    plugins = Plugins.load()
+    assert plugins.kv_manager("pool").build is print
+    [line] = [line for line in plugins.listing() if line.name == "pool"]
+    assert line.provides == ("kv_manager pool",)
+
+
+OPS = HEAD + "@hookimpl\ndef specdec_ops(device):\n    return {'%s': %s} if device == 'test' else {}\n"
+
+
+def test_specdec_ops(site):
+    site.plugin("fast-a", OPS % ("gather", "len"))
+    site.plugin("fast-b", OPS % ("scatter", "sum"))
+    plugins = Plugins.load()
+    assert plugins.ops("test") == {"gather": len, "scatter": sum}
+    assert plugins.ops("other") == {}
+    [line] = [line for line in plugins.listing() if line.name == "fast-a"]
+    assert line.provides == ("ops",)
+
+
+def test_specdec_ops_replaced_twice(site):
+    site.plugin("fast-a", OPS % ("gather", "len"))
+    site.plugin("fast-b", OPS % ("gather", "sum"))
+    plugins = Plugins.load()
+    with pytest.raises(PluginError, match=r"'gather' is replaced by 'fast-a' \(dist-fast-a 1.0\) and by 'fast-b' \("):
+        plugins.ops("test")
+
+
+@pytest.mark.parametrize("result", ["1 / 0", "['gather']"])
+def test_specdec_ops_failing(site, result):
+    site.plugin("fast", HEAD + f"@hookimpl\ndef specdec_ops(device):\n    return {result}\n")
+    with pytest.raises(PluginError, match=r"'fast' \(dist-fast 1.0\) failed .* for 'test'") as caught:
+        Plugins.load().ops("test")
+    assert caught.value.__cause__ is not None
+
+
+def test_specdec_step_finished(site):
+    source = HEAD + "heard = []\n@hookimpl\ndef specdec_step_finished(report):\n    heard.append(report)\n"
+    for name in ("left", "right"):
+        site.plugin(f"ear-{name}", source)
+    plugins = Plugins.load()
+    assert plugins.step_finished is not None
+    plugins.step_finished(REPORT)
+    import dist_ear_left_module
+    import dist_ear_right_module
+
+    assert dist_ear_left_module.heard == dist_ear_right_module.heard == [REPORT]
+
+
+def test_specdec_step_finished_is_not_called_when_nobody_listens(site):
+    site.plugin("ear", HEAD + "@hookimpl\ndef specdec_step_finished(report):\n    raise AssertionError\n")
+    others = {line.name for line in Plugins.load(disable="ear").listing() if "step_finished" in line.provides}
+    assert Plugins.load(disable=["ear", *others]).step_finished is None
+
+
+DETECT = ", detect=lambda config, shapes: config.get('kind') == '{kind}' or {also}"
+
+
+def test_detect(site):
+    site.proposer("left", more=DETECT.format(kind="left", also="'shared' in shapes"))
+    site.proposer("right", more=DETECT.format(kind="right", also="'shared' in shapes"))
+    site.proposer("never")
+    plugins = Plugins.load()
+    assert plugins.detect({"kind": "left"}, {}).name == "left"
+    assert plugins.detect({"kind": "right"}, {"head": (2, 3)}).name == "right"
+    with pytest.raises(PluginError, match=r"claimed by 'left' \(dist-left 1.0\) and 'right' \(dist-right 1.0\)"):
+        plugins.detect({}, {"shared": (1,)})
+    with pytest.raises(PluginError, match=r"no installed proposer recognises .* Installed: .*left"):
+        plugins.detect({}, {})
+
+
+def test_detect_failing(site):
+    site.proposer("left", more=", detect=lambda config, shapes: config['absent']")
+    with pytest.raises(PluginError, match=r"'left' \(dist-left 1.0\) failed to look at the draft checkpoint") as caught:
+        Plugins.load().detect({}, {})
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_entry_point_may_name_an_object(site):
+    source = HEAD + (
+        "class Offer:\n"
+        "    @hookimpl\n"
+        "    def specdec_verifiers(self):\n"
+        "        return [VerifierSpec('rule', list)]\n"
+        "offer = Offer()\n"
+    )
+    site.install("dist-object", {"rule": "object_module:offer"}, {"object_module": source})
+    assert Plugins.load().verifier("rule").build is list
+
+
+def test_builtin_modules_come_through_the_same_hooks(site):
+    """Core's own modules need no entry points, and may offer any number of names."""
+    source = HEAD + "@hookimpl\ndef specdec_verifiers():\n    return [VerifierSpec(n, list) for n in ('one', 'two')]"
+    (site.path / "core_parts.py").write_text(source)
+    plugins = Plugins.load(builtins=["core_parts"])
+    assert plugins.verifier("one").name == "one"
+    first = plugins.listing()[0]
+    assert (first.name, first.distribution) == ("core_parts", "specdec-core")
+    assert first.provides == ("verifier one", "verifier two")

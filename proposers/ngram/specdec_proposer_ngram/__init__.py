@@ -1,0 +1,28 @@
+"""Prompt lookup as a specdec plugin: the method `ngram` drafts what followed the same words before.
+
+The entry point names this module, so it imports nothing heavy: `build` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec_core import BuildContext, Plan, Proposer, ProposerSpec, TargetInfo, hookimpl
+from specdec_proposer_ngram.config import NgramConfig
+
+__all__ = ["NgramConfig", "specdec_proposers"]
+
+
+def plan(config: NgramConfig, target: TargetInfo) -> Plan:
+    return Plan(observes=False)
+
+
+def build(config: NgramConfig, context: BuildContext) -> Proposer:
+    from specdec_proposer_ngram.proposer import NgramProposer
+
+    return NgramProposer(config, context.device)
+
+
+@hookimpl
+def specdec_proposers() -> Sequence[ProposerSpec]:
+    return [ProposerSpec(name="ngram", config=NgramConfig, plan=plan, build=build, requires=("numba",))]

@@ -1,0 +1,135 @@
+"""Models, references and the one place that knows how an engine with a test-only proposer is made."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # helpers beside this file, however pytest imports it
+
+import random_tree
+import reference
+from tiny_models import save_tiny_model
+
+MODELS = ["llama", "qwen3", "embedded"]
+PROMPT_LENGTHS = [1, 23, 60, 2, 7, 8, 15, 16, 17, 31, 32, 33, 5, 48, 3, 11]
+
+
+class PluginsWithRandomTree:
+    """What is installed, and the test-only proposer."""
+
+    def __init__(self) -> None:
+        from specdec_core import Plugins
+
+        self._installed = Plugins.load()
+
+    def proposer(self, name: str) -> Any:
+        return random_tree.RANDOM_TREE if name == "random_tree" else self._installed.proposer(name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._installed, name)
+
+
+def _make_llm(model_dir: Path, method: str | None, *, options: dict[str, Any] | None = None, **kw: Any) -> Any:
+    """An LLM that drafts with `method` (None: no speculation), whose own options are `options`."""
+    from specdec_core import LLM
+
+    settings = {
+        "dtype": "float32",
+        "max_model_len": 128,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 512,
+        "block_size": 16,
+        "num_kv_blocks": 256,
+        "skip_tokenizer_init": True,
+        "seed": 0,
+        **kw,
+    }
+    if method is not None:
+        num_tokens = 32 if method == "random_tree" else 5
+        settings["speculative_config"] = {"method": method, "num_speculative_tokens": num_tokens, **(options or {})}
+    return LLM(str(model_dir), plugins=PluginsWithRandomTree(), **settings)
+
+
+@pytest.fixture(scope="session")
+def make_llm() -> Callable[..., Any]:
+    return _make_llm
+
+
+@pytest.fixture(scope="session")
+def generate() -> Callable[..., list[Any]]:
+    """(llm, prompts, one SamplingParams or one per prompt) -> [CompletionOutput]."""
+
+    def run(llm: Any, prompts: Sequence[Sequence[int]], params: Any) -> list[Any]:
+        outputs = llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False)
+        return [output.outputs[0] for output in outputs]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def counter() -> Callable[[Any, str], float]:
+    """(llm, name without its prefix) -> the value of one of `llm.get_metrics()`."""
+
+    def read(llm: Any, name: str) -> float:
+        return next(metric.value for metric in llm.get_metrics() if metric.name == f"specdec:spec_decode_{name}")
+
+    return read
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small run faster on one thread, by far where cores are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def clean_records() -> Iterator[None]:
+    random_tree.forget_everything()
+    yield
+    random_tree.forget_everything()
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("tiny_models")
+    return {family: save_tiny_model(family, folder / family) for family in ("llama", "qwen3")}
+
+
+@pytest.fixture(scope="session", params=MODELS)
+def model_dir(request: pytest.FixtureRequest, tiny_models: dict[str, Path]) -> Path:
+    if request.param != "embedded":
+        return tiny_models[request.param]
+    if find_spec("specdec_model_tiny") is None:
+        pytest.skip("specdec-model-tiny, the embedded model, is not installed")
+    from specdec_model_tiny import model_path
+
+    return Path(model_path())
+
+
+@pytest.fixture(scope="session")
+def target(model_dir: Path) -> Any:
+    """The same model as transformers runs it."""
+    return reference.load(model_dir)
+
+
+@pytest.fixture(scope="session")
+def prompts(target: Any) -> list[list[int]]:
+    return reference.prompts(target.config.vocab_size, PROMPT_LENGTHS, seed=1)
+
+
+@pytest.fixture(scope="session")
+def references(target: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """The greedy continuation of each prompt; nowhere so close that rounding could decide."""
+    found = [reference.greedy(target, prompt, reference.NUM_TOKENS) for prompt in prompts]
+    assert min(r.margin for r in found) > 2e-5, "a near tie: choose other prompts"
+    return [r.token_ids for r in found]

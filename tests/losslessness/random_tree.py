@@ -1,0 +1,201 @@
+"""A proposer for tests: random trees that contain the right continuation often enough to be accepted and refused.
+
+It also checks that the engine keeps its side of the proposer's contract, and raises where it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from zlib import crc32
+
+import numpy as np
+import torch
+from attrs import define, field, frozen
+
+from specdec_core.proposer import BuildContext, ProposerSpec
+from specdec_core.types import DEAD, Draft, DraftTree, Observation, Plan, ProposerBatch, RequestView, TargetInfo
+
+TRUTH: dict[tuple[int, ...], list[int]] = {}
+"""Prompt -> the output that is known to be right, put here by a test."""
+
+
+@frozen
+class Drafted:
+    """One tree that was proposed."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    num_tokens: int  # of the request when it was drafted for, the root included
+    num_nodes: int
+    num_right: int  # how many of its nodes a target that continues as TRUTH says must accept
+
+
+DRAFTED: list[Drafted] = []
+FINISHED: dict[str, str] = {}
+"""Request id -> the reason that the proposer was given."""
+FEATURES: dict[str, list[torch.Tensor]] = {}
+"""Request id -> what was observed of the tap "final", if the config asks to keep it."""
+
+
+def forget_everything() -> None:
+    for record in (TRUTH, DRAFTED, FINISHED, FEATURES):
+        record.clear()
+
+
+@frozen
+class RandomTreeConfig:
+    shape: str = "tree"  # or "chain"
+    correct: float = 0.7  # chance that a tree has the right path in it (a chain: that its next node is right)
+    full: bool = False  # use the whole budget at every step
+    max_depth: int = 32
+    observe: bool = True
+    keep_features: bool = False
+    fails_at_length: int | None = None  # raise when a request has this many tokens
+    salt: int | None = None  # a token to put into every tree
+
+
+@define
+class Seen:
+    """What the proposer was told of one request since it started or was preempted."""
+
+    token_ids: list[int] = field(factory=list)
+    next_token_id: int | None = None
+
+
+class RandomTree:
+    def __init__(self, config: RandomTreeConfig, context: BuildContext) -> None:
+        self.config = config
+        self.device = context.device
+        self.vocab_size = context.target.vocab_size
+        self.limit = context.num_speculative_tokens
+        self.seen: dict[str, Seen] = {}
+
+    def start(self, request: RequestView) -> None:
+        assert request.id not in self.seen, f"{request.id} was started twice"
+        self.seen[request.id] = Seen()
+
+    def reset(self, request: RequestView) -> None:
+        assert request.id in self.seen, f"{request.id} was preempted but never started"
+        self.seen[request.id] = Seen()
+        FEATURES.pop(request.id, None)
+
+    def finish(self, request: RequestView, reason: str) -> None:
+        assert reason in ("stop", "length", "abort", "error"), reason
+        assert request.id not in FINISHED, f"{request.id} was finished twice"
+        self.seen.pop(request.id, None)
+        FINISHED[request.id] = reason
+
+    def observe(self, observation: Observation) -> None:
+        assert self.config.observe, "observed although the plan says observes=False"
+        for i, request in enumerate(observation.requests):
+            seen, start = self.seen[request.id], observation.offsets[i]
+            valid = slice(start, start + int(observation.num_valid[i]))
+            assert valid.start < valid.stop <= observation.offsets[i + 1]
+            positions = observation.positions[valid].tolist()
+            seen_before = len(seen.token_ids)
+            assert positions == list(range(seen_before, seen_before + len(positions))), "positions have a gap"
+            token_ids = observation.token_ids[valid].tolist()
+            assert seen.next_token_id in (None, token_ids[0]), "the next token that was announced did not come"
+            seen.token_ids += token_ids
+            seen.next_token_id = int(observation.next_token_ids[i])
+            if self.config.keep_features:
+                FEATURES.setdefault(request.id, []).append(observation.features["final"][valid].clone())
+
+    def propose(self, batch: ProposerBatch) -> Draft:
+        trees = []
+        assert len(batch.requests) == len(batch.max_draft_tokens) > 0
+        for i, request in enumerate(batch.requests):
+            self._check(batch, i)
+            trees.append(self._draft(request, batch.max_draft_tokens[i]))
+        return Draft.from_trees(trees, self.device)
+
+    def _check(self, batch: ProposerBatch, i: int) -> None:
+        request, token_ids = batch.requests[i], batch.requests[i].token_ids.tolist()
+        assert int(batch.root_positions[i]) == len(token_ids) - 1
+        assert int(batch.root_token_ids[i]) == token_ids[-1]
+        assert 1 <= batch.max_draft_tokens[i] <= self.limit
+        if self.config.observe:
+            assert self.seen[request.id].token_ids == token_ids[:-1], f"{request.id} was not observed as it is"
+            assert self.seen[request.id].next_token_id == token_ids[-1]
+        else:
+            assert request.id in self.seen, f"{request.id} was never started"
+
+    def _draft(self, request: RequestView, budget: int) -> DraftTree:
+        token_ids = request.token_ids.tolist()
+        rng = np.random.default_rng([crc32(request.id.encode()), len(token_ids)])
+        if len(token_ids) == self.config.fails_at_length:
+            raise RuntimeError("a bug in this proposer")
+        prompt, output = tuple(token_ids[: request.num_prompt_tokens]), token_ids[request.num_prompt_tokens :]
+        truth = TRUTH.get(prompt, [])
+        right = truth[len(output) :] if truth[: len(output)] == output else []
+        num_nodes = budget if self.config.full else int(rng.integers(0, budget + 1))
+        grow = grow_chain if self.config.shape == "chain" else grow_tree
+        tree = grow(rng, min(num_nodes, self.config.max_depth), right, self.vocab_size, self.config.correct)
+        if self.config.salt is not None:
+            tree = salted(tree, self.config.salt, right)
+        DRAFTED.append(Drafted(request.id, prompt, len(token_ids), len(tree.token_ids), num_right(tree, right)))
+        return tree
+
+
+def grow_chain(
+    rng: np.random.Generator, num_nodes: int, right: Sequence[int], vocab_size: int, correct: float
+) -> DraftTree:
+    tokens = rng.integers(vocab_size, size=num_nodes).tolist()
+    for i in range(min(num_nodes, len(right))):
+        if rng.random() < correct:
+            tokens[i] = right[i]
+    return DraftTree(tokens, list(range(-1, num_nodes - 1)))
+
+
+def grow_tree(
+    rng: np.random.Generator, num_nodes: int, right: Sequence[int], vocab_size: int, correct: float
+) -> DraftTree:
+    """The right path, down to a random depth, among random nodes, duplicate siblings, dead nodes and cousins."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    num_path = int(rng.integers(0, min(num_nodes, len(right)) + 1)) if rng.random() < correct else 0
+    path_end, depth = -1, 0
+    for i in range(num_nodes):
+        if depth < num_path and (num_path - depth >= num_nodes - i or rng.random() < 0.5):
+            tokens.append(right[depth])
+            parents.append(path_end)
+            path_end, depth = i, depth + 1
+            continue
+        parent = DEAD if rng.random() < 0.1 else int(rng.integers(-1, i)) if rng.random() < 0.7 else path_end
+        siblings = [token for token, other in zip(tokens, parents, strict=True) if other == parent]
+        kind = rng.random()
+        if kind < 0.2 and siblings:
+            tokens.append(int(rng.choice(siblings)))
+        elif kind < 0.4 and right:
+            tokens.append(int(rng.choice(right[:4])))  # a right token, most likely in a wrong place
+        else:
+            tokens.append(int(rng.integers(vocab_size)))
+        parents.append(parent)
+    return DraftTree(tokens, parents)
+
+
+def salted(tree: DraftTree, token: int, right: Sequence[int]) -> DraftTree:
+    """The same tree with `token` at its last node that is no use anyway."""
+    for node in reversed(range(len(tree.token_ids))):
+        changed = DraftTree([*tree.token_ids[:node], token, *tree.token_ids[node + 1 :]], tree.parents)
+        if num_right(changed, right) == num_right(tree, right):
+            return changed
+    return tree
+
+
+def num_right(tree: DraftTree, right: Sequence[int]) -> int:
+    """How far one gets from the root along `right`, taking the first of duplicate siblings."""
+    node, depth = -1, 0
+    for token in right:
+        children = [i for i, p in enumerate(tree.parents) if p == node and tree.token_ids[i] == token]
+        if not children:
+            break
+        node, depth = children[0], depth + 1
+    return depth
+
+
+def plan(config: RandomTreeConfig, target: TargetInfo) -> Plan:
+    return Plan(taps=("final",) if config.observe else (), observes=config.observe)
+
+
+RANDOM_TREE = ProposerSpec(name="random_tree", config=RandomTreeConfig, build=RandomTree, plan=plan)

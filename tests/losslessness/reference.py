@@ -1,0 +1,64 @@
+"""What the outputs must be: transformers' own generation, one prompt at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+
+NUM_TOKENS = 24
+
+
+@frozen
+class Reference:
+    token_ids: list[int]
+    margin: float  # the smallest difference between the best and the second best logit along the way
+
+
+def load(model_dir: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def greedy(model: Any, prompt: Sequence[int], num_tokens: int) -> Reference:
+    """The greedy continuation, which no token ends early."""
+    from transformers import GenerationConfig
+
+    inputs = torch.tensor([list(prompt)])
+    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
+    output = model.generate(
+        inputs,
+        attention_mask=torch.ones_like(inputs),
+        max_new_tokens=num_tokens,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    best = torch.cat(output.logits).topk(2).values
+    return Reference(output.sequences[0, inputs.shape[1] :].tolist(), float((best[:, 0] - best[:, 1]).min()))
+
+
+@torch.inference_mode()
+def logits(model: Any, token_ids: Sequence[int], positions: Sequence[int] | None = None) -> torch.Tensor:
+    """float32 [num_tokens, vocab]   of one pass over all tokens, at other positions than 0, 1, ... if given."""
+    position_ids = torch.tensor([list(range(len(token_ids)) if positions is None else positions)])
+    return model(torch.tensor([list(token_ids)]), position_ids=position_ids, use_cache=False).logits[0]
+
+
+@torch.inference_mode()
+def final_hidden_states(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
+    """float32 [num_tokens, hidden]   after the last norm."""
+    return model(torch.tensor([list(token_ids)]), output_hidden_states=True, use_cache=False).hidden_states[-1][0]
+
+
+def prompts(vocab_size: int, lengths: Sequence[int], seed: int) -> list[list[int]]:
+    """Random tokens; every other prompt repeats a short pattern, for proposers that look for repetitions."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for i, length in enumerate(lengths):
+        pattern = torch.randint(vocab_size, (length if i % 2 == 0 else min(length, 5),), generator=generator).tolist()
+        made.append((pattern * length)[:length])
+    return made

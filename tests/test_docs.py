@@ -1,0 +1,139 @@
+"""Every code block of the READMEs and of docs/ runs.
+
+The python, bash and console blocks of a file run in their order, in an empty directory; its python blocks share their
+names. Of a console block, the lines after "$ " run. `<!-- not run: reason -->` on the line before a block exempts it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PLACES = ("README.md", "docs/**/*.md", "*/README.md", "proposers/*/README.md", "models/*/README.md",
+          "integrations/*/README.md")  # fmt: skip
+DOCUMENTS = sorted({path for place in PLACES for path in ROOT.glob(place) if not path.parent.name.startswith(".")})
+
+BLOCK = re.compile(
+    r"^(?P<mark> *<!-- not run(: [^\n]*)? -->\n)?(?P<indent> *)```(?P<language>python|bash|console)\n"
+    r"(?P<code>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+class Block(NamedTuple):
+    language: str
+    line: int  # of the code's first line, from 1
+    code: str
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """The blocks of a document that are to be run."""
+    for match in BLOCK.finditer(text):
+        if not match["mark"]:
+            line = text.count("\n", 0, match.start("code")) + 1
+            yield Block(match["language"], line, textwrap.dedent(match["code"]))
+
+
+def commands(block: Block) -> str:
+    """The commands of a shell block; those of a console block stand after "$ ", ending in a backslash to go on."""
+    if block.language == "bash":
+        return block.code
+    chosen = []
+    for line in block.code.splitlines():
+        if line.startswith("$ ") or (chosen and chosen[-1].endswith("\\")):
+            chosen.append(line.removeprefix("$ "))
+    assert chosen, "a console block shows a command, after '$ '"
+    return "\n".join(chosen)
+
+
+def run(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("document")
+    monkeypatch.setitem(sys.modules, "document", module)  # where classes defined in a block are looked up
+    bin_folder = Path(sys.executable).parent
+    env = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
+    for block in blocks(document.read_text()):
+        if block.language == "python":
+            padding = "\n" * (block.line - 1)  # so that tracebacks point into the document
+            exec(compile(padding + block.code, str(document), "exec"), vars(module))
+        else:
+            shell = ["bash", "-euo", "pipefail", "-c", commands(block)]
+            result = subprocess.run(shell, env=env, capture_output=True, text=True, timeout=300, check=False)
+            assert result.returncode == 0, f"{document}:{block.line}: {result.stdout}{result.stderr}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_document(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(document, monkeypatch)
+
+
+SAMPLE = """
+```python
+x = 1
+```
+Text, and `<!-- not run -->` within a line.
+
+1. An item with a command:
+
+   ```console
+   $ echo one \\
+     two > said
+   one two
+   $ test -s said
+   ```
+
+<!-- not run: installs packages -->
+```bash
+exit 1
+```
+
+```python
+from pathlib import Path
+
+assert (x, Path("said").read_text()) == (1, "one two\\n")
+```
+
+```toml
+not = run
+```
+"""
+
+
+@pytest.fixture
+def sample(tmp_path, monkeypatch):
+    """Runs a text as a document."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_text(text: str) -> None:
+        path = tmp_path / "sample.md"
+        path.write_text(text)
+        run(path, monkeypatch)
+
+    return run_text
+
+
+def test_blocks_run_in_order(sample):
+    sample(SAMPLE)
+    assert [block.language for block in blocks(SAMPLE)] == ["python", "console", "python"]
+
+
+def test_a_failing_python_block_is_noticed(sample):
+    with pytest.raises(ZeroDivisionError) as caught:
+        sample(SAMPLE + "\n```python\n1 / 0\n```\n")
+    assert (caught.traceback[-1].path.name, caught.traceback[-1].lineno + 1) == ("sample.md", SAMPLE.count("\n") + 3)
+
+
+@pytest.mark.parametrize("block", ["```bash\nfalse\necho\n```\n", "```console\n$ no-such-command\n```\n"])
+def test_a_failing_shell_block_is_noticed(sample, block):
+    with pytest.raises(AssertionError, match=r"sample.md:3"):
+        sample(f"Text\n{block}")

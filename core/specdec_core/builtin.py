@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from specdec_core.hookspecs import hookimpl
 from specdec_core.kv_manager import KVManager, KVManagerSpec
+from specdec_core.proposer import PLUGIN_API
 from specdec_core.verifier import Verifier, VerifierSpec
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ def _paged(num_blocks: int, block_size: int, device: torch.device) -> KVManager:
 
 @hookimpl
 def specdec_verifiers() -> Sequence[VerifierSpec]:
-    return [VerifierSpec("greedy", _greedy), VerifierSpec("chosen", _chosen)]
+    return [VerifierSpec("greedy", _greedy, PLUGIN_API), VerifierSpec("chosen", _chosen, PLUGIN_API)]
 
 
 @hookimpl
 def specdec_kv_managers() -> Sequence[KVManagerSpec]:
-    return [KVManagerSpec("paged", _paged)]
+    return [KVManagerSpec("paged", _paged, PLUGIN_API)]

@@ -6,7 +6,7 @@ A plugin is a module (or object) named by an entry point of group `specdec`, wit
 
     @hookimpl
     def specdec_proposers():
-        return [ProposerSpec(name="mine", config=MyConfig, build=build)]
+        return [ProposerSpec(name="mine", config=MyConfig, build=build, api=1)]
 
 Hooks choose; the objects they return do the work. None of them is called while tokens are being drafted or verified.
 A plugin's module must import neither torch nor anything else that is slow: such imports belong into `build`.

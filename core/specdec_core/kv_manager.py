@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
-from specdec_core.proposer import PLUGIN_API
 from specdec_core.types import KVLayout, KVMetadata, Verdict
 
 if TYPE_CHECKING:
@@ -64,4 +63,4 @@ class KVManagerSpec:
 
     name: str
     build: Callable[[int, int, torch.device], KVManager]
-    api: int = PLUGIN_API
+    api: int

@@ -112,10 +112,10 @@ class LLM:
 
     def _tokenize(self, prompts: Prompt | Sequence[Prompt]) -> tuple[list[str | None], list[list[int]]]:
         """The prompts' texts, None where only token ids were given, and their token ids."""
-        single = isinstance(prompts, str | Mapping)
+        listed = [prompts] if isinstance(prompts, str | Mapping) else prompts
         texts: list[str | None] = []
         token_ids: list[list[int]] = []
-        for prompt in [prompts] if single else prompts:
+        for prompt in listed:
             given: Mapping[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else prompt
             if not isinstance(given, Mapping) or set(given) not in ({"prompt"}, {"prompt_token_ids"}):
                 raise ConfigError(

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from specdec_core.kv_manager import KVManager
 
 PLUGIN_API = 1
-"""The version of the contracts in this package that plugins are written against."""
+"""The version of the contracts in this package. A plugin states, as a literal, the one that it was written for."""
 
 
 class Proposer(Protocol):
-    """Guesses what the target will say next.
+    """Guesses what the target will say next. Subclass it for the methods that have nothing to do.
 
     For each request the engine calls, in this order: `start` once; then any number of `observe` (after each target
     pass, prefill chunks included, unless the plan says observes=False) and `propose` (before a decode pass whose
     budget allows a draft); `reset` whenever the request is preempted, after which it is prefilled, hence observed,
     from position 0 again; `finish` once, after which the request is never mentioned again. State kept per request is
-    kept under its id. Subclass this for the methods that have nothing to do. An exception from any of these aborts the running requests and reaches the caller.
+    kept under its id. An exception from any of these aborts the running requests and reaches the caller.
     """
 
     def start(self, request: RequestView) -> None:
@@ -67,8 +67,9 @@ class ProposerSpec:
     """A proposer as data: returned by the hook `specdec_proposers`, before anything heavy is imported.
 
     config: attrs class of this method's own keys in speculative_config; constructing it validates them.
-    plan: (config, target) -> Plan, without loading weights.
     build: (config, context) -> Proposer. Heavy imports belong here.
+    api: the plugin API that the plugin is written for: see PLUGIN_API.
+    plan: (config, target) -> Plan, without loading weights.
     requires: modules that must be installed, looked up without importing them.
     detect: (checkpoint config, {tensor name: shape}) -> bool, for a draft checkpoint given without a method.
     train: an optional training recipe.
@@ -77,8 +78,8 @@ class ProposerSpec:
     name: str
     config: type
     build: Callable[[Any, BuildContext], Proposer]
+    api: int
     plan: Callable[[Any, TargetInfo], Plan] = lambda config, target: Plan()
-    api: int = PLUGIN_API
     requires: tuple[str, ...] = ()
     detect: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], bool] | None = None
     train: object | None = None

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
-from specdec_core.proposer import PLUGIN_API
 from specdec_core.types import Draft, RandomSource, Verdict
 
 if TYPE_CHECKING:
@@ -35,5 +34,5 @@ class VerifierSpec:
 
     name: str
     build: Callable[[], Verifier]
+    api: int
     lossless: bool = True
-    api: int = PLUGIN_API

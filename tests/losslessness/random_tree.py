@@ -198,4 +198,4 @@ def plan(config: RandomTreeConfig, target: TargetInfo) -> Plan:
     return Plan(taps=("final",) if config.observe else (), observes=config.observe)
 
 
-RANDOM_TREE = ProposerSpec(name="random_tree", config=RandomTreeConfig, build=RandomTree, plan=plan)
+RANDOM_TREE = ProposerSpec(name="random_tree", config=RandomTreeConfig, build=RandomTree, api=1, plan=plan)

@@ -39,24 +39,24 @@ def test_a_prompt_that_is_refused_takes_nothing_with_it(tiny_models: dict, make_
 def test_a_request_that_cannot_ever_fit_is_refused(tiny_models: dict, make_llm: Any, generate: Any) -> None:
     from specdec_core import CapacityError
 
-    llm = make_llm(tiny_models["llama"], "random_tree", num_kv_blocks=4, block_size=4)
+    llm = make_llm(tiny_models["llama"], "random_tree", num_kv_blocks=4, block_size=4, max_model_len=16)
     expected = generate(llm, [[1, 2, 3]], greedy_params(4))[0].token_ids
     with pytest.raises(CapacityError):
-        generate(llm, [[1, 2, 3], list(range(30))], greedy_params(4))
+        generate(llm, [list(range(30))], greedy_params(4))
     assert not llm.engine.has_unfinished
     assert llm.engine.kv.num_free_blocks == 4
     assert generate(llm, [[1, 2, 3]], greedy_params(4))[0].token_ids == expected
 
 
 def test_a_request_that_just_fits_is_not_preempted_for_ever(tiny_models: dict, make_llm: Any, generate: Any) -> None:
-    """16 slots: the prompt's 5 and 11 of the 12 tokens of output, the last of which needs none."""
+    """16 slots for one request of 16 tokens; the others wait for their turn."""
     plain = make_llm(tiny_models["llama"], None)
     prompts = [[1, 2, 3, 4, 5], [9, 8, 7, 6, 5], [1, 1, 2, 2, 3]]
-    expected = [output.token_ids for output in generate(plain, prompts, greedy_params(12))]
+    expected = [output.token_ids for output in generate(plain, prompts, greedy_params(11))]
     random_tree.TRUTH.update(zip(map(tuple, prompts), expected, strict=True))
     for method in (None, "random_tree"):
-        llm = make_llm(tiny_models["llama"], method, num_kv_blocks=4, block_size=4)
-        assert [output.token_ids for output in generate(llm, prompts, greedy_params(12))] == expected
+        llm = make_llm(tiny_models["llama"], method, num_kv_blocks=4, block_size=4, max_model_len=16)
+        assert [output.token_ids for output in generate(llm, prompts, greedy_params(11))] == expected
 
 
 def test_a_proposer_that_raises_is_named_and_the_engine_stays_usable(

@@ -122,3 +122,27 @@ def test_max_model_len(
     assert {output.finish_reason for output in outputs} == {"length"}
     cut = [(p, e) for p, e in zip(long_prompts, expected, strict=True) if len(e) < NUM_TOKENS]
     assert any(ended_in_a_path(prompt, output) for prompt, output in cut)
+
+
+def test_streamed_tokens_are_those_generated_and_only_they_are_counted(
+    options: dict, tmp_path: Path, long_prompts: list, long_references: list, make_llm: Any, counter: Any
+) -> None:
+    """A path that runs past the end is neither streamed nor counted beyond it."""
+    from specdec_core import SamplingParams
+
+    stop = long_references[0][NUM_TOKENS // 2]
+    folder = save_tiny_model("llama", tmp_path, eos_token_id=stop)
+    know(long_prompts, long_references)
+    llm = make_llm(folder, "random_tree", options=options)
+    streamed: list[list[int]] = [[] for _ in long_prompts]
+    reasons: list[list[str]] = [[] for _ in long_prompts]
+    num_accepted = 0
+    requests = [{"prompt_token_ids": prompt} for prompt in long_prompts]
+    for output in llm.stream(requests, SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)):
+        assert not reasons[output.prompt_index], "something came after the end"
+        streamed[output.prompt_index] += [piece.token_id for piece in output.pieces]
+        num_accepted += sum(piece.is_draft for piece in output.pieces)
+        reasons[output.prompt_index] += [output.finish_reason] if output.finish_reason else []
+    assert streamed == [cut_at(tokens, stop) for tokens in long_references]
+    assert reasons == [["stop" if stop in tokens else "length"] for tokens in long_references]
+    assert counter(llm, "num_accepted_tokens") == num_accepted > 10

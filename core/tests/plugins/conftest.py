@@ -24,7 +24,7 @@ def build(config, context):
 
 @hookimpl
 def specdec_proposers():
-    return [ProposerSpec(name="{name}", config=Config, build=build{more})]
+    return [ProposerSpec(name="{name}", config=Config, build=build, api={api}{more})]
 """
 
 
@@ -57,9 +57,9 @@ class Site:
         self.install(distribution, {name: module}, {module: source}, version)
         return distribution
 
-    def proposer(self, name: str, more: str = "", distribution: str | None = None) -> str:
+    def proposer(self, name: str, more: str = "", distribution: str | None = None, api: int = 1) -> str:
         """A working proposer plugin; `more` is added to the arguments of its ProposerSpec."""
-        return self.plugin(name, PROPOSER.format(name=name, more=more), distribution)
+        return self.plugin(name, PROPOSER.format(name=name, more=more, api=api), distribution)
 
     def python(self, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run code in a new interpreter that sees this folder."""

@@ -107,7 +107,7 @@ def test_one_warning_for_a_module_of_several_methods(site):
 
 
 def test_other_api(site):
-    site.proposer("future", more=f", api={PLUGIN_API + 1}")
+    site.proposer("future", api=PLUGIN_API + 1)
     site.proposer("works")
     plugins = load_quietly()
     assert plugins.proposer("works")
@@ -146,8 +146,8 @@ def test_one_distribution_found_twice_is_no_duplicate(site, second_site):
 
 
 def test_core_part_of_the_same_name(site):
-    (site.path / "core_parts.py").write_text(VERIFIERS % 'VerifierSpec("mine", list), VerifierSpec("other", list)')
-    site.plugin("mine", VERIFIERS % 'VerifierSpec("mine", tuple)')
+    (site.path / "core_parts.py").write_text(VERIFIERS % 'VerifierSpec("mine", list, 1), VerifierSpec("other", list, 1)')
+    site.plugin("mine", VERIFIERS % 'VerifierSpec("mine", tuple, 1)')
     plugins = load_quietly(builtins=["core_parts"])
     assert plugins.verifier("other")
     with pytest.raises(PluginError, match=r"'mine' is claimed by specdec-core [\d.]+ and dist-mine 1.0"):
@@ -205,14 +205,14 @@ def test_required_modules_are_not_imported(site):
 
 
 def test_spec_without_an_entry_point_of_its_name(site):
-    site.plugin("method", VERIFIERS % 'VerifierSpec("rule", list)')
+    site.plugin("method", VERIFIERS % 'VerifierSpec("rule", list, 1)')
     plugins = load_with_one_warning("offers the verifier 'rule', but dist-method has no entry point of that name")
     with pytest.raises(PluginError, match='add rule = "dist_method_module" to the entry points'):
         plugins.verifier("method")
 
 
 def test_one_name_twice_in_one_plugin(site):
-    site.plugin("same", VERIFIERS % 'VerifierSpec("same", list), VerifierSpec("same", tuple)')
+    site.plugin("same", VERIFIERS % 'VerifierSpec("same", list, 1), VerifierSpec("same", tuple, 1)')
     load_with_one_warning("offers the verifier 'same' twice")
 
 

@@ -32,7 +32,7 @@ def test_specdec_proposers(site):
     source = HEAD + (
         "@hookimpl\n"
         "def specdec_proposers():\n"
-        "    return [ProposerSpec(name=name, config=object, build=print) for name in ('first', 'second')]\n"
+        "    return [ProposerSpec(name=name, config=object, build=print, api=1) for name in ('first', 'second')]\n"
     )
     site.install("dist-pair", {"first": "pair", "second": "pair"}, {"pair": source})
     plugins = Plugins.load(disable="second")
@@ -42,13 +42,13 @@ def test_specdec_proposers(site):
 
 
 def test_specdec_verifiers(site):
-    site.plugin("rule", HEAD + "@hookimpl\ndef specdec_verifiers():\n    return [VerifierSpec('rule', list, False)]")
+    site.plugin("rule", HEAD + "@hookimpl\ndef specdec_verifiers():\n    return [VerifierSpec('rule', list, 1, False)]")
     spec = Plugins.load().verifier("rule")
     assert (spec.name, spec.build, spec.lossless) == ("rule", list, False)
 
 
 def test_specdec_kv_managers(site):
-    site.plugin("pool", HEAD + "@hookimpl\ndef specdec_kv_managers():\n    return (KVManagerSpec('pool', print),)")
+    site.plugin("pool", HEAD + "@hookimpl\ndef specdec_kv_managers():\n    return (KVManagerSpec('pool', print, 1),)")
     plugins = Plugins.load()
     assert plugins.kv_manager("pool").build is print
     [line] = [line for line in plugins.listing() if line.name == "pool"]
@@ -131,7 +131,7 @@ def test_entry_point_may_name_an_object(site):
         "class Offer:\n"
         "    @hookimpl\n"
         "    def specdec_verifiers(self):\n"
-        "        return [VerifierSpec('rule', list)]\n"
+        "        return [VerifierSpec('rule', list, 1)]\n"
         "offer = Offer()\n"
     )
     site.install("dist-object", {"rule": "object_module:offer"}, {"object_module": source})
@@ -140,7 +140,7 @@ def test_entry_point_may_name_an_object(site):
 
 def test_builtin_modules_come_through_the_same_hooks(site):
     """Core's own modules need no entry points, and may offer any number of names."""
-    source = HEAD + "@hookimpl\ndef specdec_verifiers():\n    return [VerifierSpec(n, list) for n in ('one', 'two')]"
+    source = HEAD + "@hookimpl\ndef specdec_verifiers():\n    return [VerifierSpec(n, list, 1) for n in ('one', 'two')]"
     (site.path / "core_parts.py").write_text(source)
     plugins = Plugins.load(builtins=["core_parts"])
     assert plugins.verifier("one").name == "one"

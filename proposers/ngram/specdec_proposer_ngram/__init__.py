@@ -25,4 +25,4 @@ def build(config: NgramConfig, context: BuildContext) -> Proposer:
 
 @hookimpl
 def specdec_proposers() -> Sequence[ProposerSpec]:
-    return [ProposerSpec(name="ngram", config=NgramConfig, plan=plan, build=build, requires=("numba",))]
+    return [ProposerSpec(name="ngram", config=NgramConfig, build=build, api=1, plan=plan, requires=("numba",))]

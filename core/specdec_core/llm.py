@@ -73,8 +73,8 @@ class LLM:
                 bar.update()
 
         texts, token_ids = self._tokenize(prompts)
+        bar = tqdm(total=len(texts), disable=not use_tqdm, delay=SECONDS_BEFORE_THE_BAR, unit="request")
         submitted = self._submit(token_ids, sampling_params, keep)
-        bar = tqdm(total=len(submitted), disable=not use_tqdm, delay=SECONDS_BEFORE_THE_BAR, unit="request")
         with bar, self._cancelling(submitted):
             while len(finished) < len(submitted):
                 self._metrics.update(self.engine.step())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any
 
 import click
@@ -12,21 +11,25 @@ import click
 import specdec_core
 from specdec_core.errors import SpecdecError
 
+COMMANDS = ("demo", "generate", "plugins")
+"""Modules of this package, each with a click command called `command`, which is the subcommand of the module's name."""
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
 
 class LazyGroup(click.Group):
-    """Every module of this package is the subcommand of its name: a click command called `command`.
+    """Imports a command when it is asked for. `--help` imports them all, so none imports torch before it runs.
 
-    It is imported when it is asked for. `--help` imports them all, so none imports torch before its command runs.
     Warnings and specdec's own errors are shown as one line of stderr each.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(module.name.replace("_", "-") for module in iter_modules(__path__))
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"{__name__}.{cmd_name.replace('-', '_')}")
+        module = import_module(f"{__name__}.{cmd_name}")
         assert isinstance(module.command, click.Command), f"{module.__name__}.command is what click runs"
         return module.command
 
@@ -38,6 +41,9 @@ class LazyGroup(click.Group):
             except SpecdecError as error:
                 click.echo(f"error: {error}", err=True)
                 ctx.exit(1)
+            except KeyboardInterrupt:
+                click.echo(err=True)
+                ctx.exit(INTERRUPTED)
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

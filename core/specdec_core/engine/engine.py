@@ -209,7 +209,7 @@ class Engine:
         batch = StepBatch.of(schedule, draft, num_padded, self._device)
         starts = [request.num_computed for request in schedule.requests]
         metadata = self.kv.metadata(schedule.request_ids, starts, batch.lengths)
-        plan = plan_attention(metadata, schedule.num_known, draft, num_padded)
+        plan = plan_attention(metadata, schedule.num_known, draft, num_padded, self.target.row_multiple)
         slots = torch.nn.functional.pad(metadata.slot_mapping, (0, num_padded - num_tokens), value=-1)
         return batch, *self.target.forward(batch.token_ids, batch.positions, slots, plan, batch.rows)
 
@@ -233,7 +233,7 @@ class Engine:
                 continue
             tokens = [token for token in padded if token >= 0]
             if not tokens:
-                self._finish(request, "error")
+                self._fail(request, had_draft=num_nodes > 0)
                 continue
             request.num_computed += num_known + len(tokens) - 1
             pieces = request.append(tokens, len(tokens) - 1, self.target.eos_token_ids)
@@ -247,6 +247,18 @@ class Engine:
             elif request.listener is not None:
                 request.listener(request, pieces)
         return accepted
+
+    def _fail(self, request: Request, *, had_draft: bool) -> None:
+        """Its logits were not finite. A draft node may have been the cause, so it ends only if they are not without a
+        draft either: it starts over without any."""
+        if not had_draft:
+            self._finish(request, "error")
+            return
+        request.may_draft = False
+        self._scheduler.preempt(request)
+        if self._proposer is not None:
+            with self._proposer_called():
+                self._proposer.reset(request)
 
     def _finish(self, request: Request, reason: str, pieces: Sequence[Any] = ()) -> None:
         request.finish_reason = reason

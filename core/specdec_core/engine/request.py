@@ -67,6 +67,7 @@ class Request:
         self.counts = DraftCounts()
         self.num_computed = 0
         self.is_started = False  # the proposer knows of it
+        self.may_draft = True
         self.finish_reason: str | None = None
         self._decodes_as_it_goes = text is not None and (is_streamed or bool(params.stop))
         self._buffer = np.empty(max_total_tokens, dtype=np.int64)

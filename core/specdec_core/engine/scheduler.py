@@ -65,6 +65,13 @@ class Scheduler:
             self.waiting.remove(request)
         self._kv.release(request.id)
 
+    def preempt(self, request: Request) -> None:
+        """Free a running request's blocks and let it start over, before any other that waits."""
+        self._kv.release(request.id)
+        request.num_computed = 0
+        self.running.remove(request)
+        self.waiting.appendleft(request)
+
     def schedule(self) -> Schedule:
         """Reserve slots for roots, nodes and draft scratch, preempting if it must, before anything is drafted."""
         schedule = Schedule()
@@ -86,8 +93,9 @@ class Scheduler:
             if budget:
                 budget = 0
                 continue
-            victim = self.running.pop()
-            self._preempt(victim, schedule)
+            victim = self.running[-1]
+            self.preempt(victim)
+            schedule.preempted.append(victim)
             if victim is request:
                 return 0
         schedule.add(request, num_known, budget)
@@ -113,9 +121,3 @@ class Scheduler:
         except CapacityError:
             return False
         return True
-
-    def _preempt(self, request: Request, schedule: Schedule) -> None:
-        self._kv.release(request.id)
-        request.num_computed = 0
-        self.waiting.appendleft(request)
-        schedule.preempted.append(request)

@@ -10,8 +10,12 @@ from attrs import field, frozen
 
 from specdec_core.types import Draft, KVMetadata
 
-_SHORT = 64
+SHORT = 64
 """Requests with at most this many tokens in the pass are padded to one rectangle; longer ones (prefill) stand alone."""
+
+KEY_MULTIPLE = 64
+"""Keys are padded to a multiple of this: sums over them are then taken in the same order however many a draft adds, so
+that plain and speculative decoding round alike."""
 
 
 @frozen(eq=False)
@@ -23,7 +27,7 @@ class Segment:
     is_visible: torch.Tensor  # bool [batch, num_rows, num_keys]   padding rows see the first key
     valid_rows: torch.Tensor  # int64 [n]   rows of the flattened rectangle that are no padding
     valid_tokens: torch.Tensor  # int64 [n]   the flat batch's row of each
-    is_whole: bool  # the rectangle is the flat batch itself
+    is_whole: bool  # the rectangle is the flat batch itself, padding included
     _masks: dict[tuple[int, torch.dtype], torch.Tensor] = field(factory=dict)
 
     def mask(self, groups: int, dtype: torch.dtype) -> torch.Tensor:
@@ -42,30 +46,35 @@ class AttentionPlan:
 
 
 def plan_attention(
-    metadata: KVMetadata, num_known: Sequence[int], draft: Draft, num_padded_tokens: int
+    metadata: KVMetadata, num_known: Sequence[int], draft: Draft, num_padded_tokens: int, row_multiple: int = 1
 ) -> AttentionPlan:
     """metadata covers, for each request, num_known tokens and then its draft nodes.
 
     A known token sees every slot up to its own; a node sees those up to the root's, its ancestors and itself; a dead
-    node sees itself. num_padded_tokens: the length of the flat batch.
+    node sees itself. num_padded_tokens: the length of the flat batch. row_multiple: what to pad query rows to.
     """
     lengths = np.asarray(metadata.lengths)
-    is_short = lengths <= _SHORT
+    is_short = lengths <= SHORT
     parts = [np.flatnonzero(is_short)] if is_short.any() else []
     parts += [np.array([request]) for request in np.flatnonzero(~is_short)]
     return AttentionPlan(
-        tuple(_segment(part, metadata, np.asarray(num_known), draft, num_padded_tokens) for part in parts)
+        tuple(_segment(part, metadata, np.asarray(num_known), draft, num_padded_tokens, row_multiple) for part in parts)
     )
 
 
 def _segment(
-    part: np.ndarray, metadata: KVMetadata, num_known: np.ndarray, draft: Draft, num_padded_tokens: int
+    part: np.ndarray,
+    metadata: KVMetadata,
+    num_known: np.ndarray,
+    draft: Draft,
+    num_padded_tokens: int,
+    row_multiple: int,
 ) -> Segment:
     device = metadata.block_tables.device
     lengths, starts = np.asarray(metadata.lengths), np.asarray(metadata.starts)[part]
     first_token = (np.cumsum(lengths) - lengths)[part]
     lengths, num_known = lengths[part], num_known[part]
-    num_rows, num_keys = int(lengths.max()), int((starts + lengths).max())
+    num_rows, num_keys = _round_up(lengths.max(), row_multiple), _round_up((starts + lengths).max(), KEY_MULTIPLE)
 
     row = np.arange(num_rows)
     is_valid = row < lengths[:, None]
@@ -75,9 +84,10 @@ def _segment(
     if draft.num_nodes and not draft.is_chain:
         _show_ancestors(is_visible, part, starts, num_known, draft)
 
-    blocks = metadata.block_tables[torch.from_numpy(part).to(device)]
-    slot = torch.arange(num_keys, device=device)
-    key_slots = blocks[:, slot // metadata.block_size] * metadata.block_size + slot % metadata.block_size
+    # Padding reads the request's own last slot, never another request's: masked or not, NaN spreads through a product.
+    local = torch.from_numpy(np.minimum(np.arange(num_keys), (starts + lengths - 1)[:, None])).to(device)
+    blocks = metadata.block_tables[torch.from_numpy(part).to(device)].gather(1, local // metadata.block_size)
+    key_slots = blocks * metadata.block_size + local % metadata.block_size
     valid_rows = np.flatnonzero(is_valid)
     return Segment(
         token_rows=torch.from_numpy(token_rows).to(device),
@@ -85,8 +95,14 @@ def _segment(
         is_visible=is_visible,
         valid_rows=torch.from_numpy(valid_rows).to(device),
         valid_tokens=torch.from_numpy(token_rows.ravel()[valid_rows]).to(device),
-        is_whole=len(part) == len(metadata.lengths) and len(valid_rows) == token_rows.size == num_padded_tokens,
+        is_whole=len(part) == len(metadata.lengths)
+        and token_rows.size == num_padded_tokens
+        and (len(part) == 1 or len(valid_rows) == num_padded_tokens),
     )
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-int(number) // multiple) * multiple
 
 
 def _show_ancestors(

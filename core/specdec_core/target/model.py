@@ -20,8 +20,8 @@ from specdec_core.types import KVLayout, TargetInfo
 class Target:
     """A causal LM from transformers, run without its own cache.
 
-    Public attributes: info (TargetInfo), kv_layout (KVLayout of its group, which must be the first),
-    eos_token_ids (frozenset of int).
+    Public attributes: info (TargetInfo), kv_layout (KVLayout of its group, which must be the first), eos_token_ids
+    (frozenset of int), row_multiple (what to pad rows to, so that each is computed as it would be alone).
     """
 
     def __init__(
@@ -54,8 +54,9 @@ class Target:
         )
         self.eos_token_ids = _eos_token_ids(self._model.generation_config, text_config)
         self._features: dict[str, torch.Tensor] = {}
-        # In float32 a linear layer rounds differently below four rows: padding keeps each row independent of the rest.
-        self._min_rows = 4 if torch_dtype == torch.float32 else 1
+        # In float32 a product of matrices takes rows by four and rounds the rest differently: in multiples of four,
+        # a row is independent of how many there are. In bfloat16 it is anyway.
+        self.row_multiple = 4 if torch_dtype == torch.float32 else 1
 
     def attach(self, kv: KVManager, ops: Mapping[str, Callable[..., Any]], taps: Sequence[str]) -> None:
         """Route attention into the first group of `kv`, and record `taps` in every forward from now on."""
@@ -66,7 +67,7 @@ class Target:
 
     def padded(self, num_tokens: int) -> int:
         """The length to pad a flat batch of num_tokens to."""
-        return max(num_tokens, self._min_rows)
+        return -(-num_tokens // self.row_multiple) * self.row_multiple
 
     def forward(
         self,
@@ -83,8 +84,7 @@ class Target:
         self._context.plan, self._context.slot_mapping = plan, slot_mapping
         self._features.clear()
         num_rows = len(rows)
-        if num_rows < self._min_rows:
-            rows = nn.functional.pad(rows, (0, self._min_rows - num_rows))
+        rows = nn.functional.pad(rows, (0, self.padded(num_rows) - num_rows))
         output = self._model(
             token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, logits_to_keep=rows
         )

@@ -146,7 +146,9 @@ def test_one_distribution_found_twice_is_no_duplicate(site, second_site):
 
 
 def test_core_part_of_the_same_name(site):
-    (site.path / "core_parts.py").write_text(VERIFIERS % 'VerifierSpec("mine", list, 1), VerifierSpec("other", list, 1)')
+    (site.path / "core_parts.py").write_text(
+        VERIFIERS % 'VerifierSpec("mine", list, 1), VerifierSpec("other", list, 1)'
+    )
     site.plugin("mine", VERIFIERS % 'VerifierSpec("mine", tuple, 1)')
     plugins = load_quietly(builtins=["core_parts"])
     assert plugins.verifier("other")

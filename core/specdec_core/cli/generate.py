@@ -1,0 +1,114 @@
+"""spec-decode generate: complete prompts, with or without speculation."""
+
+from __future__ import annotations
+
+import sys
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specdec_core.cli.options import DEFAULT_NUM_SPECULATIVE_TOKENS, Setting, load, speculative_config
+from specdec_core.errors import SpecdecError
+from specdec_core.plugins import Plugins
+from specdec_core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from specdec_core.llm import LLM
+
+
+@click.command()
+@click.argument("prompts", metavar="PROMPT...", nargs=-1, required=True)
+@click.option("--model", default="tiny", show_default=True, help="A folder, a name on the model hub, or tiny.")
+@click.option("--method", metavar="NAME", help="How to draft: a proposer that `spec-decode plugins` lists.")
+@click.option("--set", "settings", type=Setting(), multiple=True, help="A key of speculative_config (repeatable).")
+@click.option(
+    "--num-speculative-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default=str(DEFAULT_NUM_SPECULATIVE_TOKENS),
+    help="Most draft tokens per step.",
+)
+@click.option("--max-tokens", type=int, default=128, show_default=True, help="Most tokens per completion.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: always the likeliest token.")
+@click.option("--top-p", type=float, default=1.0, show_default=True, help="Sample among the likeliest of this mass.")
+@click.option("--top-k", type=int, default=0, show_default=True, help="Sample among this many tokens; 0: all.")
+@click.option("--seed", type=int, help="Makes a sampled completion reproducible.")
+@click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16.")
+@click.option("--no-stream", is_flag=True, help="Print a single completion whole, too.")
+@click.option("--disable", multiple=True, metavar="NAME", help="Do not import this plugin (repeatable).")
+def command(
+    prompts: tuple[str, ...],
+    model: str,
+    method: str | None,
+    settings: tuple[tuple[str, Any], ...],
+    num_speculative_tokens: int | None,
+    max_tokens: int,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    seed: int | None,
+    dtype: str,
+    no_stream: bool,
+    disable: tuple[str, ...],
+) -> None:
+    """Complete prompts and print the text.
+
+    A PROMPT "-" is read from standard input. One prompt is completed before your eyes; several run together and are
+    printed whole. How long it took goes to standard error.
+    """
+    params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens)
+    config = speculative_config(method, settings, num_speculative_tokens)
+    texts = _texts(prompts)
+    llm = load(model, dtype=dtype, speculative_config=config, plugins=Plugins.load(disable=disable))
+    started = perf_counter()
+    if len(texts) == 1 and not no_stream:
+        num_tokens, failed = _stream(llm, texts[0], params)
+    else:
+        num_tokens, failed = _print_whole(llm, texts, params)
+    click.echo(_summary(llm, num_tokens, perf_counter() - started, speculates=config is not None), err=True)
+    if failed:
+        raise SpecdecError(
+            f"prompt {', '.join(map(str, failed))} failed: the model's logits were not finite there. Try --dtype "
+            f"float32, and check the checkpoint if that fails too"
+        )
+
+
+def _texts(prompts: tuple[str, ...]) -> list[str]:
+    if prompts.count("-") > 1:
+        raise click.UsageError("standard input can be read once: give '-' once")
+    return [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+
+
+def _stream(llm: LLM, prompt: str, params: SamplingParams) -> tuple[int, list[int]]:
+    """Number of tokens, and the prompts (from 1) that failed."""
+    num_tokens, reason = 0, None
+    for output in llm.stream(prompt, params):
+        click.echo(output.text, nl=False)
+        num_tokens += len(output.pieces)
+        reason = output.finish_reason
+    click.echo()
+    return num_tokens, [1] if reason == "error" else []
+
+
+def _print_whole(llm: LLM, prompts: list[str], params: SamplingParams) -> tuple[int, list[int]]:
+    outputs = [request.outputs[0] for request in llm.generate(prompts, params, use_tqdm=sys.stderr.isatty())]
+    for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), start=1):
+        if len(prompts) > 1:
+            first_line = prompt.strip().partition("\n")[0]
+            click.echo(f"=== {number}/{len(prompts)} {first_line}"[:80])
+        click.echo(output.text)
+    failed = [number for number, output in enumerate(outputs, start=1) if output.finish_reason == "error"]
+    return sum(len(output.token_ids) for output in outputs), failed
+
+
+def _summary(llm: LLM, num_tokens: int, seconds: float, *, speculates: bool) -> str:
+    summary = f"{num_tokens} tokens in {seconds:.2f} s, {num_tokens / seconds:.1f} tokens/s"
+    if not speculates:
+        return summary
+    metrics: dict[str, Any] = {metric.name: metric.value for metric in llm.get_metrics()}
+    num_drafts = metrics["specdec:spec_decode_num_drafts"]
+    num_accepted = metrics["specdec:spec_decode_num_accepted_tokens"]
+    if not num_drafts:
+        return f"{summary}, nothing was drafted"
+    return f"{summary}, acceptance length {1 + num_accepted / num_drafts:.2f} over {num_drafts} drafts"

@@ -1,0 +1,143 @@
+"""Tests of the tests: an engine with a deliberate fault must not pass for lossless."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+import random_tree
+import torch
+from reference import NUM_TOKENS
+
+from specdec_core.kv import PagedKVManager
+from specdec_core.ops import attention_plan
+from specdec_core.sampling.random import CounterRandom
+from specdec_core.tree_layout import TreeLayout
+from specdec_core.verifiers import chosen, greedy, walk
+
+Patch = pytest.MonkeyPatch
+pytestmark = pytest.mark.parametrize("model_dir", ["llama"], indirect=True, scope="session")
+
+
+def nodes_one_position_late(patch: Patch) -> None:
+    of = TreeLayout.of
+
+    def late(draft: Any) -> Any:
+        layout = of(draft)
+        depths = layout.row_depths.clone()
+        depths[layout.node_rows] += 1
+        return attrs.evolve(layout, row_depths=depths)
+
+    patch.setattr(TreeLayout, "of", late)
+
+
+def nodes_see_their_siblings(patch: Patch) -> None:
+    def show_all(is_visible: Any, part: Any, starts: Any, num_known: Any, draft: Any) -> None:
+        is_visible |= is_visible.any(dim=1, keepdim=True)
+        for row, request in enumerate(part):
+            end = starts[row] + num_known[row] + draft.num_nodes_per_request[request]
+            is_visible[row, :, :end] = True
+
+    patch.setattr(attention_plan, "_show_ancestors", show_all)
+
+
+def nodes_see_only_the_root(patch: Patch) -> None:
+    patch.setattr(attention_plan, "_show_ancestors", lambda *args: None)
+
+
+def accepted_entries_stay_where_they_were(patch: Patch) -> None:
+    patch.setattr(PagedKVManager, "_compact", lambda *args: None)
+
+
+def the_first_node_is_kept_instead_of_the_accepted_one(patch: Patch) -> None:
+    compact = PagedKVManager._compact
+
+    def wrong(self: Any, request_ids: Any, first_nodes: Any, verdict: Any) -> None:
+        rows = verdict.rows.clone()
+        rows[:, 1:] = rows[:, :1] + 1
+        compact(self, request_ids, first_nodes, attrs.evolve(verdict, rows=rows))
+
+    patch.setattr(PagedKVManager, "_compact", wrong)
+
+
+def a_rejected_node_stays_in_the_cache(patch: Patch) -> None:
+    """The root's own entry is not written: what a refused node left in its slot is read in its place."""
+    metadata = PagedKVManager.metadata
+
+    def stale(self: Any, request_ids: Any, starts: Any, lengths: Any) -> Any:
+        found = metadata(self, request_ids, starts, lengths)
+        slots = found.slot_mapping.clone()
+        slots[[sum(lengths[:i]) for i, length in enumerate(lengths) if length > 1 and starts[i] > 0]] = -1
+        return attrs.evolve(found, slot_mapping=slots)
+
+    patch.setattr(PagedKVManager, "metadata", stale)
+
+
+def any_child_is_accepted(patch: Patch) -> None:
+    follow = walk.follow
+
+    def eager(tokens: Any, is_finite: Any, draft: Any) -> Any:
+        layout = draft.layout
+        tokens = tokens.clone()
+        tokens[layout.parent_rows[layout.is_alive]] = draft.token_ids[layout.is_alive]
+        return follow(tokens, is_finite, draft)
+
+    patch.setattr(greedy, "follow", eager)
+    patch.setattr(chosen, "follow", eager)
+
+
+def noise_is_shared_by_all_depths(patch: Patch) -> None:
+    target_token = CounterRandom.target_token
+    patch.setattr(
+        CounterRandom,
+        "target_token",
+        lambda self, weights, requests, depths: target_token(self, weights, requests, torch.zeros_like(depths)),
+    )
+
+
+WRONG_COMPUTATION: list[Callable[[Patch], None]] = [
+    nodes_one_position_late,
+    nodes_see_their_siblings,
+    nodes_see_only_the_root,
+    accepted_entries_stay_where_they_were,
+    the_first_node_is_kept_instead_of_the_accepted_one,
+    a_rejected_node_stays_in_the_cache,
+    any_child_is_accepted,
+]
+
+
+@pytest.fixture
+def continuations(model_dir: Any, make_llm: Any, prompts: list, generate: Any) -> Callable[..., list]:
+    """(method, what the trees hold, mutation, sampling parameters) -> output token ids of all prompts."""
+
+    def run(method: str | None, truth: list, mutation: Any = None, **sampling: Any) -> list:
+        from specdec_core import SamplingParams
+
+        params = [
+            SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=i, **sampling) for i in range(len(prompts))
+        ]
+        random_tree.forget_everything()
+        random_tree.TRUTH.update(zip(map(tuple, prompts), truth, strict=False))
+        with pytest.MonkeyPatch.context() as patch:
+            if mutation is not None:
+                mutation(patch)
+            options = {"observe": False} if method == "random_tree" else None
+            llm = make_llm(model_dir, method, options=options)
+            return [output.token_ids for output in generate(llm, prompts, params)]
+
+    return run
+
+
+@pytest.mark.parametrize("mutation", WRONG_COMPUTATION, ids=lambda m: m.__name__)
+def test_greedy_equality_notices(mutation: Any, continuations: Any, references: list) -> None:
+    assert continuations("random_tree", references, temperature=0.0) == references
+    assert continuations("random_tree", references, mutation, temperature=0.0) != references
+
+
+@pytest.mark.parametrize("mutation", [*WRONG_COMPUTATION, noise_is_shared_by_all_depths], ids=lambda m: m.__name__)
+def test_sampled_equality_notices(mutation: Any, continuations: Any) -> None:
+    plain = continuations(None, [], temperature=0.8)
+    assert continuations("random_tree", plain, temperature=0.8) == plain
+    assert continuations("random_tree", plain, mutation, temperature=0.8) != plain

@@ -268,11 +268,11 @@ class Plan:
 class StepReport:
     """One step in figures, for metrics and for whoever implements `specdec_step_finished`."""
 
-    num_prefill_tokens: int
-    num_decode_requests: int
-    num_draft_tokens: int
-    num_accepted: int
-    draft_s: float
-    target_s: float
+    num_prefill_tokens: int = 0
+    num_decode_requests: int = 0
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
+    draft_s: float = 0.0
+    target_s: float = 0.0
     num_preempted: int = 0
     accepted_per_request: Mapping[str, int] = field(factory=dict)  # of requests that had a draft

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -17,7 +17,8 @@ from specdec_core.engine.budget import DraftBudget
 from specdec_core.engine.memory import num_kv_blocks
 from specdec_core.engine.request import Listener, Request
 from specdec_core.engine.scheduler import Schedule, Scheduler
-from specdec_core.engine.step_batch import StepBatch, observe, spread
+from specdec_core.engine.speculation import NoProposer, Speculation
+from specdec_core.engine.step_batch import StepBatch
 from specdec_core.engine.text import OutputText
 from specdec_core.errors import CapacityError, ConfigError, PluginError
 from specdec_core.ops.attention_plan import plan_attention
@@ -27,7 +28,7 @@ from specdec_core.sampling.process import process_logits
 from specdec_core.sampling.random import CounterRandom
 from specdec_core.sampling_params import SamplingParams
 from specdec_core.target import Target
-from specdec_core.types import Draft, Plan, ProposerBatch, StepReport, Verdict
+from specdec_core.types import Draft, Plan, StepReport, Verdict
 
 
 class Engine:
@@ -52,15 +53,18 @@ class Engine:
             trust_remote_code=config.trust_remote_code,
         )
         spec = plugins.proposer(speculative_config.method) if speculative_config else None
-        plan = spec.plan(speculative_config.options, self.target.info) if spec and speculative_config else Plan()
+        plan = (
+            spec.plan(speculative_config.options, self.target.info)
+            if spec and speculative_config
+            else Plan(observes=False)
+        )
         layouts = [self.target.kv_layout, *([plan.kv_layout] if plan.kv_layout else [])]
         num_blocks = num_kv_blocks(config, layouts, self.target.info.max_model_len, self._device)
         self.kv = plugins.kv_manager("paged").build(num_blocks, config.block_size, self._device)
         groups = [self.kv.add_group(layout) for layout in layouts]
         self.target.attach(self.kv, ops.resolve(plugins.ops(self._device.type)), plan.taps)
 
-        self._proposer: Proposer | None = None
-        self._proposer_name = spec.name if spec else ""
+        proposer: Proposer = NoProposer()
         if spec and speculative_config:
             context = BuildContext(
                 target=self.target.info,
@@ -71,8 +75,10 @@ class Engine:
                 kv_manager=self.kv,
                 kv_group=groups[1] if plan.kv_layout else None,
             )
-            self._proposer = spec.build(speculative_config.options, context)
-        self._observes = self._proposer is not None and plan.observes
+            proposer = spec.build(speculative_config.options, context)
+        self._speculation = Speculation(
+            proposer, spec.name if spec else "none", observes=plan.observes, device=self._device
+        )
         self.num_speculative_tokens = speculative_config.num_speculative_tokens if speculative_config else 0
         self._scheduler = Scheduler(
             self.kv,
@@ -135,27 +141,28 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """End a request now, with finish_reason "abort" and what it has so far. Ids of ended requests are ignored."""
         if request_id in self._requests:
-            self._finish(self._requests[request_id], "abort")
+            with self._aborting_if_the_proposer_fails():
+                self._finish(self._requests[request_id], "abort")
 
     @torch.inference_mode()
     def step(self) -> StepReport:
-        """One pass of the target over whatever is most urgent."""
-        schedule = self._scheduler.schedule()
-        self._announce(schedule)
-        started = perf_counter()
-        draft = self._propose(schedule)
-        drafted = perf_counter()
-        batch, logits, features = self._forward(schedule, draft)
-        params = [request.params for request in schedule.requests]
-        noise = CounterRandom([request.seed for request in schedule.requests], batch.root_positions)
-        verifier = self._greedy if all(p.temperature == 0 for p in params) else self._chosen
-        verdict = verifier.verify(process_logits(logits, draft.layout.row_requests, params), draft, noise)
-        self.kv.commit(schedule.request_ids, schedule.num_known, verdict)
-        token_ids = verdict.token_ids.tolist()
-        verified = perf_counter()
-        self._observe(schedule, batch, draft, verdict, features)
-        observed = perf_counter()
-        accepted = self._emit(schedule, draft, token_ids)
+        """One pass of the target over whatever is most urgent; none if there is nothing to do."""
+        with self._aborting_if_the_proposer_fails():
+            schedule = self._scheduler.schedule()
+            self._speculation.announce(schedule)
+            if not schedule.requests:
+                return StepReport(num_preempted=len(schedule.preempted))
+            started = perf_counter()
+            draft = self._speculation.propose(schedule)
+            drafted = perf_counter()
+            batch, logits, features = self._forward(schedule, draft)
+            verdict = self._verify(schedule, batch, draft, logits)
+            self.kv.commit(schedule.request_ids, schedule.num_known, verdict)
+            token_ids = verdict.token_ids.tolist()
+            verified = perf_counter()
+            self._speculation.observe(schedule, batch, draft, verdict, features)
+            observed = perf_counter()
+            accepted = self._emit(schedule, draft, token_ids)
         report = StepReport(
             num_prefill_tokens=sum(n for n in schedule.num_known if n > 1),
             num_decode_requests=schedule.num_known.count(1),
@@ -170,39 +177,6 @@ class Engine:
             self._step_finished(report)
         return report
 
-    def _announce(self, schedule: Schedule) -> None:
-        if self._proposer is None:
-            return
-        with self._proposer_called():
-            for request in schedule.preempted:
-                self._proposer.reset(request)
-            for request in schedule.requests:
-                if not request.is_started:
-                    request.is_started = True
-                    self._proposer.start(request)
-
-    def _propose(self, schedule: Schedule) -> Draft:
-        """The proposer sees only the requests that may draft; the others get empty trees."""
-        drafting = [r for r, budget in zip(schedule.requests, schedule.budgets, strict=True) if budget]
-        if self._proposer is None or not drafting:
-            return Draft.from_chains([[]] * len(schedule.requests), self._device)
-        budgets = tuple(budget for budget in schedule.budgets if budget)
-        root_positions = torch.tensor([r.num_tokens - 1 for r in drafting], device=self._device)
-        batch = ProposerBatch(
-            requests=drafting,
-            root_token_ids=torch.tensor([int(r.token_ids[-1]) for r in drafting], device=self._device),
-            root_positions=root_positions,
-            temperature=torch.tensor([r.params.temperature for r in drafting], device=self._device),
-            max_draft_tokens=budgets,
-            random=CounterRandom([r.seed for r in drafting], root_positions),
-        )
-        with self._proposer_called():
-            draft = self._proposer.propose(batch)
-            counts = draft.num_nodes_per_request
-            if len(counts) != len(budgets) or any(n > most for n, most in zip(counts, budgets, strict=True)):
-                raise ValueError(f"drafted {counts} nodes where at most {list(budgets)} are allowed")
-        return spread(draft, schedule.budgets)
-
     def _forward(self, schedule: Schedule, draft: Draft) -> tuple[StepBatch, torch.Tensor, dict[str, torch.Tensor]]:
         num_tokens = sum(schedule.num_known) + draft.num_nodes
         num_padded = self.target.padded(num_tokens)
@@ -213,13 +187,11 @@ class Engine:
         slots = torch.nn.functional.pad(metadata.slot_mapping, (0, num_padded - num_tokens), value=-1)
         return batch, *self.target.forward(batch.token_ids, batch.positions, slots, plan, batch.rows)
 
-    def _observe(
-        self, schedule: Schedule, batch: StepBatch, draft: Draft, verdict: Verdict, features: dict[str, torch.Tensor]
-    ) -> None:
-        if self._proposer is not None and self._observes:
-            observation = observe(schedule, batch, draft, verdict, features)
-            with self._proposer_called():
-                self._proposer.observe(observation)
+    def _verify(self, schedule: Schedule, batch: StepBatch, draft: Draft, logits: torch.Tensor) -> Verdict:
+        params = [request.params for request in schedule.requests]
+        noise = CounterRandom([request.seed for request in schedule.requests], batch.root_positions)
+        verifier = self._greedy if all(p.temperature == 0 for p in params) else self._chosen
+        return verifier.verify(process_logits(logits, draft.layout.row_requests, params), draft, noise)
 
     def _emit(self, schedule: Schedule, draft: Draft, token_ids: list[list[int]]) -> dict[str, int]:
         """Append each request's tokens, tell its listener, and end it where it stops. Returns the accepted draft
@@ -256,9 +228,7 @@ class Engine:
             return
         request.may_draft = False
         self._scheduler.preempt(request)
-        if self._proposer is not None:
-            with self._proposer_called():
-                self._proposer.reset(request)
+        self._speculation.reset(request)
 
     def _finish(self, request: Request, reason: str, pieces: Sequence[Any] = ()) -> None:
         request.finish_reason = reason
@@ -266,25 +236,18 @@ class Engine:
         del self._requests[request.id]
         if request.listener is not None:
             request.listener(request, pieces)
-        if self._proposer is not None and request.is_started:
-            with self._proposer_called():
-                self._proposer.finish(request, reason)
+        self._speculation.finish(request, reason)
 
     @contextmanager
-    def _proposer_called(self) -> Iterator[None]:
-        """Whatever a proposer raises aborts the running requests, whose drafts it may have confused, and goes on up."""
+    def _aborting_if_the_proposer_fails(self) -> Iterator[None]:
+        """The running requests cannot go on with a proposer that may have confused them; those that wait can."""
         try:
             yield
-        except Exception as error:
-            running, self._scheduler.running = self._scheduler.running, []
-            for request in running:
-                request.is_started = False  # not to be told of the end: it is the one that failed
-                if request.id in self._requests:
+        except PluginError:
+            for request in [r for r in self._requests.values() if r.is_started or r in self._scheduler.running]:
+                with suppress(PluginError):
                     self._finish(request, "abort")
-            raise PluginError(
-                f"proposer {self._proposer_name!r} failed in a step, and the {len(running)} running requests were "
-                f"aborted: {type(error).__name__}: {error}. The engine can go on; report this to the plugin's author"
-            ) from error
+            raise
 
     def _check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         info = self.target.info

@@ -1,0 +1,97 @@
+"""The engine's side of the proposer's contract: whom it is told about, what it sees, what it may return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from specdec_core.engine.request import Request
+from specdec_core.engine.scheduler import Schedule
+from specdec_core.engine.step_batch import StepBatch, observe, spread
+from specdec_core.errors import PluginError
+from specdec_core.proposer import Proposer
+from specdec_core.sampling.random import CounterRandom
+from specdec_core.types import Draft, ProposerBatch, Verdict
+
+
+class NoProposer(Proposer):
+    """Plain decoding."""
+
+    def propose(self, batch: ProposerBatch) -> Draft:
+        return Draft.from_chains([[]] * len(batch.requests))
+
+
+class Speculation:
+    """A proposer, called as its contract says. Whatever it raises comes out as a PluginError that names it.
+
+    observes: what its plan says.
+    """
+
+    def __init__(self, proposer: Proposer, name: str, *, observes: bool, device: torch.device) -> None:
+        self._proposer = proposer
+        self._name = name
+        self._observes = observes
+        self._device = device
+
+    def announce(self, schedule: Schedule) -> None:
+        """Tell of requests that were preempted, and of those scheduled for the first time."""
+        for request in schedule.preempted:
+            self.reset(request)
+        for request in schedule.requests:
+            if not request.is_started:
+                request.is_started = True
+                with self._called() as proposer:
+                    proposer.start(request)
+
+    def propose(self, schedule: Schedule) -> Draft:
+        """A draft over all scheduled requests; the proposer sees only those that have a budget."""
+        drafting = [r for r, budget in zip(schedule.requests, schedule.budgets, strict=True) if budget]
+        if not drafting:
+            return Draft.from_chains([[]] * len(schedule.requests), self._device)
+        budgets = tuple(budget for budget in schedule.budgets if budget)
+        root_positions = torch.tensor([r.num_tokens - 1 for r in drafting], device=self._device)
+        batch = ProposerBatch(
+            requests=drafting,
+            root_token_ids=torch.tensor([int(r.token_ids[-1]) for r in drafting], device=self._device),
+            root_positions=root_positions,
+            temperature=torch.tensor([float(r.params.temperature) for r in drafting], device=self._device),
+            max_draft_tokens=budgets,
+            random=CounterRandom([r.seed for r in drafting], root_positions),
+        )
+        with self._called() as proposer:
+            draft = proposer.propose(batch)
+            counts = draft.num_nodes_per_request
+            if len(counts) != len(budgets) or any(n > most for n, most in zip(counts, budgets, strict=True)):
+                raise ValueError(f"it drafted {counts} nodes where at most {list(budgets)} are allowed")
+        return spread(draft, schedule.budgets)
+
+    def observe(
+        self, schedule: Schedule, batch: StepBatch, draft: Draft, verdict: Verdict, features: dict[str, torch.Tensor]
+    ) -> None:
+        """Show what a pass made final to a proposer that wants to know."""
+        if self._observes:
+            observation = observe(schedule, batch, draft, verdict, features)
+            with self._called() as proposer:
+                proposer.observe(observation)
+
+    def reset(self, request: Request) -> None:
+        with self._called() as proposer:
+            proposer.reset(request)
+
+    def finish(self, request: Request, reason: str) -> None:
+        if request.is_started:
+            request.is_started = False
+            with self._called() as proposer:
+                proposer.finish(request, reason)
+
+    @contextmanager
+    def _called(self) -> Iterator[Proposer]:
+        try:
+            yield self._proposer
+        except Exception as error:
+            raise PluginError(
+                f"proposer {self._name!r} failed in a step: {type(error).__name__}: {error}. The running requests were "
+                f"aborted, and the engine can go on; report this to the plugin's author"
+            ) from error

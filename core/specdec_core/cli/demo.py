@@ -79,8 +79,7 @@ def command(
     """Compare plain and speculative decoding on a few prompts.
 
     The model completes them both ways before your eyes; then both are timed without printing. Ends with exit status 1
-    if the output differs. In float32 it never should; in bfloat16, on some machines, a matrix product rounds
-    differently with the number of its rows, which is what speculation changes.
+    if the output differs, which in float32 it never should: README.md says what bfloat16 may do on some machines.
     """
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=SEED)
     config = speculative_config(method, settings, num_speculative_tokens)
@@ -164,7 +163,7 @@ def first_difference(outputs: Sequence[Sequence[int]]) -> int | None:
 def _table(comparisons: Sequence[Comparison], method: str) -> Table:
     table = Table()
     table.add_column("prompt", no_wrap=True)
-    for column in ("tokens", "plain tokens/s", f"{method} tokens/s", "speed-up", "acceptance length"):
+    for column in ("tokens", "plain\ntokens/s", f"{method}\ntokens/s", "speed-up", "acceptance\nlength"):
         table.add_column(column, justify="right")
     for comparison in comparisons:
         table.add_row(*comparison.cells())

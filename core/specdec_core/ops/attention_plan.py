@@ -8,14 +8,11 @@ import numpy as np
 import torch
 from attrs import field, frozen
 
+from specdec_core.ops.padding import Padding, round_up
 from specdec_core.types import Draft, KVMetadata
 
 SHORT = 64
 """Requests with at most this many tokens in the pass are padded to one rectangle; longer ones (prefill) stand alone."""
-
-KEY_MULTIPLE = 64
-"""Keys are padded to a multiple of this: sums over them are then taken in the same order however many a draft adds, so
-that plain and speculative decoding round alike."""
 
 
 @frozen(eq=False)
@@ -46,19 +43,19 @@ class AttentionPlan:
 
 
 def plan_attention(
-    metadata: KVMetadata, num_known: Sequence[int], draft: Draft, num_padded_tokens: int, row_multiple: int = 1
+    metadata: KVMetadata, num_known: Sequence[int], draft: Draft, num_padded_tokens: int, padding: Padding
 ) -> AttentionPlan:
     """metadata covers, for each request, num_known tokens and then its draft nodes.
 
     A known token sees every slot up to its own; a node sees those up to the root's, its ancestors and itself; a dead
-    node sees itself. num_padded_tokens: the length of the flat batch. row_multiple: what to pad query rows to.
+    node sees itself. num_padded_tokens: the length of the flat batch. padding: of query rows and keys.
     """
     lengths = np.asarray(metadata.lengths)
     is_short = lengths <= SHORT
     parts = [np.flatnonzero(is_short)] if is_short.any() else []
     parts += [np.array([request]) for request in np.flatnonzero(~is_short)]
     return AttentionPlan(
-        tuple(_segment(part, metadata, np.asarray(num_known), draft, num_padded_tokens, row_multiple) for part in parts)
+        tuple(_segment(part, metadata, np.asarray(num_known), draft, num_padded_tokens, padding) for part in parts)
     )
 
 
@@ -68,13 +65,14 @@ def _segment(
     num_known: np.ndarray,
     draft: Draft,
     num_padded_tokens: int,
-    row_multiple: int,
+    padding: Padding,
 ) -> Segment:
     device = metadata.block_tables.device
     lengths, starts = np.asarray(metadata.lengths), np.asarray(metadata.starts)[part]
     first_token = (np.cumsum(lengths) - lengths)[part]
     lengths, num_known = lengths[part], num_known[part]
-    num_rows, num_keys = _round_up(lengths.max(), row_multiple), _round_up((starts + lengths).max(), KEY_MULTIPLE)
+    num_rows = round_up(int(lengths.max()), padding.rows)
+    num_keys = round_up(int((starts + lengths).max()), padding.keys)
 
     row = np.arange(num_rows)
     is_valid = row < lengths[:, None]
@@ -99,10 +97,6 @@ def _segment(
         and token_rows.size == num_padded_tokens
         and (len(part) == 1 or len(valid_rows) == num_padded_tokens),
     )
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-int(number) // multiple) * multiple
 
 
 def _show_ancestors(

@@ -12,6 +12,7 @@ from torch import nn
 from specdec_core.errors import CompatibilityError, ConfigError
 from specdec_core.kv_manager import KVManager
 from specdec_core.ops.attention_plan import AttentionPlan
+from specdec_core.ops.padding import Padding, round_up
 from specdec_core.target.attention import ForwardContext, bind, probe
 from specdec_core.target.load import load_config, load_weights, parse_dtype, resolve_model
 from specdec_core.types import KVLayout, TargetInfo
@@ -21,7 +22,7 @@ class Target:
     """A causal LM from transformers, run without its own cache.
 
     Public attributes: info (TargetInfo), kv_layout (KVLayout of its group, which must be the first), eos_token_ids
-    (frozenset of int), row_multiple (what to pad rows to, so that each is computed as it would be alone).
+    (frozenset of int), padding (of the shapes that it computes).
     """
 
     def __init__(
@@ -54,9 +55,7 @@ class Target:
         )
         self.eos_token_ids = _eos_token_ids(self._model.generation_config, text_config)
         self._features: dict[str, torch.Tensor] = {}
-        # In float32 a product of matrices takes rows by four and rounds the rest differently: in multiples of four,
-        # a row is independent of how many there are. In bfloat16 it is anyway.
-        self.row_multiple = 4 if torch_dtype == torch.float32 else 1
+        self.padding = Padding.of(device)
 
     def attach(self, kv: KVManager, ops: Mapping[str, Callable[..., Any]], taps: Sequence[str]) -> None:
         """Route attention into the first group of `kv`, and record `taps` in every forward from now on."""
@@ -67,7 +66,7 @@ class Target:
 
     def padded(self, num_tokens: int) -> int:
         """The length to pad a flat batch of num_tokens to."""
-        return -(-num_tokens // self.row_multiple) * self.row_multiple
+        return round_up(num_tokens, self.padding.rows)
 
     def forward(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set as AbstractSet
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,6 @@ from typing import Any
 from attrs import Attribute, field, fields, frozen
 
 from specdec_core.errors import ConfigError
-
-FRACTION_OF_CPU_MEMORY = 0.25
-FRACTION_OF_GPU_MEMORY = 0.9
 
 
 def _at_least(low: int, *, optional: bool = False) -> Any:
@@ -65,7 +62,12 @@ class SpeculativeConfig:
                 f"speculative_config of method {mapping['method']!r} says no num_speculative_tokens: give the number "
                 f"of tokens to draft per step, such as 5"
             )
-        options = method_config(**{key: value for key, value in mapping.items() if key in own})
+        try:
+            options = method_config(**{key: value for key, value in mapping.items() if key in own})
+        except (TypeError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"speculative_config of method {mapping['method']!r} is not complete: {error}") from error
         return cls(**{key: value for key, value in mapping.items() if key not in own}, options=options)
 
 
@@ -86,15 +88,16 @@ class EngineConfig:
     gpu_memory_utilization: float | None = field(default=None, validator=_fraction)  # on a CPU: of its free memory
 
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> EngineConfig:
+    def from_mapping(cls, mapping: Mapping[str, Any], other_keys: AbstractSet[str] = frozenset()) -> EngineConfig:
+        """other_keys: what whoever calls takes besides, for the error about an unknown key."""
         known = {attribute.name for attribute in fields(cls)}
         for key in mapping:
             if key not in known:
-                raise unknown_key(key, known, "LLM")
+                raise unknown_key(key, known | other_keys, "LLM")
         return cls(**mapping)
 
 
-def unknown_key(key: str, known: set[str], where: str) -> ConfigError:
+def unknown_key(key: str, known: AbstractSet[str], where: str) -> ConfigError:
     near = get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "remove it."
     return ConfigError(f"{where} has no key {key!r}: {hint} The keys are {', '.join(sorted(known))}")

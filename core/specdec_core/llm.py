@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from specdec_core.config import EngineConfig, SpeculativeConfig
 from specdec_core.engine import Engine
 from specdec_core.engine.request import Listener, Piece, Request
-from specdec_core.errors import ConfigError, SpecdecError
+from specdec_core.errors import ConfigError
 from specdec_core.metrics import Counter, Metrics, Vector
 from specdec_core.outputs import CompletionOutput, RequestOutput, StreamOutput
 from specdec_core.plugins import Plugins
@@ -23,7 +23,7 @@ from specdec_core.target.load import resolve_model
 
 Prompt = str | Mapping[str, Any]
 
-SECONDS_BEFORE_THE_BAR = 1.0
+BAR_DELAY_S = 1.0
 
 
 class LLM:
@@ -31,7 +31,8 @@ class LLM:
 
     model: a folder, a name on the model hub, or "tiny", the embedded model. speculative_config: one flat dict of
     `method`, `num_speculative_tokens`, the other keys of `SpeculativeConfig` and the method's own; None: plain
-    decoding. The remaining keywords are those of `EngineConfig`. plugins: None: all that are installed.
+    decoding. The remaining keywords are those of `EngineConfig`. plugins: None: all that are installed. One thread at a
+    time may use it; several streams and `generate` may take turns.
     """
 
     def __init__(
@@ -44,7 +45,8 @@ class LLM:
         plugins: Plugins | None = None,
         **engine_config: Any,
     ) -> None:
-        config = EngineConfig.from_mapping({"model": model, **engine_config})
+        own = {"tokenizer", "skip_tokenizer_init", "speculative_config", "plugins"}
+        config = EngineConfig.from_mapping({"model": model, **engine_config}, other_keys=own)
         plugins = plugins or Plugins.load()
         speculative = _speculative_config(speculative_config, plugins) if speculative_config is not None else None
         self._tokenizer: Any = None
@@ -73,7 +75,7 @@ class LLM:
                 bar.update()
 
         texts, token_ids = self._tokenize(prompts)
-        bar = tqdm(total=len(texts), disable=not use_tqdm, delay=SECONDS_BEFORE_THE_BAR, unit="request")
+        bar = tqdm(total=len(texts), disable=not use_tqdm, delay=BAR_DELAY_S, unit="request")
         submitted = self._submit(token_ids, sampling_params, keep)
         with bar, self._cancelling(submitted):
             while len(finished) < len(submitted):
@@ -87,7 +89,7 @@ class LLM:
     ) -> Iterator[StreamOutput]:
         """Complete all prompts together, yielding each step's new tokens as they are decided.
 
-        Closing the iterator cancels what is left.
+        The prompts are checked when the first output is asked for. Closing the iterator cancels what is left.
         """
         queue: deque[StreamOutput] = deque()
         indices: dict[str, int] = {}
@@ -110,21 +112,22 @@ class LLM:
         """Counters since this LLM was made: each has a `name` and a `value`."""
         return self._metrics.read()
 
-    def _tokenize(self, prompts: Prompt | Sequence[Prompt]) -> tuple[list[str | None], list[list[int]]]:
+    def _tokenize(self, prompts: Prompt | Sequence[Prompt]) -> tuple[list[str | None], list[Any]]:
         """The prompts' texts, None where only token ids were given, and their token ids."""
         listed = [prompts] if isinstance(prompts, str | Mapping) else prompts
         texts: list[str | None] = []
         token_ids: list[list[int]] = []
         for prompt in listed:
             given: Mapping[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else prompt
-            if not isinstance(given, Mapping) or set(given) not in ({"prompt"}, {"prompt_token_ids"}):
+            is_known = isinstance(given, Mapping) and set(given) in ({"prompt"}, {"prompt_token_ids"})
+            if not is_known or not isinstance(given.get("prompt", ""), str):
                 raise ConfigError(
                     f"prompt {prompt!r} is not understood: give a string, {{'prompt': str}} or "
                     f"{{'prompt_token_ids': [int, ...]}}"
                 )
             if "prompt_token_ids" in given:
                 texts.append(None)
-                token_ids.append(list(given["prompt_token_ids"]))
+                token_ids.append(given["prompt_token_ids"])  # the engine checks them
             elif self._tokenizer is not None:
                 texts.append(given["prompt"])
                 token_ids.append(self._tokenizer(given["prompt"]).input_ids)
@@ -151,7 +154,7 @@ class LLM:
         try:
             for token_ids, wanted in zip(prompts, params, strict=True):
                 submitted.append(self.engine.add_request(token_ids, wanted, listener, is_streamed=is_streamed))
-        except SpecdecError:
+        except BaseException:
             for request_id in submitted:
                 self.engine.cancel(request_id)
             raise
@@ -194,7 +197,7 @@ def _output(request: Request, prompt: str | None) -> RequestOutput:
         outputs=[
             CompletionOutput(
                 index=0,
-                text=request.final_text(),
+                text=request.text.text if request.text is not None else "",
                 token_ids=request.output_token_ids,
                 finish_reason=str(request.finish_reason),
             )

@@ -25,7 +25,8 @@ class Proposer(Protocol):
     pass, prefill chunks included, unless the plan says observes=False) and `propose` (before a decode pass whose
     budget allows a draft); `reset` whenever the request is preempted, after which it is prefilled, hence observed,
     from position 0 again; `finish` once, after which the request is never mentioned again. State kept per request is
-    kept under its id. An exception from any of these aborts the running requests and reaches the caller.
+    kept under its id. All of it runs in torch's inference mode. An exception from any of these aborts the running
+    requests and reaches the caller.
     """
 
     def start(self, request: RequestView) -> None:
@@ -69,7 +70,7 @@ class ProposerSpec:
     config: attrs class of this method's own keys in speculative_config; constructing it validates them.
     build: (config, context) -> Proposer. Heavy imports belong here.
     api: the plugin API that the plugin is written for: see PLUGIN_API.
-    plan: (config, target) -> Plan, without loading weights.
+    plan: (config, target, num_speculative_tokens) -> Plan, without loading weights.
     requires: modules that must be installed, looked up without importing them.
     detect: (checkpoint config, {tensor name: shape}) -> bool, for a draft checkpoint given without a method.
     train: an optional training recipe.
@@ -79,7 +80,7 @@ class ProposerSpec:
     config: type
     build: Callable[[Any, BuildContext], Proposer]
     api: int
-    plan: Callable[[Any, TargetInfo], Plan] = lambda config, target: Plan()
+    plan: Callable[[Any, TargetInfo, int], Plan] = lambda config, target, num_speculative_tokens: Plan()
     requires: tuple[str, ...] = ()
     detect: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], bool] | None = None
     train: object | None = None

@@ -9,6 +9,9 @@ from attrs import Attribute, field, frozen
 
 from specdec_core.errors import ConfigError
 
+SMALLEST_TEMPERATURE = 1e-5
+"""Below it, dividing by the temperature would overflow long before it changed what is drawn."""
+
 
 def _within(low: float, high: float, *, low_open: bool = False, optional: bool = False) -> Any:
     def check(instance: SamplingParams, attribute: Attribute[Any], value: Any) -> None:
@@ -47,9 +50,9 @@ def _strings(value: str | Sequence[str] | None) -> tuple[str, ...]:
 class SamplingParams:
     """How one request is sampled and when it stops.
 
-    temperature 0 is greedy. top_k 0 or -1 and top_p 1 keep every token. seed None: drawn once at submission. stop
-    strings end the output and are cut from it. num_speculative_tokens overrides the engine's number for this request
-    (0: no speculation); it cannot exceed it.
+    temperature 0 is greedy, and so is any below 1e-5. top_k 0 or -1 and top_p 1 keep every token. seed None: drawn once
+    at submission. stop strings end the output and are cut from it. num_speculative_tokens overrides the engine's number
+    for this request (0: no speculation); it cannot exceed it.
     """
 
     temperature: float = field(default=1.0, validator=_within(0.0, 100.0))
@@ -61,3 +64,7 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     num_speculative_tokens: int | None = field(default=None, validator=[_is_int, _within(0, 2**16, optional=True)])
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < SMALLEST_TEMPERATURE

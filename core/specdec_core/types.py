@@ -43,7 +43,7 @@ class Draft:
     A node may exist because of what was decided before it, a sampled node never because of its own token.
     """
 
-    token_ids: torch.Tensor  # int64 [num_nodes]
+    token_ids: torch.Tensor  # int64 [num_nodes]   of the target's vocabulary, whatever q_to_target says
     parents: torch.Tensor  # int32 [num_nodes]   index within the request's own tree; -1: the root; -2: dead
     offsets: tuple[int, ...]  # [batch + 1]   request b owns the nodes offsets[b]:offsets[b + 1]
     max_depth: int  # of any node; 0 for an empty draft
@@ -199,10 +199,13 @@ class Observation:
     """What a target pass computed: prefill chunks and decode steps alike, after acceptance.
 
     Request b owns the rows offsets[b]:offsets[b + 1], of which the first num_valid[b] count: the tokens known before
-    the pass and then the accepted nodes.
+    the pass and then the accepted nodes. They follow, without a gap, what was observed of the request since it started
+    or was reset; they may run past a stop, after which the request finishes. num_valid is 0 where the pass was no use:
+    logits were not finite, and the request ends or is reset.
     """
 
     requests: Sequence[RequestView]
+    starts: tuple[int, ...]  # [batch]   position of each request's first row
     offsets: tuple[int, ...]  # [batch + 1]
     num_valid: torch.Tensor  # int32 [batch]
     token_ids: torch.Tensor  # int64 [num_tokens]   the tokens whose features these are

@@ -51,7 +51,9 @@ def echo(monkeypatch):
     CALLS.clear()
 
     def install(plan):
-        spec = ProposerSpec("echo", EchoConfig, build=Echo, api=1, plan=lambda config, target: plan)
+        spec = ProposerSpec(
+            "echo", EchoConfig, build=Echo, api=1, plan=lambda config, target, num_speculative_tokens: plan
+        )
 
         class Installed:
             def proposer(self, name):

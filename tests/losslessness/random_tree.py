@@ -194,7 +194,7 @@ def num_right(tree: DraftTree, right: Sequence[int]) -> int:
     return depth
 
 
-def plan(config: RandomTreeConfig, target: TargetInfo) -> Plan:
+def plan(config: RandomTreeConfig, target: TargetInfo, num_speculative_tokens: int) -> Plan:
     return Plan(taps=("final",) if config.observe else (), observes=config.observe)
 
 

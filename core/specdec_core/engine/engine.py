@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 
 from specdec_core import ops
 from specdec_core.config import EngineConfig, SpeculativeConfig
 from specdec_core.engine.budget import DraftBudget
 from specdec_core.engine.memory import num_kv_blocks
-from specdec_core.engine.request import Listener, Request
+from specdec_core.engine.request import Listener, Piece, Request
 from specdec_core.engine.scheduler import Schedule, Scheduler
-from specdec_core.engine.speculation import NoProposer, Speculation
+from specdec_core.engine.speculation import PLAIN, Speculation
 from specdec_core.engine.step_batch import StepBatch
 from specdec_core.engine.text import OutputText
-from specdec_core.errors import CapacityError, ConfigError, PluginError
+from specdec_core.errors import CapacityError, ConfigError, PluginError, SpecdecError
 from specdec_core.ops.attention_plan import plan_attention
 from specdec_core.plugins import Plugins
-from specdec_core.proposer import BuildContext, Proposer
+from specdec_core.proposer import BuildContext
 from specdec_core.sampling.process import process_logits
 from specdec_core.sampling.random import CounterRandom
 from specdec_core.sampling_params import SamplingParams
 from specdec_core.target import Target
-from specdec_core.types import Draft, Plan, StepReport, Verdict
+from specdec_core.types import Draft, StepReport, Verdict
 
 
 class Engine:
     """Runs requests to their end, a step at a time: continuous batching, with or without speculation.
+
+    One thread at a time may use it. Listeners may call anything: they are told between steps. An exception inside a
+    step aborts the running requests, whose state it may have left halfway; those that wait go on with the next step.
 
     plugins: where proposers, verifiers, KV managers and operations come from. tokenizer: None: token ids alone.
     """
@@ -52,39 +57,38 @@ class Engine:
             max_model_len=config.max_model_len,
             trust_remote_code=config.trust_remote_code,
         )
-        spec = plugins.proposer(speculative_config.method) if speculative_config else None
-        plan = (
-            spec.plan(speculative_config.options, self.target.info)
-            if spec and speculative_config
-            else Plan(observes=False)
-        )
+        spec, options, self._budget = PLAIN, None, DraftBudget(num_speculative_tokens=0)
+        if speculative_config is not None:
+            spec, options = plugins.proposer(speculative_config.method), speculative_config.options
+            self._budget = DraftBudget(
+                speculative_config.num_speculative_tokens, speculative_config.disable_by_batch_size
+            )
+        plan = spec.plan(options, self.target.info, self._budget.num_speculative_tokens)
         layouts = [self.target.kv_layout, *([plan.kv_layout] if plan.kv_layout else [])]
-        num_blocks = num_kv_blocks(config, layouts, self.target.info.max_model_len, self._device)
+        num_blocks = num_kv_blocks(config, layouts, plan.weight_bytes, self.target.info.max_model_len, self._device)
         self.kv = plugins.kv_manager("paged").build(num_blocks, config.block_size, self._device)
         groups = [self.kv.add_group(layout) for layout in layouts]
         self.target.attach(self.kv, ops.resolve(plugins.ops(self._device.type)), plan.taps)
 
-        proposer: Proposer = NoProposer()
-        if spec and speculative_config:
-            context = BuildContext(
-                target=self.target.info,
-                num_speculative_tokens=speculative_config.num_speculative_tokens,
-                device=self._device,
-                embed=self.target.embed,
-                output_head=self.target.output_head,
-                kv_manager=self.kv,
-                kv_group=groups[1] if plan.kv_layout else None,
-            )
-            proposer = spec.build(speculative_config.options, context)
-        self._speculation = Speculation(
-            proposer, spec.name if spec else "none", observes=plan.observes, device=self._device
+        context = BuildContext(
+            target=self.target.info,
+            num_speculative_tokens=self._budget.num_speculative_tokens,
+            device=self._device,
+            embed=self.target.embed,
+            output_head=self.target.output_head,
+            kv_manager=self.kv,
+            kv_group=groups[1] if plan.kv_layout else None,
         )
-        self.num_speculative_tokens = speculative_config.num_speculative_tokens if speculative_config else 0
+        self._speculation = Speculation(
+            spec.build(options, context),
+            spec.name,
+            observes=plan.observes,
+            vocab_size=self.target.info.vocab_size,
+            device=self._device,
+        )
         self._scheduler = Scheduler(
             self.kv,
-            DraftBudget(
-                self.num_speculative_tokens, speculative_config.disable_by_batch_size if speculative_config else None
-            ),
+            self._budget,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             block_size=config.block_size,
@@ -95,8 +99,16 @@ class Engine:
         self._step_finished = plugins.step_finished
         self._tokenizer = tokenizer
         self._requests: dict[str, Request] = {}
+        self._news: deque[tuple[Request, Sequence[Piece]]] = deque()  # what listeners are yet to be told
+        self._is_stepping = False
+        self._cancelled: list[str] = []  # while stepping: a generator that is collected may cancel at any moment
         self._ids = count()
         self._seeds = random.Random(config.seed)
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Most draft tokens of a request in a step; 0 without speculation."""
+        return self._budget.num_speculative_tokens
 
     @property
     def has_unfinished(self) -> bool:
@@ -115,18 +127,16 @@ class Engine:
         listener(request, pieces) hears each step's new tokens, with their text if is_streamed; at the last call
         request.finish_reason is set. Raises ConfigError or CapacityError, touching no other request.
         """
-        self._check(prompt_token_ids, params)
+        token_ids = self._checked(prompt_token_ids, params)
         request_id = f"request-{next(self._ids)}"
         limit = self.target.info.max_model_len
-        wanted = limit if params.max_tokens is None else len(prompt_token_ids) + params.max_tokens
+        wanted = limit if params.max_tokens is None else len(token_ids) + params.max_tokens
         text = None
         if self._tokenizer is not None:
-            text = OutputText(
-                self._tokenizer, prompt_token_ids, params.stop, skip_special_tokens=params.skip_special_tokens
-            )
+            text = OutputText(self._tokenizer, token_ids, params.stop, skip_special_tokens=params.skip_special_tokens)
         request = Request(
             request_id,
-            prompt_token_ids,
+            token_ids,
             params,
             seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
             max_total_tokens=min(limit, wanted),
@@ -140,30 +150,45 @@ class Engine:
 
     def cancel(self, request_id: str) -> None:
         """End a request now, with finish_reason "abort" and what it has so far. Ids of ended requests are ignored."""
-        if request_id in self._requests:
-            with self._aborting_if_the_proposer_fails():
+        if self._is_stepping:
+            self._cancelled.append(request_id)
+        elif request_id in self._requests:
+            with self._aborting_on_failure():
                 self._finish(self._requests[request_id], "abort")
+            self._tell()
 
     @torch.inference_mode()
     def step(self) -> StepReport:
         """One pass of the target over whatever is most urgent; none if there is nothing to do."""
-        with self._aborting_if_the_proposer_fails():
-            schedule = self._scheduler.schedule()
-            self._speculation.announce(schedule)
-            if not schedule.requests:
-                return StepReport(num_preempted=len(schedule.preempted))
-            started = perf_counter()
-            draft = self._speculation.propose(schedule)
-            drafted = perf_counter()
-            batch, logits, features = self._forward(schedule, draft)
-            verdict = self._verify(schedule, batch, draft, logits)
-            self.kv.commit(schedule.request_ids, schedule.num_known, verdict)
-            token_ids = verdict.token_ids.tolist()
-            verified = perf_counter()
-            self._speculation.observe(schedule, batch, draft, verdict, features)
-            observed = perf_counter()
-            accepted = self._emit(schedule, draft, token_ids)
-        report = StepReport(
+        if self._is_stepping:
+            raise SpecdecError("a step is under way in another thread: use an engine from one thread at a time")
+        with self._aborting_on_failure():
+            report = self._step()
+        for request_id in self._cancelled:
+            self.cancel(request_id)
+        self._cancelled.clear()
+        self._tell()
+        if self._step_finished is not None:
+            self._step_finished(report)
+        return report
+
+    def _step(self) -> StepReport:
+        schedule = self._scheduler.schedule()
+        self._speculation.announce(schedule)
+        if not schedule.requests:
+            return StepReport(num_preempted=len(schedule.preempted))
+        started = perf_counter()
+        draft = self._speculation.propose(schedule)
+        drafted = perf_counter()
+        batch, logits, features = self._forward(schedule, draft)
+        verdict = self._verify(schedule, batch, draft, logits)
+        self.kv.commit(schedule.request_ids, schedule.num_known, verdict)
+        token_ids = verdict.token_ids.tolist()
+        verified = perf_counter()
+        self._speculation.observe(schedule, batch, draft, verdict, features)
+        observed = perf_counter()
+        accepted = self._emit(schedule, draft, token_ids)
+        return StepReport(
             num_prefill_tokens=sum(n for n in schedule.num_known if n > 1),
             num_decode_requests=schedule.num_known.count(1),
             num_draft_tokens=draft.num_nodes,
@@ -173,9 +198,6 @@ class Engine:
             num_preempted=len(schedule.preempted),
             accepted_per_request=accepted,
         )
-        if self._step_finished is not None:
-            self._step_finished(report)
-        return report
 
     def _forward(self, schedule: Schedule, draft: Draft) -> tuple[StepBatch, torch.Tensor, dict[str, torch.Tensor]]:
         num_tokens = sum(schedule.num_known) + draft.num_nodes
@@ -190,34 +212,32 @@ class Engine:
     def _verify(self, schedule: Schedule, batch: StepBatch, draft: Draft, logits: torch.Tensor) -> Verdict:
         params = [request.params for request in schedule.requests]
         noise = CounterRandom([request.seed for request in schedule.requests], batch.root_positions)
-        verifier = self._greedy if all(p.temperature == 0 for p in params) else self._chosen
+        verifier = self._greedy if all(p.is_greedy for p in params) else self._chosen
         return verifier.verify(process_logits(logits, draft.layout.row_requests, params), draft, noise)
 
     def _emit(self, schedule: Schedule, draft: Draft, token_ids: list[list[int]]) -> dict[str, int]:
-        """Append each request's tokens, tell its listener, and end it where it stops. Returns the accepted draft
-        tokens that were emitted, for each request that had a draft."""
+        """Append each request's tokens and end it where it stops. Returns the accepted draft tokens that were emitted,
+        for each request that had a draft."""
         accepted: dict[str, int] = {}
         for request, num_known, num_nodes, padded in zip(
             schedule.requests, schedule.num_known, draft.num_nodes_per_request, token_ids, strict=True
         ):
-            if request.num_computed + num_known < request.num_tokens:
-                request.num_computed += num_known  # more of the prompt is to come: what follows is known already
-                continue
             tokens = [token for token in padded if token >= 0]
             if not tokens:
                 self._fail(request, had_draft=num_nodes > 0)
+                continue
+            if request.num_computed + num_known < request.num_tokens:
+                request.num_computed += num_known  # more of the prompt is to come: what follows is known already
                 continue
             request.num_computed += num_known + len(tokens) - 1
             pieces = request.append(tokens, len(tokens) - 1, self.target.eos_token_ids)
             if num_nodes:
                 accepted[request.id] = sum(piece.is_draft for piece in pieces)
-                request.counts.num_drafts += 1
-                request.counts.num_draft_tokens += num_nodes
-                request.counts.num_accepted += accepted[request.id]
-            if request.finish_reason is not None:
+                request.counts.add(num_nodes, accepted[request.id])
+            if request.finish_reason is None:
+                self._news.append((request, pieces))
+            else:
                 self._finish(request, request.finish_reason, pieces)
-            elif request.listener is not None:
-                request.listener(request, pieces)
         return accepted
 
     def _fail(self, request: Request, *, had_draft: bool) -> None:
@@ -230,46 +250,59 @@ class Engine:
         self._scheduler.preempt(request)
         self._speculation.reset(request)
 
-    def _finish(self, request: Request, reason: str, pieces: Sequence[Any] = ()) -> None:
-        request.finish_reason = reason
+    def _finish(self, request: Request, reason: str, pieces: Sequence[Piece] = ()) -> None:
+        request.finish(reason)
         self._scheduler.remove(request)
         del self._requests[request.id]
-        if request.listener is not None:
-            request.listener(request, pieces)
+        self._news.append((request, pieces))
         self._speculation.finish(request, reason)
 
+    def _tell(self) -> None:
+        """Call the listeners. One that raises leaves the rest of the news for the next time."""
+        while self._news:
+            request, pieces = self._news.popleft()
+            if request.listener is not None:
+                request.listener(request, pieces)
+
     @contextmanager
-    def _aborting_if_the_proposer_fails(self) -> Iterator[None]:
-        """The running requests cannot go on with a proposer that may have confused them; those that wait can."""
+    def _aborting_on_failure(self) -> Iterator[None]:
+        self._is_stepping = True
         try:
             yield
-        except PluginError:
+        except BaseException:
             for request in [r for r in self._requests.values() if r.is_started or r in self._scheduler.running]:
                 with suppress(PluginError):
                     self._finish(request, "abort")
             raise
+        finally:
+            self._is_stepping = False
 
-    def _check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+    def _checked(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> np.ndarray:
+        """The prompt as int64 [num_tokens]. Raises ConfigError or CapacityError."""
         info = self.target.info
-        if not prompt_token_ids:
-            raise ConfigError("a prompt has no tokens: give at least one (a start token, say)")
-        outside = [t for t in prompt_token_ids if not 0 <= t < info.vocab_size]
-        if outside:
+        try:
+            token_ids = np.asarray(prompt_token_ids)
+        except ValueError:  # lists of unequal length
+            token_ids = np.empty((0, 0))
+        if token_ids.ndim != 1 or token_ids.size == 0 or token_ids.dtype.kind not in "iu":
+            raise ConfigError(f"prompt_token_ids={prompt_token_ids!r} is not a list of one or more whole numbers")
+        if token_ids.min() < 0 or token_ids.max() >= info.vocab_size:
+            outside = token_ids[(token_ids < 0) | (token_ids >= info.vocab_size)]
             raise ConfigError(
-                f"prompt token ids {outside[:5]} are not in the vocabulary: allowed are 0 to {info.vocab_size - 1}"
+                f"prompt token ids {outside[:5].tolist()} are not in the vocabulary: allowed are 0 to "
+                f"{info.vocab_size - 1}"
             )
-        if len(prompt_token_ids) >= info.max_model_len:
+        if len(token_ids) >= info.max_model_len:
             raise CapacityError(
-                f"a prompt of {len(prompt_token_ids)} tokens leaves no room for output within max_model_len="
+                f"a prompt of {len(token_ids)} tokens leaves no room for output within max_model_len="
                 f"{info.max_model_len}: shorten it, or raise max_model_len if the model allows"
             )
         if params.stop and self._tokenizer is None:
-            raise ConfigError(
-                f"stop={list(params.stop)} needs text, but skip_tokenizer_init=True left out the tokenizer"
-            )
+            raise ConfigError(f"stop={list(params.stop)} needs text: leave out skip_tokenizer_init=True")
         asked = params.num_speculative_tokens
         if asked is not None and asked > self.num_speculative_tokens:
             raise ConfigError(
                 f"num_speculative_tokens={asked} of a request exceeds the engine's {self.num_speculative_tokens}: "
                 f"lower it, or raise the number in speculative_config"
             )
+        return token_ids.astype(np.int64)

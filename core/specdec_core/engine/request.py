@@ -31,6 +31,11 @@ class DraftCounts:
     num_draft_tokens: int = 0
     num_accepted: int = 0
 
+    def add(self, num_draft_tokens: int, num_accepted: int) -> None:
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft_tokens
+        self.num_accepted += num_accepted
+
     @property
     def acceptance_length(self) -> float:
         """Tokens per verified draft: 1 + accepted / drafts (1.0 without drafts)."""
@@ -48,7 +53,7 @@ class Request:
     def __init__(
         self,
         request_id: str,
-        prompt_token_ids: Sequence[int],
+        prompt_token_ids: np.ndarray,
         params: SamplingParams,
         *,
         seed: int,
@@ -101,18 +106,17 @@ class Request:
                 self.finish_reason = "stop"
             elif self.num_tokens == self.max_total_tokens:
                 self.finish_reason = "length"
-            if self.finish_reason is not None and self._decodes_as_it_goes and self.text is not None:
+            if self.finish_reason is not None and self.text is not None and self._decodes_as_it_goes:
                 text += self.text.finish()
             pieces.append(Piece(token_id, text, len(pieces) < num_accepted))
             if self.finish_reason is not None:
                 break
         return pieces
 
-    def final_text(self) -> str:
-        """All of the output's text; empty without a tokenizer."""
-        if self.text is None:
-            return ""
-        if not self._decodes_as_it_goes:
-            self.text.add(self.output_token_ids)
-        self.text.finish()
-        return self.text.text
+    def finish(self, reason: str) -> None:
+        """No more tokens will come: `text` becomes the whole of the output's."""
+        self.finish_reason = reason
+        if self.text is not None:
+            if not self._decodes_as_it_goes:
+                self.text.add(self.output_token_ids)
+            self.text.finish()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,16 +11,25 @@ from specdec_core.engine.request import Request
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_batch import StepBatch, observe, spread
 from specdec_core.errors import PluginError
-from specdec_core.proposer import Proposer
+from specdec_core.proposer import PLUGIN_API, Proposer, ProposerSpec
 from specdec_core.sampling.random import CounterRandom
-from specdec_core.types import Draft, ProposerBatch, Verdict
+from specdec_core.types import DEAD, Draft, Plan, ProposerBatch, Verdict
 
 
 class NoProposer(Proposer):
-    """Plain decoding."""
+    """Plain decoding: never asked, since no request has a budget."""
 
     def propose(self, batch: ProposerBatch) -> Draft:
         return Draft.from_chains([[]] * len(batch.requests))
+
+
+PLAIN = ProposerSpec(
+    name="none",
+    config=object,
+    build=lambda config, context: NoProposer(),
+    api=PLUGIN_API,
+    plan=lambda config, target, num_speculative_tokens: Plan(observes=False),
+)
 
 
 class Speculation:
@@ -29,10 +38,11 @@ class Speculation:
     observes: what its plan says.
     """
 
-    def __init__(self, proposer: Proposer, name: str, *, observes: bool, device: torch.device) -> None:
+    def __init__(self, proposer: Proposer, name: str, *, observes: bool, vocab_size: int, device: torch.device) -> None:
         self._proposer = proposer
         self._name = name
         self._observes = observes
+        self._vocab_size = vocab_size
         self._device = device
 
     def announce(self, schedule: Schedule) -> None:
@@ -62,9 +72,7 @@ class Speculation:
         )
         with self._called() as proposer:
             draft = proposer.propose(batch)
-            counts = draft.num_nodes_per_request
-            if len(counts) != len(budgets) or any(n > most for n, most in zip(counts, budgets, strict=True)):
-                raise ValueError(f"it drafted {counts} nodes where at most {list(budgets)} are allowed")
+            check_draft(draft, budgets, self._vocab_size)
         return spread(draft, schedule.budgets)
 
     def observe(
@@ -95,3 +103,33 @@ class Speculation:
                 f"proposer {self._name!r} failed in a step: {type(error).__name__}: {error}. The running requests were "
                 f"aborted, and the engine can go on; report this to the plugin's author"
             ) from error
+
+
+def check_draft(draft: Draft, max_draft_tokens: Sequence[int], vocab_size: int) -> None:
+    """Raise ValueError where a draft is not as its contract says. Values are looked at on a CPU only: it would cost a
+    synchronisation elsewhere."""
+    counts = draft.num_nodes_per_request
+    if draft.offsets[0] != 0 or any(n < 0 for n in counts) or len(counts) != len(max_draft_tokens):
+        raise ValueError(
+            f"its offsets are {draft.offsets}: give 0 and the end of each of the {len(max_draft_tokens)} trees"
+        )
+    if any(n > most for n, most in zip(counts, max_draft_tokens, strict=True)):
+        raise ValueError(f"it drafted {counts} nodes where at most {list(max_draft_tokens)} are allowed")
+    for name, tensor, dtype in (
+        ("token_ids", draft.token_ids, torch.int64),
+        ("parents", draft.parents, torch.int32),
+    ):
+        if tensor.shape != (draft.num_nodes,) or tensor.dtype != dtype:
+            raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}, not {dtype} [{draft.num_nodes}]")
+    if draft.num_nodes == 0 or draft.token_ids.device.type != "cpu":
+        return
+    lowest, highest = draft.token_ids.aminmax()
+    if lowest < 0 or highest >= vocab_size:
+        raise ValueError(f"it drafted token ids {int(lowest)} to {int(highest)}: allowed are 0 to {vocab_size - 1}")
+    index = torch.tensor([i for n in counts for i in range(n)], dtype=torch.int32)
+    if draft.is_chain and not torch.equal(draft.parents, index - 1):
+        raise ValueError("is_chain is set, but a node's parent is not the node before it")
+    if (draft.parents >= index).any() or (draft.parents < DEAD).any():
+        raise ValueError(
+            "a node's parent does not precede it: give an earlier node, -1 for the root or -2 for a dead node"
+        )

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.types import Draft, Observation, Verdict
@@ -15,8 +15,6 @@ from specdec_core.types import Draft, Observation, Verdict
 
 def spread(draft: Draft, budgets: Sequence[int]) -> Draft:
     """A draft over the requests that have a budget, as a draft over all of them (empty trees for the others)."""
-    from attrs import evolve
-
     drafted = iter(draft.num_nodes_per_request)
     counts = [next(drafted) if budget else 0 for budget in budgets]
     return evolve(draft, offsets=tuple(accumulate(counts, initial=0)))
@@ -93,12 +91,14 @@ def observe(
     ]
     known_next = torch.tensor(following, device=device)
     decided = verdict.token_ids.gather(1, verdict.num_accepted.to(torch.int64).unsqueeze(1)).squeeze(1)
+    num_valid = verdict.num_accepted + torch.from_numpy(num_known).to(device, torch.int32)
     return Observation(
         requests=tuple(schedule.requests),
+        starts=tuple(request.num_computed for request in schedule.requests),
         offsets=tuple(accumulate(counts.tolist(), initial=0)),
-        num_valid=verdict.num_accepted + torch.from_numpy(num_known).to(device, torch.int32),
+        num_valid=torch.where(decided >= 0, num_valid, 0),
         token_ids=batch.token_ids[tokens],
         positions=batch.positions[tokens],
         features={tap: feature[tokens] for tap, feature in features.items()},
-        next_token_ids=torch.where(known_next >= 0, known_next, decided),
+        next_token_ids=torch.where(known_next >= 0, known_next, decided).clamp(min=0),
     )

@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 _CONTEXT = 6
 """Prompt tokens to decode with the output: in some tokenizers a token's text depends on its neighbours."""
+
+_LONGEST_WAIT = 16
+"""Tokens after which text that ends within a character is taken as it is: a character has four bytes at the most."""
 
 
 class OutputText:
     """The text of one request's output. `text` never holds an unfinished character or anything past a stop string."""
 
     def __init__(
-        self, tokenizer: Any, prompt_token_ids: Sequence[int], stop: Sequence[str], *, skip_special_tokens: bool
+        self, tokenizer: Any, prompt_token_ids: np.ndarray, stop: Sequence[str], *, skip_special_tokens: bool
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._stop = tuple(stop)
-        self._pending = list(prompt_token_ids[-_CONTEXT:])  # decoded together: context, then tokens not yet in `text`
+        self._pending: list[int] = prompt_token_ids[
+            -_CONTEXT:
+        ].tolist()  # decoded together: context, then tokens not yet in `text`
         self._num_context = len(self._pending)
         self._context_text = self._decode(self._pending)
         self._num_given = 0  # characters that add and finish have returned
@@ -31,7 +38,7 @@ class OutputText:
         string may have begun, comes later."""
         self._pending.extend(token_ids)
         text = self._decode(self._pending)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+        if not text.endswith("\N{REPLACEMENT CHARACTER}") or len(self._pending) - self._num_context > _LONGEST_WAIT:
             self._take(text)
         return self._give(len(self.text) if self.is_stopped else len(self.text) - self._hold_back)
 
@@ -48,7 +55,7 @@ class OutputText:
     def _take(self, text: str) -> None:
         known = len(self.text)
         self.text += text[len(self._context_text) :]
-        self._pending = self._pending[self._num_context :] or self._pending
+        self._pending = self._pending[-_CONTEXT:]
         self._num_context = len(self._pending)
         self._context_text = self._decode(self._pending)
         ends = [end for s in self._stop if (end := self.text.find(s, max(0, known - len(s) + 1))) >= 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from specdec_core.ops.padding import Padding, round_up
 from specdec_core.types import Draft, KVMetadata
 
 SHORT = 64
-"""Requests with at most this many tokens in the pass are padded to one rectangle; longer ones (prefill) stand alone."""
+"""Requests with at most this many tokens in the pass share rectangles; longer ones (prefill) stand alone."""
 
 
 @frozen(eq=False)
@@ -51,9 +52,13 @@ def plan_attention(
     node sees itself. num_padded_tokens: the length of the flat batch. padding: of query rows and keys.
     """
     lengths = np.asarray(metadata.lengths)
-    is_short = lengths <= SHORT
-    parts = [np.flatnonzero(is_short)] if is_short.any() else []
-    parts += [np.array([request]) for request in np.flatnonzero(~is_short)]
+    num_keys = [round_up(end, padding.keys) for end in (np.asarray(metadata.starts) + lengths).tolist()]
+    alone = itertools.count(1)
+    rectangles: dict[int, list[int]] = {}  # contexts of similar length together: each is padded to the longest
+    for request, length in enumerate(lengths):
+        rectangle = num_keys[request].bit_length() if length <= SHORT else -next(alone)
+        rectangles.setdefault(rectangle, []).append(request)
+    parts = [np.array(requests) for requests in rectangles.values()]
     return AttentionPlan(
         tuple(_segment(part, metadata, np.asarray(num_known), draft, num_padded_tokens, padding) for part in parts)
     )

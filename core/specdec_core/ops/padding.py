@@ -20,7 +20,7 @@ class Padding:
 
     @classmethod
     def of(cls, device: torch.device) -> Padding:
-        """On a CPU, torch's kernels take rows by four and attention's keys by 512. On a GPU no such numbers are known."""
+        """On a CPU, torch's kernels take rows by four and attention's keys by 512. On a GPU no such numbers hold."""
         return cls(rows=4, keys=512) if device.type == "cpu" else cls(rows=1, keys=64)
 
 

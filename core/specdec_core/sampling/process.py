@@ -15,30 +15,30 @@ def process_logits(logits: torch.Tensor, row_requests: torch.Tensor, params: Seq
     row_requests int64 [num_rows] indexes params. Rows of greedy requests are -inf except at the argmax, unless every
     request is greedy: then nothing is done. Parameters that no request uses cost nothing.
     """
-    if all(p.temperature == 0 for p in params):
-        return logits.float() if not logits.is_floating_point() or logits.itemsize < 4 else logits
+    if all(p.is_greedy for p in params):
+        return logits.float()
 
     def per_row(values: list[float]) -> torch.Tensor:  # float32 [num_rows, 1]
         return torch.tensor(values, device=logits.device)[row_requests].unsqueeze(1)
 
-    logits = logits.float() / per_row([p.temperature or 1.0 for p in params])
+    logits = logits.float() / per_row([1.0 if p.is_greedy else p.temperature for p in params])
     if any(p.top_k > 0 for p in params):
-        logits = _keep_top_k(logits, per_row([p.top_k if p.top_k > 0 else logits.shape[-1] for p in params]).long())
+        logits = _keep_top_k(logits, per_row([max(p.top_k, 0) for p in params]).long(), max(p.top_k for p in params))
     if any(p.top_p < 1 for p in params):
         logits = _keep_top_p(logits, per_row([p.top_p for p in params]))
-    if any(p.temperature == 0 for p in params):
-        is_greedy = per_row([float(p.temperature == 0) for p in params]).bool()
+    if any(p.is_greedy for p in params):
+        is_greedy = per_row([float(p.is_greedy) for p in params]).bool()
         is_best = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, logits.argmax(1, keepdim=True), True)
         # A row of NaN stays NaN, so that the verifier fails its request and no other.
         logits = logits.masked_fill(is_greedy & ~is_best & ~logits.isnan(), -torch.inf)
     return logits
 
 
-def _keep_top_k(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """k int64 [num_rows, 1]. Ties with the k-th largest stay."""
-    k = k.clamp(max=logits.shape[-1])
-    largest = logits.topk(int(k.max()), dim=-1).values
-    return logits.masked_fill(logits < largest.gather(1, k - 1), -torch.inf)
+def _keep_top_k(logits: torch.Tensor, k: torch.Tensor, largest_k: int) -> torch.Tensor:
+    """k int64 [num_rows, 1], 0: every token. Ties with the k-th largest stay."""
+    largest = logits.topk(min(largest_k, logits.shape[-1]), dim=-1).values
+    least = largest.gather(1, (k - 1).clamp(0, largest.shape[-1] - 1))
+    return logits.masked_fill((logits < least) & (k > 0), -torch.inf)
 
 
 def _keep_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

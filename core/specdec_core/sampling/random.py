@@ -7,6 +7,7 @@ seed, n being the packed key.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
@@ -22,8 +23,13 @@ class CounterRandom:
     """The engine's `RandomSource`: seeds int64 and root positions int64, one of each per request of the batch."""
 
     def __init__(self, seeds: Sequence[int] | torch.Tensor, root_positions: torch.Tensor) -> None:
-        self._states = _mix(torch.as_tensor(seeds, dtype=torch.int64, device=root_positions.device))
+        self._seeds = seeds
         self._root_positions = root_positions
+
+    @cached_property
+    def _states(self) -> torch.Tensor:
+        """int64 [batch]   computed at the first draw: a greedy step draws nothing."""
+        return _mix(torch.as_tensor(self._seeds, dtype=torch.int64, device=self._root_positions.device))
 
     def target_token(self, weights: torch.Tensor, requests: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
         positions = self._root_positions[requests] + depths + 1

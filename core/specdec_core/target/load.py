@@ -69,8 +69,20 @@ def load_config(path: str, *, trust_remote_code: bool) -> PretrainedConfig:
 
 
 def load_weights(path: str, config: PretrainedConfig, dtype: torch.dtype, **kwargs: Any) -> Any:
-    """The model in evaluation mode, with its attention routed through the paged cache."""
-    model = AutoModelForCausalLM.from_pretrained(
-        path, config=config, dtype=dtype, attn_implementation=IMPLEMENTATION, **kwargs
-    )
+    """The model in evaluation mode, with its attention routed through the paged cache.
+
+    Raises ConfigError if there are no weights, CompatibilityError if they are not this model's.
+    """
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, attn_implementation=IMPLEMENTATION, output_loading_info=True, **kwargs
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the weights of {path!r} cannot be loaded: {error}") from error
+    wrong = {kind: sorted(map(str, info[kind]))[:5] for kind in ("missing_keys", "mismatched_keys") if info[kind]}
+    if wrong:
+        raise CompatibilityError(
+            f"the checkpoint {path!r} does not hold this model's weights: {wrong}. They would stay random; use a "
+            f"complete checkpoint of {type(model).__name__}"
+        )
     return model.eval().requires_grad_(False)

@@ -77,7 +77,7 @@ def propose(
             raise ConfigError(f"contexts[{i}] is empty: a context holds at least one token, the root")
     spec = Plugins.load().proposer(method)
     options = _options(spec, speculative_config)
-    plan = spec.plan(options, NO_TARGET)
+    plan = spec.plan(options, NO_TARGET, num_speculative_tokens)
     _refuse_what_needs_a_target(method, plan)
     proposer = spec.build(options, _build_context(num_speculative_tokens))
 
@@ -147,6 +147,7 @@ def _observe(proposer: Proposer, requests: Sequence[SimpleRequest]) -> None:
     proposer.observe(
         Observation(
             requests=seen,
+            starts=(0,) * len(seen),
             offsets=tuple(np.cumsum([0, *lengths]).tolist()),
             num_valid=torch.tensor(lengths, dtype=torch.int32),
             token_ids=torch.from_numpy(np.concatenate([request.token_ids[:-1] for request in seen])),

@@ -13,7 +13,7 @@ from specdec_proposer_ngram.config import NgramConfig
 __all__ = ["NgramConfig", "specdec_proposers"]
 
 
-def plan(config: NgramConfig, target: TargetInfo) -> Plan:
+def plan(config: NgramConfig, target: TargetInfo, num_speculative_tokens: int) -> Plan:
     return Plan(observes=False)
 
 

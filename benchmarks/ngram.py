@@ -1,4 +1,5 @@
-"""n-gram speculation against plain decoding, on prompts whose completion repeats them and on prompts where it does not.
+"""n-gram speculation against plain decoding: on code to edit, whose completion repeats the prompt, and on code to go on
+with, greedily and sampled at temperature 1, which repeats least.
 
     python benchmarks/ngram.py                     # writes benchmarks/results/ngram.json and ngram.png
     python benchmarks/ngram.py --prompts FILE      # {"id", "prompt"} a line, reported beside the built-in prompts
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shlex
+import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -44,20 +47,21 @@ class Run:
     output: RequestOutput
 
 
-def complete(llm: LLM, prompt: str, max_tokens: int) -> Run:
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+def complete(llm: LLM, prompt: str, params: SamplingParams) -> Run:
     started = time.perf_counter()
     (output,) = llm.generate(prompt, params, use_tqdm=False)
     return Run(time.perf_counter() - started, output)
 
 
-def measure(plain: LLM, speculating: dict[str, LLM], prompts: dict[str, str], args: Any) -> dict[str, Any]:
+def measure(
+    plain: LLM, speculating: dict[str, LLM], prompts: dict[str, str], params: SamplingParams, rounds: int
+) -> dict[str, Any]:
     """{setting: figures} over all prompts."""
     pairs: dict[str, dict[str, list[tuple[Run, Run]]]] = {name: {p: [] for p in prompts} for name in speculating}
-    for round_ in range(args.rounds + 1):  # the first one warms up
+    for round_ in range(rounds + 1):  # the first one warms up
         for prompt_name, prompt in prompts.items():
             for setting, llm in speculating.items():
-                pair = complete(plain, prompt, args.max_tokens), complete(llm, prompt, args.max_tokens)
+                pair = complete(plain, prompt, params), complete(llm, prompt, params)
                 if round_ > 0:
                     pairs[setting][prompt_name].append(pair)
     return {setting: figures(by_prompt) for setting, by_prompt in pairs.items()}
@@ -88,9 +92,16 @@ def figures(by_prompt: dict[str, list[tuple[Run, Run]]]) -> dict[str, Any]:
     }
 
 
+def processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
+    return ", ".join(sorted(names)) or platform.machine()
+
+
 def machine() -> dict[str, Any]:
     return {
-        "processor": platform.machine(),
+        "processor": processor(),
         "threads": torch.get_num_threads(),
         "avx512_bf16": torch.cpu._is_avx512_bf16_supported(),
         "python": platform.python_version(),
@@ -106,7 +117,9 @@ def plot(results: dict[str, Any], path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(8, 0.32 * sum(len(r["headline"]["prompts"]) for r in results.values()) + 1.2))
     names, values, colours = [], [], []
-    for colour, (kind, settings) in zip(("tab:blue", "tab:gray", "tab:green"), results.items(), strict=False):
+    for colour, (kind, settings) in zip(
+        ("tab:blue", "tab:gray", "tab:olive", "tab:green"), results.items(), strict=False
+    ):
         for name, prompt in settings["headline"]["prompts"].items():
             names.append(f"{kind}: {name}")
             values.append(prompt["speed_up"])
@@ -121,25 +134,33 @@ def plot(results: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--max-tokens", type=int, default=192)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--most-prompts", type=int, default=20, help="of --prompts")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS / "ngram.json")
     args = parser.parse_args()
 
-    kinds = {"edit": edit_prompts(), "plain": plain_prompts()}
+    greedy = SamplingParams(temperature=0.0, max_tokens=args.max_tokens)
+    sampled = SamplingParams(temperature=1.0, seed=0, max_tokens=args.max_tokens)
+    kinds = {
+        "edit": (edit_prompts(), greedy),
+        "go on": (plain_prompts(), greedy),
+        "go on, sampled": (plain_prompts(), sampled),
+    }
     if args.prompts:
-        kinds["file"] = dict(list(read_prompts(args.prompts).items())[: args.most_prompts])
+        kinds["file"] = (dict(list(read_prompts(args.prompts).items())[: args.most_prompts]), greedy)
     settings = {"headline": HEADLINE, **(SWEEP if args.sweep else {})}
     plain = LLM(args.model)
     speculating = {name: LLM(args.model, speculative_config=config) for name, config in settings.items()}
-    results = {kind: measure(plain, speculating, prompts, args) for kind, prompts in kinds.items()}
+    results = {
+        kind: measure(plain, speculating, prompts, params, args.rounds) for kind, (prompts, params) in kinds.items()
+    }
 
     args.out.parent.mkdir(parents=True, exist_ok=True)
     record = {
-        "command": "python benchmarks/ngram.py" + (" --sweep" if args.sweep else ""),
+        "command": shlex.join(["python", "benchmarks/ngram.py", *sys.argv[1:]]),
         "model": args.model,
         "dtype": str(plain.engine.target.info.dtype),
         "rounds": args.rounds,
@@ -153,8 +174,9 @@ def main() -> None:
     for kind, by_setting in results.items():
         for name, figure in by_setting.items():
             print(
-                f"{kind:6} {name:22} speed-up {figure['median_speed_up']:.2f} (lowest {figure['lowest_speed_up']:.2f}) "
-                f"acceptance length {figure['median_acceptance_length']:.2f} identical {figure['all_identical']}"
+                f"{kind:14} {name:22} speed-up {figure['median_speed_up']:.2f} "
+                f"(lowest {figure['lowest_speed_up']:.2f}) acceptance length "
+                f"{figure['median_acceptance_length']:.2f} identical {figure['all_identical']}"
             )
 
 

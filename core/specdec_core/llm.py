@@ -19,7 +19,7 @@ from specdec_core.metrics import Counter, Metrics, Vector
 from specdec_core.outputs import CompletionOutput, RequestOutput, StreamOutput
 from specdec_core.plugins import Plugins
 from specdec_core.sampling_params import SamplingParams
-from specdec_core.target.load import resolve_model
+from specdec_core.target.load import load_config, resolve_model
 
 Prompt = str | Mapping[str, Any]
 
@@ -49,6 +49,7 @@ class LLM:
         config = EngineConfig.from_mapping({"model": model, **engine_config}, other_keys=own)
         plugins = plugins or Plugins.load()
         speculative = _speculative_config(speculative_config, plugins) if speculative_config is not None else None
+        load_config(resolve_model(model), trust_remote_code=config.trust_remote_code)  # its errors come first
         self._tokenizer: Any = None
         if not skip_tokenizer_init:
             self._tokenizer = _load_tokenizer(tokenizer or model, trust_remote_code=config.trust_remote_code)

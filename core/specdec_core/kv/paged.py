@@ -34,7 +34,7 @@ class PagedKVManager:
 
         def storage(width: int) -> torch.Tensor:
             shape = (layout.num_layers, num_slots + 1, layout.num_kv_heads, width)
-            return torch.zeros(shape, dtype=layout.dtype, device=self._device)
+            return torch.empty(shape, dtype=layout.dtype, device=self._device)  # no slot is read before it is written
 
         self._groups.append(_Group(layout, storage(layout.key_dim), storage(layout.value_dim)))
         return len(self._groups) - 1

@@ -14,6 +14,10 @@ def follow(tokens: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdi
     equal siblings the first is taken. Lossless if `tokens` are the target's own draws (rule 1 of the architecture).
     """
     layout = draft.layout
+    if draft.num_nodes == 0:
+        accepted = torch.zeros(len(tokens), dtype=torch.int32, device=tokens.device)
+        token_ids = tokens.masked_fill(~is_finite, -1).unsqueeze(1)
+        return Verdict(token_ids, rows=layout.root_rows.to(torch.int32).unsqueeze(1), num_accepted=accepted)
     num_rows, end = len(tokens), len(tokens)  # row `end` stands for "no such child", and is its own child
     child = torch.full((num_rows + 1,), end, dtype=torch.int64, device=tokens.device)
     matches = (tokens[layout.parent_rows] == draft.token_ids) & layout.is_alive

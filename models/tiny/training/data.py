@@ -1,0 +1,40 @@
+"""The training tokens as shuffled units, cut into sequences of any length which divides a unit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+UNIT = 2048
+BATCH_UNITS = 4
+
+
+class Units:
+    """Shuffled units of 2049 consecutive ids; the order depends on the seed and the epoch only."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self._ids = np.load(path, mmap_mode="r")
+        self._count = (len(self._ids) - 1) // UNIT
+        self._seed = seed
+        self._epoch, self._order = -1, np.empty(0, np.int64)
+
+    def batch(self, first: int, length: int) -> torch.Tensor:
+        """Units first .. first + BATCH_UNITS as rows of length + 1 ids."""
+        rows = []
+        for index in range(first, first + BATCH_UNITS):
+            epoch, place = divmod(index, self._count)
+            if epoch != self._epoch:
+                generator = np.random.default_rng([self._seed, epoch])
+                self._epoch, self._order = epoch, generator.permutation(self._count)
+            begin = int(self._order[place]) * UNIT
+            rows += [self._ids[s : s + length + 1] for s in range(begin, begin + UNIT, length)]
+        return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+def spread_units(path: Path, count: int) -> torch.Tensor:
+    """``count`` units at even distances through a token file, as rows of UNIT + 1 ids."""
+    ids = np.load(path, mmap_mode="r")
+    begins = np.linspace(0, len(ids) - UNIT - 1, count).astype(int)
+    return torch.from_numpy(np.stack([ids[b : b + UNIT + 1] for b in begins]).astype(np.int64))

@@ -1,0 +1,202 @@
+"""Synthesise edit documents: a task, a snippet of the corpus, and the snippet after the edit.
+
+They teach the model to copy and change code in its context. Each edit is checked by parsing the result.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import random
+import textwrap
+import tokenize
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from tqdm import tqdm
+
+from .corpus import Document
+
+SHARE = 0.12
+MIN_CHARS, MAX_CHARS = 150, 2400
+NUMBERS = (2, 3, 5, 7, 8, 10, 12, 16, 20, 32, 42, 64, 100, 128, 256, 1000)
+Span = tuple[int, int, str]
+Edit = tuple[str, str]
+
+
+def apply(code: str, spans: list[Span]) -> str:
+    """Replace every (start, end, text) character span of the code."""
+    for start, end, text in sorted(spans, reverse=True):
+        code = code[:start] + text + code[end:]
+    return code
+
+
+def line_starts(code: str) -> list[int]:
+    """Character offset of each line; AST columns equal character columns only in ASCII code."""
+    starts = [0]
+    for line in code.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    return starts
+
+
+def rename(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
+    """Rename a local variable or parameter everywhere in the snippet."""
+    places: dict[str, list[tuple[int, int]]] = {}
+    bound: set[str] = set()
+    blocked: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            places.setdefault(node.arg, []).append((node.lineno, node.col_offset))
+            bound.add(node.arg)
+        elif isinstance(node, ast.Name):
+            places.setdefault(node.id, []).append((node.lineno, node.col_offset))
+            bound.update([node.id] if isinstance(node.ctx, ast.Store) else [])
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            blocked.update(node.names)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler):
+            blocked.add(node.name or "")
+        elif isinstance(node, ast.JoinedStr | ast.MatchAs | ast.MatchStar | ast.Import | ast.ImportFrom):
+            # Positions inside f-strings are unreliable before Python 3.12, so their names stay.
+            blocked.update(name.id for name in ast.walk(node) if isinstance(name, ast.Name))
+            blocked.update(alias.asname or alias.name for alias in getattr(node, "names", []))
+            blocked.add(getattr(node, "name", None) or "")
+    choices = [n for n in bound - blocked - {"self", "cls", "_"} if len(places[n]) >= 2]
+    new = rng.choice(names)
+    if not choices or new in code:
+        return None
+    old = rng.choice(sorted(choices))
+    starts = line_starts(code)
+    begins = [starts[line - 1] + column for line, column in places[old]]
+    spans = [(begin, begin + len(old), new) for begin in begins]
+    return f"rename `{old}` to `{new}`", apply(code, spans)
+
+
+def remove_comments(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
+    """Remove every comment, with its line when nothing else is on it."""
+    starts, spans = line_starts(code), []
+    for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            before = code[starts[row - 1] : starts[row - 1] + column]
+            if before.strip():
+                spans.append((starts[row - 1] + len(before.rstrip()), starts[row - 1] + token.end[1], ""))
+            else:
+                spans.append((starts[row - 1], starts[row], ""))
+    return ("remove the comments", apply(code, spans)) if spans else None
+
+
+def remove_docstrings(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
+    """Remove the docstrings of functions and classes which have a body besides."""
+    starts, spans = line_starts(code), []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and len(node.body) > 1:
+            first = node.body[0]
+            if ast.get_docstring(node, clean=False) is not None and first.lineno > node.lineno:
+                spans.append((starts[first.lineno - 1], starts[first.end_lineno or first.lineno], ""))
+    return ("remove the docstrings", apply(code, spans)) if spans else None
+
+
+def replace_constant(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
+    """Replace every occurrence of one decimal integer."""
+    numbers = [t for t in tokenize.generate_tokens(io.StringIO(code).readline) if t.type == tokenize.NUMBER]
+    values = sorted({t.string for t in numbers if t.string.isdigit() and len(t.string) < 5})
+    if not values:
+        return None
+    old, new = rng.choice(values), str(rng.choice(NUMBERS))
+    starts = line_starts(code)
+    places = [starts[t.start[0] - 1] + t.start[1] for t in numbers if t.string == old]
+    edited = apply(code, [(place, place + len(old), new) for place in places])
+    return (f"replace the number {old} with {new}", edited) if old != new else None
+
+
+def hint_spans(code: str, tree: ast.Module) -> list[Span]:
+    """Spans which remove the type hints of parameters and return values."""
+    starts, spans = line_starts(code), []
+
+    def end(node: ast.expr) -> int:
+        return starts[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg) and node.annotation is not None:
+            begin = starts[node.lineno - 1] + node.col_offset + len(node.arg)
+            spans.append((begin, end(node.annotation), ""))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
+            begin = code.rfind(")", 0, starts[node.returns.lineno - 1] + node.returns.col_offset) + 1
+            if code[begin:].lstrip().startswith("->"):
+                spans.append((begin, end(node.returns), ""))
+    return spans
+
+
+def remove_hints(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
+    """Remove the type hints of a signature."""
+    spans = hint_spans(code, tree)
+    return ("remove the type hints", apply(code, spans)) if spans else None
+
+
+def repeat(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
+    """No change at all."""
+    return "repeat the code unchanged", code
+
+
+KINDS: list[tuple[Callable[..., Edit | None], int]] = [
+    (rename, 40),
+    (remove_comments, 10),
+    (remove_docstrings, 10),
+    (replace_constant, 15),
+    (remove_hints, 10),
+    (repeat, 15),
+]
+
+
+def snippets(document: Document) -> list[str]:
+    """Functions and small classes of a file, dedented, ASCII only."""
+    lines = document.text.split("\n")
+    found = []
+    for node in ast.walk(ast.parse(document.text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            code = textwrap.dedent("\n".join(lines[first - 1 : node.end_lineno])) + "\n"
+            if MIN_CHARS <= len(code) <= MAX_CHARS and code.isascii():
+                found.append(code)
+    return found
+
+
+def edit_document(code: str, rng: random.Random, names: list[str]) -> str | None:
+    """The text of one edit document, or None where the drawn edit does not apply to the snippet."""
+    kind = rng.choices([k for k, _ in KINDS], [weight for _, weight in KINDS])[0]
+    try:
+        tree = ast.parse(code)
+        edit = kind(code, tree, rng, names)
+        if edit is None:
+            return None
+        ast.parse(edit[1])
+    except (SyntaxError, ValueError, tokenize.TokenError):
+        return None
+    return f"# Task: {edit[0]}\n{code}\n# Result:\n{edit[1]}"
+
+
+def edit_documents(documents: list[Document], seed: int = 0, share: float = SHARE) -> Iterator[Document]:
+    """Edit documents amounting to ``share`` of the characters of the documents and themselves together."""
+    rng = random.Random(seed)
+    budget = sum(len(d.text) for d in documents) * share / (1 - share)
+    names = common_names(rng.sample(documents, min(len(documents), 1500)))
+    progress = tqdm(total=int(budget), desc="edit documents", unit="B", unit_scale=True)
+    while budget > 0:
+        document = rng.choice(documents)
+        choices = snippets(document)
+        for code in rng.sample(choices, min(4, len(choices))):
+            text = edit_document(code, rng, names)
+            if text is not None:
+                budget -= len(text)
+                progress.update(len(text))
+                yield Document("edit", f"{document.source}/{document.path}", text)
+    progress.close()
+
+
+def common_names(documents: list[Document]) -> list[str]:
+    """Variable names used in at least three of the documents: plausible new names."""
+    counts: Counter[str] = Counter()
+    for document in documents:
+        counts.update({n.id for n in ast.walk(ast.parse(document.text)) if isinstance(n, ast.Name)})
+    frequent = (name for name, count in counts.items() if count >= 3)
+    return sorted(name for name in frequent if 2 < len(name) < 20 and name.islower())

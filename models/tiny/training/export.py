@@ -1,0 +1,44 @@
+"""Write a checkpoint as a directory which transformers loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from .model import plain_model
+from .tokenizer import fast_tokenizer
+
+WEIGHTS = Path(__file__).parents[1] / "specdec_model_tiny" / "weights"
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "config.json",
+    "model.safetensors",
+)
+
+
+def export(work: Path, target: Path = WEIGHTS) -> int:
+    """Export ``work/checkpoint.pt`` to ``target``, atomically by file; returns the tokens it has seen."""
+    path = work / "checkpoint.pt"
+    if not path.exists():
+        raise FileNotFoundError(f"no checkpoint at {path}; run the training first, or name its work folder")
+    state = torch.load(path, weights_only=True)
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as folder:
+        plain_model(state["masters"]).save_pretrained(folder)
+        tokenizer = Tokenizer.from_file(str(work / "tokenizer" / "tokenizer.json"))
+        fast_tokenizer(tokenizer).save_pretrained(folder)
+        settings = Path(folder) / "tokenizer_config.json"
+        # The name which transformers 4 knows too, in place of the one version 5 writes.
+        named = json.loads(settings.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+        settings.write_text(json.dumps(named, indent=2) + "\n")
+        for name in FILES:
+            (Path(folder) / name).chmod(0o644)
+            os.replace(Path(folder) / name, target / name)
+    return int(state["progress"]["tokens"])

@@ -1,0 +1,166 @@
+"""The architecture, and the two pieces of its training forward which dominate the time on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from .tokenizer import VOCABULARY
+
+QUERY_BLOCK = 128
+LOSS_CHUNK = 1024
+
+
+def config() -> LlamaConfig:
+    """Eight Llama layers of width 256: 9.96M parameters with the tied embedding."""
+    return LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=2048,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=1,
+        dtype="bfloat16",
+    )
+
+
+def blocked_attention(
+    _module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: Tensor | None,
+    scaling: float,
+    **_options: object,
+) -> tuple[Tensor, None]:
+    """Causal attention by blocks of queries, each over the keys up to its end.
+
+    query [B, H, T, D], key and value [B, K, T, D]; returns [B, T, H, D]. Twice as fast as the CPU flash
+    kernel, forward and backward, for short sequences: its products run in the bf16 matrix kernels.
+    """
+    batch, heads, length, width = query.shape
+    groups, share = key.shape[1], query.shape[1] // key.shape[1]
+    block = min(max(QUERY_BLOCK, length // 8), length)
+    grouped = (query * scaling).view(batch, groups, share, length, width)
+    keys = key.reshape(batch * groups, length, width)
+    values = value.reshape(batch * groups, length, width)
+    outputs = []
+    for start in range(0, length, block):
+        end = start + block
+        rows = grouped[:, :, :, start:end].reshape(batch * groups, share * block, width)
+        scores = torch.bmm(rows, keys[:, :end].transpose(1, 2)).view(batch * groups, share, block, end)
+        future = torch.arange(end)[None, :] > torch.arange(start, end)[:, None]
+        weights = torch.softmax(scores.float().masked_fill(future, -1e9), -1).to(query.dtype)
+        mixed = torch.bmm(weights.view(batch * groups, share * block, end), values[:, :end])
+        outputs.append(mixed.view(batch, groups, share, block, width))
+    return torch.cat(outputs, 3).view(batch, heads, length, width).transpose(1, 2), None
+
+
+AttentionInterface.register("blocked", blocked_attention)
+
+
+@torch.compile(dynamic=False)
+def chunk_loss(
+    hidden: Tensor, weight: Tensor, targets: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Summed cross-entropy of one chunk, and scale times its gradients by hidden and by weight transposed."""
+    logits = torch.mm(hidden, weight.t()).float()
+    normaliser = torch.logsumexp(logits, 1)
+    loss = (normaliser - logits.gather(1, targets[:, None])[:, 0]).sum()
+    hit = torch.arange(weight.shape[0])[None, :] == targets[:, None]
+    error = ((torch.exp(logits - normaliser[:, None]) - hit.float()) * scale).to(hidden.dtype)
+    return loss, torch.mm(error, weight), torch.mm(hidden.t(), error)
+
+
+class TiedLoss(torch.autograd.Function):
+    """Mean cross-entropy of the tied output layer, by chunks of tokens.
+
+    The [tokens, vocabulary] logits never exist at once, and the gradient by the embedding sums in float32.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
+        """Loss of hidden [N, width] bf16 against targets [N], with embedding [vocabulary, width] float32."""
+        count, weight = hidden.shape[0], embedding.to(hidden.dtype)
+        by_hidden = torch.empty_like(hidden)
+        by_weight = torch.zeros(weight.shape[1], weight.shape[0])
+        total = torch.zeros(())
+        for start in range(0, count, LOSS_CHUNK):
+            part = slice(start, start + LOSS_CHUNK)
+            loss, by_part, by_chunk = chunk_loss(hidden[part], weight, targets[part], 1 / count)
+            by_hidden[part] = by_part
+            by_weight += by_chunk
+            total += loss
+        ctx.save_for_backward(by_hidden, by_weight)
+        return total / count
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        """The gradients prepared by forward."""
+        by_hidden, by_weight = ctx.saved_tensors
+        return by_hidden * gradient.to(by_hidden.dtype), by_weight.t() * gradient, None
+
+
+class Trainee:
+    """A bf16 Llama with float32 master weights, whose layers are compiled once and share the code."""
+
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        torch._dynamo.config.recompile_limit = 32
+        model = LlamaForCausalLM(config()).float()
+        self.masters = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+        self.embedding = self.masters["model.embed_tokens.weight"]
+        self.model = model.bfloat16()
+        # The cast rounds the rotary frequencies too; a loaded model has them in float32.
+        self.model.model.rotary_emb = LlamaRotaryEmbedding(config())
+        self.model.set_attn_implementation("blocked")
+        for layer in self.model.model.layers:
+            layer.compile(dynamic=False)
+        self._working = dict(self.model.named_parameters())
+
+    def sync(self) -> None:
+        """Copy the master weights into the bf16 model."""
+        with torch.no_grad():
+            for name, master in self.masters.items():
+                self._working[name].copy_(master)
+
+    def loss(self, ids: Tensor) -> Tensor:
+        """Mean next-token loss (nats) of ids [B, T + 1]."""
+        inputs = torch.nn.functional.embedding(ids[:, :-1], self.embedding).to(torch.bfloat16)
+        hidden = self.model.model(inputs_embeds=inputs, use_cache=False).last_hidden_state
+        targets = ids[:, 1:].flatten()
+        loss: Tensor = TiedLoss.apply(hidden.flatten(0, 1), self.embedding, targets)  # type: ignore[no-untyped-call]
+        return loss
+
+    def collect_gradients(self) -> None:
+        """Move the bf16 gradients onto the master weights; the embedding's is there already."""
+        for name, working in self._working.items():
+            if working.grad is not None:
+                self.masters[name].grad = working.grad.float()
+                working.grad = None
+
+
+def plain_model(masters: dict[str, Tensor]) -> LlamaForCausalLM:
+    """A bf16 model without anything of the training, for save_pretrained; greedy by default."""
+    model = LlamaForCausalLM(config()).bfloat16()
+    missing, unexpected = model.load_state_dict(masters, strict=False)
+    if unexpected or set(missing) - {"lm_head.weight"}:
+        raise ValueError(
+            f"the checkpoint does not fit the architecture: missing {missing}, unexpected {unexpected}; "
+            "it comes from another configuration, so train again in a new work folder"
+        )
+    model.tie_weights()
+    model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=1)
+    return model

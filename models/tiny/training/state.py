@@ -1,0 +1,64 @@
+"""What a run keeps on disk to resume: checkpoints and the loss history."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from .model import Trainee
+
+
+@dataclass
+class Progress:
+    """Where a run stands; everything that decides the next batch and learning rate."""
+
+    step: int = 0
+    tokens: int = 0
+    units: int = 0
+    seconds: float = 0.0
+    decay_from: int | None = None
+    decay_tokens: int = 0
+
+
+def save(path: Path, trainee: Trainee, optimizers: list[torch.optim.Optimizer], progress: Progress) -> None:
+    """Write a checkpoint in one step: a killed run leaves the previous one whole."""
+    partial = path.with_suffix(".partial")
+    state = {
+        "masters": {name: master.detach() for name, master in trainee.masters.items()},
+        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+        "progress": asdict(progress),
+    }
+    torch.save(state, partial)
+    partial.replace(path)
+
+
+def restore(path: Path, trainee: Trainee, optimizers: list[torch.optim.Optimizer] | None = None) -> Progress:
+    """Load a checkpoint's weights, and optimizer states where given; returns its progress."""
+    state = torch.load(path, weights_only=True)
+    with torch.no_grad():
+        for name, master in trainee.masters.items():
+            master.copy_(state["masters"][name])
+    for optimizer, saved in zip(optimizers or [], state["optimizers"], strict=False):
+        optimizer.load_state_dict(saved)
+    return Progress(**state["progress"])
+
+
+def truncate_history(path: Path, tokens: int) -> None:
+    """Forget logged points after the checkpoint which the run resumes from."""
+    if path.exists():
+        lines = [line for line in path.read_text().splitlines() if json.loads(line)["tokens"] <= tokens]
+        path.write_text("".join(line + "\n" for line in lines))
+
+
+def rewind(work: Path) -> None:
+    """Go back to the checkpoint before the decay, so that a longer run can continue from it."""
+    if not (work / "stable.pt").exists():
+        raise FileNotFoundError(
+            f"no stable.pt in {work}: the decay has not begun, so plain training continues"
+        )
+    (work / "stable.pt").replace(work / "checkpoint.pt")
+    for name in ("decay", "finished"):
+        (work / name).unlink(missing_ok=True)

@@ -1,0 +1,95 @@
+"""The byte-level BPE tokenizer, and the corpus as one array of token ids."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerFast
+
+from .corpus import Document, read_jsonl
+from .edits import edit_documents
+
+VOCABULARY = 8192
+END_OF_TEXT, PADDING = "<|endoftext|>", "<|padding|>"
+SAMPLE_CHARS = 40_000_000
+# Words with one leading character, digits in threes, punctuation, and indentation together with its newline.
+PIECES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def sample(documents: list[Document], limit: int) -> Iterator[str]:
+    """Texts of documents in order until ``limit`` characters are given out."""
+    for document in documents:
+        if limit <= 0:
+            return
+        limit -= len(document.text)
+        yield document.text
+
+
+def train_tokenizer(documents: list[Document]) -> Tokenizer:
+    """A byte-level BPE of :data:`VOCABULARY` entries learnt from the documents."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END_OF_TEXT, PADDING],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=True,
+    )
+    tokenizer.train_from_iterator(sample(documents, SAMPLE_CHARS), trainer)
+    return tokenizer
+
+
+def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """The tokenizer as transformers loads it: end-of-text both begins and ends a document."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=PADDING,
+        model_max_length=2048,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def encode(tokenizer: Tokenizer, documents: list[Document], path: Path) -> int:
+    """Write the ids (uint16) of documents, each with end-of-text after it, as ``.npy``; returns the count."""
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    parts: list[np.ndarray] = []
+    for start in tqdm(range(0, len(documents), 256), desc=f"encode {path.stem}"):
+        batch = [document.text for document in documents[start : start + 256]]
+        parts += [np.array([*e.ids, end], np.uint16) for e in tokenizer.encode_batch_fast(batch)]
+    ids = np.concatenate(parts)
+    partial = path.with_suffix(".partial.npy")
+    np.save(partial, ids)
+    partial.replace(path)
+    return len(ids)
+
+
+def build(work: Path, seed: int = 0) -> None:
+    """Write ``tokenizer/``, ``train.npy`` and ``heldout.npy`` under ``work`` unless they are there."""
+    if (work / "train.npy").exists() and (work / "heldout.npy").exists():
+        return
+    train, heldout = read_jsonl(work / "train.jsonl"), read_jsonl(work / "heldout.jsonl")
+    edits = list(edit_documents(train, seed))
+    documents = train + edits
+    random.Random(seed).shuffle(documents)
+    if (work / "tokenizer" / "tokenizer.json").exists():
+        tokenizer = Tokenizer.from_file(str(work / "tokenizer" / "tokenizer.json"))
+    else:
+        tokenizer = train_tokenizer(documents)
+        fast_tokenizer(tokenizer).save_pretrained(work / "tokenizer")
+    held = encode(tokenizer, heldout, work / "heldout.npy")
+    count = encode(tokenizer, documents, work / "train.npy")
+    print(f"{count / 1e6:.1f}M training tokens ({len(edits)} edit documents), {held / 1e6:.2f}M held out")

@@ -1,0 +1,180 @@
+"""Train the tiny model: warm-up, a stable phase, and a decay; resumes from its last checkpoint.
+
+Files in the work folder: ``checkpoint.pt`` (latest), ``stable.pt`` (the last one before the decay, from which
+a longer run can continue), ``loss.jsonl``, ``pid``. Creating a file named ``decay`` there brings the decay
+forward; its content, when not empty, is the number of tokens the decay takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections import deque
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from .data import BATCH_UNITS, UNIT, Units, spread_units
+from .model import Trainee
+from .state import Progress, restore, rewind, save, truncate_history
+
+WARM_UP_STEPS = 100
+STABLE_LENGTHS = ((0.6, 512), (1.0, 1024))
+DECAY_LENGTH = 2048
+FINAL_SHARE = 0.02
+LOG_EVERY, EVALUATE_EVERY = 10, 250
+CHECKPOINT_SECONDS = 180
+HELDOUT_UNITS = 16
+
+
+def sequence_length(progress: Progress, stable_tokens: int) -> int:
+    """Short sequences first, full length in the decay."""
+    if progress.decay_from is not None:
+        return DECAY_LENGTH
+    done = progress.tokens / stable_tokens
+    return next((length for share, length in STABLE_LENGTHS if done < share), STABLE_LENGTHS[-1][1])
+
+
+def rate(progress: Progress) -> float:
+    """Share of the peak learning rate at this step."""
+    if progress.decay_from is not None:
+        left = 1 - (progress.tokens - progress.decay_from) / progress.decay_tokens
+        return FINAL_SHARE + (1 - FINAL_SHARE) * max(left, 0.0)
+    return min(1.0, (progress.step + 1) / WARM_UP_STEPS)
+
+
+def make_optimizers(trainee: Trainee, peak: float) -> list[torch.optim.Optimizer]:
+    """Muon for the layers' matrices, AdamW for the embedding and the norms."""
+    layers = [w for name, w in trainee.masters.items() if w.ndim == 2 and "embed" not in name]
+    others = [w for name, w in trainee.masters.items() if w.ndim != 2 or "embed" in name]
+    return [
+        torch.optim.Muon(layers, lr=peak, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=peak, betas=(0.9, 0.95), weight_decay=0.01, fused=True),
+    ]
+
+
+def heldout_loss(trainee: Trainee, path: Path) -> float:
+    """Mean loss (nats per token) over units spread through the held-out modules."""
+    rows = spread_units(path, HELDOUT_UNITS)
+    with torch.no_grad():
+        return statistics.fmean(trainee.loss(part).item() for part in rows.view(-1, BATCH_UNITS, UNIT + 1))
+
+
+def decay_due(work: Path, progress: Progress, stable_tokens: int, default: int) -> int | None:
+    """Number of tokens of a decay that begins now, or None."""
+    request = work / "decay"
+    if request.exists():
+        text = request.read_text().strip()
+        return int(float(text)) if text else default
+    return default if progress.tokens >= stable_tokens else None
+
+
+def update(
+    trainee: Trainee, optimizers: list[torch.optim.Optimizer], ids: torch.Tensor, learning_rate: float
+) -> float:
+    """One optimizer step on a batch of ids [B, T + 1]; returns its loss."""
+    loss = trainee.loss(ids)
+    torch.autograd.backward(loss)
+    trainee.collect_gradients()
+    torch.nn.utils.clip_grad_norm_(trainee.masters.values(), 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        optimizer.step()
+        optimizer.zero_grad()
+    trainee.sync()
+    return loss.item()
+
+
+def report(point: dict[str, Any], progress: Progress, tokens: int, step_seconds: float) -> None:
+    """Print one line about the last steps: loss, speed, and the time left to the end of the run."""
+    end = tokens if progress.decay_from is None else progress.decay_from + progress.decay_tokens
+    speed = BATCH_UNITS * UNIT / step_seconds
+    print(
+        f"{time.strftime('%H:%M:%S')} step {progress.step} {progress.tokens / 1e6:.2f}M tokens "
+        f"loss {point['loss']:.4f} held-out {point.get('heldout', '-')} length {point['length']} "
+        f"{speed:.0f} tok/s eta {(end - progress.tokens) / speed / 60:.0f} min",
+        flush=True,
+    )
+
+
+def train(work: Path, tokens: int, decay_tokens: int, peak: float, seed: int = 0) -> Progress:
+    """Train up to ``tokens`` tokens, of which the last ``decay_tokens`` decay the learning rate."""
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    (work / "pid").write_text(str(os.getpid()))
+    trainee, units = Trainee(seed), Units(work / "train.npy", seed)
+    optimizers = make_optimizers(trainee, peak)
+    progress = Progress()
+    if (work / "checkpoint.pt").exists():
+        progress = restore(work / "checkpoint.pt", trainee, optimizers)
+        print(f"resumed at step {progress.step}, {progress.tokens / 1e6:.2f}M tokens", flush=True)
+    truncate_history(work / "loss.jsonl", progress.tokens)
+    trainee.sync()
+    durations: deque[float] = deque(maxlen=100)
+    losses: list[float] = []
+    saved = time.monotonic()
+    bar = tqdm(total=tokens, initial=progress.tokens, unit="tok", unit_scale=True, disable=None)
+    while progress.decay_from is None or progress.tokens < progress.decay_from + progress.decay_tokens:
+        if progress.decay_from is None:
+            due = decay_due(work, progress, tokens - decay_tokens, decay_tokens)
+            if due is not None:
+                save(work / "stable.pt", trainee, optimizers, progress)
+                progress.decay_from, progress.decay_tokens = progress.tokens, due
+        begun = time.monotonic()
+        length = sequence_length(progress, tokens - decay_tokens)
+        losses.append(update(trainee, optimizers, units.batch(progress.units, length), peak * rate(progress)))
+        progress.step += 1
+        progress.units += BATCH_UNITS
+        progress.tokens += BATCH_UNITS * UNIT
+        durations.append(time.monotonic() - begun)
+        # A run stopped by a signal for a while, or one that compiles, is not slow: count the usual step.
+        typical = statistics.median(durations)
+        progress.seconds += min(durations[-1], 4 * typical)
+        bar.update(BATCH_UNITS * UNIT)
+        if progress.step % LOG_EVERY == 0:
+            point: dict[str, Any] = {"step": progress.step, "tokens": progress.tokens, "length": length}
+            point |= {"loss": round(statistics.fmean(losses), 4), "rate": round(rate(progress), 4)}
+            point |= {"seconds": round(progress.seconds, 1)}
+            losses.clear()
+            if progress.step % EVALUATE_EVERY == 0:
+                point["heldout"] = round(heldout_loss(trainee, work / "heldout.npy"), 4)
+            with (work / "loss.jsonl").open("a") as history:
+                history.write(json.dumps(point) + "\n")
+            report(point, progress, tokens, typical)
+        if time.monotonic() - saved > CHECKPOINT_SECONDS:
+            save(work / "checkpoint.pt", trainee, optimizers, progress)
+            saved = time.monotonic()
+    save(work / "checkpoint.pt", trainee, optimizers, progress)
+    (work / "finished").write_text(json.dumps(asdict(progress)))
+    bar.close()
+    return progress
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of a training run."""
+    options = argparse.ArgumentParser(description="Train the tiny model; resumes from its last checkpoint.")
+    options.add_argument("--work", type=Path, required=True, help="folder of the corpus and the checkpoints")
+    options.add_argument("--tokens", type=float, default=18e6, help="tokens to train on")
+    options.add_argument("--decay-tokens", type=float, default=3.2e6, help="tokens of the final decay")
+    options.add_argument("--peak", type=float, default=3e-3, help="peak learning rate")
+    options.add_argument(
+        "--rewind", action="store_true", help="continue a finished run from before its decay"
+    )
+    return options
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Train as the options say."""
+    if arguments.rewind:
+        rewind(arguments.work)
+    train(arguments.work, int(arguments.tokens), int(arguments.decay_tokens), arguments.peak)
+
+
+if __name__ == "__main__":
+    run(parser().parse_args())

@@ -9,6 +9,16 @@ import pytest
 from specdec_core import LLM, ConfigError, SamplingParams
 
 PROMPT = "def read_lines(path):\n    with open(path) as stream:\n        return"
+SNIPPET = """def total(prices, rate):
+    result = 0
+    for price in prices:
+        result += price * rate
+    return result
+"""
+REPEATING = [
+    f"# Task: {task}\n{SNIPPET}\n# Result:\n"
+    for task in ("repeat the code unchanged", "rename `rate` to `factor`", "rename `price` to `amount`")
+]
 TEN_PROMPTS = [f"def function_{i}(value):\n    return value + {i}\n\n\ndef function_{i + 1}(" for i in range(10)]
 
 
@@ -80,13 +90,13 @@ def test_token_ids_alone() -> None:
         llm.generate("text")
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 3}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.5, "seed": 3}], ids=["greedy", "sampled"])
 def test_streamed_text_is_the_whole_text(plain: LLM, speculating: LLM, settings: dict[str, Any]) -> None:
     params = SamplingParams(max_tokens=64, **settings)
-    expected = [output.outputs[0] for output in plain.generate(TEN_PROMPTS[:4], params)]
-    texts, token_ids, reasons = [""] * 4, [[] for _ in range(4)], [None] * 4
+    expected = [output.outputs[0] for output in plain.generate(REPEATING, params)]
+    texts, token_ids, reasons = [""] * 3, [[] for _ in range(3)], [None] * 3
     drafted = 0
-    for event in speculating.stream(TEN_PROMPTS[:4], params):
+    for event in speculating.stream(REPEATING, params):
         assert reasons[event.prompt_index] is None, "it had ended"
         texts[event.prompt_index] += event.text
         token_ids[event.prompt_index] += [piece.token_id for piece in event.pieces]
@@ -108,12 +118,12 @@ def test_a_stream_that_is_closed_cancels_its_requests(speculating: LLM) -> None:
 
 def test_stop_strings_end_the_text_alike_with_and_without_drafts(plain: LLM, speculating: LLM) -> None:
     free = SamplingParams(temperature=0.0, max_tokens=64)
-    whole = [output.outputs[0].text for output in plain.generate(TEN_PROMPTS, free)]
-    stops = [text[len(text) // 2 : len(text) // 2 + 3] for text in whole]
+    whole = [output.outputs[0].text for output in plain.generate(REPEATING, free)]
+    stops = [text[len(text) * 2 // 3 : len(text) * 2 // 3 + 5] for text in whole]
     each = [SamplingParams(temperature=0.0, max_tokens=64, stop=stop) for stop in stops]
     before = value(speculating, "num_accepted_tokens")
     for text, stop, a, b in zip(
-        whole, stops, plain.generate(TEN_PROMPTS, each), speculating.generate(TEN_PROMPTS, each), strict=True
+        whole, stops, plain.generate(REPEATING, each), speculating.generate(REPEATING, each), strict=True
     ):
         assert a.outputs == b.outputs
         assert a.outputs[0].text == text[: text.index(stop)]

@@ -11,8 +11,8 @@ import random_tree
 import torch
 from reference import NUM_TOKENS
 
+from specdec_core.engine import step_batch
 from specdec_core.kv import PagedKVManager
-from specdec_core.ops import attention_plan
 from specdec_core.sampling.random import CounterRandom
 from specdec_core.tree_layout import TreeLayout
 from specdec_core.verifiers import chosen, greedy, walk
@@ -33,18 +33,22 @@ def nodes_one_position_late(patch: Patch) -> None:
     patch.setattr(TreeLayout, "of", late)
 
 
-def nodes_see_their_siblings(patch: Patch) -> None:
-    def show_all(is_visible: Any, part: Any, starts: Any, num_known: Any, draft: Any) -> None:
-        is_visible |= is_visible.any(dim=1, keepdim=True)
-        for row, request in enumerate(part):
-            end = starts[row] + num_known[row] + draft.num_nodes_per_request[request]
-            is_visible[row, :, :end] = True
+def see_instead(patch: Patch, change: Callable[[Any], Any]) -> None:
+    see = step_batch.see
+    patch.setattr(step_batch, "see", lambda *args: change(see(*args)))
 
-    patch.setattr(attention_plan, "_show_ancestors", show_all)
+
+def nodes_see_their_siblings(patch: Patch) -> None:
+    def show_all(seen: Any) -> Any:
+        if seen.more_slots is None:
+            return seen
+        return attrs.evolve(seen, prefix_lens=torch.maximum(seen.prefix_lens, seen.more_slots.amax(dim=1) + 1))
+
+    see_instead(patch, show_all)
 
 
 def nodes_see_only_the_root(patch: Patch) -> None:
-    patch.setattr(attention_plan, "_show_ancestors", lambda *args: None)
+    see_instead(patch, lambda seen: attrs.evolve(seen, more_slots=None))
 
 
 def accepted_entries_stay_where_they_were(patch: Patch) -> None:

@@ -205,7 +205,7 @@ class Engine:
         batch = StepBatch.of(schedule, draft, num_padded, self._device)
         starts = [request.num_computed for request in schedule.requests]
         metadata = self.kv.metadata(schedule.request_ids, starts, batch.lengths)
-        plan = plan_attention(metadata, schedule.num_known, draft, num_padded, self.target.padding)
+        plan = plan_attention(metadata, batch.visibility, num_padded, self.target.padding)
         slots = torch.nn.functional.pad(metadata.slot_mapping, (0, num_padded - num_tokens), value=-1)
         return batch, *self.target.forward(batch.token_ids, batch.positions, slots, plan, batch.rows)
 

@@ -10,6 +10,7 @@ import torch
 from attrs import evolve, frozen
 
 from specdec_core.engine.scheduler import Schedule
+from specdec_core.ops.attention_plan import Visibility
 from specdec_core.types import Draft, Observation, Verdict
 
 
@@ -30,6 +31,7 @@ class StepBatch:
     positions: torch.Tensor  # int64 [num_tokens]
     rows: torch.Tensor  # int64 [num_rows]   rows of the flat batch whose logits are to verify: root, nodes
     root_positions: torch.Tensor  # int64 [batch]
+    visibility: Visibility
 
     @classmethod
     def of(cls, schedule: Schedule, draft: Draft, num_padded: int, device: torch.device) -> StepBatch:
@@ -50,21 +52,44 @@ class StepBatch:
         row_requests = np.repeat(np.arange(len(lengths)), num_nodes + 1)
         rows = np.arange(len(row_requests)) + (offsets + num_known - 1 - first_rows)[row_requests]
 
-        batch = cls(
-            lengths=tuple(lengths.tolist()),
-            token_offsets=offsets,
-            token_ids=torch.from_numpy(token_ids).to(device),
-            positions=torch.from_numpy(positions).to(device),
-            rows=torch.from_numpy(rows).to(device),
-            root_positions=torch.from_numpy(roots).to(device),
-        )
+        flat_tokens = torch.from_numpy(token_ids).to(device)
+        flat_positions = torch.from_numpy(positions).to(device)
+        flat_rows = torch.from_numpy(rows).to(device)
+        root_positions = torch.from_numpy(roots).to(device)
         if draft.num_nodes:
             layout = draft.layout
-            node_tokens = batch.rows[layout.node_rows]
-            node_requests = layout.row_requests[layout.node_rows]
-            batch.token_ids[node_tokens] = draft.token_ids
-            batch.positions[node_tokens] = batch.root_positions[node_requests] + layout.row_depths[layout.node_rows]
-        return batch
+            nodes = flat_rows[layout.node_rows]
+            flat_tokens[nodes] = draft.token_ids
+            flat_positions[nodes] = (root_positions[layout.row_requests] + layout.row_depths)[layout.node_rows]
+        return cls(
+            lengths=tuple(lengths.tolist()),
+            token_offsets=offsets,
+            token_ids=flat_tokens,
+            positions=flat_positions,
+            rows=flat_rows,
+            root_positions=root_positions,
+            visibility=see(draft, flat_positions, flat_rows, root_positions),
+        )
+
+
+def see(draft: Draft, positions: torch.Tensor, rows: torch.Tensor, root_positions: torch.Tensor) -> Visibility:
+    """A known token sees the slots up to its own; a node those up to the root's, its ancestors and itself; a dead node
+    itself. A token's slot is its position, but for the nodes of a tree: theirs follow the root's in their order."""
+    if draft.num_nodes == 0 or draft.is_chain:
+        return Visibility(positions, positions + 1)
+    layout = draft.layout
+    all_rows = torch.arange(len(layout.up), device=rows.device)
+    slots = (root_positions - layout.root_rows)[layout.row_requests] + all_rows  # of each root and node
+    up = [all_rows]
+    for _ in range(draft.max_depth - 1):  # it stays at a root, whose slot is seen anyway, and at a dead node
+        up.append(layout.up[up[-1]])
+    seen = torch.stack([slots[rows_above] for rows_above in up], dim=1)
+
+    prefix_lens, more_slots = positions + 1, positions.unsqueeze(1).repeat(1, draft.max_depth)
+    nodes = rows[layout.node_rows]
+    node_prefix = torch.where(layout.is_alive, root_positions[layout.row_requests[layout.node_rows]] + 1, 0)
+    prefix_lens[nodes], more_slots[nodes] = node_prefix, seen[layout.node_rows]
+    return Visibility(positions, prefix_lens, more_slots)
 
 
 def observe(

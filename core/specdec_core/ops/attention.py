@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from specdec_core.ops.attention_plan import AttentionPlan
+from specdec_core.ops.attention_plan import AttentionPlan, Segment
 
 
 def store_kv(
@@ -18,33 +18,83 @@ def store_kv(
 
 
 def paged_attention(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: AttentionPlan, scaling: float
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    plan: AttentionPlan,
+    scaling: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """query [num_tokens, num_heads, key_dim] over caches [num_slots + 1, num_kv_heads, ...], as `plan` says.
+
+    window: only keys at positions above the query's minus this. softcap: scores become softcap * tanh(scores /
+    softcap). sinks [num_heads]: a score per head that takes its share of the probabilities and has no value.
 
     Returns [num_tokens, num_heads, value_dim]; rows that belong to no request are 0. The query heads that share a key
     head are folded into rows, so that one batched call without copies of the keys serves grouped-query attention.
     """
-    num_kv_heads, value_dim = values.shape[1:]
-    num_tokens, num_heads, key_dim = query.shape
-    groups = num_heads // num_kv_heads
-    output = query.new_zeros(num_tokens, num_heads, value_dim)
+    output = query.new_zeros(*query.shape[:2], values.shape[2])
     for segment in plan.segments:
-        batch, num_rows = segment.token_rows.shape
-        num_keys = segment.key_slots.shape[1]
-        slots = segment.key_slots.flatten()
-        q = query if segment.is_whole else query.index_select(0, segment.token_rows.flatten())
-        q = q.view(batch, num_rows, num_kv_heads, groups, key_dim).permute(0, 2, 3, 1, 4)
-        attended = scaled_dot_product_attention(
-            q.reshape(batch, num_kv_heads, groups * num_rows, key_dim),
-            keys.index_select(0, slots).view(batch, num_keys, num_kv_heads, key_dim).transpose(1, 2),
-            values.index_select(0, slots).view(batch, num_keys, num_kv_heads, value_dim).transpose(1, 2),
-            attn_mask=segment.mask(groups, query.dtype),
-            scale=scaling,
-        )
-        attended = attended.view(batch, num_kv_heads, groups, num_rows, value_dim).permute(0, 3, 1, 2, 4)
-        attended = attended.reshape(batch * num_rows, num_heads, value_dim)
+        attended = _attend(query, keys, values, segment, scaling, window, softcap, sinks)
         if segment.is_whole:
             return attended
         output.index_copy_(0, segment.valid_tokens, attended.index_select(0, segment.valid_rows))
     return output
+
+
+def _attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    segment: Segment,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """[batch * num_rows, num_heads, value_dim] of one rectangle."""
+    num_kv_heads, value_dim = values.shape[1:]
+    num_heads, key_dim = query.shape[1:]
+    groups = num_heads // num_kv_heads
+    batch, num_rows = segment.token_rows.shape
+    num_keys = segment.key_slots.shape[1]
+    slots = segment.key_slots.flatten()
+    q = query if segment.is_whole else query.index_select(0, segment.token_rows.flatten())
+    q = q.view(batch, num_rows, num_kv_heads, groups, key_dim).permute(0, 2, 3, 1, 4)
+    q = q.reshape(batch, num_kv_heads, groups * num_rows, key_dim)
+    k = keys.index_select(0, slots).view(batch, num_keys, num_kv_heads, key_dim).transpose(1, 2)
+    v = values.index_select(0, slots).view(batch, num_keys, num_kv_heads, value_dim).transpose(1, 2)
+    mask = segment.mask(groups, window, query.dtype)
+    if softcap is None and sinks is None:
+        attended = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
+    else:
+        if sinks is not None:  # [num_heads] -> [1, num_kv_heads, groups * num_rows, 1]
+            sinks = sinks.view(1, num_kv_heads, groups, 1, 1).expand(batch, -1, -1, num_rows, 1)
+            sinks = sinks.reshape(batch, num_kv_heads, groups * num_rows, 1)
+        attended = _explicit_attention(q, k, v, mask, scaling, softcap, sinks)
+    attended = attended.view(batch, num_kv_heads, groups, num_rows, value_dim).permute(0, 3, 1, 2, 4)
+    return attended.reshape(batch * num_rows, num_heads, value_dim)
+
+
+def _explicit_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """For what torch's fused attention does not offer. Scores and probabilities are float32."""
+    scores = torch.matmul(q, k.transpose(2, 3)).float() * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores + mask
+    if sinks is not None:
+        probs = torch.cat([scores, sinks.float()], dim=-1).softmax(dim=-1)[..., :-1]
+    else:
+        probs = scores.softmax(dim=-1)
+    return torch.matmul(probs.to(v.dtype), v)

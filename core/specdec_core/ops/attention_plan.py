@@ -3,39 +3,54 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 from attrs import field, frozen
 
 from specdec_core.ops.padding import Padding, round_up
-from specdec_core.types import Draft, KVMetadata
+from specdec_core.types import KVMetadata
 
 SHORT = 64
 """Requests with at most this many tokens in the pass share rectangles; longer ones (prefill) stand alone."""
 
 
 @frozen(eq=False)
-class Segment:
-    """Some requests of the pass, as a rectangle of query rows and key slots, padded."""
+class Visibility:
+    """Which slots of its own request each token of a pass sees: a prefix, and single ones beyond it (a tree's nodes see
+    their ancestors). Positions are what windows are measured in."""
 
-    token_rows: torch.Tensor  # int64 [batch, num_rows]   the query's row in the flat batch; padding: 0
+    positions: torch.Tensor  # int64 [num_tokens]
+    prefix_lens: torch.Tensor  # int64 [num_tokens]   the slots [0, prefix_len)
+    more_slots: torch.Tensor | None = None  # int64 [num_tokens, n]   may repeat each other
+
+
+@frozen(eq=False)
+class Segment:
+    """Some requests of the pass, as a rectangle of query rows and keys. Padding repeats a request's last token and
+    reads its last slot, never another request's: masked or not, NaN spreads through a product."""
+
+    token_rows: torch.Tensor  # int64 [batch, num_rows]   the query's row in the flat batch
     key_slots: torch.Tensor  # int64 [batch, num_keys]
-    is_visible: torch.Tensor  # bool [batch, num_rows, num_keys]   padding rows see the first key
+    is_visible: torch.Tensor  # bool [batch, num_rows, num_keys]
+    query_positions: torch.Tensor  # int64 [batch, num_rows]
+    key_positions: torch.Tensor  # int64 [batch, num_keys]
     valid_rows: torch.Tensor  # int64 [n]   rows of the flattened rectangle that are no padding
     valid_tokens: torch.Tensor  # int64 [n]   the flat batch's row of each
     is_whole: bool  # the rectangle is the flat batch itself, padding included
-    _masks: dict[tuple[int, torch.dtype], torch.Tensor] = field(factory=dict)
+    _masks: dict[tuple[int, int | None, torch.dtype], torch.Tensor] = field(factory=dict)
 
-    def mask(self, groups: int, dtype: torch.dtype) -> torch.Tensor:
-        """Additive [batch, 1, groups * num_rows, num_keys], made once per pass and dtype."""
-        if (groups, dtype) not in self._masks:
-            batch, num_rows, num_keys = self.is_visible.shape
-            mask = torch.zeros(batch, 1, num_rows, num_keys, dtype=dtype, device=self.is_visible.device)
-            mask.masked_fill_(~self.is_visible.unsqueeze(1), -torch.inf)
-            self._masks[groups, dtype] = mask.repeat(1, 1, groups, 1)
-        return self._masks[groups, dtype]
+    def mask(self, groups: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """Additive [batch, 1, groups * num_rows, num_keys], made once per pass, window and dtype."""
+        key = groups, window, dtype
+        if key not in self._masks:
+            is_visible = self.is_visible
+            if window is not None:
+                is_near = self.key_positions.unsqueeze(1) > self.query_positions.unsqueeze(2) - window
+                is_visible = is_visible & is_near
+            mask = torch.zeros(is_visible.shape, dtype=dtype, device=is_visible.device)
+            self._masks[key] = mask.masked_fill_(~is_visible, -torch.inf).unsqueeze(1).repeat(1, 1, groups, 1)
+        return self._masks[key]
 
 
 @frozen(eq=False)
@@ -44,88 +59,54 @@ class AttentionPlan:
 
 
 def plan_attention(
-    metadata: KVMetadata, num_known: Sequence[int], draft: Draft, num_padded_tokens: int, padding: Padding
+    metadata: KVMetadata, visibility: Visibility, num_padded_tokens: int, padding: Padding
 ) -> AttentionPlan:
-    """metadata covers, for each request, num_known tokens and then its draft nodes.
-
-    A known token sees every slot up to its own; a node sees those up to the root's, its ancestors and itself; a dead
-    node sees itself. num_padded_tokens: the length of the flat batch. padding: of query rows and keys.
-    """
-    lengths = np.asarray(metadata.lengths)
-    num_keys = [round_up(end, padding.keys) for end in (np.asarray(metadata.starts) + lengths).tolist()]
+    """num_padded_tokens: the length of the flat batch. padding: of query rows and keys."""
+    num_keys = [round_up(start + n, padding.keys) for start, n in zip(metadata.starts, metadata.lengths, strict=True)]
     alone = itertools.count(1)
     rectangles: dict[int, list[int]] = {}  # contexts of similar length together: each is padded to the longest
-    for request, length in enumerate(lengths):
+    for request, length in enumerate(metadata.lengths):
         rectangle = num_keys[request].bit_length() if length <= SHORT else -next(alone)
         rectangles.setdefault(rectangle, []).append(request)
-    parts = [np.array(requests) for requests in rectangles.values()]
     return AttentionPlan(
-        tuple(_segment(part, metadata, np.asarray(num_known), draft, num_padded_tokens, padding) for part in parts)
+        tuple(
+            _segment(np.array(requests), metadata, visibility, num_padded_tokens, padding)
+            for requests in rectangles.values()
+        )
     )
 
 
 def _segment(
-    part: np.ndarray,
-    metadata: KVMetadata,
-    num_known: np.ndarray,
-    draft: Draft,
-    num_padded_tokens: int,
-    padding: Padding,
+    requests: np.ndarray, metadata: KVMetadata, visibility: Visibility, num_padded_tokens: int, padding: Padding
 ) -> Segment:
     device = metadata.block_tables.device
-    lengths, starts = np.asarray(metadata.lengths), np.asarray(metadata.starts)[part]
-    first_token = (np.cumsum(lengths) - lengths)[part]
-    lengths, num_known = lengths[part], num_known[part]
+    lengths = np.asarray(metadata.lengths)
+    first_tokens = (np.cumsum(lengths) - lengths)[requests]
+    lengths, starts = lengths[requests], np.asarray(metadata.starts)[requests]
     num_rows = round_up(int(lengths.max()), padding.rows)
     num_keys = round_up(int((starts + lengths).max()), padding.keys)
 
-    row = np.arange(num_rows)
-    is_valid = row < lengths[:, None]
-    token_rows = np.where(is_valid, first_token[:, None] + row, 0)
-    sees_up_to = starts[:, None] + (row if draft.is_chain else np.minimum(row, num_known[:, None] - 1))
-    is_visible = torch.from_numpy(np.arange(num_keys) <= np.where(is_valid, sees_up_to, 0)[:, :, None]).to(device)
-    if draft.num_nodes and not draft.is_chain:
-        _show_ancestors(is_visible, part, starts, num_known, draft)
+    row = np.minimum(np.arange(num_rows), lengths[:, None] - 1)
+    token_rows = torch.from_numpy(first_tokens[:, None] + row).to(device)
+    positions = visibility.positions[token_rows]
+    key_positions = torch.arange(num_keys, device=device).repeat(len(requests), 1)
+    key_positions.scatter_(1, torch.from_numpy(starts[:, None] + row).to(device), positions)
+    is_visible = torch.arange(num_keys, device=device) < visibility.prefix_lens[token_rows].unsqueeze(2)
+    if visibility.more_slots is not None:
+        is_visible.scatter_(2, visibility.more_slots[token_rows], True)
 
-    # Padding reads the request's own last slot, never another request's: masked or not, NaN spreads through a product.
     local = torch.from_numpy(np.minimum(np.arange(num_keys), (starts + lengths - 1)[:, None])).to(device)
-    blocks = metadata.block_tables[torch.from_numpy(part).to(device)].gather(1, local // metadata.block_size)
-    key_slots = blocks * metadata.block_size + local % metadata.block_size
-    valid_rows = np.flatnonzero(is_valid)
+    blocks = metadata.block_tables[torch.from_numpy(requests).to(device)].gather(1, local // metadata.block_size)
+    valid_rows = np.flatnonzero(np.arange(num_rows) < lengths[:, None])
     return Segment(
-        token_rows=torch.from_numpy(token_rows).to(device),
-        key_slots=key_slots,
+        token_rows=token_rows,
+        key_slots=blocks * metadata.block_size + local % metadata.block_size,
         is_visible=is_visible,
+        query_positions=positions,
+        key_positions=key_positions,
         valid_rows=torch.from_numpy(valid_rows).to(device),
-        valid_tokens=torch.from_numpy(token_rows.ravel()[valid_rows]).to(device),
-        is_whole=len(part) == len(metadata.lengths)
-        and token_rows.size == num_padded_tokens
-        and (len(part) == 1 or len(valid_rows) == num_padded_tokens),
+        valid_tokens=token_rows.flatten()[torch.from_numpy(valid_rows).to(device)],
+        is_whole=len(requests) == len(metadata.lengths)
+        and token_rows.numel() == num_padded_tokens
+        and (len(requests) == 1 or len(valid_rows) == num_padded_tokens),
     )
-
-
-def _show_ancestors(
-    is_visible: torch.Tensor, part: np.ndarray, starts: np.ndarray, num_known: np.ndarray, draft: Draft
-) -> None:
-    """Let each node see itself and the nodes above it; take the rest of the request from a dead one."""
-    device = is_visible.device
-    layout = draft.layout
-    index_in_part = np.full(draft.batch_size, -1)
-    index_in_part[part] = np.arange(len(part))
-    node_requests = np.repeat(np.arange(draft.batch_size), np.diff(draft.offsets))
-    here = np.flatnonzero(index_in_part[node_requests] >= 0)
-    segment_row = index_in_part[node_requests[here]]  # which request of the segment each node belongs to
-
-    nodes = torch.from_numpy(here).to(device)
-    request = torch.from_numpy(segment_row).to(device)
-    rows = layout.node_rows[nodes]
-    roots = layout.root_rows[layout.row_requests[rows]]
-    query_row = rows - roots + torch.from_numpy(num_known[segment_row] - 1).to(device)
-    root_slot = torch.from_numpy((starts + num_known - 1)[segment_row]).to(device)
-
-    is_dead = ~layout.is_alive[nodes]
-    is_visible[request, query_row] &= ~is_dead.unsqueeze(1)
-    seen = rows
-    for _ in range(draft.max_depth):  # a walk from a node to its root; it stops early at a dead one
-        is_visible[request, query_row, root_slot + (seen - roots)] = True
-        seen = layout.up[seen]

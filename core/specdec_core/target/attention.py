@@ -17,6 +17,9 @@ from specdec_core.ops.attention_plan import AttentionPlan
 IMPLEMENTATION = "specdec"
 """The name under which transformers' models find `attention`: pass it as `attn_implementation`."""
 
+HARMLESS_TENSORS = frozenset({"s_aux", "position_ids", "cache_position"})
+"""Keyword arguments with tensors that the attention function takes into account, or need not."""
+
 _SITE = "specdec_site"
 
 
@@ -31,8 +34,9 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """query [1, num_heads, num_tokens, key_dim], key and value [1, num_kv_heads, num_tokens, ...], rotated already.
 
-    Returns [1, num_tokens, num_heads, value_dim]. What to see and where to store comes from the module's site, not from
-    `attention_mask`: some families pass no keyword arguments through.
+    features: what a family passes besides. sliding_window (int), softcap (float) and s_aux (sinks) count; the others
+    were looked at when the model was loaded. Returns [1, num_tokens, num_heads, value_dim]. What to see and where to
+    store comes from the module's site, not from `attention_mask`: some families pass no keyword arguments through.
     """
     site = getattr(module, _SITE, None)
     if site is None:
@@ -76,7 +80,16 @@ class CacheSite:
     ) -> torch.Tensor:
         context = self.context
         context.ops["store_kv"](self.keys, self.values, context.slot_mapping, key, value)
-        attended: torch.Tensor = context.ops["paged_attention"](query, self.keys, self.values, context.plan, scaling)
+        attended: torch.Tensor = context.ops["paged_attention"](
+            query,
+            self.keys,
+            self.values,
+            context.plan,
+            scaling,
+            window=features.get("sliding_window"),
+            softcap=features.get("softcap"),
+            sinks=features.get("s_aux"),
+        )
         return attended
 
 
@@ -97,11 +110,10 @@ class ProbeSite:
         features: Mapping[str, Any],
     ) -> torch.Tensor:
         for name, given in features.items():
-            changes_the_result = isinstance(given, torch.Tensor) and name != "position_ids"
-            if changes_the_result or (name in ("sliding_window", "softcap", "s_aux") and given is not None):
+            if isinstance(given, torch.Tensor) and name not in HARMLESS_TENSORS:
                 raise CompatibilityError(
-                    f"{type(module).__name__} asks for {name}, which this version's attention does not compute: "
-                    f"its output would be wrong without. Use a model without this feature"
+                    f"{type(module).__name__} passes {name} to its attention, which specdec's does not take into "
+                    f"account: the output would be wrong. Models with this feature are not supported"
                 )
         self.modules.append(module)
         self.shapes.append((key.shape[1], key.shape[2], value.shape[2]))

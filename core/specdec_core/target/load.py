@@ -16,6 +16,9 @@ MODEL_GROUP = "specdec.models"
 """Entry points that name models which come inside a distribution: name -> a function that returns the folder."""
 
 
+SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
 def resolve_model(model: str | Path) -> str:
     """A folder or hub name as it is; the name of an embedded model ("tiny") becomes its folder."""
     if Path(model).exists():
@@ -56,15 +59,19 @@ def load_config(path: str, *, trust_remote_code: bool) -> PretrainedConfig:
             f"model hub, or an embedded model ({', '.join(embedded) or 'none is installed'})"
         ) from error
     text_config = config.get_text_config()
-    rope = getattr(text_config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):
-        raise CompatibilityError(
-            f"rope_type={rope['rope_type']!r} makes a request's positions depend on the longest request of the "
-            f"batch, so its output would too. Use a checkpoint with another rope type"
-        )
-    unsupported = sorted(set(getattr(text_config, "layer_types", None) or ()) - {"full_attention"})
+    ropes = getattr(text_config, "rope_parameters", None) or {}
+    for rope in [ropes, *(nested for nested in ropes.values() if isinstance(nested, dict))]:
+        if rope.get("rope_type") in ("dynamic", "longrope"):
+            raise CompatibilityError(
+                f"rope_type={rope['rope_type']!r} makes a request's positions depend on the longest request of the "
+                f"batch, so its output would too. Use a checkpoint with another rope type"
+            )
+    unsupported = sorted(set(getattr(text_config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES)
     if unsupported:
-        raise CompatibilityError(f"layer_types {unsupported} are not supported yet: only full attention is")
+        raise CompatibilityError(
+            f"layer_types {unsupported} keep a state that is not supported: allowed are "
+            f"{', '.join(sorted(SUPPORTED_LAYER_TYPES))}. Use a model whose layers all have a key-value cache"
+        )
     return config
 
 
@@ -77,6 +84,11 @@ def load_weights(path: str, config: PretrainedConfig, dtype: torch.dtype, **kwar
         model, info = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=dtype, attn_implementation=IMPLEMENTATION, output_loading_info=True, **kwargs
         )
+    except KeyError as error:
+        raise CompatibilityError(
+            f"{config.model_type!r} models choose their attention from a list of their own, without {error}: they "
+            f"cannot run on the paged cache. Use a model of another family"
+        ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"the weights of {path!r} cannot be loaded: {error}") from error
     wrong = {kind: sorted(map(str, info[kind]))[:5] for kind in ("missing_keys", "mismatched_keys") if info[kind]}

@@ -1,0 +1,127 @@
+"""One tiny random checkpoint of each family of models, made as transformers makes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 120,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+HEADS = {"head_dim": 16}
+WINDOW = {"sliding_window": 5}
+UNTIED = {"tie_word_embeddings": False}  # with scaled and tied embeddings a random model repeats its last token
+EXPERTS = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+LATENT = {  # keys and values of different widths
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "num_key_value_heads": 4,
+}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "cohere2": HEADS | WINDOW,
+    "deepseek_v2": EXPERTS | LATENT,
+    "deepseek_v3": EXPERTS | LATENT,
+    "ernie4_5_moe": HEADS
+    | EXPERTS
+    | {"moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 1, "moe_num_shared_experts": 1},
+    "gemma2": HEADS | WINDOW | UNTIED | {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16},
+    "gemma3_text": HEADS | WINDOW | UNTIED | {"query_pre_attn_scalar": 16},
+    "glm4_moe": HEADS | EXPERTS,
+    "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256},
+    "gpt_neox": {},
+    "gpt_oss": HEADS | EXPERTS | WINDOW,
+    "granite": HEADS
+    | {
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+        "residual_multiplier": 0.7,
+        "attention_multiplier": 0.3,
+    },
+    "longcat_flash": EXPERTS
+    | LATENT
+    | {
+        "num_layers": 2,
+        "head_dim": 8,
+        "ffn_hidden_size": 96,
+        "expert_ffn_hidden_size": 32,
+        "moe_topk": 2,
+        "zero_expert_num": 1,
+    },
+    "minimax_m2": HEADS | EXPERTS,
+    "mistral": HEADS | WINDOW,
+    "mixtral": HEADS | EXPERTS,
+    "olmo2": {},
+    "olmo3": WINDOW,
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "phi": {},
+    "phi3": WINDOW,
+    "qwen2": WINDOW | {"use_sliding_window": True, "max_window_layers": 1},
+    "qwen2_moe": EXPERTS,
+    "qwen3_moe": HEADS | EXPERTS,
+    "smollm3": {},
+    "stablelm": {},
+    "starcoder2": WINDOW,
+}
+
+LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+UNSUPPORTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("bloom", {"n_layer": 3, "n_head": 4}),
+    "falcon": ("falcon", {}),
+    "phi3 with longrope": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 128}),
+    "llama with dynamic rope": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
+    ),
+    "qwen3_next": ("qwen3_next", HEADS | EXPERTS),
+}
+REFUSED = {
+    "bloom": "0 of 3 layers",
+    "falcon": "falcon",
+    "phi3 with longrope": "longrope",
+    "llama with dynamic rope": "dynamic",
+    "qwen3_next": "linear_attention",
+}
+"""What is refused -> what the error says."""
+
+
+def save_family(name: str, folder: Path) -> Path:
+    """name: of FAMILIES or UNSUPPORTED. Every parameter is random, norms and biases included."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type, options = UNSUPPORTED.get(name, (name, FAMILIES.get(name, {})))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(model_type, **SIZES | options)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(torch.float32)
+        for parameter in model.parameters():
+            if parameter.dim() < 2:
+                parameter.data += 0.3 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    return folder

@@ -52,6 +52,8 @@ def main() -> None:
     check = parser.parse_args().check
     readme = ROOT / "README.md"
     before = readme.read_text(encoding="utf-8")
+    if not RESULTS.exists():
+        sys.exit(f"there are no results in {RESULTS.relative_to(ROOT)}: run make bench")
     figures = table(json.loads(RESULTS.read_text(encoding="utf-8")))
     after = re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n\n{figures}\n\n{END}", before, flags=re.DOTALL)
     if check and after != before:

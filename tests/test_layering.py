@@ -28,7 +28,7 @@ LAYERS = (
     {"engine"},
     {"llm", "outputs"},
     {"testing"},
-    {"cli"},
+    {"cli", "__main__"},
 )
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 PROPOSERS = sorted(path.parent for path in ROOT.glob("proposers/*/specdec_*/__init__.py"))

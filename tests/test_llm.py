@@ -139,6 +139,23 @@ def test_a_request_may_ask_for_fewer_drafts(speculating: LLM) -> None:
         speculating.generate(PROMPT, SamplingParams(num_speculative_tokens=6))
 
 
+def test_a_folder_of_the_same_name_does_not_hide_the_embedded_model(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specdec_core.target.load import resolve_model
+
+    (tmp_path / "tiny").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("tiny").endswith("weights")
+    assert resolve_model("./tiny") == "./tiny"
+
+
+@pytest.mark.parametrize("prompts", [None, 5, "\ud800", "", [""], [5], {"prompt": 5}], ids=repr)
+def test_prompts_that_are_not_text(plain: LLM, prompts: Any) -> None:
+    with pytest.raises(ConfigError, match="prompt"):
+        plain.generate(prompts)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -147,6 +164,9 @@ def test_a_request_may_ask_for_fewer_drafts(speculating: LLM) -> None:
         ({"method": "ngram", "num_speculative_tokens": 0}, "at least 1"),
         ({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_maxx": 3}, "did you mean 'prompt_lookup_max'"),
         ({"num_speculative_tokens": 5}, "method"),
+        ("ngram", "must be a dict"),
+        ({"method": "ngram", "num_speculative_tokens": 5, 3: 4}, "no key 3"),
+        ({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 10**30}, "prompt_lookup_max"),
     ],
 )
 def test_what_is_wrong_with_a_speculative_config(config: dict[str, Any], message: str) -> None:
@@ -182,6 +202,8 @@ def test_what_is_wrong_with_an_engine_config(engine_config: dict[str, Any], mess
         {"max_tokens": 0},
         {"seed": 2**63},
         {"stop": ""},
+        {"stop": 5},
+        {"ignore_eos": "no"},
         {"top_p": "a"},
     ],
     ids=str,

@@ -23,13 +23,28 @@ def _at_least(low: int, *, optional: bool = False) -> Any:
     return check
 
 
+def _is_bool(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{attribute.name}={value!r} must be True or False")
+
+
+def _is_seed(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise ConfigError(f"{attribute.name}={value!r} must be a whole number or None")
+
+
+def _is_name(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    if not isinstance(value, str | Path):
+        raise ConfigError(f"{attribute.name}={value!r} must be a folder or a name")
+
+
 def _one_process(instance: Any, attribute: Attribute[Any], value: Any) -> None:
     if value != 1:
         raise ConfigError(f"{attribute.name}={value!r} is not supported yet: leave it out, or give 1")
 
 
 def _fraction(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-    if value is not None and not (isinstance(value, int | float) and 0 < value <= 1):
+    if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1):
         raise ConfigError(f"{attribute.name}={value!r} is not allowed: give a fraction of memory in (0, 1], or None")
 
 
@@ -75,11 +90,11 @@ class SpeculativeConfig:
 class EngineConfig:
     """Everything about an engine but speculation. None: chosen from the model and the machine."""
 
-    model: str | Path
+    model: str | Path = field(validator=_is_name)
     dtype: Any = "auto"
-    trust_remote_code: bool = False
+    trust_remote_code: bool = field(default=False, validator=_is_bool)
     tensor_parallel_size: int = field(default=1, validator=_one_process)
-    seed: int | None = None
+    seed: int | None = field(default=None, validator=_is_seed)
     max_model_len: int | None = field(default=None, validator=_at_least(1, optional=True))
     max_num_seqs: int = field(default=256, validator=_at_least(1))
     max_num_batched_tokens: int = field(default=2048, validator=_at_least(1))
@@ -97,7 +112,7 @@ class EngineConfig:
         return cls(**mapping)
 
 
-def unknown_key(key: str, known: AbstractSet[str], where: str) -> ConfigError:
-    near = get_close_matches(key, known, n=1)
+def unknown_key(key: object, known: AbstractSet[str], where: str) -> ConfigError:
+    near = get_close_matches(str(key), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "remove it."
     return ConfigError(f"{where} has no key {key!r}: {hint} The keys are {', '.join(sorted(known))}")

@@ -45,6 +45,10 @@ class LLM:
         plugins: Plugins | None = None,
         **engine_config: Any,
     ) -> None:
+        if not isinstance(skip_tokenizer_init, bool):
+            raise ConfigError(f"skip_tokenizer_init={skip_tokenizer_init!r} must be True or False")
+        if plugins is not None and not hasattr(plugins, "proposer"):
+            raise ConfigError(f"plugins={plugins!r} must be what Plugins.load() returns, or None")
         own = {"tokenizer", "skip_tokenizer_init", "speculative_config", "plugins"}
         config = EngineConfig.from_mapping({"model": model, **engine_config}, other_keys=own)
         plugins = plugins or Plugins.load()
@@ -116,6 +120,8 @@ class LLM:
     def _tokenize(self, prompts: Prompt | Sequence[Prompt]) -> tuple[list[str | None], list[Any]]:
         """The prompts' texts, None where only token ids were given, and their token ids."""
         listed = [prompts] if isinstance(prompts, str | Mapping) else prompts
+        if not isinstance(listed, Sequence):
+            raise ConfigError(f"prompts={prompts!r} is not understood: give one prompt, or a list of them")
         texts: list[str | None] = []
         token_ids: list[list[int]] = []
         for prompt in listed:
@@ -131,7 +137,7 @@ class LLM:
                 token_ids.append(given["prompt_token_ids"])  # the engine checks them
             elif self._tokenizer is not None:
                 texts.append(given["prompt"])
-                token_ids.append(self._tokenizer(given["prompt"]).input_ids)
+                token_ids.append(_tokens(self._tokenizer, given["prompt"]))
             else:
                 raise ConfigError("skip_tokenizer_init=True left out the tokenizer: give {'prompt_token_ids': [...]}")
         return texts, token_ids
@@ -149,6 +155,8 @@ class LLM:
             params: Sequence[SamplingParams] = [sampling_params or SamplingParams()] * len(prompts)
         else:
             params = sampling_params
+        if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+            raise ConfigError(f"sampling_params={sampling_params!r} must be a SamplingParams, or one for each prompt")
         if len(params) != len(prompts):
             raise ConfigError(f"{len(params)} sampling_params for {len(prompts)} prompts: give one, or one for each")
         submitted: list[str] = []
@@ -171,7 +179,20 @@ class LLM:
                 self.engine.cancel(request_id)
 
 
+def _tokens(tokenizer: Any, text: str) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"prompt {text[:40]!r} is not text: character {error.start} is half of a pair") from error
+    token_ids: list[int] = tokenizer(text).input_ids
+    if not token_ids:
+        raise ConfigError(f"prompt {text!r} has no tokens: give at least one character")
+    return token_ids
+
+
 def _speculative_config(mapping: Mapping[str, Any], plugins: Plugins) -> SpeculativeConfig:
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(f"speculative_config={mapping!r} must be a dict such as {{'method': 'ngram', ...}}")
     method = mapping.get("method")
     if not isinstance(method, str):
         raise ConfigError(
@@ -183,7 +204,7 @@ def _speculative_config(mapping: Mapping[str, Any], plugins: Plugins) -> Specula
 def _load_tokenizer(name: str | Path, *, trust_remote_code: bool) -> Any:
     try:
         return AutoTokenizer.from_pretrained(resolve_model(name), trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever a broken file makes transformers raise
         raise ConfigError(
             f"the tokenizer of {str(name)!r} cannot be loaded: {error}. Name another with tokenizer=..., or pass "
             f"skip_tokenizer_init=True and give prompts as token ids"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 from attrs import Attribute, field, frozen
@@ -17,7 +18,7 @@ def _within(low: float, high: float, *, low_open: bool = False, optional: bool =
     def check(instance: SamplingParams, attribute: Attribute[Any], value: Any) -> None:
         if value is None and optional:
             return
-        number = isinstance(value, int | float) and not isinstance(value, bool)
+        number = isinstance(value, Real) and not isinstance(value, bool)
         if not number or not (low <= value <= high) or (low_open and value == low):
             opening = "(" if low_open else "["
             none = " or None" if optional else ""
@@ -33,14 +34,19 @@ def _whole(value: Any) -> Any:
 
 
 def _is_int(instance: SamplingParams, attribute: Attribute[Any], value: Any) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+    if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
         raise ConfigError(f"{attribute.name}={value!r} must be a whole number")
+
+
+def _is_bool(instance: SamplingParams, attribute: Attribute[Any], value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{attribute.name}={value!r} must be True or False")
 
 
 def _strings(value: str | Sequence[str] | None) -> tuple[str, ...]:
     if value is None:
         return ()
-    stops = (value,) if isinstance(value, str) else tuple(value)
+    stops = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else (value,)
     if any(not isinstance(s, str) or not s for s in stops):
         raise ConfigError(f"stop={value!r} must be a non-empty string or a list of them")
     return stops
@@ -61,8 +67,8 @@ class SamplingParams:
     seed: int | None = field(default=None, validator=[_is_int, _within(-(2**63), 2**63 - 1, optional=True)])
     max_tokens: int | None = field(default=16, validator=[_is_int, _within(1, 2**31, optional=True)])
     stop: tuple[str, ...] = field(default=None, converter=_strings)
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
+    ignore_eos: bool = field(default=False, validator=_is_bool)
+    skip_special_tokens: bool = field(default=True, validator=_is_bool)
     num_speculative_tokens: int | None = field(default=None, validator=[_is_int, _within(0, 2**16, optional=True)])
 
     @property

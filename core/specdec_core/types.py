@@ -80,7 +80,7 @@ class Draft:
 
         lengths = [len(chain) for chain in chains]
         return cls(
-            token_ids=torch.tensor([t for chain in chains for t in chain], dtype=torch.int64, device=device),
+            token_ids=_token_ids([t for chain in chains for t in chain], device),
             parents=torch.tensor([i - 1 for n in lengths for i in range(n)], dtype=torch.int32, device=device),
             offsets=_offsets(lengths),
             max_depth=max(lengths, default=0),
@@ -99,7 +99,7 @@ class Draft:
                 depths.append(1 if parent < 0 else depths[parent] + 1)
             depth = max([depth, *depths])
         return cls(
-            token_ids=torch.tensor([t for tree in trees for t in tree.token_ids], dtype=torch.int64, device=device),
+            token_ids=_token_ids([t for tree in trees for t in tree.token_ids], device),
             parents=torch.tensor([p for tree in trees for p in tree.parents], dtype=torch.int32, device=device),
             offsets=_offsets([len(tree.token_ids) for tree in trees]),
             max_depth=depth,
@@ -109,6 +109,17 @@ class Draft:
         """One request's part, copied to the host (for tests and reports, not for the hot path)."""
         nodes = slice(self.offsets[request], self.offsets[request + 1])
         return DraftTree(self.token_ids[nodes].tolist(), self.parents[nodes].tolist())
+
+
+def _token_ids(values: list[int], device: torch.device | str) -> torch.Tensor:
+    import torch
+
+    if not values:
+        return torch.empty(0, dtype=torch.int64, device=device)
+    token_ids = torch.tensor(values, device=device)
+    if token_ids.dtype != torch.int64:
+        raise TypeError(f"token ids must be whole numbers, not {token_ids.dtype}: {values[:5]}")
+    return token_ids
 
 
 def _offsets(lengths: Sequence[int]) -> tuple[int, ...]:

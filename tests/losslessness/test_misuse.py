@@ -87,7 +87,7 @@ def test_prompts_that_are_none(model_dir: Any, make_llm: Any, prompt: Any) -> No
 
 def test_sampling_params_of_another_type(model_dir: Any, make_llm: Any, prompts: list) -> None:
     llm = make_llm(model_dir, None)
-    with pytest.raises((SpecdecError, AttributeError)):
+    with pytest.raises(ConfigError, match="sampling_params"):
         llm.generate([{"prompt_token_ids": prompts[0]}] * 2, [PARAMS, {}], use_tqdm=False)
     assert not llm.engine.has_unfinished
 
@@ -121,29 +121,13 @@ MALFORMED = {
 
 @pytest.mark.parametrize("malformed", MALFORMED.values(), ids=MALFORMED.keys())
 def test_malformed_drafts_are_named(model_dir: Any, prompts: list, malformed: Callable[[], Any]) -> None:
-    from specdec_core import Plugins, Proposer
+    from specdec_core import Proposer
 
     class Careless(Proposer):
         def propose(self, batch: Any) -> Any:
             return malformed()
 
-    class PluginsWithCareless:
-        def __init__(self) -> None:
-            self._installed = Plugins.load()
-
-        def proposer(self, name: str) -> ProposerSpec:
-            return ProposerSpec("careless", NoOptions, lambda config, context: Careless(), api=1)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._installed, name)
-
-    llm = LLM(
-        str(model_dir),
-        skip_tokenizer_init=True,
-        max_model_len=128,
-        plugins=PluginsWithCareless(),
-        speculative_config={"method": "careless", "num_speculative_tokens": 5},
-    )
+    llm = careless_llm(model_dir, build=lambda config, context: Careless())
     with pytest.raises(PluginError, match="'careless' failed"):
         llm.generate({"prompt_token_ids": prompts[1]}, PARAMS, use_tqdm=False)
     assert not llm.engine.has_unfinished
@@ -151,6 +135,52 @@ def test_malformed_drafts_are_named(model_dir: Any, prompts: list, malformed: Ca
     undrafted = attrs.evolve(PARAMS, num_speculative_tokens=0)
     (output,) = llm.generate({"prompt_token_ids": prompts[1]}, undrafted, use_tqdm=False)
     assert len(output.outputs[0].token_ids) == NUM_TOKENS
+
+
+def careless_llm(model_dir: Any, **spec: Any) -> LLM:
+    from specdec_core import Plugins
+
+    class PluginsWithCareless:
+        def __init__(self) -> None:
+            self._installed = Plugins.load()
+
+        def proposer(self, name: str) -> ProposerSpec:
+            return ProposerSpec("careless", NoOptions, api=1, **spec)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._installed, name)
+
+    return LLM(
+        str(model_dir),
+        skip_tokenizer_init=True,
+        max_model_len=128,
+        plugins=PluginsWithCareless(),
+        speculative_config={"method": "careless", "num_speculative_tokens": 5},
+    )
+
+
+def test_a_proposer_that_cannot_be_built_or_planned_is_named(model_dir: Any) -> None:
+    def fail(*args: Any) -> Any:
+        raise ZeroDivisionError("a bug in this plugin")
+
+    with pytest.raises(PluginError, match="'careless' could not be built: ZeroDivisionError"):
+        careless_llm(model_dir, build=fail)
+    with pytest.raises(PluginError, match="'careless' could not plan what it needs: ZeroDivisionError"):
+        careless_llm(model_dir, build=fail, plan=fail)
+    with pytest.raises(PluginError, match="plan returned None"):
+        careless_llm(model_dir, build=fail, plan=lambda *args: None)
+
+
+def test_a_proposer_that_exits_does_not_end_the_program(model_dir: Any, prompts: list) -> None:
+    from specdec_core import Proposer
+
+    class Leaving(Proposer):
+        def propose(self, batch: Any) -> Any:
+            raise SystemExit(3)
+
+    llm = careless_llm(model_dir, build=lambda config, context: Leaving())
+    with pytest.raises(PluginError, match="SystemExit"):
+        llm.generate({"prompt_token_ids": prompts[1]}, PARAMS, use_tqdm=False)
 
 
 def test_a_checkpoint_that_lacks_a_tensor_is_refused(model_dir: Any, tmp_path: Any) -> None:
@@ -168,3 +198,34 @@ def test_a_folder_without_weights_is_refused(model_dir: Any, tmp_path: Any) -> N
     (tmp_path / "config.json").write_text((model_dir / "config.json").read_text())
     with pytest.raises(ConfigError, match="weights"):
         LLM(str(tmp_path), skip_tokenizer_init=True)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"junk", b"\x10" + b"\0" * 7 + b"{}", None], ids=["empty", "junk", "header", "cut"]
+)
+def test_weights_that_cannot_be_read_are_reported(model_dir: Any, tmp_path: Any, content: bytes | None) -> None:
+    whole = (model_dir / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2] if content is None else content)
+    (tmp_path / "config.json").write_text((model_dir / "config.json").read_text())
+    with pytest.raises(ConfigError, match="weights"):
+        LLM(str(tmp_path), skip_tokenizer_init=True)
+
+
+def test_a_pickle_that_runs_code_is_refused(model_dir: Any, tmp_path: Any) -> None:
+    import pickle
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return open, (str(tmp_path / "owned"), "w")
+
+    (tmp_path / "config.json").write_text((model_dir / "config.json").read_text())
+    with (tmp_path / "pytorch_model.bin").open("wb") as stream:
+        pickle.dump(Evil(), stream)
+    with pytest.raises(ConfigError, match="weights"):
+        LLM(str(tmp_path), skip_tokenizer_init=True)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_remote_code_needs_a_plain_yes(model_dir: Any) -> None:
+    with pytest.raises(ConfigError, match="trust_remote_code='no'"):
+        LLM(str(model_dir), trust_remote_code="no")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
 from importlib import import_module
 from typing import Any
@@ -39,6 +40,11 @@ class LazyGroup(click.Group):
             try:
                 return super().invoke(ctx)
             except SpecdecError as error:
+                click.echo(f"error: {error}", err=True)
+                ctx.exit(1)
+            except OSError as error:
+                if error.errno == errno.EPIPE:
+                    raise  # click ends quietly when nobody reads any more
                 click.echo(f"error: {error}", err=True)
                 ctx.exit(1)
             except KeyboardInterrupt:

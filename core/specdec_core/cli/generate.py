@@ -77,17 +77,28 @@ def command(
 def _texts(prompts: tuple[str, ...]) -> list[str]:
     if prompts.count("-") > 1:
         raise click.UsageError("standard input can be read once: give '-' once")
-    return [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    return [_read_stdin() if prompt == "-" else prompt for prompt in prompts]
+
+
+def _read_stdin() -> str:
+    if sys.stdin is None:
+        raise click.UsageError("'-' reads a prompt from standard input, but there is none")
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"standard input is not UTF-8 text: byte {error.start}") from error
 
 
 def _stream(llm: LLM, prompt: str, params: SamplingParams) -> tuple[int, list[int]]:
     """Number of tokens, and the prompts (from 1) that failed."""
     num_tokens, reason = 0, None
-    for output in llm.stream(prompt, params):
-        click.echo(output.text, nl=False)
-        num_tokens += len(output.pieces)
-        reason = output.finish_reason
-    click.echo()
+    try:
+        for output in llm.stream(prompt, params):
+            click.echo(output.text, nl=False)
+            num_tokens += len(output.pieces)
+            reason = output.finish_reason
+    finally:
+        click.echo()
     return num_tokens, [1] if reason == "error" else []
 
 

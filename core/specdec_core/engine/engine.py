@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import reprlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +20,7 @@ from specdec_core.engine.budget import DraftBudget
 from specdec_core.engine.memory import num_kv_blocks
 from specdec_core.engine.request import Listener, Piece, Request
 from specdec_core.engine.scheduler import Schedule, Scheduler
-from specdec_core.engine.speculation import PLAIN, Speculation
+from specdec_core.engine.speculation import PLAIN, Speculation, blaming
 from specdec_core.engine.step_batch import StepBatch
 from specdec_core.engine.text import OutputText
 from specdec_core.errors import CapacityError, ConfigError, PluginError, SpecdecError
@@ -30,7 +31,7 @@ from specdec_core.sampling.process import process_logits
 from specdec_core.sampling.random import CounterRandom
 from specdec_core.sampling_params import SamplingParams
 from specdec_core.target import Target
-from specdec_core.types import Draft, StepReport, Verdict
+from specdec_core.types import Draft, Plan, StepReport, Verdict
 
 
 class Engine:
@@ -63,7 +64,10 @@ class Engine:
             self._budget = DraftBudget(
                 speculative_config.num_speculative_tokens, speculative_config.disable_by_batch_size
             )
-        plan = spec.plan(options, self.target.info, self._budget.num_speculative_tokens)
+        with blaming(spec.name, "plan what it needs"):
+            plan = spec.plan(options, self.target.info, self._budget.num_speculative_tokens)
+            if not isinstance(plan, Plan):
+                raise TypeError(f"plan returned {plan!r}, not a Plan")
         layouts = [self.target.kv_layout, *([plan.kv_layout] if plan.kv_layout else [])]
         num_blocks = num_kv_blocks(config, layouts, plan.weight_bytes, self.target.info.max_model_len, self._device)
         self.kv = plugins.kv_manager("paged").build(num_blocks, config.block_size, self._device)
@@ -79,8 +83,10 @@ class Engine:
             kv_manager=self.kv,
             kv_group=groups[1] if plan.kv_layout else None,
         )
+        with blaming(spec.name, "be built"):
+            proposer = spec.build(options, context)
         self._speculation = Speculation(
-            spec.build(options, context),
+            proposer,
             spec.name,
             observes=plan.observes,
             vocab_size=self.target.info.vocab_size,
@@ -285,7 +291,9 @@ class Engine:
         except ValueError:  # lists of unequal length
             token_ids = np.empty((0, 0))
         if token_ids.ndim != 1 or token_ids.size == 0 or token_ids.dtype.kind not in "iu":
-            raise ConfigError(f"prompt_token_ids={prompt_token_ids!r} is not a list of one or more whole numbers")
+            raise ConfigError(
+                f"prompt_token_ids={reprlib.repr(prompt_token_ids)} is not a list of one or more whole numbers"
+            )
         if token_ids.min() < 0 or token_ids.max() >= info.vocab_size:
             outside = token_ids[(token_ids < 0) | (token_ids >= info.vocab_size)]
             raise ConfigError(
@@ -300,6 +308,8 @@ class Engine:
         if params.stop and self._tokenizer is None:
             raise ConfigError(f"stop={list(params.stop)} needs text: leave out skip_tokenizer_init=True")
         asked = params.num_speculative_tokens
+        if asked and not self.num_speculative_tokens:
+            raise ConfigError(f"num_speculative_tokens={asked} of a request needs an engine with a speculative_config")
         if asked is not None and asked > self.num_speculative_tokens:
             raise ConfigError(
                 f"num_speculative_tokens={asked} of a request exceeds the engine's {self.num_speculative_tokens}: "

@@ -10,10 +10,23 @@ import torch
 from specdec_core.engine.request import Request
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_batch import StepBatch, observe, spread
-from specdec_core.errors import PluginError
+from specdec_core.errors import PluginError, SpecdecError
 from specdec_core.proposer import PLUGIN_API, Proposer, ProposerSpec
 from specdec_core.sampling.random import CounterRandom
 from specdec_core.types import DEAD, Draft, Plan, ProposerBatch, Verdict
+
+
+@contextmanager
+def blaming(name: str, what: str) -> Iterator[None]:
+    """Turn whatever a plugin raises into a PluginError that names its proposer; specdec's own errors say enough."""
+    try:
+        yield
+    except SpecdecError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"proposer {name!r} could not {what}: {type(error).__name__}: {error}. Report this to the plugin's author"
+        ) from error
 
 
 class NoProposer(Proposer):
@@ -98,7 +111,7 @@ class Speculation:
     def _called(self) -> Iterator[Proposer]:
         try:
             yield self._proposer
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PluginError(
                 f"proposer {self._name!r} failed in a step: {type(error).__name__}: {error}. The running requests were "
                 f"aborted, and the engine can go on; report this to the plugin's author"
@@ -108,6 +121,8 @@ class Speculation:
 def check_draft(draft: Draft, max_draft_tokens: Sequence[int], vocab_size: int) -> None:
     """Raise ValueError where a draft is not as its contract says. Values are looked at on a CPU only: it would cost a
     synchronisation elsewhere."""
+    if not isinstance(draft, Draft):
+        raise TypeError(f"propose returned {draft!r}, not a Draft")
     counts = draft.num_nodes_per_request
     if draft.offsets[0] != 0 or any(n < 0 for n in counts) or len(counts) != len(max_draft_tokens):
         raise ValueError(

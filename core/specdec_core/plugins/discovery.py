@@ -32,7 +32,7 @@ class Plugin:
     builtin: bool = False
     status: Status = "ok"
     error: str | None = None  # why the status is not ok, and what to do
-    cause: Exception | None = None
+    cause: BaseException | None = None
     hooks: pluggy.PluginManager | None = None  # knows this plugin alone; shared by entry points of equal value
     specs: list[Spec] = field(factory=list)
 
@@ -45,7 +45,7 @@ class Plugin:
         assert self.hooks is not None, "a plugin whose status is ok after loading has hooks"
         return self.hooks
 
-    def refuse(self, status: Status, error: str, cause: Exception | None = None) -> None:
+    def refuse(self, status: Status, error: str, cause: BaseException | None = None) -> None:
         self.status, self.error, self.cause = status, error, cause
 
 
@@ -76,7 +76,9 @@ def refuse_disabled(plugins: Sequence[Plugin], names: Sequence[str], origin: str
     """Mark the plugins that `names` disables, by plugin name or distribution. Returns the names that fit none."""
     idle = []
     for name in names:
-        hit = [p for p in plugins if name == p.name or _normalized(name) == _normalized(p.distribution)]
+        hit = [
+            p for p in plugins if not p.builtin and (name == p.name or _normalized(name) == _normalized(p.distribution))
+        ]
         for plugin in hit:
             plugin.refuse("disabled", f"plugin {plugin.label} is disabled by {origin}, which names {name!r}")
         if not hit:

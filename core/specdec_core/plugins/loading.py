@@ -6,6 +6,7 @@ import importlib.metadata
 from collections.abc import Sequence
 from difflib import get_close_matches
 
+import attrs
 import pluggy
 
 from specdec_core import hookspecs
@@ -35,7 +36,7 @@ def load(entries: Sequence[Plugin], declared: set[str]) -> None:
     try:
         hooks = _import(first)
         specs = _specs(hooks, None if first.builtin else declared, first)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         names = ", ".join(repr(plugin.name) for plugin in entries)
         message = (
             f"plugin {names} ({first.distribution} {first.version}) cannot be loaded: "
@@ -84,6 +85,8 @@ def _specs(hooks: pluggy.PluginManager, declared: set[str] | None, plugin: Plugi
     seen: set[tuple[type[Spec], str]] = set()
     for spec in found:
         what = f"{KINDS[type(spec)]} {spec.name!r}"
+        if isinstance(spec, ProposerSpec) and not attrs.has(spec.config):
+            raise PluginError(f"{plugin.value}: the config of the {what} is {spec.config!r}, not an attrs class")
         if (type(spec), spec.name) in seen:
             raise PluginError(f"{plugin.value} offers the {what} twice: rename one of them")
         if declared is not None and spec.name not in declared:
@@ -97,11 +100,11 @@ def _specs(hooks: pluggy.PluginManager, declared: set[str] | None, plugin: Plugi
 
 
 def _check(plugin: Plugin) -> None:
-    foreign = sorted({spec.api for spec in plugin.specs if spec.api != PLUGIN_API})
+    foreign = sorted({spec.api for spec in plugin.specs if spec.api != PLUGIN_API}, key=str)
     if foreign:
         plugin.refuse(
             "incompatible",
-            f"plugin {plugin.label} is written for plugin API {foreign[0]}, but this specdec-core has plugin API "
+            f"plugin {plugin.label} is written for plugin API {foreign[0]!r}, but this specdec-core has plugin API "
             f"{PLUGIN_API}: install a version of {plugin.distribution} for plugin API {PLUGIN_API}, or a specdec-core "
             f"with plugin API {foreign[0]}",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -20,9 +21,7 @@ SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 def resolve_model(model: str | Path) -> str:
-    """A folder or hub name as it is; the name of an embedded model ("tiny") becomes its folder."""
-    if Path(model).exists():
-        return str(model)
+    """The name of an embedded model ("tiny") becomes its folder; anything else, "./tiny" too, stays as it is."""
     for entry in entry_points(group=MODEL_GROUP):
         if entry.name == str(model):
             return str(entry.load()())
@@ -52,7 +51,7 @@ def load_config(path: str, *, trust_remote_code: bool) -> PretrainedConfig:
     """The checkpoint's configuration, after the guards. Raises ConfigError or CompatibilityError."""
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever a broken config.json makes transformers raise
         embedded = sorted(entry.name for entry in entry_points(group=MODEL_GROUP))
         raise ConfigError(
             f"model={path!r} cannot be read: {error}. Give a folder with a transformers checkpoint, a name on the "
@@ -89,8 +88,13 @@ def load_weights(path: str, config: PretrainedConfig, dtype: torch.dtype, **kwar
             f"{config.model_type!r} models choose their attention from a list of their own, without {error}: they "
             f"cannot run on the paged cache. Use a model of another family"
         ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the weights of {path!r} cannot be loaded: {error}") from error
+    except UnpicklingError as error:
+        raise ConfigError(
+            f"the weights of {path!r} hold more than tensors, so for safety they are not loaded: convert them to "
+            f"safetensors"
+        ) from error
+    except Exception as error:  # whatever a broken file makes its reader raise
+        raise ConfigError(f"the weights of {path!r} cannot be loaded: {type(error).__name__}: {error}") from error
     wrong = {kind: sorted(map(str, info[kind]))[:5] for kind in ("missing_keys", "mismatched_keys") if info[kind]}
     if wrong:
         raise CompatibilityError(

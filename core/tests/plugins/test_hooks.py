@@ -12,6 +12,7 @@ REPORT = StepReport(
     num_prefill_tokens=3, num_decode_requests=1, num_draft_tokens=4, num_accepted=2, draft_s=0.1, target_s=0.2
 )
 HEAD = """
+import attrs
 from specdec_core import KVManagerSpec, ProposerSpec, VerifierSpec, hookimpl
 """
 HOOKS = sorted(name for name, _ in inspect.getmembers(hookspecs, inspect.isfunction) if name.startswith("specdec_"))
@@ -30,9 +31,10 @@ def test_hook_is_documented_and_tested(hook):
 def test_specdec_proposers(site):
     """Several methods of one distribution may share a module; each is an entry point."""
     source = HEAD + (
+        "Options = attrs.make_class('Options', [])\n"
         "@hookimpl\n"
         "def specdec_proposers():\n"
-        "    return [ProposerSpec(name=name, config=object, build=print, api=1) for name in ('first', 'second')]\n"
+        "    return [ProposerSpec(name=name, config=Options, build=print, api=1) for name in ('first', 'second')]\n"
     )
     site.install("dist-pair", {"first": "pair", "second": "pair"}, {"pair": source})
     plugins = Plugins.load(disable="second")

@@ -9,14 +9,16 @@ from attrs import Attribute, field, frozen
 from specdec_core import ConfigError
 
 DEFAULT_LENGTH = 5
+LONGEST = 2**31 - 1
 MATCHES = ("first", "last")
 
 
 def _check_length(config: NgramConfig, attribute: Attribute[int | None], value: object) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+    is_length = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LONGEST
+    if value is not None and not is_length:
         raise ConfigError(
-            f"{attribute.name}={value!r} is not a number of tokens: give an integer of at least 1, or leave it out "
-            f"(it then equals the other bound, or {DEFAULT_LENGTH})"
+            f"{attribute.name}={value!r} is not a number of tokens: give an integer from 1 to {LONGEST}, or leave it "
+            f"out (it then equals the other bound, or {DEFAULT_LENGTH})"
         )
 
 

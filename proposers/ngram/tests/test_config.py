@@ -22,9 +22,9 @@ def test_a_bound_left_out_mirrors_the_other(options, lengths):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"prompt_lookup_max": 0}, r"prompt_lookup_max=0 .* at least 1"),
-        ({"prompt_lookup_min": -2, "prompt_lookup_max": 4}, r"prompt_lookup_min=-2 .* at least 1"),
-        ({"prompt_lookup_min": 0, "prompt_lookup_max": 0}, r"prompt_lookup_min=0 .* at least 1"),
+        ({"prompt_lookup_max": 0}, r"prompt_lookup_max=0 .* from 1 to"),
+        ({"prompt_lookup_min": -2, "prompt_lookup_max": 4}, r"prompt_lookup_min=-2 .* from 1 to"),
+        ({"prompt_lookup_min": 0, "prompt_lookup_max": 0}, r"prompt_lookup_min=0 .* from 1 to"),
         ({"prompt_lookup_max": "4"}, r"prompt_lookup_max='4' .* integer"),
         ({"prompt_lookup_max": 4.0}, r"prompt_lookup_max=4.0 .* integer"),
         ({"prompt_lookup_min": True}, r"prompt_lookup_min=True .* integer"),

@@ -20,7 +20,7 @@ def test_the_entry_module_is_light():
 def test_it_needs_nothing_of_the_target():
     (spec,) = specdec_proposers()
     target = TargetInfo("any", "any", 100, 8, 2, 64, torch.float32, torch.device("cpu"))
-    plan = spec.plan(NgramConfig(), target)
+    plan = spec.plan(NgramConfig(), target, 5)
     assert (plan.taps, plan.kv_layout, plan.scratch_slots, plan.weight_bytes, plan.observes) == ((), None, 0, 0, False)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import reprlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,11 +10,11 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 
 from specdec_core import ops
 from specdec_core.config import EngineConfig, SpeculativeConfig
+from specdec_core.engine.admission import check_params, checked_prompt
 from specdec_core.engine.budget import DraftBudget
 from specdec_core.engine.memory import num_kv_blocks
 from specdec_core.engine.request import Listener, Piece, Request
@@ -23,7 +22,7 @@ from specdec_core.engine.scheduler import Schedule, Scheduler
 from specdec_core.engine.speculation import PLAIN, Speculation, blaming
 from specdec_core.engine.step_batch import StepBatch
 from specdec_core.engine.text import OutputText
-from specdec_core.errors import CapacityError, ConfigError, PluginError, SpecdecError
+from specdec_core.errors import PluginError, SpecdecError
 from specdec_core.ops.attention_plan import plan_attention
 from specdec_core.plugins import Plugins
 from specdec_core.proposer import BuildContext
@@ -133,7 +132,8 @@ class Engine:
         listener(request, pieces) hears each step's new tokens, with their text if is_streamed; at the last call
         request.finish_reason is set. Raises ConfigError or CapacityError, touching no other request.
         """
-        token_ids = self._checked(prompt_token_ids, params)
+        token_ids = checked_prompt(prompt_token_ids, self.target.info)
+        check_params(params, self.num_speculative_tokens, has_text=self._tokenizer is not None)
         request_id = f"request-{next(self._ids)}"
         limit = self.target.info.max_model_len
         wanted = limit if params.max_tokens is None else len(token_ids) + params.max_tokens
@@ -282,37 +282,3 @@ class Engine:
             raise
         finally:
             self._is_stepping = False
-
-    def _checked(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> np.ndarray:
-        """The prompt as int64 [num_tokens]. Raises ConfigError or CapacityError."""
-        info = self.target.info
-        try:
-            token_ids = np.asarray(prompt_token_ids)
-        except ValueError:  # lists of unequal length
-            token_ids = np.empty((0, 0))
-        if token_ids.ndim != 1 or token_ids.size == 0 or token_ids.dtype.kind not in "iu":
-            raise ConfigError(
-                f"prompt_token_ids={reprlib.repr(prompt_token_ids)} is not a list of one or more whole numbers"
-            )
-        if token_ids.min() < 0 or token_ids.max() >= info.vocab_size:
-            outside = token_ids[(token_ids < 0) | (token_ids >= info.vocab_size)]
-            raise ConfigError(
-                f"prompt token ids {outside[:5].tolist()} are not in the vocabulary: allowed are 0 to "
-                f"{info.vocab_size - 1}"
-            )
-        if len(token_ids) >= info.max_model_len:
-            raise CapacityError(
-                f"a prompt of {len(token_ids)} tokens leaves no room for output within max_model_len="
-                f"{info.max_model_len}: shorten it, or raise max_model_len if the model allows"
-            )
-        if params.stop and self._tokenizer is None:
-            raise ConfigError(f"stop={list(params.stop)} needs text: leave out skip_tokenizer_init=True")
-        asked = params.num_speculative_tokens
-        if asked and not self.num_speculative_tokens:
-            raise ConfigError(f"num_speculative_tokens={asked} of a request needs an engine with a speculative_config")
-        if asked is not None and asked > self.num_speculative_tokens:
-            raise ConfigError(
-                f"num_speculative_tokens={asked} of a request exceeds the engine's {self.num_speculative_tokens}: "
-                f"lower it, or raise the number in speculative_config"
-            )
-        return token_ids.astype(np.int64)

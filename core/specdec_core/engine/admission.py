@@ -1,0 +1,50 @@
+"""What may be submitted. A request that is refused touches no other."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from specdec_core.errors import CapacityError, ConfigError
+from specdec_core.sampling_params import SamplingParams
+from specdec_core.types import TargetInfo
+
+
+def checked_prompt(prompt_token_ids: Sequence[int], target: TargetInfo) -> np.ndarray:
+    """The prompt as int64 [num_tokens]. Raises ConfigError or CapacityError."""
+    try:
+        token_ids = np.asarray(prompt_token_ids)
+    except ValueError:  # lists of unequal length
+        token_ids = np.empty((0, 0))
+    if token_ids.ndim != 1 or token_ids.size == 0 or token_ids.dtype.kind not in "iu":
+        raise ConfigError(
+            f"prompt_token_ids={reprlib.repr(prompt_token_ids)} is not a list of one or more whole numbers"
+        )
+    if token_ids.min() < 0 or token_ids.max() >= target.vocab_size:
+        outside = token_ids[(token_ids < 0) | (token_ids >= target.vocab_size)]
+        raise ConfigError(
+            f"prompt token ids {outside[:5].tolist()} are not in the vocabulary: allowed are 0 to "
+            f"{target.vocab_size - 1}"
+        )
+    if len(token_ids) >= target.max_model_len:
+        raise CapacityError(
+            f"a prompt of {len(token_ids)} tokens leaves no room for output within max_model_len="
+            f"{target.max_model_len}: shorten it, or raise max_model_len if the model allows"
+        )
+    return token_ids.astype(np.int64)
+
+
+def check_params(params: SamplingParams, num_speculative_tokens: int, *, has_text: bool) -> None:
+    """num_speculative_tokens: the engine's. Raises ConfigError."""
+    if params.stop and not has_text:
+        raise ConfigError(f"stop={list(params.stop)} needs text: leave out skip_tokenizer_init=True")
+    asked = params.num_speculative_tokens
+    if asked and not num_speculative_tokens:
+        raise ConfigError(f"num_speculative_tokens={asked} of a request needs an engine with a speculative_config")
+    if asked is not None and asked > num_speculative_tokens:
+        raise ConfigError(
+            f"num_speculative_tokens={asked} of a request exceeds the engine's {num_speculative_tokens}: lower it, or "
+            f"raise the number in speculative_config"
+        )

@@ -14,7 +14,7 @@ def follow(tokens: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdi
     equal siblings the first is taken. Lossless if `tokens` are the target's own draws (rule 1 of the architecture).
     """
     layout = draft.layout
-    if draft.num_nodes == 0:
+    if draft.max_depth == 0:
         accepted = torch.zeros(len(tokens), dtype=torch.int32, device=tokens.device)
         token_ids = tokens.masked_fill(~is_finite, -1).unsqueeze(1)
         return Verdict(token_ids, rows=layout.root_rows.to(torch.int32).unsqueeze(1), num_accepted=accepted)

@@ -3,7 +3,6 @@ with, greedily and sampled at temperature 1, which repeats least.
 
     python benchmarks/ngram.py                     # writes benchmarks/results/ngram.json and ngram.png
     python benchmarks/ngram.py --prompts FILE      # {"id", "prompt"} a line, reported beside the built-in prompts
-    python benchmarks/ngram.py --sweep             # also the option values that were tried for the defaults
 
 Each round runs every prompt plain and then with each setting, one request at a time, so that drift of the machine falls
 on both sides of a pair alike. Reported are medians over the rounds of the ratio within a pair.
@@ -31,14 +30,6 @@ from specdec_core.outputs import RequestOutput
 
 RESULTS = Path(__file__).parent / "results"
 HEADLINE = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
-SWEEP = {
-    "as in vLLM's example": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4},
-    "first match": {**HEADLINE, "prompt_lookup_match": "first"},
-    "from one token": {**HEADLINE, "prompt_lookup_min": 1},
-    "from three tokens": {**HEADLINE, "prompt_lookup_min": 3},
-    "5 tokens": {**HEADLINE, "num_speculative_tokens": 5},
-    "12 tokens": {**HEADLINE, "num_speculative_tokens": 12},
-}
 
 
 @frozen
@@ -138,7 +129,6 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--most-prompts", type=int, default=20, help="of --prompts")
-    parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS / "ngram.json")
     args = parser.parse_args()
 
@@ -151,7 +141,7 @@ def main() -> None:
     }
     if args.prompts:
         kinds["file"] = (dict(list(read_prompts(args.prompts).items())[: args.most_prompts]), greedy)
-    settings = {"headline": HEADLINE, **(SWEEP if args.sweep else {})}
+    settings = {"headline": HEADLINE}
     plain = LLM(args.model)
     speculating = {name: LLM(args.model, speculative_config=config) for name, config in settings.items()}
     results = {

@@ -117,7 +117,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
             colours.append(colour)
     axes.barh(names[::-1], values[::-1], color=colours[::-1])
     axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_xlabel("speed-up over plain decoding (1 request, greedy)")
+    axes.set_xlabel("speed-up over plain decoding, one request at a time")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 

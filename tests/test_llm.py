@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -211,3 +212,14 @@ def test_what_is_wrong_with_an_engine_config(engine_config: dict[str, Any], mess
 def test_sampling_params_out_of_range(params: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(params))):
         SamplingParams(**params)
+
+
+def test_numbers_of_other_libraries_are_numbers(plain: LLM) -> None:
+    import numpy as np
+
+    params = SamplingParams(
+        temperature=np.float32(0.5), top_p=Fraction(9, 10), top_k=np.int64(5), seed=np.int64(3), max_tokens=4.0
+    )
+    same = SamplingParams(temperature=0.5, top_p=0.9, top_k=5, seed=3, max_tokens=4)
+    assert params == same
+    assert plain.generate(PROMPT, params)[0].outputs == plain.generate(PROMPT, same)[0].outputs

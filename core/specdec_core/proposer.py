@@ -57,7 +57,8 @@ class BuildContext:
     target: TargetInfo
     num_speculative_tokens: int
     device: torch.device
-    embed: Callable[[torch.Tensor], torch.Tensor]  # int64 [n] -> [n, hidden], with the family's own scaling
+    # The target's own modules: what a family scales or caps outside of them (Gemma, Granite, Cohere) is not applied.
+    embed: Callable[[torch.Tensor], torch.Tensor]  # int64 [n] -> [n, hidden]
     output_head: Callable[[torch.Tensor], torch.Tensor]  # [n, hidden] after the final norm -> logits [n, vocab]
     kv_manager: KVManager
     kv_group: int | None  # this proposer's group, if its plan has a kv_layout

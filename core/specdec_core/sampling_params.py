@@ -18,8 +18,7 @@ def _within(low: float, high: float, *, low_open: bool = False, optional: bool =
     def check(instance: SamplingParams, attribute: Attribute[Any], value: Any) -> None:
         if value is None and optional:
             return
-        number = isinstance(value, Real) and not isinstance(value, bool)
-        if not number or not (low <= value <= high) or (low_open and value == low):
+        if not _is_number(value) or not (low <= value <= high) or (low_open and value == low):
             opening = "(" if low_open else "["
             none = " or None" if optional else ""
             raise ConfigError(
@@ -29,8 +28,17 @@ def _within(low: float, high: float, *, low_open: bool = False, optional: bool =
     return check
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _float(value: Any) -> Any:
+    """Any kind of number, numpy's too, as Python's own. What is none is left to the validator."""
+    return float(value) if _is_number(value) else value
+
+
 def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return int(value) if _is_number(value) and value == value // 1 else value
 
 
 def _is_int(instance: SamplingParams, attribute: Attribute[Any], value: Any) -> None:
@@ -61,15 +69,19 @@ class SamplingParams:
     for this request (0: no speculation); it cannot exceed it.
     """
 
-    temperature: float = field(default=1.0, validator=_within(0.0, 100.0))
-    top_p: float = field(default=1.0, validator=_within(0.0, 1.0, low_open=True))
+    temperature: float = field(default=1.0, converter=_float, validator=_within(0.0, 100.0))
+    top_p: float = field(default=1.0, converter=_float, validator=_within(0.0, 1.0, low_open=True))
     top_k: int = field(default=0, converter=_whole, validator=[_is_int, _within(-1, 2**31)])
-    seed: int | None = field(default=None, validator=[_is_int, _within(-(2**63), 2**63 - 1, optional=True)])
-    max_tokens: int | None = field(default=16, validator=[_is_int, _within(1, 2**31, optional=True)])
+    seed: int | None = field(
+        default=None, converter=_whole, validator=[_is_int, _within(-(2**63), 2**63 - 1, optional=True)]
+    )
+    max_tokens: int | None = field(default=16, converter=_whole, validator=[_is_int, _within(1, 2**31, optional=True)])
     stop: tuple[str, ...] = field(default=None, converter=_strings)
     ignore_eos: bool = field(default=False, validator=_is_bool)
     skip_special_tokens: bool = field(default=True, validator=_is_bool)
-    num_speculative_tokens: int | None = field(default=None, validator=[_is_int, _within(0, 2**16, optional=True)])
+    num_speculative_tokens: int | None = field(
+        default=None, converter=_whole, validator=[_is_int, _within(0, 2**16, optional=True)]
+    )
 
     @property
     def is_greedy(self) -> bool:

@@ -30,7 +30,8 @@ class Verifier(Protocol):
 
 @frozen(eq=False)
 class VerifierSpec:
-    """A verifier as data: returned by the hook `specdec_verifiers`. `lossless` is reported with every output."""
+    """A verifier as data: returned by the hook `specdec_verifiers`. lossless: whether what it emits has the target's
+    distribution."""
 
     name: str
     build: Callable[[], Verifier]

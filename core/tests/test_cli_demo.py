@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tiny_setup import install_bigram, save_checkpoint
+from tiny_setup import save_checkpoint
 
 from specdec_core import cli
 from specdec_core.cli import demo as module
@@ -22,19 +22,9 @@ NO_TERMINAL = {"NO_COLOR": None, "FORCE_COLOR": None, "TTY_COMPATIBLE": None, "C
 TERMINAL = {**NO_TERMINAL, "FORCE_COLOR": "1", "TERM": "xterm-256color"}
 
 
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory):
-    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"))
-
-
-@pytest.fixture(scope="session")
-def site(tmp_path_factory):
-    return install_bigram(tmp_path_factory.mktemp("site"))
-
-
 @pytest.fixture
-def demo(checkpoint, site, monkeypatch):
-    monkeypatch.syspath_prepend(site)
+def demo(checkpoint, bigram_site, monkeypatch):
+    monkeypatch.syspath_prepend(bigram_site)
 
     def run(*arguments, env=NO_TERMINAL):
         options = ["--model", str(checkpoint), "--method", "bigram", "--max-tokens", "24"]
@@ -101,10 +91,10 @@ def test_bad_input(demo, arguments, status, says):
     assert says in result.stderr
 
 
-def test_installed_command_with_its_pipe_closed(checkpoint, site):
+def test_installed_command_with_its_pipe_closed(checkpoint, bigram_site):
     command = [Path(sys.executable).with_name("spec-decode"), "demo", "--model", checkpoint, "--method", "bigram"]
     pipe = subprocess.PIPE
-    env = {**os.environ, "PYTHONPATH": str(site)}
+    env = {**os.environ, "PYTHONPATH": str(bigram_site)}
     with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe) as running:
         assert running.stdout.readline().startswith(b"Loading ")
         running.stdout.close()

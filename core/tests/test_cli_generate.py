@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tiny_setup import install_bigram, save_checkpoint
+from tiny_setup import save_checkpoint
 
 from specdec_core import LLM, SamplingParams, cli
 from specdec_core.cli.options import Setting
@@ -20,20 +20,10 @@ PROMPT = "def first(values):\n    return "
 SUMMARY = r"^\d+ tokens in \d+\.\d\d s, \d+\.\d tokens/s"
 
 
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory):
-    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"))
-
-
-@pytest.fixture(scope="session")
-def site(tmp_path_factory):
-    return install_bigram(tmp_path_factory.mktemp("site"))
-
-
 @pytest.fixture
-def generate(checkpoint, site, monkeypatch):
+def generate(checkpoint, bigram_site, monkeypatch):
     """Runs the command in this process, in float32 on the random model unless told otherwise."""
-    monkeypatch.syspath_prepend(site)
+    monkeypatch.syspath_prepend(bigram_site)
     monkeypatch.delenv("SPECDEC_DISABLE", raising=False)
 
     def run(*arguments, stdin=None):
@@ -153,11 +143,11 @@ def test_logits_that_are_not_finite(generate, tmp_path, arguments):
 
 
 @pytest.fixture
-def process(checkpoint, site):
+def process(checkpoint, bigram_site):
     """The installed command, well into a long completion."""
     command = [Path(sys.executable).with_name("spec-decode"), "generate", "--model", checkpoint]
     options = ["--method", "bigram", "--max-tokens", "4000", "--temperature", "2", PROMPT]
-    env = {**os.environ, "PYTHONPATH": str(site)}
+    env = {**os.environ, "PYTHONPATH": str(bigram_site)}
     pipe = subprocess.PIPE
     with subprocess.Popen([*command, *options], env=env, stdout=pipe, stderr=pipe) as running:
         assert running.stdout.read(20), running.stderr.read()

@@ -47,7 +47,7 @@ class Request:
 
     `[0, num_computed)` has committed KV; the tokens from there to `num_tokens` are known but pending, the last being
     the root once only one is left. `max_total_tokens` bounds prompt and output together. Text is decoded as tokens come
-    only for a listener or for stop strings, else once at the end.
+    if it is streamed or has stop strings, else once at the end.
     """
 
     def __init__(

@@ -23,9 +23,8 @@ class OutputText:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._stop = tuple(stop)
-        self._pending: list[int] = prompt_token_ids[
-            -_CONTEXT:
-        ].tolist()  # decoded together: context, then tokens not yet in `text`
+        # Decoded together: some context, then the tokens that are not yet in `text`.
+        self._pending: list[int] = prompt_token_ids[-_CONTEXT:].tolist()
         self._num_context = len(self._pending)
         self._context_text = self._decode(self._pending)
         self._num_given = 0  # characters that add and finish have returned

@@ -1,7 +1,7 @@
-"""Write the figures of benchmarks/results into README.md, between its two `measured` comments.
+"""Write the figures of benchmarks/results into the documents that show them, between their `measured` comments.
 
-python benchmarks/readme.py            # rewrite the README
-python benchmarks/readme.py --check    # exit 1 if it does not say what the results say
+python benchmarks/readme.py            # rewrite the documents
+python benchmarks/readme.py --check    # exit 1 if one does not say what the results say
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "ngram.json"
-BEGIN, END = "<!-- measured: from benchmarks/results -->", "<!-- measured: end -->"
+RESULTS = ROOT / "benchmarks" / "results"
 KINDS = {
     "edit": "edit this code: the completion repeats the prompt",
     "go on": "go on with this code",
@@ -23,7 +23,7 @@ KINDS = {
 }
 
 
-def table(record: dict[str, Any]) -> str:
+def ngram(record: dict[str, Any]) -> str:
     machine, config = record["machine"], record["settings"]["headline"]
     options = ", ".join(f"`{key}` {value}" for key, value in config.items())
     dtype = record["dtype"].removeprefix("torch.")
@@ -46,19 +46,26 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+END = "<!-- measured: end -->"
+TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
+    ("README.md", "ngram", ngram),
+]
+"""Document, name of the result and of the comment before its table, how to write it."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    readme = ROOT / "README.md"
-    before = readme.read_text(encoding="utf-8")
-    if not RESULTS.exists():
-        sys.exit(f"there are no results in {RESULTS.relative_to(ROOT)}: run make bench")
-    figures = table(json.loads(RESULTS.read_text(encoding="utf-8")))
-    after = re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n\n{figures}\n\n{END}", before, flags=re.DOTALL)
-    if check and after != before:
-        sys.exit("README.md does not say what benchmarks/results say: run python benchmarks/readme.py")
-    readme.write_text(after, encoding="utf-8")
+    for document, name, table in TABLES:
+        path, result = ROOT / document, RESULTS / f"{name}.json"
+        before = path.read_text(encoding="utf-8")
+        begin = f"<!-- measured: {name} -->"
+        whole = f"{begin}\n\n{table(json.loads(result.read_text(encoding='utf-8')))}\n\n{END}"
+        after = re.sub(f"{begin}.*?{END}", whole.replace("\\", r"\\"), before, flags=re.DOTALL)
+        if check and (after != before or begin not in before):
+            sys.exit(f"{document} does not say what {result.name} says: run python benchmarks/readme.py")
+        path.write_text(after, encoding="utf-8")
 
 
 if __name__ == "__main__":

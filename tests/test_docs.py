@@ -1,7 +1,8 @@
 """Every code block of the READMEs and of docs/ runs.
 
 The python, bash and console blocks of a file run in their order, in an empty directory; its python blocks share their
-names. Of a console block, the lines after "$ " run. `<!-- not run: reason -->` on the line before a block exempts it.
+names, and one that begins with `# name.py` is saved under that name as well. Of a console block, the lines after "$ "
+run. `<!-- not run: reason -->` on the line before a block exempts it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ BLOCK = re.compile(
     r"(?P<code>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
+
+
+FILE_NAME = re.compile(r"# (\w+\.py)\n")
 
 
 class Block(NamedTuple):
@@ -65,6 +69,8 @@ def run(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if block.language == "python":
             padding = "\n" * (block.line - 1)  # so that tracebacks point into the document
             exec(compile(padding + block.code, str(document), "exec"), vars(module))
+            if name := FILE_NAME.match(block.code):
+                Path(name[1]).write_text(block.code)
         else:
             shell = ["bash", "-euo", "pipefail", "-c", commands(block)]
             result = subprocess.run(shell, env=env, capture_output=True, text=True, timeout=300, check=False)
@@ -131,6 +137,15 @@ def test_a_failing_python_block_is_noticed(sample):
     with pytest.raises(ZeroDivisionError) as caught:
         sample(SAMPLE + "\n```python\n1 / 0\n```\n")
     assert (caught.traceback[-1].path.name, caught.traceback[-1].lineno + 1) == ("sample.md", SAMPLE.count("\n") + 3)
+
+
+def test_a_block_with_a_file_name_is_saved(sample):
+    sample("```python\n# saved.py\nx = 5\n```\n\n```console\n$ python -c 'import saved; assert saved.x == 5'\n```\n")
+
+
+def test_the_example_of_a_plugin_is_the_one_that_is_tested():
+    example = (ROOT / "core" / "tests" / "example_proposer.py").read_text()
+    assert f"```python\n# recent.py\n{example}```\n" in (ROOT / "docs" / "plugins.md").read_text()
 
 
 @pytest.mark.parametrize("block", ["```bash\nfalse\necho\n```\n", "```console\n$ no-such-command\n```\n"])

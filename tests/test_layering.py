@@ -17,8 +17,8 @@ import specdec_core
 ROOT = Path(__file__).parents[1]
 LAYERS = (
     {"__init__"},
-    {"types", "errors", "tree_layout"},
-    {"config", "sampling_params"},
+    {"types", "errors", "tree_layout", "validators", "hashing"},
+    {"config", "config_file", "sampling_params"},
     {"proposer", "verifier", "kv_manager"},
     {"hookspecs"},
     {"plugins"},
@@ -26,7 +26,7 @@ LAYERS = (
     {"sampling", "kv", "verifiers", "target", "metrics"},
     {"builtin"},
     {"engine"},
-    {"llm", "outputs"},
+    {"llm", "async_llm", "dry_run", "frontend", "legacy", "prompts", "outputs"},
     {"testing"},
     {"cli", "__main__"},
 )

@@ -151,69 +151,6 @@ def test_a_folder_of_the_same_name_does_not_hide_the_embedded_model(
     assert resolve_model("./tiny") == "./tiny"
 
 
-@pytest.mark.parametrize("prompts", [None, 5, "\ud800", "", [""], [5], {"prompt": 5}], ids=repr)
-def test_prompts_that_are_not_text(plain: LLM, prompts: Any) -> None:
-    with pytest.raises(ConfigError, match="prompt"):
-        plain.generate(prompts)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"method": "ngrm", "num_speculative_tokens": 5}, "ngram"),
-        ({"method": "ngram"}, "num_speculative_tokens"),
-        ({"method": "ngram", "num_speculative_tokens": 0}, "at least 1"),
-        ({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_maxx": 3}, "did you mean 'prompt_lookup_max'"),
-        ({"num_speculative_tokens": 5}, "method"),
-        ("ngram", "must be a dict"),
-        ({"method": "ngram", "num_speculative_tokens": 5, 3: 4}, "no key 3"),
-        ({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 10**30}, "prompt_lookup_max"),
-    ],
-)
-def test_what_is_wrong_with_a_speculative_config(config: dict[str, Any], message: str) -> None:
-    from specdec_core import SpecdecError
-
-    with pytest.raises(SpecdecError, match=message):
-        LLM("tiny", speculative_config=config)
-
-
-@pytest.mark.parametrize(
-    ("engine_config", "message"),
-    [
-        ({"tensor_parallel_size": 2}, "not supported yet"),
-        ({"max_model_len": 10**6}, "trained for 1 to"),
-        ({"dtype": "int3"}, "bfloat16"),
-        ({"max_num_seq": 4}, "did you mean 'max_num_seqs'"),
-        ({"num_kv_blocks": 1}, "raise num_kv_blocks"),
-    ],
-)
-def test_what_is_wrong_with_an_engine_config(engine_config: dict[str, Any], message: str) -> None:
-    from specdec_core import SpecdecError
-
-    with pytest.raises(SpecdecError, match=message):
-        LLM("tiny", **engine_config)
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"temperature": -1},
-        {"top_p": 0},
-        {"top_k": -2},
-        {"max_tokens": 0},
-        {"seed": 2**63},
-        {"stop": ""},
-        {"stop": 5},
-        {"ignore_eos": "no"},
-        {"top_p": "a"},
-    ],
-    ids=str,
-)
-def test_sampling_params_out_of_range(params: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(params))):
-        SamplingParams(**params)
-
-
 def test_numbers_of_other_libraries_are_numbers(plain: LLM) -> None:
     import numpy as np
 

@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _NAMES = {
-    "config": ("EngineConfig", "SpeculativeConfig"),
+    "async_llm": ("AsyncLLM",),
+    "config": ("DraftModelConfig", "EngineConfig", "SpeculativeConfig"),
+    "config_file": ("load_config_file",),
     "engine": ("Engine",),
+    "engine.request": ("Piece", "Request"),
     "errors": ("CapacityError", "CompatibilityError", "ConfigError", "PluginError", "SpecdecError"),
     "hookspecs": ("hookimpl",),
     "kv_manager": ("KVManager", "KVManagerSpec"),
     "llm": ("LLM",),
-    "metrics": ("Counter", "Vector"),
+    "metrics": ("Counter", "DraftCounts", "Vector"),
     "outputs": ("CompletionOutput", "RequestOutput", "StreamOutput"),
     "plugins": ("PluginInfo", "PluginWarning", "Plugins"),
-    "proposer": ("PLUGIN_API", "BuildContext", "Proposer", "ProposerSpec"),
+    "proposer": ("PLUGIN_API", "BuildContext", "LayerAttention", "Proposer", "ProposerSpec"),
     "sampling_params": ("SamplingParams",),
     "types": (
         "DEAD",
@@ -38,7 +41,9 @@ _NAMES = {
         "Stream",
         "TargetInfo",
         "Verdict",
+        "Visibility",
     ),
+    "validators": ("flag", "number", "one_of", "text", "whole_number"),
     "verifier": ("Verifier", "VerifierSpec"),
 }
 _MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
@@ -46,12 +51,23 @@ _MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for
 __all__ = ["__version__", *_MODULES]  # noqa: PLE0604
 
 if TYPE_CHECKING:
+    from specdec_core.async_llm import (
+        AsyncLLM as AsyncLLM,
+    )
     from specdec_core.config import (
+        DraftModelConfig as DraftModelConfig,
         EngineConfig as EngineConfig,
         SpeculativeConfig as SpeculativeConfig,
     )
+    from specdec_core.config_file import (
+        load_config_file as load_config_file,
+    )
     from specdec_core.engine import (
         Engine as Engine,
+    )
+    from specdec_core.engine.request import (
+        Piece as Piece,
+        Request as Request,
     )
     from specdec_core.errors import (
         CapacityError as CapacityError,
@@ -72,6 +88,7 @@ if TYPE_CHECKING:
     )
     from specdec_core.metrics import (
         Counter as Counter,
+        DraftCounts as DraftCounts,
         Vector as Vector,
     )
     from specdec_core.outputs import (
@@ -87,6 +104,7 @@ if TYPE_CHECKING:
     from specdec_core.proposer import (
         PLUGIN_API as PLUGIN_API,
         BuildContext as BuildContext,
+        LayerAttention as LayerAttention,
         Proposer as Proposer,
         ProposerSpec as ProposerSpec,
     )
@@ -108,6 +126,14 @@ if TYPE_CHECKING:
         Stream as Stream,
         TargetInfo as TargetInfo,
         Verdict as Verdict,
+        Visibility as Visibility,
+    )
+    from specdec_core.validators import (
+        flag as flag,
+        number as number,
+        one_of as one_of,
+        text as text,
+        whole_number as whole_number,
     )
     from specdec_core.verifier import (
         Verifier as Verifier,

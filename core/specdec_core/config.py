@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Set as AbstractSet
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,42 +11,51 @@ from typing import Any
 from attrs import Attribute, field, fields, frozen
 
 from specdec_core.errors import ConfigError
+from specdec_core.hashing import UNHASHED, config_hash
+from specdec_core.validators import checkpoint, flag, is_number, number, one_of, text, whole_number
+
+MOST_DRAFT_TOKENS = 2**16
+DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
-def _at_least(low: int, *, optional: bool = False) -> Any:
-    def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-        if value is None and optional:
-            return
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            none = " or None" if optional else ""
-            raise ConfigError(f"{attribute.name}={value!r} is not allowed: give a whole number of at least {low}{none}")
-
-    return check
-
-
-def _is_bool(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{attribute.name}={value!r} must be True or False")
-
-
-def _is_seed(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise ConfigError(f"{attribute.name}={value!r} must be a whole number or None")
-
-
-def _is_name(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-    if not isinstance(value, str | Path):
-        raise ConfigError(f"{attribute.name}={value!r} must be a folder or a name")
+def _dtype_name(value: Any) -> Any:
+    """torch's own dtypes by their names, and vLLM's other names."""
+    name = str(value)
+    if not isinstance(value, str) and not name.startswith("torch."):
+        return value
+    name = name.removeprefix("torch.")
+    return DTYPE_ALIASES.get(name, name)
 
 
 def _one_process(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-    if value != 1:
+    if not is_number(value) or value != 1:
         raise ConfigError(f"{attribute.name}={value!r} is not supported yet: leave it out, or give 1")
 
 
-def _fraction(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-    if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1):
-        raise ConfigError(f"{attribute.name}={value!r} is not allowed: give a fraction of memory in (0, 1], or None")
+def _metrics_prefix(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    if not isinstance(value, str) or not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", value):
+        raise ConfigError(
+            f"{attribute.name}={value!r} does not begin a metric's name: give letters, digits and _, such as 'vllm'"
+        )
+
+
+@frozen(kw_only=True)
+class DraftModelConfig:
+    """The keys of methods that load a draft checkpoint: their config classes inherit from this one.
+
+    model: a folder or a name on the model hub. max_model_len: no drafts for longer requests. quantization: as
+    `EngineConfig`'s. draft_tensor_parallel_size: 1. enforce_eager: no graphs for the draft.
+    disable_padded_drafter_batch: drafts are not padded here, so it changes nothing.
+    """
+
+    model: str | Path = field(validator=checkpoint())
+    revision: str | None = field(default=None, validator=text(optional=True))
+    code_revision: str | None = field(default=None, validator=text(optional=True))
+    quantization: Any = None
+    max_model_len: int | None = field(default=None, validator=whole_number(1, optional=True))
+    draft_tensor_parallel_size: int = field(default=1, validator=_one_process, metadata=UNHASHED)
+    enforce_eager: bool = field(default=False, validator=flag)
+    disable_padded_drafter_batch: bool = field(default=False, validator=flag, metadata=UNHASHED)
 
 
 @frozen(kw_only=True)
@@ -57,8 +67,8 @@ class SpeculativeConfig:
     """
 
     method: str
-    num_speculative_tokens: int = field(validator=_at_least(1))
-    disable_by_batch_size: int | None = field(default=None, validator=_at_least(1, optional=True))
+    num_speculative_tokens: int = field(validator=whole_number(1, MOST_DRAFT_TOKENS))
+    disable_by_batch_size: int | None = field(default=None, validator=whole_number(1, MOST_DRAFT_TOKENS, optional=True))
     options: Any = None
 
     @classmethod
@@ -69,38 +79,63 @@ class SpeculativeConfig:
     def from_mapping(cls, mapping: Mapping[str, Any], method_config: type) -> SpeculativeConfig:
         """One flat mapping of the core's keys and the method's. Raises ConfigError that names the nearest key."""
         own = {attribute.name for attribute in fields(method_config)}
+        where = f"speculative_config of method {mapping['method']!r}"
         for key in mapping:
             if key not in cls.core_keys() | own:
-                raise unknown_key(key, cls.core_keys() | own, f"speculative_config of method {mapping['method']!r}")
+                raise _foreign_key(key, cls.core_keys() | own, where)
         if mapping.get("num_speculative_tokens") is None:
             raise ConfigError(
-                f"speculative_config of method {mapping['method']!r} says no num_speculative_tokens: give the number "
-                f"of tokens to draft per step, such as 5"
+                f"{where} says no num_speculative_tokens: give the number of tokens to draft per step, such as 5"
             )
         try:
             options = method_config(**{key: value for key, value in mapping.items() if key in own})
         except (TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"speculative_config of method {mapping['method']!r} is not complete: {error}") from error
+            raise ConfigError(f"{where} is not complete: {error}") from error
         return cls(**{key: value for key, value in mapping.items() if key not in own}, options=options)
+
+    def compute_hash(self) -> str:
+        """A hex digest of what changes the computation, the same in every process."""
+        return config_hash(self)
 
 
 @frozen(kw_only=True)
 class EngineConfig:
-    """Everything about an engine but speculation. None: chosen from the model and the machine."""
+    """Everything about an engine but speculation. None: chosen from the model and the machine.
 
-    model: str | Path = field(validator=_is_name)
-    dtype: Any = "auto"
-    trust_remote_code: bool = field(default=False, validator=_is_bool)
+    revision, code_revision, tokenizer_revision: a branch, tag or commit of the hub's repository: of the weights, of
+    code that trust_remote_code allows, of the tokenizer (None: revision). dtype: a name, vLLM's "half" and "float" too,
+    or torch's. quantization: the method's name, or transformers' quantization config as a mapping or object; a
+    checkpoint that is quantised needs none. tokenizer_mode "slow": the slow tokenizer where transformers still has one.
+    enforce_eager: no CUDA graphs. disable_log_stats: no lines in the log about the speed. metrics_prefix: of every
+    metric's name.
+    """
+
+    model: str | Path = field(validator=checkpoint())
+    runner: str = field(default="auto", validator=one_of("auto", "generate"), metadata=UNHASHED)
+    tokenizer_mode: str = field(default="auto", validator=one_of("auto", "slow"), metadata=UNHASHED)
+    trust_remote_code: bool = field(default=False, validator=flag)
+    revision: str | None = field(default=None, validator=text(optional=True))
+    code_revision: str | None = field(default=None, validator=text(optional=True))
+    tokenizer_revision: str | None = field(default=None, validator=text(optional=True), metadata=UNHASHED)
+    dtype: str = field(
+        default="auto", converter=_dtype_name, validator=one_of("auto", "float32", "float16", "bfloat16")
+    )
+    quantization: Any = None
     tensor_parallel_size: int = field(default=1, validator=_one_process)
-    seed: int | None = field(default=None, validator=_is_seed)
-    max_model_len: int | None = field(default=None, validator=_at_least(1, optional=True))
-    max_num_seqs: int = field(default=256, validator=_at_least(1))
-    max_num_batched_tokens: int = field(default=2048, validator=_at_least(1))
-    block_size: int = field(default=16, validator=_at_least(1))
-    num_kv_blocks: int | None = field(default=None, validator=_at_least(1, optional=True))
-    gpu_memory_utilization: float | None = field(default=None, validator=_fraction)  # on a CPU: of its free memory
+    seed: int | None = field(default=None, validator=whole_number(-(2**63), 2**64, optional=True), metadata=UNHASHED)
+    enforce_eager: bool = field(default=False, validator=flag)
+    max_model_len: int | None = field(default=None, validator=whole_number(1, optional=True))
+    max_num_seqs: int = field(default=256, validator=whole_number(1))
+    max_num_batched_tokens: int = field(default=2048, validator=whole_number(1))
+    block_size: int = field(default=16, validator=whole_number(1))
+    num_kv_blocks: int | None = field(default=None, validator=whole_number(1, optional=True), metadata=UNHASHED)
+    gpu_memory_utilization: float | None = field(  # on a CPU: of its free memory
+        default=None, validator=number(0, 1, low_open=True, optional=True), metadata=UNHASHED
+    )
+    disable_log_stats: bool = field(default=False, validator=flag, metadata=UNHASHED)
+    metrics_prefix: str = field(default="specdec", validator=_metrics_prefix, metadata=UNHASHED)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], other_keys: AbstractSet[str] = frozenset()) -> EngineConfig:
@@ -110,6 +145,47 @@ class EngineConfig:
             if key not in known:
                 raise unknown_key(key, known | other_keys, "LLM")
         return cls(**mapping)
+
+    def compute_hash(self) -> str:
+        """A hex digest of what changes the computation, the same in every process."""
+        return config_hash(self)
+
+
+def speculative_mapping(mapping: Any) -> dict[str, Any]:
+    """speculative_config as users write it, with its method named. A name in square brackets, as older versions of
+    vLLM write it, is a method's, also where a model's would stand. Raises ConfigError."""
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(f"speculative_config={mapping!r} must be a dict such as {{'method': 'ngram', ...}}")
+    plain = dict(mapping)
+    method, model = _unbracketed(plain.get("method")), plain.get("model")
+    if bracketed(model):
+        del plain["model"]
+        if method not in (None, _unbracketed(model)):
+            raise ConfigError(f"speculative_config names two methods, {method!r} and {model!r}: leave one out")
+        method = _unbracketed(model)
+    if not isinstance(method, str):
+        raise ConfigError(
+            f"speculative_config names no method (method={method!r}): give one that `spec-decode plugins` lists"
+        )
+    return {**plain, "method": method}
+
+
+def bracketed(name: Any) -> bool:
+    return isinstance(name, str) and name.startswith("[") and name.endswith("]")
+
+
+def _unbracketed(name: Any) -> Any:
+    return name[1:-1] if bracketed(name) else name
+
+
+def _foreign_key(key: object, known: AbstractSet[str], where: str) -> ConfigError:
+    """A key of draft checkpoints is no typing error, so there is no near one to guess."""
+    if key in {attribute.name for attribute in fields(DraftModelConfig)}:
+        return ConfigError(
+            f"{where} has no key {key!r}: the method takes no draft model. Remove it, or choose a method that does. "
+            f"The keys are {', '.join(sorted(known))}"
+        )
+    return unknown_key(key, known, where)
 
 
 def unknown_key(key: object, known: AbstractSet[str], where: str) -> ConfigError:

@@ -37,7 +37,8 @@ class KVManager(Protocol):
         ...
 
     def metadata(self, request_ids: Sequence[str], starts: Sequence[int], lengths: Sequence[int]) -> KVMetadata:
-        """Addresses of the slot intervals [start, start + length) of these requests, for any group."""
+        """Addresses of the slot intervals [start, start + length) of these requests, for any group. Raises
+        CapacityError where one ends past the blocks that its request owns."""
         ...
 
     def commit(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:

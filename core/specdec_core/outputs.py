@@ -1,26 +1,31 @@
-"""What `LLM` returns."""
+"""What `LLM` and `AsyncLLM` return."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import frozen
 
-from specdec_core.engine.request import DraftCounts, Piece
+from specdec_core.engine.request import Piece, Request
+from specdec_core.metrics import DraftCounts
+from specdec_core.prompts import TokenizedPrompt
 
 
 @frozen
 class CompletionOutput:
-    """One completion. finish_reason: "stop" (end of sequence, or a stop string), "length", "abort", or "error" (the
-    target's logits were not finite)."""
+    """One completion. finish_reason: "stop" (end of sequence, a stop token or a stop string), "length", "abort", or
+    "error" (the target's logits were not finite). stop_reason: the stop string or token id; None for any other end."""
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str
+    stop_reason: str | int | None = None
 
 
 @frozen
 class RequestOutput:
-    """A finished request. `speculation` says what drafting did for it: see `DraftCounts`."""
+    """A finished prompt with its n completions. `speculation` says what drafting did for them: see `DraftCounts`."""
 
     request_id: str
     prompt: str | None
@@ -28,15 +33,43 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     speculation: DraftCounts
 
+    @classmethod
+    def of(cls, prompt: TokenizedPrompt, samples: Sequence[Request]) -> RequestOutput:
+        """samples: the engine's requests for it, one for each completion."""
+        first = samples[0]
+        return cls(
+            request_id=first.id,
+            prompt=prompt.text,
+            prompt_token_ids=first.token_ids[: first.num_prompt_tokens].tolist(),
+            outputs=[
+                CompletionOutput(
+                    index=index,
+                    text=request.text.text if request.text is not None else "",
+                    token_ids=request.output_token_ids,
+                    finish_reason=str(request.finish_reason),
+                    stop_reason=request.stop_reason,
+                )
+                for index, request in enumerate(samples)
+            ],
+            speculation=sum((request.counts for request in samples), DraftCounts()),
+        )
+
 
 @frozen
 class StreamOutput:
-    """What one step added to one request of `LLM.stream`. finish_reason is set in the request's last one."""
+    """What one step added to one completion. prompt_index: of the prompt among those given; index: of the completion
+    among its n. finish_reason is set in the completion's last one, and stop_reason as in `CompletionOutput`."""
 
     prompt_index: int
     pieces: tuple[Piece, ...]
     finish_reason: str | None
+    index: int = 0
+    stop_reason: str | int | None = None
 
     @property
     def text(self) -> str:
         return "".join(piece.text for piece in self.pieces)
+
+    @classmethod
+    def of(cls, prompt_index: int, index: int, request: Request, pieces: Sequence[Piece]) -> StreamOutput:
+        return cls(prompt_index, tuple(pieces), request.finish_reason, index, request.stop_reason)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import frozen
 
-from specdec_core.types import Draft, Observation, Plan, ProposerBatch, RequestView, TargetInfo
+from specdec_core.types import (
+    Draft,
+    KVMetadata,
+    Observation,
+    Plan,
+    ProposerBatch,
+    RequestView,
+    TargetInfo,
+    Visibility,
+)
 
 if TYPE_CHECKING:
     import torch
-
-    from specdec_core.kv_manager import KVManager
 
 PLUGIN_API = 1
 """The version of the contracts in this package. A plugin states, as a literal, the one that it was written for."""
@@ -50,18 +58,60 @@ class Proposer(Protocol):
         return
 
 
+class LayerAttention(Protocol):
+    """Attention of a draft's own layers, over their group in the KV cache: what the target itself runs on.
+
+    A pass covers some half-open slot intervals [start, start + length) of some requests, interval after interval in
+    one flat batch, padded at the end to `padded(num_tokens)`. The slots from a request's root on are scratch, as many
+    as the plan asked for: whatever a pass stores there is the draft's to overwrite. Unless the layout keeps nodes,
+    nothing that a draft stored is ever moved.
+
+    In `observe`, every row may be stored, from `starts` on: those that do not count fall on scratch. A pass reads all
+    slots below the ends of its intervals, seen or not, so none of them may be left unwritten: what is not seen weighs
+    0, and 0 times the NaN of unwritten memory is NaN.
+    """
+
+    implementation: str
+    """The name to give to transformers' attention modules (`config._attn_implementation`) before `bind`."""
+
+    def bind(self, modules: Sequence[torch.nn.Module]) -> None:
+        """Route attention modules from transformers, one per layer of the group, through `attend`."""
+        ...
+
+    def padded(self, num_tokens: int) -> int: ...
+
+    def metadata(self, requests: Sequence[RequestView], starts: Sequence[int], lengths: Sequence[int]) -> KVMetadata:
+        """Where the tokens of a pass lie. Intervals may be empty. Raises CapacityError past the reserved slots."""
+        ...
+
+    def forwarding(self, metadata: KVMetadata, visibility: Visibility) -> AbstractContextManager[None]:
+        """The pass that layers run in while the context is open."""
+        ...
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None = None
+    ) -> torch.Tensor:
+        """Store key and value [num_tokens, num_kv_heads, ...] and answer query [num_tokens, num_heads, key_dim],
+        rotated already: [num_tokens, num_heads, value_dim]. For layers that are not bound. scaling: None for
+        key_dim ** -0.5."""
+        ...
+
+
 @frozen(eq=False)
 class BuildContext:
     """What the engine lends a proposer that it builds."""
 
     target: TargetInfo
     num_speculative_tokens: int
+    max_num_seqs: int  # most requests of a batch, and most that have started and not finished
+    max_num_batched_tokens: int  # most tokens of a pass of the target
     device: torch.device
-    # The target's own modules: what a family scales or caps outside of them (Gemma, Granite, Cohere) is not applied.
+    # As the target computes them, with what its family scales or caps outside of the modules (Gemma, Granite, Cohere).
     embed: Callable[[torch.Tensor], torch.Tensor]  # int64 [n] -> [n, hidden]
     output_head: Callable[[torch.Tensor], torch.Tensor]  # [n, hidden] after the final norm -> logits [n, vocab]
-    kv_manager: KVManager
-    kv_group: int | None  # this proposer's group, if its plan has a kv_layout
+    attention: LayerAttention | None  # if the plan has a kv_layout
+    speed_up: Callable[[torch.nn.Module], None]  # in place, a module for inference that is loaded: as is done with the
+    #                                              target's own layers
 
 
 @frozen(eq=False)

@@ -225,6 +225,21 @@ class Observation:
     next_token_ids: torch.Tensor  # int64 [batch]   the token after the last valid one: the next known token (prompt,
     #                               or output being recomputed) if there is one, else the new root
 
+    @cached_property
+    def last_rows(self) -> torch.Tensor:
+        """int64 [batch]   each request's last row that counts; its first one where none does."""
+        import torch
+
+        first = torch.tensor(self.offsets[:-1], device=self.num_valid.device)
+        return first + (self.num_valid.to(torch.int64) - 1).clamp(min=0)
+
+    @cached_property
+    def following_token_ids(self) -> torch.Tensor:
+        """int64 [num_tokens]   the token after each row's; arbitrary at rows that do not count."""
+        following = self.token_ids.roll(-1)
+        following[self.last_rows] = self.next_token_ids
+        return following
+
 
 @frozen
 class KVLayout:
@@ -251,6 +266,17 @@ class KVMetadata:
     block_tables: torch.Tensor  # int64 [batch, max_blocks]   padded with block 0
     slot_mapping: torch.Tensor  # int64 [sum of lengths]   where each token's key and value go; -1: nowhere
     block_size: int
+
+
+@frozen(eq=False)
+class Visibility:
+    """Which slots of its own request each token of a pass sees: a prefix, and single ones beyond it (a tree's nodes see
+    their ancestors). Tokens are in the order of the pass's slot intervals; what follows them is padding."""
+
+    positions: torch.Tensor  # int64 [num_tokens]   what windows are measured in
+    prefix_lens: torch.Tensor  # int64 [num_tokens]   the slots [0, prefix_len)
+    more_slots: torch.Tensor | None = None  # int64 [num_tokens, n]   from the token's own up to its root's, which
+    #                                         repeats; what lies within the prefix does not count
 
 
 @frozen
@@ -282,8 +308,9 @@ class Plan:
 class StepReport:
     """One step in figures, for metrics and for whoever implements `specdec_step_finished`."""
 
-    num_prefill_tokens: int = 0
-    num_decode_requests: int = 0
+    num_prefill_tokens: int = 0  # of prompts; of outputs, too, where a preempted request is computed again
+    num_decode_requests: int = 0  # requests whose only known token was the root
+    num_output_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted: int = 0
     draft_s: float = 0.0

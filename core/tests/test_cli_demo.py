@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from tiny_setup import save_checkpoint
 
 from specdec_core import cli
-from specdec_core.cli import demo as module
-from specdec_core.cli.demo import first_difference
+from specdec_core.cli.compare import first_difference
+from specdec_core.cli.options import ModelOptions
 from specdec_core.cli.prompts import PROMPTS
 
 NO_TERMINAL = {"NO_COLOR": None, "FORCE_COLOR": None, "TTY_COMPATIBLE": None, "COLUMNS": "100"}
@@ -65,12 +65,13 @@ def test_no_color_means_plain_text(demo):
 
 def test_different_output_is_reported(demo, monkeypatch, tmp_path):
     other = save_checkpoint(tmp_path, seed=1)
-    load = module.load
+    load = ModelOptions.load
 
-    def load_two_models(model, **options):
-        return load(str(other) if "speculative_config" in options else model, **options)
+    def load_two_models(options, plugins):
+        speculates = options.speculative_config is not None
+        return load(options.with_keywords(model=str(other)) if speculates else options, plugins)
 
-    monkeypatch.setattr(module, "load", load_two_models)
+    monkeypatch.setattr(ModelOptions, "load", load_two_models)
     result = demo()
     assert result.exit_code == 1
     assert "\nidentical output: no\nprompt 'rename a variable' differs from output token " in result.stdout
@@ -80,7 +81,7 @@ def test_different_output_is_reported(demo, monkeypatch, tmp_path):
     ("arguments", "status", "says"),
     [
         (["--method", "bigran"], 1, "Did you mean 'bigram'?"),
-        (["--max-tokens", "0"], 1, "max_tokens=0 is out of range"),
+        (["--max-tokens", "0"], 1, "max_tokens=0 is too small"),
         (["--set", "most"], 2, "is not KEY=VALUE"),
         (["--num-speculative-tokens", "0"], 2, "--num-speculative-tokens"),
     ],

@@ -116,7 +116,7 @@ def test_values_are_yaml_scalars(text, value):
         (["--method", "bigram", "--set", "num_speculative_tokens=3"], 2, "as --num-speculative-tokens"),
         (["--set", "most=3"], 2, "--set most says how to speculate: name a --method"),
         (["--num-speculative-tokens", "3"], 2, "--num-speculative-tokens says how to speculate: name a --method"),
-        (["--max-tokens", "0"], 1, "error: max_tokens=0 is out of range"),
+        (["--max-tokens", "0"], 1, "error: max_tokens=0 is too small"),
         (["--top-p", "0"], 1, "error: top_p=0.0 is out of range"),
         (["--model", "no/such/folder"], 1, "error: "),
         (["--dtype", "float31"], 1, "error: dtype='float31' is not known"),

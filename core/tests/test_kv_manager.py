@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from naive_kv import LAYOUTS, NaiveKV, Pass, assert_matches, path_to
 
+from specdec_core.errors import CapacityError
 from specdec_core.types import DraftTree, Verdict
 
 IDS = ["a", "b", "c", "d", "e"]
@@ -226,7 +227,7 @@ def test_scenario_passes_without_a_fault(block_size: int) -> None:
 )
 def test_comparison_notices(fault: type[Faulty], block_size: int) -> None:
     num_blocks = 256 // block_size
-    with pytest.raises((AssertionError, IndexError)):
+    with pytest.raises((AssertionError, IndexError, CapacityError)):
         run_scenario(fault(num_blocks, block_size), num_blocks, block_size, seed=0)
 
 
@@ -269,3 +270,14 @@ def test_cache_of_a_group_is_not_shared_with_another() -> None:
     for number, cache in enumerate(caches):
         cache.fill_(number)
     assert [float(cache.mean()) for cache in caches] == list(range(8))
+
+
+def test_slots_past_what_a_request_owns_are_refused() -> None:
+    """Within one batch they would be the slots of another request."""
+    manager = paged(8, 4)
+    manager.add_group(LAYOUTS[0])
+    manager.reserve("a", 5, 3)
+    manager.reserve("b", 9, 0)
+    assert len(manager.metadata(["a", "b"], [5, 0], [3, 12]).slot_mapping) == 15
+    with pytest.raises(CapacityError, match=r"'a' holds 8 KV slots.*\[5, 9\).*scratch_slots"):
+        manager.metadata(["a", "b"], [5, 0], [4, 12])

@@ -55,7 +55,7 @@ def install_bigram(folder: Path) -> Path:
 
 
 def save_checkpoint(folder: Path, *, seed: int = 0, is_broken: bool = False) -> Path:
-    """A Llama of two layers with random weights and a byte-level BPE. is_broken: its logits are NaN."""
+    """A Llama of two layers with random weights and a byte-level BPE. is_broken: its logits are NaN after text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -64,7 +64,7 @@ def save_checkpoint(folder: Path, *, seed: int = 0, is_broken: bool = False) -> 
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=300, show_progress=False)
     printable = string.ascii_letters + string.digits + string.punctuation + " \n"  # no control characters: they confuse
-    tokenizer.train_from_iterator([printable, Path(__file__).read_text()], trainer)
+    tokenizer.train_from_iterator([printable, BIGRAM], trainer)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
@@ -73,9 +73,10 @@ def save_checkpoint(folder: Path, *, seed: int = 0, is_broken: bool = False) -> 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    model.model.embed_tokens.weight.data *= 20  # the last token decides most: the text repeats itself before long
-    model.lm_head.weight.data *= 20
+    # The last token decides most, and few tokens are likely to follow: the text repeats itself before long.
+    model.model.embed_tokens.weight.data *= 20
+    model.lm_head.weight.data[:32] *= 20
     if is_broken:
-        model.lm_head.weight.data.fill_(torch.nan)
+        model.model.embed_tokens.weight.data[16:] = torch.nan  # the first few tokens are what a model is tried out with
     model.save_pretrained(folder)
     return folder

@@ -45,14 +45,26 @@ LATENT = {  # keys and values of different widths
 }
 
 FAMILIES: dict[str, dict[str, Any]] = {
+    "afmoe": HEADS
+    | EXPERTS
+    | WINDOW
+    | {"num_dense_layers": 1, "num_shared_experts": 1, "global_attn_every_n_layers": 3},
+    "apertus": {},
+    "arcee": {},
+    "bitnet": {},
+    "cohere": {},
     "cohere2": HEADS | WINDOW,
     "deepseek_v2": EXPERTS | LATENT,
     "deepseek_v3": EXPERTS | LATENT,
+    "ernie4_5": HEADS,
     "ernie4_5_moe": HEADS
     | EXPERTS
     | {"moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 1, "moe_num_shared_experts": 1},
+    "exaone4": HEADS | WINDOW | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "gemma": HEADS | UNTIED,
     "gemma2": HEADS | WINDOW | UNTIED | {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16},
     "gemma3_text": HEADS | WINDOW | UNTIED | {"query_pre_attn_scalar": 16},
+    "glm4": HEADS,
     "glm4_moe": HEADS | EXPERTS,
     "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256},
     "gpt_neox": {},
@@ -64,6 +76,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.7,
         "attention_multiplier": 0.3,
     },
+    "granitemoe": EXPERTS,
+    "hunyuan_v1_dense": HEADS,
+    "llama": HEADS,
+    "llama4_text": HEADS
+    | EXPERTS
+    | {
+        "attention_chunk_size": 160,
+        "floor_scale": 160,
+        "attn_scale": -4.0,  # past floor_scale, scores change their sign
+        "no_rope_layers": [1, 0, 1],
+        "intermediate_size_mlp": 96,
+        "interleave_moe_layer_step": 2,
+    },
     "longcat_flash": EXPERTS
     | LATENT
     | {
@@ -74,48 +99,60 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_topk": 2,
         "zero_expert_num": 1,
     },
+    "minicpm3": LATENT,
     "minimax_m2": HEADS | EXPERTS,
     "mistral": HEADS | WINDOW,
     "mixtral": HEADS | EXPERTS,
+    "nemotron": {},
     "olmo2": {},
     "olmo3": WINDOW,
+    "olmoe": EXPERTS,
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "persimmon": {},
     "phi": {},
     "phi3": WINDOW,
+    "phimoe": EXPERTS,
     "qwen2": WINDOW | {"use_sliding_window": True, "max_window_layers": 1},
     "qwen2_moe": EXPERTS,
+    "qwen3": HEADS,
     "qwen3_moe": HEADS | EXPERTS,
+    "seed_oss": HEADS,
     "smollm3": {},
     "stablelm": {},
     "starcoder2": WINDOW,
 }
 
-LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
-UNSUPPORTED: dict[str, tuple[str, dict[str, Any]]] = {
-    "bloom": ("bloom", {"n_layer": 3, "n_head": 4}),
-    "falcon": ("falcon", {}),
-    "phi3 with longrope": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 128}),
-    "llama with dynamic rope": (
-        "llama",
-        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
-    ),
-    "qwen3_next": ("qwen3_next", HEADS | EXPERTS),
+SPARSE = LATENT | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 8}
+DECODER = {
+    "is_encoder_decoder": False,
+    "d_model": 64,
+    "decoder_layers": 3,
+    "decoder_ffn_dim": 96,
+    "decoder_attention_heads": 4,
 }
-REFUSED = {
-    "bloom": "0 of 3 layers",
-    "falcon": "falcon",
-    "phi3 with longrope": "longrope",
-    "llama with dynamic rope": "dynamic",
-    "qwen3_next": "linear_attention",
+UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "alibi": ("bloom", {"n_layer": 3, "n_head": 4}, "0 of 3 layers"),
+    "alibi that needs a mask": ("mpt", {"d_model": 64, "n_layers": 3, "n_heads": 4}, "trial pass"),
+    "attention of its own": ("falcon", {}, "falcon"),
+    "positions that are counted": ("bart", DECODER, "depends on the other tokens"),
+    "attention to later tokens": ("bert", {}, "later tokens"),
+    "a mask of its own making": ("doge", {}, "mask of its own making"),
+    "two attentions in each layer": ("diffllama", HEADS, "several times"),
+    "layers that run several times": ("hrm_text", HEADS, "several times"),
+    "linear attention": ("qwen3_next", HEADS | EXPERTS | {"head_dim": 16}, "linear_attention"),
+    "convolutions": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}, "conv"),
+    "sparse attention": ("deepseek_v32", EXPERTS | SPARSE, "indexed_attention"),
+    "chunks": ("llama4_text", FAMILIES["llama4_text"] | {"attention_chunk_size": 120}, "max_model_len=120 or less"),
+    "temperatures": ("llama4_text", FAMILIES["llama4_text"] | {"floor_scale": 100}, "max_model_len=99 or less"),
 }
-"""What is refused -> what the error says."""
+"""What is refused -> a family that has it, its options, and what the error says."""
 
 
 def save_family(name: str, folder: Path) -> Path:
     """name: of FAMILIES or UNSUPPORTED. Every parameter is random, norms and biases included."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    model_type, options = UNSUPPORTED.get(name, (name, FAMILIES.get(name, {})))
+    model_type, options, _ = UNSUPPORTED.get(name, (name, FAMILIES.get(name, {}), ""))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = AutoConfig.for_model(model_type, **SIZES | options)

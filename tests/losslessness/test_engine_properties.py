@@ -1,119 +1,195 @@
-"""A thousand requests that come, go, are cancelled and preempted: nothing leaks and nothing changes."""
+"""Thousands of random requests in a KV pool far too small for them: all end, and as they would alone. Nothing leaks.
+
+SPECDEC_NIGHTLY=1 makes it ten times as many.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 import pytest
 import random_tree
-import reference
-from attrs import define
+import traffic
+from attrs import evolve
+from tiny_models import save_tiny_model
+from traffic import Traffic, Wish
 
-NUM_REQUESTS = 1000
+from specdec_core.engine.scheduler import Scheduler
+from specdec_core.kv.block_pool import BlockPool
+
+SCALE = 10 if os.environ.get("SPECDEC_NIGHTLY") else 1
+NUM_WISHES = 40 * (SCALE + 1)
+Patch = pytest.MonkeyPatch
+Outcome = tuple[list[int], str | None]
 
 
-@define
-class Expected:
-    prompt: list[int]
-    params: Any
-    cancel_after: int | None  # engine steps, from its submission on
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(
+        "llama",
+        tmp_path_factory.mktemp("small"),
+        vocab_size=traffic.VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
 
 
-def random_requests(seed: int) -> list[Expected]:
-    from specdec_core import SamplingParams
+@pytest.fixture(scope="module")
+def wishes() -> list[Wish]:
+    return traffic.random_wishes(NUM_WISHES, seed=5)
 
-    rng = np.random.default_rng(seed)
-    prompts = reference.prompts(200, rng.integers(1, 40, size=NUM_REQUESTS).tolist(), seed)
-    return [
-        Expected(
-            prompt,
-            SamplingParams(
-                temperature=float(rng.choice([0.0, 0.0, 0.7, 1.0])),
-                max_tokens=int(rng.integers(1, 16)),
-                seed=i,
-                ignore_eos=True,
-                num_speculative_tokens=[None, None, 0, 1, 4, 9][int(rng.integers(6))],
-            ),
-            int(rng.integers(0, 8)) if rng.random() < 0.15 else None,
+
+@pytest.fixture(scope="module")
+def make_engine(small_model: Path, make_llm: Any) -> Callable[..., Any]:
+    def make(method: str | None, **settings: Any) -> Any:
+        options = {"num_speculative_tokens": traffic.NUM_SPECULATIVE_TOKENS}
+        if method == "ngram":
+            options |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
+        settings = {"max_model_len": traffic.MAX_MODEL_LEN, "block_size": traffic.BLOCK_SIZE, **settings}
+        return make_llm(small_model, method, options=options, **settings).engine
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def alone(wishes: list[Wish], make_engine: Any) -> dict[tuple[Wish, int], Outcome]:
+    """What each completion is when it runs by itself, without speculation."""
+    engine = make_engine(None, max_num_seqs=1)
+    outcomes: dict[tuple[Wish, int], Outcome] = {}
+    for wish in wishes:
+        for index in range(wish.params.n):
+            ended: list[Any] = []
+            params = evolve(wish.params.of_sample(index), num_speculative_tokens=None)
+            engine.add_request(wish.prompt, params, lambda request, pieces, ended=ended: ended.append(request))
+            while engine.has_unfinished:
+                engine.step()
+            outcomes[wish, index] = ended[-1].output_token_ids, ended[-1].finish_reason
+    return outcomes
+
+
+def wrong_ones(completions: list[traffic.Completion], alone: dict[tuple[Wish, int], Outcome]) -> list[Any]:
+    """Those that are not as they would be alone, or if they were cancelled, not the beginning of it."""
+    wrong = []
+    for each in completions:
+        token_ids, reason = alone[each.wish, each.index]
+        if each.finish_reason == "abort":
+            is_right = each.token_ids == token_ids[: len(each.token_ids)]
+            is_right &= each.cancel_at_step is not None or each.cancel_at_length is not None
+        else:
+            is_right = (each.token_ids, each.finish_reason) == (token_ids, reason)
+        if not is_right:
+            wrong.append((each, token_ids, reason))
+    return wrong
+
+
+def held_for_nobody(engine: Any) -> list[Any]:
+    """What an engine without requests still keeps of some."""
+    proposer: Any = engine._speculation._proposer
+    kept: list[Any] = [engine._requests, engine._scheduler.running, engine._scheduler.waiting, engine._news]
+    kept += [engine._cancelled, engine.kv._pool._tables, engine.kv._num_committed, vars(proposer).get("seen")]
+    return [each for each in kept if each]
+
+
+@pytest.fixture
+def send(wishes: list[Wish], alone: dict, make_engine: Any) -> Callable[..., Traffic]:
+    """(method, how many requests) -> what came of them. The trees of random_tree hold the right continuation."""
+    random_tree.TRUTH.update((wish.prompt, token_ids) for (wish, index), (token_ids, _) in alone.items() if index == 0)
+
+    def run(method: str | None, num_requests: int) -> Traffic:
+        engine = make_engine(
+            method,
+            num_kv_blocks=traffic.tenth_of_what_they_want(wishes),
+            max_num_seqs=traffic.MAX_NUM_SEQS,
+            max_num_batched_tokens=48,
         )
-        for i, prompt in enumerate(prompts)
-    ]
+        sent = Traffic(engine, wishes, np.random.default_rng(num_requests))
+        sent.run(num_requests)
+        return sent
+
+    return run
 
 
-@pytest.fixture(scope="module")
-def requests() -> list[Expected]:
-    return random_requests(seed=11)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(requests: list[Expected], tiny_models: dict, make_llm: Any, generate: Any) -> list[list[int]]:
-    """All outputs, with blocks in plenty, without speculation and without cancellations."""
-    llm = make_llm(tiny_models["llama"], None, num_kv_blocks=1024, max_num_seqs=64)
-    params = [attrs.evolve(r.params, num_speculative_tokens=None) for r in requests]
-    outputs = generate(llm, [r.prompt for r in requests], params)
-    return [output.token_ids for output in outputs]
-
-
-class Collector:
-    """Listens to an engine; keeps the finished requests' outputs."""
-
-    def __init__(self) -> None:
-        self.outputs: dict[str, list[int]] = {}
-        self.reasons: dict[str, str] = {}
-
-    def __call__(self, request: Any, pieces: Any) -> None:
-        if request.finish_reason is not None:
-            self.outputs[request.id] = request.token_ids[request.num_prompt_tokens :].tolist()
-            self.reasons[request.id] = request.finish_reason
-
-
-@pytest.mark.parametrize("method", ["random_tree", None], ids=str)
-def test_a_thousand_requests(
-    method: str | None, requests: list[Expected], undisturbed: list, tiny_models: dict, make_llm: Any
+@pytest.mark.parametrize(("method", "num_requests"), [("random_tree", 500), ("ngram", 350), (None, 150)])
+def test_each_is_as_it_would_be_alone(
+    method: str | None, num_requests: int, send: Any, alone: dict, record_property: Any
 ) -> None:
-    random_tree.TRUTH.update(zip((tuple(r.prompt) for r in requests), undisturbed, strict=True))
-    num_blocks = 40  # for 16 requests of up to 54 tokens and their drafts, of which a block holds 4
-    llm = make_llm(tiny_models["llama"], method, num_kv_blocks=num_blocks, block_size=4, max_num_batched_tokens=64)
-    engine, rng, collector = llm.engine, np.random.default_rng(3), Collector()
-    all_free = engine.kv.num_free_blocks
-    waiting, index_of, to_cancel = list(enumerate(requests)), {}, {}
-    num_preempted = num_steps = num_accepted = num_drafted = 0
-    while waiting or engine.has_unfinished:
-        for _ in range(min(int(rng.integers(0, 6)), len(waiting))):
-            i, request = waiting.pop(0)
-            params = request.params if method else attrs.evolve(request.params, num_speculative_tokens=None)
-            request_id = engine.add_request(request.prompt, params, collector)
-            index_of[request_id] = i
-            if request.cancel_after is not None:
-                to_cancel[request_id] = num_steps + request.cancel_after
-        for request_id in [key for key, step in to_cancel.items() if step <= num_steps]:
-            engine.cancel(request_id)
-            del to_cancel[request_id]
-        if engine.has_unfinished:
-            report = engine.step()
-            num_preempted += report.num_preempted
-            num_accepted += report.num_accepted
-            num_drafted += report.num_draft_tokens
-        num_steps += 1
-        if num_steps % 16 == 0:
-            engine.kv.check_integrity()
-        assert num_steps < 20_000, "the engine makes no progress"
-
-    engine.kv.check_integrity()
-    assert engine.kv.num_free_blocks == all_free
-    assert num_preempted > 10
+    sent = send(method, num_requests * SCALE)
+    figures = sent.figures
+    record_property("figures", figures)
+    print(f"{method}: {figures}")  # noqa: T201
+    assert wrong_ones(sent.completions, alone) == []
+    assert held_for_nobody(sent.engine) == []
+    assert sent.engine.kv.num_free_blocks == sent.engine.kv._pool.num_blocks
+    assert figures.num_preempted > num_requests * SCALE / 10
+    assert figures.num_chunks > num_requests * SCALE / 5
+    assert figures.num_cancelled > num_requests * SCALE / 40
     if method is not None:
-        assert num_accepted > 500
-        assert num_drafted - num_accepted > 500
-    cancelled = 0
-    for request_id, i in index_of.items():
-        if requests[i].cancel_after is not None and collector.reasons[request_id] == "abort":
-            cancelled += 1
-            output = collector.outputs[request_id]
-            assert output == undisturbed[i][: len(output)]
-            continue
-        assert collector.reasons[request_id] == "length"
-        assert collector.outputs[request_id] == undisturbed[i], f"request {i}: {requests[i]}"
-    assert cancelled > 30
+        assert figures.num_accepted > num_requests * SCALE / 4
+        assert figures.num_draft_tokens - figures.num_accepted > num_requests * SCALE / 4
+
+
+def a_preempted_request_keeps_its_count(patch: Patch) -> None:
+    """It has lost its blocks, but does not start over."""
+    preempt = Scheduler.preempt
+
+    def forgetful(self: Scheduler, request: Any) -> None:
+        num_computed = request.num_computed
+        preempt(self, request)
+        request.num_computed = min(num_computed, request.num_tokens - 1)
+
+    patch.setattr(Scheduler, "preempt", forgetful)
+
+
+def block_tables_are_those_of_a_first_pass(patch: Patch) -> None:
+    """A request that was preempted gets other blocks, and goes on to use its old ones."""
+    first: dict[str, np.ndarray] = {}
+    tables = BlockPool.tables
+
+    def stale(self: BlockPool, request_ids: list[str]) -> np.ndarray:
+        found = tables(self, request_ids)
+        for request_id, table in zip(request_ids, found, strict=True):
+            known = first.setdefault(request_id, table.copy())
+            table[: len(known)] = known[: len(table)]
+        return found
+
+    patch.setattr(BlockPool, "tables", stale)
+
+
+def a_cancelled_request_keeps_its_blocks(patch: Patch) -> None:
+    remove = Scheduler.remove
+
+    def keep(self: Scheduler, request: Any) -> None:
+        with patch.context() as inner:
+            if request.finish_reason == "abort":
+                inner.setattr(self._kv, "release", lambda request_id: None)
+            remove(self, request)
+
+    patch.setattr(Scheduler, "remove", keep)
+
+
+MUTATIONS = [
+    a_preempted_request_keeps_its_count,
+    block_tables_are_those_of_a_first_pass,
+    a_cancelled_request_keeps_its_blocks,
+]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
+def test_a_fault_is_noticed(mutation: Any, send: Any, alone: dict, monkeypatch: Patch) -> None:
+    def faults() -> list[Any]:
+        try:
+            sent = send("ngram", 100)
+        except AssertionError as error:  # of the traffic itself
+            return [error]
+        return wrong_ones(sent.completions, alone) + held_for_nobody(sent.engine)
+
+    assert faults() == []
+    mutation(monkeypatch)
+    assert faults() != []

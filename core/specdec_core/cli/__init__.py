@@ -12,7 +12,7 @@ import click
 import specdec_core
 from specdec_core.errors import SpecdecError
 
-COMMANDS = ("demo", "generate", "plugins")
+COMMANDS = ("bench", "check", "demo", "generate", "plugins")
 """Modules of this package, each with a click command called `command`, which is the subcommand of the module's name."""
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -40,7 +40,7 @@ class LazyGroup(click.Group):
             try:
                 return super().invoke(ctx)
             except SpecdecError as error:
-                click.echo(f"error: {error}", err=True)
+                click.echo(f"error: {error}{self._hint(ctx, str(error))}", err=True)
                 ctx.exit(1)
             except OSError as error:
                 if error.errno == errno.EPIPE:
@@ -50,6 +50,17 @@ class LazyGroup(click.Group):
             except KeyboardInterrupt:
                 click.echo(err=True)
                 ctx.exit(INTERRUPTED)
+
+    def _hint(self, ctx: click.Context, message: str) -> str:
+        """How the command line spells the keywords of `LLM` that an error mentions."""
+        from specdec_core.cli.options import mentioned_keys
+
+        command = self.get_command(ctx, ctx.invoked_subcommand or "")
+        own = {parameter.name for parameter in command.params} if command is not None else set()
+        keys = sorted(mentioned_keys(message) - own)
+        if "engine" not in own or not keys:
+            return ""
+        return "\nhint: here, " + ", ".join(f"--engine {key}=VALUE" for key in keys) + ", or in a --config FILE"
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

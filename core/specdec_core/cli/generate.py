@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specdec_core.cli.options import DEFAULT_NUM_SPECULATIVE_TOKENS, Setting, load, speculative_config
+from specdec_core.cli.compare import TRY
+from specdec_core.cli.options import ModelOptions, model_options
 from specdec_core.errors import SpecdecError
-from specdec_core.plugins import Plugins
 from specdec_core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -19,38 +19,22 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("prompts", metavar="PROMPT...", nargs=-1, required=True)
-@click.option("--model", default="tiny", show_default=True, help="A folder, a name on the model hub, or tiny.")
-@click.option("--method", metavar="NAME", help="How to draft: a proposer that `spec-decode plugins` lists.")
-@click.option("--set", "settings", type=Setting(), multiple=True, help="A key of speculative_config (repeatable).")
-@click.option(
-    "--num-speculative-tokens",
-    type=click.IntRange(min=1),
-    metavar="N",
-    show_default=str(DEFAULT_NUM_SPECULATIVE_TOKENS),
-    help="Most draft tokens per step.",
-)
+@model_options()
 @click.option("--max-tokens", type=int, default=128, show_default=True, help="Most tokens per completion.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0: always the likeliest token.")
 @click.option("--top-p", type=float, default=1.0, show_default=True, help="Sample among the likeliest of this mass.")
 @click.option("--top-k", type=int, default=0, show_default=True, help="Sample among this many tokens; 0: all.")
 @click.option("--seed", type=int, help="Makes a sampled completion reproducible.")
-@click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16.")
 @click.option("--no-stream", is_flag=True, help="Print a single completion whole, too.")
-@click.option("--disable", multiple=True, metavar="NAME", help="Do not import this plugin (repeatable).")
 def command(
     prompts: tuple[str, ...],
-    model: str,
-    method: str | None,
-    settings: tuple[tuple[str, Any], ...],
-    num_speculative_tokens: int | None,
+    options: ModelOptions,
     max_tokens: int,
     temperature: float,
     top_p: float,
     top_k: int,
     seed: int | None,
-    dtype: str,
     no_stream: bool,
-    disable: tuple[str, ...],
 ) -> None:
     """Complete prompts and print the text.
 
@@ -58,19 +42,19 @@ def command(
     printed whole. How long it took goes to standard error.
     """
     params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens)
-    config = speculative_config(method, settings, num_speculative_tokens)
     texts = _texts(prompts)
-    llm = load(model, dtype=dtype, speculative_config=config, plugins=Plugins.load(disable=disable))
+    llm = options.load()
     started = perf_counter()
     if len(texts) == 1 and not no_stream:
         num_tokens, failed = _stream(llm, texts[0], params)
     else:
         num_tokens, failed = _print_whole(llm, texts, params)
-    click.echo(_summary(llm, num_tokens, perf_counter() - started, speculates=config is not None), err=True)
+    click.echo(
+        _summary(llm, num_tokens, perf_counter() - started, speculates=options.speculative_config is not None), err=True
+    )
     if failed:
         raise SpecdecError(
-            f"prompt {', '.join(map(str, failed))} failed: the model's logits were not finite there. Try --dtype "
-            f"float32, and check the checkpoint if that fails too"
+            f"prompt {', '.join(map(str, failed))} failed: the model's logits were not finite there. {TRY}"
         )
 
 
@@ -117,9 +101,9 @@ def _summary(llm: LLM, num_tokens: int, seconds: float, *, speculates: bool) -> 
     summary = f"{num_tokens} tokens in {seconds:.2f} s, {num_tokens / seconds:.1f} tokens/s"
     if not speculates:
         return summary
-    metrics: dict[str, Any] = {metric.name: metric.value for metric in llm.get_metrics()}
-    num_drafts = metrics["specdec:spec_decode_num_drafts"]
-    num_accepted = metrics["specdec:spec_decode_num_accepted_tokens"]
+    metrics: dict[str, Any] = {metric.name.partition(":")[2]: metric.value for metric in llm.get_metrics()}
+    num_drafts = metrics["spec_decode_num_drafts"]
+    num_accepted = metrics["spec_decode_num_accepted_tokens"]
     if not num_drafts:
         return f"{summary}, nothing was drafted"
     return f"{summary}, acceptance length {1 + num_accepted / num_drafts:.2f} over {num_drafts} drafts"

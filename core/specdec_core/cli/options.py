@@ -1,15 +1,32 @@
-"""What several commands share: speculation from the command line, and a model loaded without noise."""
+"""What several commands share: the model and how to speculate, from the command line and a config file together."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from attrs import frozen
+
+from specdec_core.config import unknown_key
+from specdec_core.config_file import KEYS, load_config_file
+from specdec_core.plugins import Plugins
 
 if TYPE_CHECKING:
+    from specdec_core.dry_run import DryRun
     from specdec_core.llm import LLM
 
+DEFAULT_MODEL = "tiny"
 DEFAULT_NUM_SPECULATIVE_TOKENS = 5
+OWN_OPTIONS = {
+    "model": "--model",
+    "dtype": "--dtype",
+    "speculative_config": "--method and --set",
+}
+"""Keys of a config file that `--engine` does not take, and what does."""
 
 
 class Setting(click.ParamType["tuple[str, Any]"]):
@@ -25,40 +42,161 @@ class Setting(click.ParamType["tuple[str, Any]"]):
             self.fail(f"{value!r} is not KEY=VALUE: write it like prompt_lookup_max=4, without spaces", param, ctx)
         try:
             scalar = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):
             return key, text
         return key, scalar if scalar is None or isinstance(scalar, bool | int | float | str) else text
 
 
-def speculative_config(
-    method: str | None, settings: tuple[tuple[str, Any], ...], num_speculative_tokens: int | None
-) -> dict[str, Any] | None:
-    """What `LLM` takes as speculative_config; None without a method. Raises click.UsageError."""
-    if method is None:
-        given = [f"--set {key}" for key, _ in settings]
-        given += ["--num-speculative-tokens"] if num_speculative_tokens is not None else []
-        if given:
-            raise click.UsageError(f"{', '.join(given)} says how to speculate: name a --method, too, or leave it out")
-        return None
-    config: dict[str, Any] = {
-        "method": method,
-        "num_speculative_tokens": num_speculative_tokens or DEFAULT_NUM_SPECULATIVE_TOKENS,
-    }
-    for key, value in settings:
-        if key in config:
-            option = f"as --{key.replace('_', '-')}" if key in ("method", "num_speculative_tokens") else "once"
-            raise click.UsageError(f"--set {key}={value} is one too many: give {key} {option}")
-        config[key] = value
-    return config
+@frozen
+class ModelOptions:
+    """keywords: of `LLM`, but for `plugins`. disable: names of plugins that are not imported."""
+
+    keywords: Mapping[str, Any]
+    disable: tuple[str, ...]
+
+    @property
+    def speculative_config(self) -> Mapping[str, Any] | None:
+        config: Mapping[str, Any] | None = self.keywords["speculative_config"]
+        return config
+
+    def with_keywords(self, **keywords: Any) -> ModelOptions:
+        return ModelOptions({**self.keywords, **keywords}, self.disable)
+
+    def load(self, plugins: Plugins | None = None) -> LLM:
+        """An `LLM`. plugins: None: those that are installed and not disabled."""
+        _quieten_transformers()
+
+        from specdec_core.llm import LLM
+
+        return LLM(**self.keywords, plugins=plugins or Plugins.load(disable=self.disable))
+
+    def dry_run(self) -> DryRun:
+        """All of `load` that is possible without loading weights."""
+        _quieten_transformers()
+
+        from specdec_core.dry_run import dry_run
+
+        return dry_run(**self.keywords, plugins=Plugins.load(disable=self.disable))
 
 
-def load(model: str, **options: Any) -> LLM:
-    """An `LLM` with these options, and transformers' bars and warnings kept off the screen."""
+def _quieten_transformers() -> None:
+    """Keep its bars and warnings off the screen."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
 
-    from specdec_core.llm import LLM
 
-    return LLM(model, **options)
+def model_options(
+    *,
+    method: str | None = None,
+    num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS,
+    dtype: str = "auto",
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the options that choose a model and speculation, and as `options` the `ModelOptions` they make.
+
+    The arguments are what counts where neither the command line nor the config file says anything.
+    """
+    default = {"method": method, "num_speculative_tokens": num_speculative_tokens}
+    options = (
+        click.option("--config", "config_file", metavar="FILE", type=click.Path(path_type=Path),
+                     help="A TOML, YAML or JSON file with the keywords of LLM. The options below override it."),
+        click.option("--model", show_default=DEFAULT_MODEL, help="A folder, a name on the model hub, or tiny."),
+        click.option("--method", "chosen_method", metavar="NAME", show_default=method or "none, plain decoding",
+                     help="How to draft: a proposer that `spec-decode plugins` lists."),
+        click.option("--set", "settings", type=Setting(), multiple=True,
+                     help="A key of speculative_config (repeatable)."),
+        click.option("--num-speculative-tokens", "num_tokens", type=click.IntRange(min=1), metavar="N",
+                     show_default=str(num_speculative_tokens), help="Most draft tokens per step."),
+        click.option("--dtype", "chosen_dtype", metavar="NAME", show_default=dtype,
+                     help="auto, float32, bfloat16 or float16."),
+        click.option("--engine", type=Setting(), multiple=True,
+                     help="Any other key of a config file, such as max_model_len=2048 (repeatable)."),
+        click.option("--disable", multiple=True, metavar="NAME", help="Do not import this plugin (repeatable)."),
+    )  # fmt: skip
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def command(
+            config_file: Path | None,
+            model: str | None,
+            chosen_method: str | None,
+            settings: Sequence[tuple[str, Any]],
+            num_tokens: int | None,
+            chosen_dtype: str | None,
+            engine: Sequence[tuple[str, Any]],
+            disable: tuple[str, ...],
+            **others: Any,
+        ) -> None:
+            keywords = load_config_file(config_file) if config_file is not None else {}
+            keywords |= _engine_keywords(engine)
+            keywords["model"] = model or keywords.get("model", DEFAULT_MODEL)
+            keywords["dtype"] = chosen_dtype or keywords.get("dtype", dtype)
+            in_file = keywords.get("speculative_config")
+            keywords["speculative_config"] = _speculation(in_file, chosen_method, settings, num_tokens, default)
+            function(options=ModelOptions(keywords, disable), **others)
+
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def mentioned_keys(message: str) -> set[str]:
+    """Keys for `--engine` in an error's message, which may advise to change them. One without an underscore may be an
+    ordinary word, unless a = follows. Errors about unknown keys list them all, and mean none."""
+    if " The keys are " in message:
+        return set()
+    keys = KEYS - OWN_OPTIONS.keys() - {"skip_tokenizer_init"}  # commands take text
+    return {key for key in keys if re.search(rf"\b{key}\b" if "_" in key else rf"\b{key}=", message)}
+
+
+def _engine_keywords(settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in settings:
+        if key in OWN_OPTIONS:
+            raise click.UsageError(f"--engine {key}={value}: give {key} as {OWN_OPTIONS[key]}")
+        if key not in KEYS:
+            raise click.UsageError(str(unknown_key(key, KEYS - OWN_OPTIONS.keys(), "--engine")))
+        if key in found:
+            raise click.UsageError(f"--engine {key}={value} is one too many: give {key} once")
+        found[key] = value
+    return found
+
+
+def _speculation(
+    in_file: Mapping[str, Any] | None,
+    method: str | None,
+    settings: Sequence[tuple[str, Any]],
+    num_speculative_tokens: int | None,
+    default: Mapping[str, Any],
+) -> dict[str, Any] | None:
+    """What `LLM` takes as speculative_config; None without a method. Raises click.UsageError.
+
+    in_file: the config file's, which the other arguments override. A method that is not the file's has other keys, so
+    the table is not used then. default: method, which may be None, and num_speculative_tokens.
+    """
+    config = dict(in_file or {})
+    if method is not None and config.get("method", method) != method:
+        config = {}
+    if not config:
+        method = method or default["method"]
+        config = {"num_speculative_tokens": default["num_speculative_tokens"]}
+    if method is None and not in_file:
+        given = [f"--set {key}" for key, _ in settings]
+        given += ["--num-speculative-tokens"] if num_speculative_tokens is not None else []
+        if given:
+            raise click.UsageError(f"{', '.join(given)} says how to speculate: name a --method, too, or leave it out")
+        return None
+    if method is not None:
+        config = {"method": method} | config
+    if num_speculative_tokens is not None:
+        config["num_speculative_tokens"] = num_speculative_tokens
+    for index, (key, value) in enumerate(settings):
+        if key in ("method", "num_speculative_tokens"):
+            raise click.UsageError(f"--set {key}={value} is one too many: give {key} as --{key.replace('_', '-')}")
+        if key in (other for other, _ in settings[:index]):
+            raise click.UsageError(f"--set {key}={value} is one too many: give {key} once")
+        config[key] = value
+    return config

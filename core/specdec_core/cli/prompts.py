@@ -1,16 +1,52 @@
-"""What `spec-decode demo` completes: Python, as the embedded model was trained on it.
+"""What `spec-decode demo` and `bench` complete: prompts from a file, or Python, which the embedded model can write.
 
 The model has learnt to edit from documents that state a task, show the code, and show it again after the edit.
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import NamedTuple
 
+from specdec_core.errors import ConfigError
 
-class DemoPrompt(NamedTuple):
+
+class TitledPrompt(NamedTuple):
     title: str
     text: str
+    group: str  # prompts of one kind, reported together
+
+
+def read_prompts(path: Path) -> list[TitledPrompt]:
+    """A text file with a prompt in each line that is not blank; or, if it is called .jsonl, with a JSON object in each
+    of them: `prompt`, `group` if there is more than one, and whatever else, which does not count.
+
+    Raises ConfigError that names file and line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise ConfigError(f"prompts file {str(path)!r} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"prompts file {str(path)!r} is not UTF-8 text: byte {error.start}") from error
+    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not numbered:
+        raise ConfigError(f"prompts file {str(path)!r} has no prompts: write one in each line")
+    if path.suffix.lower() != ".jsonl":
+        return [TitledPrompt(f"line {number}", line, path.name) for number, line in numbered]
+    return [_from_json(line, f"prompts file {str(path)!r}, line {number}", number) for number, line in numbered]
+
+
+def _from_json(line: str, where: str, number: int) -> TitledPrompt:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is not JSON: {error}") from error
+    prompt, group = (record.get("prompt"), record.get("group", "all")) if isinstance(record, dict) else (None, "")
+    if not isinstance(prompt, str) or not isinstance(group, str) or not prompt:
+        raise ConfigError(f"{where} is {line!r:.60}: give an object with a text as prompt, and as group if it has one")
+    return TitledPrompt(f"line {number}", prompt, group)
 
 
 def _edit(task: str, code: str) -> str:
@@ -93,8 +129,8 @@ def read_settings(path, defaults=None):
 '''
 
 PROMPTS = (
-    DemoPrompt("rename a variable", _edit("rename `value` to `amount`", _AVERAGES)),
-    DemoPrompt("repeat a class", _edit("repeat the code unchanged", _SHELF)),
-    DemoPrompt("remove the comments", _edit("remove the comments", _ROUTE)),
-    DemoPrompt("write a function", _COMPLETION),
+    TitledPrompt("rename a variable", _edit("rename `value` to `amount`", _AVERAGES), "edit"),
+    TitledPrompt("repeat a class", _edit("repeat the code unchanged", _SHELF), "edit"),
+    TitledPrompt("remove the comments", _edit("remove the comments", _ROUTE), "edit"),
+    TitledPrompt("write a function", _COMPLETION, "write"),
 )

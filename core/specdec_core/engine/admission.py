@@ -18,7 +18,7 @@ def checked_prompt(prompt_token_ids: Sequence[int], target: TargetInfo) -> np.nd
         token_ids = np.asarray(prompt_token_ids)
     except ValueError:  # lists of unequal length
         token_ids = np.empty((0, 0))
-    if token_ids.ndim != 1 or token_ids.size == 0 or token_ids.dtype.kind not in "iu":
+    if token_ids.ndim != 1 or token_ids.size == 0 or not _are_whole(prompt_token_ids, token_ids):
         raise ConfigError(
             f"prompt_token_ids={reprlib.repr(prompt_token_ids)} is not a list of one or more whole numbers"
         )
@@ -36,10 +36,26 @@ def checked_prompt(prompt_token_ids: Sequence[int], target: TargetInfo) -> np.nd
     return token_ids.astype(np.int64)
 
 
-def check_params(params: SamplingParams, num_speculative_tokens: int, *, has_text: bool) -> None:
+def _are_whole(given: Sequence[int], array: np.ndarray) -> bool:
+    """Whether none of them is anything else. numpy takes truth values among numbers for 0 and 1, and keeps integers
+    that are too large for it as objects."""
+    if array.dtype.kind == "O":
+        return all(type(token_id) is int for token_id in array)
+    has_truth_values = isinstance(given, list | tuple) and any(isinstance(each, bool | np.bool_) for each in given)
+    return array.dtype.kind in "iu" and not has_truth_values
+
+
+def check_params(params: SamplingParams, num_speculative_tokens: int, target: TargetInfo, *, has_text: bool) -> None:
     """num_speculative_tokens: the engine's. Raises ConfigError."""
+    if params.n != 1:
+        raise ConfigError(f"n={params.n}: a request is one completion. Submit one with each params.of_sample(index)")
     if params.stop and not has_text:
         raise ConfigError(f"stop={list(params.stop)} needs text: leave out skip_tokenizer_init=True")
+    outside = [token_id for token_id in params.stop_token_ids if token_id >= target.vocab_size]
+    if outside:
+        raise ConfigError(
+            f"stop_token_ids {outside[:5]} are not in the vocabulary: allowed are 0 to {target.vocab_size - 1}"
+        )
     asked = params.num_speculative_tokens
     if asked and not num_speculative_tokens:
         raise ConfigError(f"num_speculative_tokens={asked} of a request needs an engine with a speculative_config")

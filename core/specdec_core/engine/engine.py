@@ -6,6 +6,7 @@ import random
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -16,21 +17,22 @@ from specdec_core import ops
 from specdec_core.config import EngineConfig, SpeculativeConfig
 from specdec_core.engine.admission import check_params, checked_prompt
 from specdec_core.engine.budget import DraftBudget
-from specdec_core.engine.memory import num_kv_blocks
+from specdec_core.engine.memory import plan_memory
 from specdec_core.engine.request import Listener, Piece, Request
 from specdec_core.engine.scheduler import Schedule, Scheduler
-from specdec_core.engine.speculation import PLAIN, Speculation, blaming
+from specdec_core.engine.speculation import PLAIN, Speculation, blaming, planned
 from specdec_core.engine.step_batch import StepBatch
 from specdec_core.engine.text import OutputText
 from specdec_core.errors import PluginError, SpecdecError
-from specdec_core.ops.attention_plan import plan_attention
 from specdec_core.plugins import Plugins
 from specdec_core.proposer import BuildContext
 from specdec_core.sampling.process import process_logits
 from specdec_core.sampling.random import CounterRandom
 from specdec_core.sampling_params import SamplingParams
 from specdec_core.target import Target
-from specdec_core.types import Draft, Plan, StepReport, Verdict
+from specdec_core.target.load import default_device
+from specdec_core.target.model import speed_up
+from specdec_core.types import Draft, StepReport, Verdict
 
 
 class Engine:
@@ -49,13 +51,16 @@ class Engine:
         speculative_config: SpeculativeConfig | None = None,
         tokenizer: Any = None,
     ) -> None:
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._device = default_device()
         self.target = Target(
             config.model,
             device=self._device,
             dtype=config.dtype,
             max_model_len=config.max_model_len,
             trust_remote_code=config.trust_remote_code,
+            revision=config.revision,
+            code_revision=config.code_revision,
+            quantization=config.quantization,
         )
         spec, options, self._budget = PLAIN, None, DraftBudget(num_speculative_tokens=0)
         if speculative_config is not None:
@@ -63,24 +68,26 @@ class Engine:
             self._budget = DraftBudget(
                 speculative_config.num_speculative_tokens, speculative_config.disable_by_batch_size
             )
-        with blaming(spec.name, "plan what it needs"):
-            plan = spec.plan(options, self.target.info, self._budget.num_speculative_tokens)
-            if not isinstance(plan, Plan):
-                raise TypeError(f"plan returned {plan!r}, not a Plan")
+        plan = planned(spec, options, self.target.info, self._budget.num_speculative_tokens)
         layouts = [self.target.kv_layout, *([plan.kv_layout] if plan.kv_layout else [])]
-        num_blocks = num_kv_blocks(config, layouts, plan.weight_bytes, self.target.info.max_model_len, self._device)
-        self.kv = plugins.kv_manager("paged").build(num_blocks, config.block_size, self._device)
+        memory = plan_memory(
+            config, self.target.kv_layout, plan, max_model_len=self.target.info.max_model_len, device=self._device
+        )
+        self.kv = plugins.kv_manager("paged").build(memory.num_blocks, config.block_size, self._device)
         groups = [self.kv.add_group(layout) for layout in layouts]
-        self.target.attach(self.kv, ops.resolve(plugins.ops(self._device.type)), plan.taps)
+        resolved = ops.resolve(plugins.ops(self._device.type))
+        self.target.attach(self.kv, resolved, plan.taps)
 
         context = BuildContext(
             target=self.target.info,
             num_speculative_tokens=self._budget.num_speculative_tokens,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
             device=self._device,
             embed=self.target.embed,
             output_head=self.target.output_head,
-            kv_manager=self.kv,
-            kv_group=groups[1] if plan.kv_layout else None,
+            attention=self.target.attention.of_group(groups[1]) if plan.kv_layout else None,
+            speed_up=partial(speed_up, ops=resolved),
         )
         with blaming(spec.name, "be built"):
             proposer = spec.build(options, context)
@@ -119,6 +126,9 @@ class Engine:
     def has_unfinished(self) -> bool:
         return bool(self._requests)
 
+    def is_unfinished(self, request_id: str) -> bool:
+        return request_id in self._requests
+
     def add_request(
         self,
         prompt_token_ids: Sequence[int],
@@ -133,13 +143,13 @@ class Engine:
         request.finish_reason is set. Raises ConfigError or CapacityError, touching no other request.
         """
         token_ids = checked_prompt(prompt_token_ids, self.target.info)
-        check_params(params, self.num_speculative_tokens, has_text=self._tokenizer is not None)
+        check_params(params, self.num_speculative_tokens, self.target.info, has_text=self._tokenizer is not None)
         request_id = f"request-{next(self._ids)}"
         limit = self.target.info.max_model_len
         wanted = limit if params.max_tokens is None else len(token_ids) + params.max_tokens
         text = None
-        if self._tokenizer is not None:
-            text = OutputText(self._tokenizer, token_ids, params.stop, skip_special_tokens=params.skip_special_tokens)
+        if self._tokenizer is not None and params.detokenize:
+            text = OutputText(self._tokenizer, token_ids, params)
         request = Request(
             request_id,
             token_ids,
@@ -193,10 +203,14 @@ class Engine:
         verified = perf_counter()
         self._speculation.observe(schedule, batch, draft, verdict, features)
         observed = perf_counter()
+        num_prefill_tokens = schedule.num_prefill_tokens
+        num_decode_requests = sum(request.is_decoding for request in schedule.requests)
+        num_tokens = sum(request.num_tokens for request in schedule.requests)
         accepted = self._emit(schedule, draft, token_ids)
         return StepReport(
-            num_prefill_tokens=sum(n for n in schedule.num_known if n > 1),
-            num_decode_requests=schedule.num_known.count(1),
+            num_prefill_tokens=num_prefill_tokens,
+            num_decode_requests=num_decode_requests,
+            num_output_tokens=sum(request.num_tokens for request in schedule.requests) - num_tokens,
             num_draft_tokens=draft.num_nodes,
             num_accepted=sum(accepted.values()),
             draft_s=drafted - started + observed - verified,
@@ -206,14 +220,11 @@ class Engine:
         )
 
     def _forward(self, schedule: Schedule, draft: Draft) -> tuple[StepBatch, torch.Tensor, dict[str, torch.Tensor]]:
-        num_tokens = sum(schedule.num_known) + draft.num_nodes
-        num_padded = self.target.padded(num_tokens)
+        num_padded = self.target.attention.padded(sum(schedule.num_known) + draft.num_nodes)
         batch = StepBatch.of(schedule, draft, num_padded, self._device)
         starts = [request.num_computed for request in schedule.requests]
         metadata = self.kv.metadata(schedule.request_ids, starts, batch.lengths)
-        plan = plan_attention(metadata, batch.visibility, num_padded, self.target.padding)
-        slots = torch.nn.functional.pad(metadata.slot_mapping, (0, num_padded - num_tokens), value=-1)
-        return batch, *self.target.forward(batch.token_ids, batch.positions, slots, plan, batch.rows)
+        return batch, *self.target.forward(batch.token_ids, batch.positions, metadata, batch.visibility, batch.rows)
 
     def _verify(self, schedule: Schedule, batch: StepBatch, draft: Draft, logits: torch.Tensor) -> Verdict:
         params = [request.params for request in schedule.requests]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from attrs import define
 
 from specdec_core.engine.text import OutputText
+from specdec_core.metrics import DraftCounts
 from specdec_core.sampling_params import SamplingParams
 
 
@@ -21,25 +21,6 @@ class Piece(NamedTuple):
 
 
 Listener = Callable[["Request", Sequence[Piece]], None]
-
-
-@define
-class DraftCounts:
-    """What speculation did for one request."""
-
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted: int = 0
-
-    def add(self, num_draft_tokens: int, num_accepted: int) -> None:
-        self.num_drafts += 1
-        self.num_draft_tokens += num_draft_tokens
-        self.num_accepted += num_accepted
-
-    @property
-    def acceptance_length(self) -> float:
-        """Tokens per verified draft: 1 + accepted / drafts (1.0 without drafts)."""
-        return 1 + self.num_accepted / self.num_drafts if self.num_drafts else 1.0
 
 
 class Request:
@@ -74,6 +55,7 @@ class Request:
         self.is_started = False  # the proposer knows of it
         self.may_draft = True
         self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None  # the stop string or token id that ended it; None: anything else
         self._decodes_as_it_goes = text is not None and (is_streamed or bool(params.stop))
         self._buffer = np.empty(max_total_tokens, dtype=np.int64)
         self._buffer[: self.num_tokens] = prompt_token_ids
@@ -93,30 +75,51 @@ class Request:
     def num_pending(self) -> int:
         return self.num_tokens - self.num_computed
 
+    @property
+    def is_decoding(self) -> bool:
+        """Only the root is pending, and it is no part of the prompt."""
+        return self.num_pending == 1 and self.num_computed >= self.num_prompt_tokens
+
     def append(self, token_ids: Sequence[int], num_accepted: int, eos_token_ids: frozenset[int]) -> list[Piece]:
         """Take over the tokens up to the first stop, and set finish_reason there. The first num_accepted of them are
         accepted draft tokens. Returns those that were taken."""
         pieces: list[Piece] = []
-        stops = frozenset() if self.params.ignore_eos else eos_token_ids
         for token_id in token_ids:
             self._buffer[self.num_tokens] = token_id
             self.num_tokens += 1
-            text = self.text.add([token_id]) if self.text is not None and self._decodes_as_it_goes else ""
-            if token_id in stops or (self.text is not None and self.text.is_stopped):
-                self.finish_reason = "stop"
-            elif self.num_tokens == self.max_total_tokens:
-                self.finish_reason = "length"
-            if self.finish_reason is not None and self.text is not None and self._decodes_as_it_goes:
-                text += self.text.finish()
-            pieces.append(Piece(token_id, text, len(pieces) < num_accepted))
+            self._check_token(token_id, eos_token_ids)
+            pieces.append(Piece(token_id, self._text_of(token_id), len(pieces) < num_accepted))
             if self.finish_reason is not None:
                 break
         return pieces
+
+    def _check_token(self, token_id: int, eos_token_ids: frozenset[int]) -> None:
+        """Set finish_reason if the newest token is the last one, whatever its text."""
+        if token_id in eos_token_ids and not self.params.ignore_eos:
+            self.finish_reason = "stop"
+        elif token_id in self.params.stop_token_ids:
+            self.finish_reason, self.stop_reason = "stop", token_id
+        elif self.num_tokens == self.max_total_tokens:
+            self.finish_reason = "length"
+
+    def _text_of(self, token_id: int) -> str:
+        """The text that became final with the newest token. A stop string in it ends the request."""
+        if self.text is None or not self._decodes_as_it_goes:
+            return ""
+        text = "" if self._is_left_out else self.text.add([token_id])
+        if self.text.is_stopped:
+            self.finish_reason, self.stop_reason = "stop", self.text.stop_string
+        return text + self.text.finish() if self.finish_reason is not None else text
+
+    @property
+    def _is_left_out(self) -> bool:
+        """The newest token is what the output stopped at, and not part of the text."""
+        return self.finish_reason == "stop" and not self.params.include_stop_str_in_output
 
     def finish(self, reason: str) -> None:
         """No more tokens will come: `text` becomes the whole of the output's."""
         self.finish_reason = reason
         if self.text is not None:
             if not self._decodes_as_it_goes:
-                self.text.add(self.output_token_ids)
+                self.text.add(self.output_token_ids[: -1 if self._is_left_out else None])
             self.text.finish()

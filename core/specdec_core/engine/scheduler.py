@@ -30,6 +30,11 @@ class Schedule:
     def request_ids(self) -> list[str]:
         return [request.id for request in self.requests]
 
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Known tokens, those left out that are a decoding request's root."""
+        return sum(n for request, n in zip(self.requests, self.num_known, strict=True) if not request.is_decoding)
+
 
 class Scheduler:
     """First come, first served. Running requests go first; when blocks run out, drafts are given up before requests,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
+from specdec_core.engine.draft_check import check_draft
 from specdec_core.engine.request import Request
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_batch import StepBatch, observe, spread
 from specdec_core.errors import PluginError, SpecdecError
 from specdec_core.proposer import PLUGIN_API, Proposer, ProposerSpec
 from specdec_core.sampling.random import CounterRandom
-from specdec_core.types import DEAD, Draft, Plan, ProposerBatch, Verdict
+from specdec_core.types import Draft, Plan, ProposerBatch, TargetInfo, Verdict
 
 
 @contextmanager
@@ -27,6 +29,15 @@ def blaming(name: str, what: str) -> Iterator[None]:
         raise PluginError(
             f"proposer {name!r} could not {what}: {type(error).__name__}: {error}. Report this to the plugin's author"
         ) from error
+
+
+def planned(spec: ProposerSpec, options: Any, target: TargetInfo, num_speculative_tokens: int) -> Plan:
+    """What a proposer will need. Raises PluginError if it cannot tell."""
+    with blaming(spec.name, "plan what it needs"):
+        plan = spec.plan(options, target, num_speculative_tokens)
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan returned {plan!r}, not a Plan")
+    return plan
 
 
 class NoProposer(Proposer):
@@ -79,13 +90,15 @@ class Speculation:
             requests=drafting,
             root_token_ids=torch.tensor([int(r.token_ids[-1]) for r in drafting], device=self._device),
             root_positions=root_positions,
-            temperature=torch.tensor([float(r.params.temperature) for r in drafting], device=self._device),
+            temperature=torch.tensor(
+                [0.0 if r.params.is_greedy else r.params.temperature for r in drafting], device=self._device
+            ),
             max_draft_tokens=budgets,
             random=CounterRandom([r.seed for r in drafting], root_positions),
         )
         with self._called() as proposer:
             draft = proposer.propose(batch)
-            check_draft(draft, budgets, self._vocab_size)
+            check_draft(draft, budgets, self._vocab_size, self._device)
         return spread(draft, schedule.budgets)
 
     def observe(
@@ -110,41 +123,10 @@ class Speculation:
     @contextmanager
     def _called(self) -> Iterator[Proposer]:
         try:
-            yield self._proposer
+            with torch.inference_mode():  # a request that is cancelled finishes between steps
+                yield self._proposer
         except (Exception, SystemExit) as error:
             raise PluginError(
                 f"proposer {self._name!r} failed in a step: {type(error).__name__}: {error}. The running requests were "
                 f"aborted, and the engine can go on; report this to the plugin's author"
             ) from error
-
-
-def check_draft(draft: Draft, max_draft_tokens: Sequence[int], vocab_size: int) -> None:
-    """Raise ValueError where a draft is not as its contract says. Values are looked at on a CPU only: it would cost a
-    synchronisation elsewhere."""
-    if not isinstance(draft, Draft):
-        raise TypeError(f"propose returned {draft!r}, not a Draft")
-    counts = draft.num_nodes_per_request
-    if draft.offsets[0] != 0 or any(n < 0 for n in counts) or len(counts) != len(max_draft_tokens):
-        raise ValueError(
-            f"its offsets are {draft.offsets}: give 0 and the end of each of the {len(max_draft_tokens)} trees"
-        )
-    if any(n > most for n, most in zip(counts, max_draft_tokens, strict=True)):
-        raise ValueError(f"it drafted {counts} nodes where at most {list(max_draft_tokens)} are allowed")
-    for name, tensor, dtype in (
-        ("token_ids", draft.token_ids, torch.int64),
-        ("parents", draft.parents, torch.int32),
-    ):
-        if tensor.shape != (draft.num_nodes,) or tensor.dtype != dtype:
-            raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}, not {dtype} [{draft.num_nodes}]")
-    if draft.num_nodes == 0 or draft.token_ids.device.type != "cpu":
-        return
-    lowest, highest = draft.token_ids.aminmax()
-    if lowest < 0 or highest >= vocab_size:
-        raise ValueError(f"it drafted token ids {int(lowest)} to {int(highest)}: allowed are 0 to {vocab_size - 1}")
-    index = torch.tensor([i for n in counts for i in range(n)], dtype=torch.int32)
-    if draft.is_chain and not torch.equal(draft.parents, index - 1):
-        raise ValueError("is_chain is set, but a node's parent is not the node before it")
-    if (draft.parents >= index).any() or (draft.parents < DEAD).any():
-        raise ValueError(
-            "a node's parent does not precede it: give an earlier node, -1 for the root or -2 for a dead node"
-        )

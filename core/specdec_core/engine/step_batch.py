@@ -10,8 +10,7 @@ import torch
 from attrs import evolve, frozen
 
 from specdec_core.engine.scheduler import Schedule
-from specdec_core.ops.attention_plan import Visibility
-from specdec_core.types import Draft, Observation, Verdict
+from specdec_core.types import Draft, Observation, Verdict, Visibility
 
 
 def spread(draft: Draft, budgets: Sequence[int]) -> Draft:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from specdec_core.sampling_params import SamplingParams
+
 _CONTEXT = 6
 """Prompt tokens to decode with the output: in some tokenizers a token's text depends on its neighbours."""
 
@@ -15,22 +17,26 @@ _LONGEST_WAIT = 16
 
 
 class OutputText:
-    """The text of one request's output. `text` never holds an unfinished character or anything past a stop string."""
+    """The text of one request's output. `text` never holds an unfinished character or anything past a stop string;
+    `stop_string` is the one that ended it."""
 
-    def __init__(
-        self, tokenizer: Any, prompt_token_ids: np.ndarray, stop: Sequence[str], *, skip_special_tokens: bool
-    ) -> None:
+    def __init__(self, tokenizer: Any, prompt_token_ids: np.ndarray, params: SamplingParams) -> None:
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
-        self._stop = tuple(stop)
+        self._skip_special_tokens = params.skip_special_tokens
+        self._stop = params.stop
+        self._includes_stop = params.include_stop_str_in_output
         # Decoded together: some context, then the tokens that are not yet in `text`.
         self._pending: list[int] = prompt_token_ids[-_CONTEXT:].tolist()
         self._num_context = len(self._pending)
         self._context_text = self._decode(self._pending)
         self._num_given = 0  # characters that add and finish have returned
-        self._hold_back = max((len(s) - 1 for s in self._stop), default=0)
+        self._hold_back = 0 if self._includes_stop else max((len(s) - 1 for s in self._stop), default=0)
         self.text = ""
-        self.is_stopped = False
+        self.stop_string: str | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.stop_string is not None
 
     def add(self, token_ids: Sequence[int]) -> str:
         """Decode more tokens. Returns the text that became final: an unfinished character, or a tail in which a stop
@@ -49,7 +55,7 @@ class OutputText:
 
     def _give(self, end: int) -> str:
         start, self._num_given = self._num_given, max(self._num_given, end)
-        return self.text[start:end]
+        return self.text[start : self._num_given]
 
     def _take(self, text: str) -> None:
         known = len(self.text)
@@ -57,10 +63,10 @@ class OutputText:
         self._pending = self._pending[-_CONTEXT:]
         self._num_context = len(self._pending)
         self._context_text = self._decode(self._pending)
-        ends = [end for s in self._stop if (end := self.text.find(s, max(0, known - len(s) + 1))) >= 0]
-        if ends:
-            self.text = self.text[: min(ends)]
-            self.is_stopped = True
+        found = [(start, s) for s in self._stop if (start := self.text.find(s, max(0, known - len(s) + 1))) >= 0]
+        if found:
+            start, self.stop_string = min(found, key=lambda each: (each[0], len(each[1])))
+            self.text = self.text[: start + len(self.stop_string) * self._includes_stop]
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         decoded: str = self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)

@@ -47,6 +47,10 @@ class BlockPool:
         """Free all blocks of the request, if there is such a request."""
         self._free.extend(reversed(self._tables.pop(request_id, [])))
 
+    def num_slots(self, request_id: str) -> int:
+        """How many slots its blocks have."""
+        return len(self._tables[request_id]) * self.block_size
+
     def tables(self, request_ids: list[str]) -> np.ndarray:
         """int64 [batch, max_blocks], padded with block 0."""
         tables = [self._tables[request_id] for request_id in request_ids]

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from specdec_core.errors import CapacityError
 from specdec_core.kv.block_pool import BlockPool
 from specdec_core.types import KVLayout, KVMetadata, Verdict
 
@@ -48,6 +49,13 @@ class PagedKVManager:
         self._num_committed.setdefault(request_id, 0)
 
     def metadata(self, request_ids: Sequence[str], starts: Sequence[int], lengths: Sequence[int]) -> KVMetadata:
+        for request_id, start, length in zip(request_ids, starts, lengths, strict=True):
+            # Past its own blocks a request's table is padded with a block that another request may hold.
+            if start + length > (held := self._pool.num_slots(request_id)):
+                raise CapacityError(
+                    f"request {request_id!r} holds {held} KV slots, and a pass is to use the slots [{start}, "
+                    f"{start + length}): from the root's slot on, a draft may use its plan's scratch_slots"
+                )
         tables = self._pool.tables(list(request_ids))
         slots = [
             _slots(table, np.arange(start, start + length), self._pool.block_size)

@@ -7,8 +7,15 @@ from typing import Any
 
 from specdec_core.errors import PluginError
 from specdec_core.ops.attention import paged_attention, store_kv
+from specdec_core.ops.norm import rms_norm
+from specdec_core.ops.rotary import rotary
 
-REFERENCE: Mapping[str, Callable[..., Any]] = {"paged_attention": paged_attention, "store_kv": store_kv}
+REFERENCE: Mapping[str, Callable[..., Any]] = {
+    "paged_attention": paged_attention,
+    "store_kv": store_kv,
+    "rms_norm": rms_norm,
+    "rotary": rotary,
+}
 
 
 def resolve(replacements: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:

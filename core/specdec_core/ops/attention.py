@@ -33,19 +33,19 @@ def paged_attention(
     window: only keys at positions above the query's minus this. softcap: scores become softcap * tanh(scores /
     softcap). sinks [num_heads]: a score per head that takes its share of the probabilities and has no value.
 
-    Returns [num_tokens, num_heads, value_dim]; rows that belong to no request are 0. The query heads that share a key
-    head are folded into rows, so that one batched call without copies of the keys serves grouped-query attention.
+    Returns [num_tokens, num_heads, value_dim]; rows that belong to no request mean nothing. The query heads that share
+    a key head are folded into rows, so that one batched call without copies of the keys serves grouped-query attention.
     """
     output = query.new_zeros(*query.shape[:2], values.shape[2])
     for segment in plan.segments:
-        attended = _attend(query, keys, values, segment, scaling, window, softcap, sinks)
+        attended = attend(query, keys, values, segment, scaling, window, softcap, sinks)
         if segment.is_whole:
             return attended
         output.index_copy_(0, segment.valid_tokens, attended.index_select(0, segment.valid_rows))
     return output
 
 
-def _attend(
+def attend(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from attrs import field, frozen
 
 from specdec_core.ops.padding import Padding, round_up
-from specdec_core.types import KVMetadata
+from specdec_core.types import KVMetadata, Visibility
 
 SHORT = 64
 """Requests with at most this many tokens in the pass share rectangles; longer ones (prefill) stand alone."""
-
-
-@frozen(eq=False)
-class Visibility:
-    """Which slots of its own request each token of a pass sees: a prefix, and single ones beyond it (a tree's nodes see
-    their ancestors). Positions are what windows are measured in."""
-
-    positions: torch.Tensor  # int64 [num_tokens]
-    prefix_lens: torch.Tensor  # int64 [num_tokens]   the slots [0, prefix_len)
-    more_slots: torch.Tensor | None = None  # int64 [num_tokens, n]   may repeat each other
 
 
 @frozen(eq=False)
@@ -55,30 +46,36 @@ class Segment:
 
 @frozen(eq=False)
 class AttentionPlan:
-    segments: tuple[Segment, ...]
+    """One pass: where its tokens lie and what each sees. An implementation takes from it what it needs; what has to be
+    computed is computed once, for all layers."""
 
+    metadata: KVMetadata
+    visibility: Visibility  # of the whole flat batch, padding included
+    padding: Padding  # of query rows and keys
+    memo: dict[str, Any] = field(factory=dict)
+    """For implementations: what they computed for this pass, under a name of their own."""
 
-def plan_attention(
-    metadata: KVMetadata, visibility: Visibility, num_padded_tokens: int, padding: Padding
-) -> AttentionPlan:
-    """num_padded_tokens: the length of the flat batch. padding: of query rows and keys."""
-    num_keys = [round_up(start + n, padding.keys) for start, n in zip(metadata.starts, metadata.lengths, strict=True)]
-    alone = itertools.count(1)
-    rectangles: dict[int, list[int]] = {}  # contexts of similar length together: each is padded to the longest
-    for request, length in enumerate(metadata.lengths):
-        rectangle = num_keys[request].bit_length() if length <= SHORT else -next(alone)
-        rectangles.setdefault(rectangle, []).append(request)
-    return AttentionPlan(
-        tuple(
-            _segment(np.array(requests), metadata, visibility, num_padded_tokens, padding)
-            for requests in rectangles.values()
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """All requests, as rectangles: those of similar context length together, each padded to the longest."""
+        starts, lengths = self.metadata.starts, self.metadata.lengths
+        rectangles: dict[int, list[int]] = {}
+        for request, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+            if 0 < length <= SHORT:
+                rectangles.setdefault(round_up(start + length, self.padding.keys).bit_length(), []).append(request)
+        return (*(_segment(np.array(requests), self) for requests in rectangles.values()), *self.long_segments)
+
+    @cached_property
+    def long_segments(self) -> tuple[Segment, ...]:
+        """The requests with more than SHORT tokens in the pass, each alone."""
+        return tuple(
+            _segment(np.array([request]), self) for request, n in enumerate(self.metadata.lengths) if n > SHORT
         )
-    )
 
 
-def _segment(
-    requests: np.ndarray, metadata: KVMetadata, visibility: Visibility, num_padded_tokens: int, padding: Padding
-) -> Segment:
+def _segment(requests: np.ndarray, plan: AttentionPlan) -> Segment:
+    metadata, visibility, padding = plan.metadata, plan.visibility, plan.padding
+    num_padded_tokens = len(visibility.positions)
     device = metadata.block_tables.device
     lengths = np.asarray(metadata.lengths)
     first_tokens = (np.cumsum(lengths) - lengths)[requests]

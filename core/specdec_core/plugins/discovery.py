@@ -23,13 +23,13 @@ Spec = ProposerSpec | VerifierSpec | KVManagerSpec
 
 @define(eq=False)
 class Plugin:
-    """An entry point of group `specdec`, or a module of core that offers its own parts, and what became of it."""
+    """An entry point of group `specdec`, or a module that is loaded like one, and what became of it."""
 
     name: str
     distribution: str
     version: str
     value: str  # "package.module" or "package.module:object"
-    builtin: bool = False
+    builtin: bool = False  # no entry point: a module of core, or one named by the caller
     status: Status = "ok"
     error: str | None = None  # why the status is not ok, and what to do
     cause: BaseException | None = None
@@ -49,8 +49,8 @@ class Plugin:
         self.status, self.error, self.cause = status, error, cause
 
 
-def find(builtins: Iterable[str]) -> list[Plugin]:
-    """The builtin modules, then the entry points of every installed distribution, by name.
+def find(builtins: Iterable[str], modules: Iterable[str] = ()) -> list[Plugin]:
+    """The builtin modules, those that the caller names, then the entry points of every installed distribution, by name.
 
     A distribution that lies on sys.path twice (an editable install and a wheel, say) counts once, as the one that an
     import would find.
@@ -59,6 +59,7 @@ def find(builtins: Iterable[str]) -> list[Plugin]:
         Plugin(module.rpartition(".")[2], "specdec-core", specdec_core.__version__, module, builtin=True)
         for module in builtins
     ]
+    found += [Plugin(module, module, "(not installed)", module, builtin=True) for module in modules]
     entries = []
     for entry in importlib.metadata.entry_points(group=GROUP):
         assert entry.dist is not None, "entry_points() sets it"

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from attrs import frozen
 
@@ -59,16 +59,19 @@ class Plugins:
         self._step_finished = listeners.hook.specdec_step_finished
 
     @classmethod
-    def load(cls, disable: str | Iterable[str] = (), *, builtins: Sequence[str] = BUILTINS) -> Plugins:
+    def load(
+        cls, disable: str | Iterable[str] = (), *, modules: Sequence[str] = (), builtins: Sequence[str] = BUILTINS
+    ) -> Self:
         """Import every plugin that is installed and not disabled.
 
         disable: names of plugins or of distributions, besides those in the environment variable SPECDEC_DISABLE.
-        A name that is not installed causes a UserWarning. builtins: modules to load as core's own.
+        A name that is not installed causes a UserWarning. modules: more of them, not installed (yet), by the names that
+        they are imported under. builtins: modules to load as core's own.
 
         A plugin that cannot be loaded causes one PluginWarning now and a PluginError when it is asked for; the others
         load.
         """
-        plugins = discovery.find(builtins)
+        plugins = discovery.find(builtins, modules)
         for origin, names in {
             "the environment variable SPECDEC_DISABLE": os.environ.get("SPECDEC_DISABLE", ""),
             "the argument disable (--disable)": disable,
@@ -186,7 +189,7 @@ class Plugins:
             return
         keys = {(type(spec), spec.name): spec for spec in plugin.specs}
         rivals = [self._offers[key][1] for key in keys if key in self._offers]
-        if rivals:  # entry points of one name were refused before loading: the rival is one of core's own parts
+        if rivals:  # entry points of one name were refused before loading: the rival has none
             discovery.refuse_rivals(plugin.name, [rivals[0], plugin], refused=[plugin])
             for key in keys:
                 self._offers.pop(key, None)
@@ -200,7 +203,7 @@ class Plugins:
             return cast(S, spec), plugin
         word = loading.KINDS[kind]
         for plugin in self._plugins:
-            if plugin.name == name and plugin.error:
+            if plugin.error and (plugin.name == name or any(spec.name == name for spec in plugin.specs)):
                 raise PluginError(plugin.error) from plugin.cause
             if plugin.name == name:
                 offers = ", ".join(loading.provides(plugin))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,9 +11,11 @@ from attrs import define, frozen
 from torch import nn
 from transformers.modeling_utils import AttentionInterface
 
-from specdec_core.errors import CompatibilityError
+from specdec_core.errors import CompatibilityError, SpecdecError
 from specdec_core.kv_manager import KVManager
 from specdec_core.ops.attention_plan import AttentionPlan
+from specdec_core.ops.padding import Padding, round_up
+from specdec_core.types import KVMetadata, RequestView, Visibility
 
 IMPLEMENTATION = "specdec"
 """The name under which transformers' models find `attention`: pass it as `attn_implementation`."""
@@ -43,31 +46,85 @@ def attention(
         raise CompatibilityError(
             f"{type(module).__name__} was not prepared for the paged cache: load the model through specdec's Target"
         )
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     tokens_first = (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1))
-    return site.attend(module, *tokens_first, scaling, features).unsqueeze(0), None
+    attended = site.attend(module, *tokens_first, scaling, features)
+    return attended.contiguous().unsqueeze(0), None  # some families call view on it
 
 
 AttentionInterface.register(IMPLEMENTATION, attention)
 
 
-@define(eq=False)
-class ForwardContext:
-    """What the attention of one model needs to know of the pass under way; set by whoever runs the model."""
+class PagedAttention:
+    """Attention of one model's layers over their group in the KV cache: `specdec_core.proposer.LayerAttention`.
 
-    kv: KVManager
-    ops: Mapping[str, Callable[..., Any]]
-    plan: AttentionPlan | None = None
-    slot_mapping: torch.Tensor | None = None  # int64 [num_tokens]
+    The target has one, and so has a draft with layers of its own.
+    """
+
+    implementation = IMPLEMENTATION
+
+    def __init__(self, kv: KVManager, group: int, ops: Mapping[str, Callable[..., Any]], padding: Padding) -> None:
+        self._kv, self._group, self._ops, self._padding = kv, group, ops, padding
+        self._plan: AttentionPlan | None = None  # of the pass under way
+        self._slot_mapping: torch.Tensor | None = None
+
+    def of_group(self, group: int) -> PagedAttention:
+        """The same for another model's layers."""
+        return PagedAttention(self._kv, group, self._ops, self._padding)
+
+    def padded(self, num_tokens: int) -> int:
+        """The length to pad a flat batch of num_tokens to: there rows are computed alike however many there are."""
+        return round_up(num_tokens, self._padding.rows)
+
+    def bind(self, modules: Sequence[nn.Module]) -> None:
+        """Give each of transformers' attention modules, in layer order, its place in the group."""
+        for layer, module in enumerate(modules):
+            setattr(module, _SITE, CacheSite(self, layer))
+
+    def metadata(self, requests: Sequence[RequestView], starts: Sequence[int], lengths: Sequence[int]) -> KVMetadata:
+        return self._kv.metadata([request.id for request in requests], starts, lengths)
+
+    @contextmanager
+    def forwarding(self, metadata: KVMetadata, visibility: Visibility) -> Iterator[None]:
+        """While it is open, layers store at metadata's slots and attend as visibility says, padding included."""
+        self._plan = AttentionPlan(metadata, visibility, self._padding)
+        num_more = len(visibility.positions) - len(metadata.slot_mapping)
+        self._slot_mapping = nn.functional.pad(metadata.slot_mapping, (0, num_more), value=-1)
+        try:
+            yield
+        finally:
+            self._plan = self._slot_mapping = None
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None = None,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """query [num_tokens, num_heads, key_dim], key and value [num_tokens, num_kv_heads, ...], rotated already ->
+        [num_tokens, num_heads, value_dim]. scaling: None for one over the root of key_dim."""
+        if self._plan is None:
+            raise SpecdecError("attention was called outside of `with attention.forwarding(...)`: there is no pass")
+        keys, values = self._kv.cache(self._group, layer)
+        self._ops["store_kv"](keys, values, self._slot_mapping, key, value)
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        attended: torch.Tensor = self._ops["paged_attention"](
+            query, keys, values, self._plan, scaling, window=window, softcap=softcap, sinks=sinks
+        )
+        return attended
 
 
 @frozen(eq=False)
 class CacheSite:
-    """An attention module's place: its group and layer in the KV manager."""
+    """An attention module's place: its layer of a group in the KV cache."""
 
-    context: ForwardContext
-    keys: torch.Tensor
-    values: torch.Tensor
+    attention: PagedAttention
+    layer: int
 
     def attend(
         self,
@@ -75,22 +132,19 @@ class CacheSite:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        scaling: float,
+        scaling: float | None,
         features: Mapping[str, Any],
     ) -> torch.Tensor:
-        context = self.context
-        context.ops["store_kv"](self.keys, self.values, context.slot_mapping, key, value)
-        attended: torch.Tensor = context.ops["paged_attention"](
+        return self.attention.attend(
+            self.layer,
             query,
-            self.keys,
-            self.values,
-            context.plan,
+            key,
+            value,
             scaling,
             window=features.get("sliding_window"),
             softcap=features.get("softcap"),
             sinks=features.get("s_aux"),
         )
-        return attended
 
 
 @define(eq=False)
@@ -106,7 +160,7 @@ class ProbeSite:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        scaling: float,
+        scaling: float | None,
         features: Mapping[str, Any],
     ) -> torch.Tensor:
         for name, given in features.items():
@@ -132,10 +186,9 @@ def probe(model: nn.Module) -> ProbeSite:
     for module in model.modules():
         if getattr(module, _SITE, None) is site:
             delattr(module, _SITE)
+    if len(set(site.modules)) < len(site.modules):
+        raise CompatibilityError(
+            f"{type(model).__name__} calls the attention of a layer several times in one pass, as recurrent and "
+            f"differential families do: only one cache per layer is supported. Use a model of another family"
+        )
     return site
-
-
-def bind(modules: list[nn.Module], group: int, context: ForwardContext) -> None:
-    """Give each attention module, in layer order, its place in the KV group."""
-    for layer, module in enumerate(modules):
-        setattr(module, _SITE, CacheSite(context, *context.kv.cache(group, layer)))

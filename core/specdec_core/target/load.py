@@ -8,7 +8,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from specdec_core.errors import CompatibilityError, ConfigError
 from specdec_core.target.attention import IMPLEMENTATION
@@ -17,7 +17,8 @@ MODEL_GROUP = "specdec.models"
 """Entry points that name models which come inside a distribution: name -> a function that returns the folder."""
 
 
-SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+"""Chunked attention is like full attention up to its chunk size: `check_length` keeps it there."""
 
 
 def resolve_model(model: str | Path) -> str:
@@ -26,6 +27,10 @@ def resolve_model(model: str | Path) -> str:
         if entry.name == str(model):
             return str(entry.load()())
     return str(model)
+
+
+def default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def default_dtype(device: torch.device) -> torch.dtype:
@@ -47,47 +52,71 @@ def parse_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     return names[str(dtype)]
 
 
-def load_config(path: str, *, trust_remote_code: bool) -> PretrainedConfig:
-    """The checkpoint's configuration, after the guards. Raises ConfigError or CompatibilityError."""
+def refuse_revision(path: str, what: str, key: str, revision: str | None) -> None:
+    """transformers drops the revision of a folder without a word."""
+    if revision is not None and Path(path).is_dir():
+        raise ConfigError(f"{key}={revision!r} is one of a repository, but {what}={path!r} is a folder: leave it out")
+
+
+def load_config(path: str, *, trust_remote_code: bool, **revisions: str | None) -> PretrainedConfig:
+    """The checkpoint's configuration, after the guards. Raises ConfigError or CompatibilityError.
+
+    revisions: `revision` and `code_revision`, as in `EngineConfig`.
+    """
+    given = {key: value for key, value in revisions.items() if value is not None}
+    refuse_revision(path, "model", "revision", given.get("revision"))
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **given)
     except Exception as error:  # whatever a broken config.json makes transformers raise
         embedded = sorted(entry.name for entry in entry_points(group=MODEL_GROUP))
+        named = "".join(f", {key}={value!r}," for key, value in given.items())
         raise ConfigError(
-            f"model={path!r} cannot be read: {error}. Give a folder with a transformers checkpoint, a name on the "
-            f"model hub, or an embedded model ({', '.join(embedded) or 'none is installed'})"
+            f"model={path!r}{named} cannot be read: {error}. Give a folder with a transformers checkpoint, a name on "
+            f"the model hub, or an embedded model ({', '.join(embedded) or 'none is installed'})"
         ) from error
     text_config = config.get_text_config()
-    ropes = getattr(text_config, "rope_parameters", None) or {}
-    for rope in [ropes, *(nested for nested in ropes.values() if isinstance(nested, dict))]:
-        if rope.get("rope_type") in ("dynamic", "longrope"):
-            raise CompatibilityError(
-                f"rope_type={rope['rope_type']!r} makes a request's positions depend on the longest request of the "
-                f"batch, so its output would too. Use a checkpoint with another rope type"
-            )
+    _check_kind(config)
     unsupported = sorted(set(getattr(text_config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES)
     if unsupported:
         raise CompatibilityError(
-            f"layer_types {unsupported} keep a state that is not supported: allowed are "
-            f"{', '.join(sorted(SUPPORTED_LAYER_TYPES))}. Use a model whose layers all have a key-value cache"
+            f"layer_types {unsupported} are not supported: allowed are {', '.join(sorted(SUPPORTED_LAYER_TYPES))}. "
+            f"Use a model whose layers all attend to a key-value cache, without other states or sparse attention"
         )
     return config
+
+
+def _check_kind(config: PretrainedConfig) -> None:
+    """Refuse what is no causal language model."""
+    if config.is_encoder_decoder:
+        raise CompatibilityError(
+            f"{config.model_type!r} is an encoder-decoder model: only causal language models (decoders) are supported"
+        )
+    auto_map = getattr(config, "auto_map", None) or {}
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and AutoModelForCausalLM.__name__ not in auto_map:
+        raise CompatibilityError(
+            f"transformers has no causal language model of type {config.model_type!r}: use a model of another family"
+        )
 
 
 def load_weights(path: str, config: PretrainedConfig, dtype: torch.dtype, **kwargs: Any) -> Any:
     """The model in evaluation mode, with its attention routed through the paged cache.
 
-    Raises ConfigError if there are no weights, CompatibilityError if they are not this model's.
+    kwargs: of transformers' from_pretrained; those that are None are left out. Raises ConfigError if there are no
+    weights, CompatibilityError if they are not this model's.
     """
+    given = {key: value for key, value in kwargs.items() if value is not None}
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation=IMPLEMENTATION, output_loading_info=True, **kwargs
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=IMPLEMENTATION,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are reported below, by name
+            **given,
         )
     except KeyError as error:
-        raise CompatibilityError(
-            f"{config.model_type!r} models choose their attention from a list of their own, without {error}: they "
-            f"cannot run on the paged cache. Use a model of another family"
-        ) from error
+        raise no_attention(config, error) from error
     except UnpicklingError as error:
         raise ConfigError(
             f"the weights of {path!r} hold more than tensors, so for safety they are not loaded: convert them to "
@@ -102,3 +131,15 @@ def load_weights(path: str, config: PretrainedConfig, dtype: torch.dtype, **kwar
             f"complete checkpoint of {type(model).__name__}"
         )
     return model.eval().requires_grad_(False)
+
+
+def no_attention(config: PretrainedConfig, error: KeyError) -> CompatibilityError:
+    """What to raise when a model's class does not know `attention`, or whatever else, by its name."""
+    if IMPLEMENTATION not in str(error):
+        return CompatibilityError(
+            f"transformers' {config.model_type!r} model has no {error}, which a value in config.json names: correct it"
+        )
+    return CompatibilityError(
+        f"{config.model_type!r} models choose their attention from a list of their own, without {error}: they cannot "
+        f"run on the paged cache. Use a model of another family"
+    )

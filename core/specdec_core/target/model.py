@@ -11,18 +11,23 @@ from torch import nn
 
 from specdec_core.errors import CompatibilityError, ConfigError
 from specdec_core.kv_manager import KVManager
-from specdec_core.ops.attention_plan import AttentionPlan
-from specdec_core.ops.padding import Padding, round_up
-from specdec_core.target.attention import ForwardContext, bind, probe
+from specdec_core.ops.padding import Padding
+from specdec_core.target.attention import PagedAttention, probe
+from specdec_core.target.ends import Ends, recording_ends
 from specdec_core.target.load import load_config, load_weights, parse_dtype, resolve_model
-from specdec_core.types import KVLayout, TargetInfo
+from specdec_core.target.packing import pack_linears, recording_shared_inputs
+from specdec_core.target.positions import check_length, pin_positions
+from specdec_core.target.quantization import quantization_config
+from specdec_core.target.replace import replace_parts
+from specdec_core.target.trial import refusing_failures, try_out
+from specdec_core.types import KVLayout, KVMetadata, TargetInfo, Visibility
 
 
 class Target:
     """A causal LM from transformers, run without its own cache.
 
     Public attributes: info (TargetInfo), kv_layout (KVLayout of its group, which must be the first), eos_token_ids
-    (frozenset of int), padding (of the shapes that it computes).
+    (frozenset of int), attention (PagedAttention, once attached).
     """
 
     def __init__(
@@ -33,78 +38,89 @@ class Target:
         dtype: str | torch.dtype = "auto",
         max_model_len: int | None = None,
         trust_remote_code: bool = False,
+        revision: str | None = None,
+        code_revision: str | None = None,
+        quantization: Any = None,
     ) -> None:
         path = resolve_model(model)
-        config = load_config(path, trust_remote_code=trust_remote_code)
+        revisions = {"revision": revision, "code_revision": code_revision}
+        config = load_config(path, trust_remote_code=trust_remote_code, **revisions)
         torch_dtype = parse_dtype(dtype, device)
-        self._model = load_weights(path, config, torch_dtype, trust_remote_code=trust_remote_code).to(device)
-        text_config = config.get_text_config()
-        with torch.inference_mode():
-            sites = probe(self._model)
-        self._attention_modules = sites.modules
-        self.kv_layout = _kv_layout(sites.shapes, text_config.num_hidden_layers, torch_dtype)
-        self.info = TargetInfo(
-            model=path,
-            model_type=config.model_type,
-            vocab_size=text_config.vocab_size,
-            hidden_size=text_config.hidden_size,
-            num_layers=text_config.num_hidden_layers,
-            max_model_len=_max_model_len(max_model_len, text_config.max_position_embeddings),
-            dtype=torch_dtype,
-            device=device,
+        self.info = target_info_of(path, config, torch_dtype, device, max_model_len)
+        quantized = quantization_config(quantization, config)
+        is_quantized = quantized is not None or getattr(config, "quantization_config", None) is not None
+        # Quantised weights may refuse to be moved, so they are loaded to where they belong.
+        device_map = {"": device} if is_quantized and device.type != "cpu" else None
+        self._model = load_weights(
+            path,
+            config,
+            torch_dtype,
+            trust_remote_code=trust_remote_code,
+            quantization_config=quantized,
+            device_map=device_map,
+            **revisions,
         )
+        if not is_quantized:
+            self._model.to(device)
+        text_config = config.get_text_config()
+        with torch.inference_mode(), refusing_failures(self._model):
+            pin_positions(self._model, self.info.max_model_len)
+            with recording_shared_inputs(self._model) as groups:
+                sites = probe(self._model)
+            self.kv_layout = kv_layout_of(sites.shapes, text_config.num_hidden_layers, torch_dtype)
+            with recording_ends(self._model, _backbone(self._model, sites.modules)) as record:
+                self._keeps_rows = try_out(self._model, self.info.vocab_size, self.info.max_model_len).keeps_rows
+            pack_linears(self._model, groups)
+        self._ends = Ends.of(record, text_config)
+        self._attention_modules = sites.modules
         self.eos_token_ids = _eos_token_ids(self._model.generation_config, text_config)
         self._features: dict[str, torch.Tensor] = {}
-        self.padding = Padding.of(device)
 
     def attach(self, kv: KVManager, ops: Mapping[str, Callable[..., Any]], taps: Sequence[str]) -> None:
         """Route attention into the first group of `kv`, and record `taps` in every forward from now on."""
-        self._context = ForwardContext(kv, ops)
-        bind(self._attention_modules, 0, self._context)
+        self.attention = PagedAttention(kv, 0, ops, Padding.of(self.info.device))
+        self.attention.bind(self._attention_modules)
+        replace_parts(self._model, ops)
         for tap in taps:
             self._add_tap(tap)
-
-    def padded(self, num_tokens: int) -> int:
-        """The length to pad a flat batch of num_tokens to."""
-        return round_up(num_tokens, self.padding.rows)
 
     def forward(
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        slot_mapping: torch.Tensor,
-        plan: AttentionPlan,
+        metadata: KVMetadata,
+        visibility: Visibility,
         rows: torch.Tensor,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """One pass. token_ids, positions, slot_mapping int64 [num_tokens], padded; rows int64 [num_rows] to verify.
+        """One pass. token_ids and positions int64 [num_tokens], padded; rows int64 [num_rows] to verify.
 
         Returns logits [num_rows, vocab] and {tap: [num_tokens, width]}.
         """
-        self._context.plan, self._context.slot_mapping = plan, slot_mapping
         self._features.clear()
         num_rows = len(rows)
-        rows = nn.functional.pad(rows, (0, self.padded(num_rows) - num_rows))
-        output = self._model(
-            token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, logits_to_keep=rows
-        )
-        return output.logits[0, :num_rows], dict(self._features)
+        rows = nn.functional.pad(rows, (0, self.attention.padded(num_rows) - num_rows))
+        keep = {"logits_to_keep": rows} if self._keeps_rows else {}
+        with self.attention.forwarding(metadata, visibility):
+            output = self._model(token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, **keep)
+        logits = output.logits[0] if self._keeps_rows else output.logits[0, rows]
+        return logits[:num_rows], dict(self._features)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """int64 [n] -> [n, hidden]."""
+        """int64 [n] -> [n, hidden], as it enters the first layer (less positions that are added to it)."""
         embedded: torch.Tensor = self._model.get_input_embeddings()(token_ids)
-        return embedded
+        return embedded * self._ends.embedding_scale if self._ends.embedding_scale != 1 else embedded
 
     def output_head(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden] after the final norm -> logits [n, vocab]."""
-        logits: torch.Tensor = self._model.get_output_embeddings()(hidden)
-        return logits
+        return self._ends.logits(self._model.get_output_embeddings(), hidden)
 
     def _add_tap(self, tap: str) -> None:
         def keep(hidden: torch.Tensor) -> None:
             self._features[tap] = hidden[0]
 
         if tap == "final":
-            self._model.base_model.register_forward_hook(lambda module, args, out: keep(out.last_hidden_state))
+            backbone = _backbone(self._model, self._attention_modules)
+            backbone.register_forward_hook(lambda module, args, out: keep(out.last_hidden_state))
             return
         layers = _decoder_layers(self._model, self._attention_modules)
         kind, _, index = tap.partition(".")
@@ -117,6 +133,22 @@ class Target:
         layers[int(index)].register_forward_pre_hook(pre_hook, with_kwargs=True)
 
 
+def speed_up(module: nn.Module, ops: Mapping[str, Callable[..., Any]]) -> None:
+    """What is done with the target's own layers, to a module in place: weights packed, parts replaced by `ops`."""
+    pack_linears(module)
+    replace_parts(module, ops)
+
+
+def _backbone(model: nn.Module, attention_modules: Sequence[nn.Module]) -> nn.Module:
+    """All but the output head: the innermost module with every layer in it. Some families never call those around."""
+    holder = model
+    while True:
+        inner = next((child for child in holder.children() if set(attention_modules) <= set(child.modules())), None)
+        if inner is None or isinstance(inner, nn.ModuleList | nn.ModuleDict):
+            return holder
+        holder = inner
+
+
 def _decoder_layers(model: nn.Module, attention_modules: Sequence[nn.Module]) -> nn.ModuleList:
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == len(attention_modules):
@@ -126,7 +158,27 @@ def _decoder_layers(model: nn.Module, attention_modules: Sequence[nn.Module]) ->
     raise CompatibilityError(f"no list of decoder layers was found in {type(model).__name__}: features need one")
 
 
-def _kv_layout(shapes: Sequence[tuple[int, int, int]], num_layers: int, dtype: torch.dtype) -> KVLayout:
+def target_info_of(
+    path: str, config: Any, dtype: torch.dtype, device: torch.device, max_model_len: int | None
+) -> TargetInfo:
+    """config: transformers' own. max_model_len: what the user asked for. Raises ConfigError if it is too much."""
+    text_config = config.get_text_config()
+    longest = _max_model_len(max_model_len, getattr(text_config, "max_position_embeddings", None))
+    check_length(text_config, longest)
+    return TargetInfo(
+        model=path,
+        model_type=config.model_type,
+        vocab_size=text_config.vocab_size,
+        hidden_size=text_config.hidden_size,
+        num_layers=text_config.num_hidden_layers,
+        max_model_len=longest,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def kv_layout_of(shapes: Sequence[tuple[int, int, int]], num_layers: int, dtype: torch.dtype) -> KVLayout:
+    """shapes: what `probe` found. Raises CompatibilityError if they are not one for each layer, and all alike."""
     if len(shapes) != num_layers:
         raise CompatibilityError(
             f"{len(shapes)} of {num_layers} layers use the common attention function: the others would run without a "
@@ -138,7 +190,10 @@ def _kv_layout(shapes: Sequence[tuple[int, int, int]], num_layers: int, dtype: t
     return KVLayout(num_layers, heads, key_dim, value_dim, dtype, keeps_nodes=True)
 
 
-def _max_model_len(asked: int | None, trained: int) -> int:
+def _max_model_len(asked: int | None, trained: int | None) -> int:
+    if trained is None and asked is None:
+        raise ConfigError("the model's configuration does not say how long its context is: give max_model_len")
+    trained = trained or asked or 1
     if asked is not None and not 1 <= asked <= trained:
         raise ConfigError(f"max_model_len={asked} is out of range: this model was trained for 1 to {trained} tokens")
     return asked or trained

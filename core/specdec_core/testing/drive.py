@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import attrs
 import numpy as np
@@ -11,11 +11,10 @@ import torch
 
 from specdec_core.config import unknown_key
 from specdec_core.errors import ConfigError
-from specdec_core.kv_manager import KVManager
 from specdec_core.plugins import Plugins
 from specdec_core.proposer import BuildContext, Proposer, ProposerSpec
 from specdec_core.sampling.random import CounterRandom
-from specdec_core.types import DraftTree, Observation, Plan, ProposerBatch, TargetInfo
+from specdec_core.types import Draft, DraftTree, Observation, Plan, ProposerBatch, RequestView, TargetInfo
 
 CPU = torch.device("cpu")
 
@@ -30,6 +29,8 @@ NO_TARGET = TargetInfo(
     device=CPU,
 )
 """The target that a proposer is told about where there is none."""
+
+MAX_NUM_SEQS = 256
 
 
 def _frozen_int64(token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -82,23 +83,37 @@ def propose(
     proposer = spec.build(options, _build_context(num_speculative_tokens))
 
     requests = [SimpleRequest(f"request-{i}", context, seed=seed + i) for i, context in enumerate(contexts)]
-    for request in requests:
-        proposer.start(request)
-    if plan.observes:
-        _observe(proposer, requests)
+    batch = batch_of(requests, [num_speculative_tokens] * len(requests), temperature=temperature)
+    draft = one_step(proposer, batch, observes=plan.observes)
+    return [draft.tree(i) for i in range(len(requests))]
+
+
+def batch_of(
+    requests: Sequence[SimpleRequest], max_draft_tokens: Sequence[int], *, temperature: float
+) -> ProposerBatch:
+    """What the engine would ask for these requests."""
     root_positions = torch.tensor([len(request.token_ids) - 1 for request in requests], dtype=torch.int64)
-    batch = ProposerBatch(
+    return ProposerBatch(
         requests=requests,
         root_token_ids=torch.tensor([request.token_ids[-1] for request in requests], dtype=torch.int64),
         root_positions=root_positions,
         temperature=torch.full((len(requests),), temperature, dtype=torch.float32),
-        max_draft_tokens=(num_speculative_tokens,) * len(requests),
+        max_draft_tokens=tuple(max_draft_tokens),
         random=CounterRandom([request.seed for request in requests], root_positions),
     )
+
+
+@torch.inference_mode()
+def one_step(proposer: Proposer, batch: ProposerBatch, *, observes: bool) -> Draft:
+    """The life of requests that end after one draft. observes: what the proposer's plan says."""
+    for request in batch.requests:
+        proposer.start(request)
+    if observes:
+        _observe(proposer, batch.requests)
     draft = proposer.propose(batch)
-    for request in requests:
+    for request in batch.requests:
         proposer.finish(request, "length")
-    return [draft.tree(i) for i in range(len(requests))]
+    return draft
 
 
 def _options(spec: ProposerSpec, options: dict[str, Any]) -> Any:
@@ -130,15 +145,17 @@ def _build_context(num_speculative_tokens: int) -> BuildContext:
     return BuildContext(
         target=NO_TARGET,
         num_speculative_tokens=num_speculative_tokens,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=NO_TARGET.max_model_len,
         device=CPU,
         embed=no_target,
         output_head=no_target,
-        kv_manager=cast(KVManager, None),
-        kv_group=None,
+        attention=None,
+        speed_up=lambda module: None,
     )
 
 
-def _observe(proposer: Proposer, requests: Sequence[SimpleRequest]) -> None:
+def _observe(proposer: Proposer, requests: Sequence[RequestView]) -> None:
     """As after a prefill of everything before the roots; a request that is only a root has nothing to observe."""
     seen = [request for request in requests if len(request.token_ids) > 1]
     if not seen:

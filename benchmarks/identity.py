@@ -1,0 +1,96 @@
+"""How often speculative output equals plain output to the last token, where rounding decides.
+
+    python benchmarks/identity.py            # writes benchmarks/results/identity.json
+
+Plain decoding runs one prompt at a time; speculative decoding all of them together, with chains and with trees whose
+right branch comes last, so that its tokens lie in other slots than plain decoding would give them. With and without the
+compiled operations of specdec-kernels. At the first token that differs, the gap between the two logits in question is
+recorded: it is what rounding would have to bridge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import known_output
+import torch
+from ngram import machine
+from prompts import edit_prompts, plain_prompts
+from transformers import AutoModelForCausalLM
+
+from specdec_core import LLM, Plugins, SamplingParams
+from specdec_core.target.load import resolve_model
+
+RESULTS = Path(__file__).parent / "results"
+SHAPES = {"chain of 8": (8, 0), "tree of 24": (24, 2)}  # num_speculative_tokens, wrong siblings before each node
+TEMPERATURES = (0.0, 0.8)
+NUM_SEEDS = 4  # at temperature 0.8
+
+
+def complete(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
+    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def compare(dtype: str, *, kernels: bool, max_tokens: int) -> dict[str, Any]:
+    disable = () if kernels else ("kernels",)
+    settings = {"dtype": dtype, "max_num_seqs": 64, "plugins": Plugins.load(disable, modules=["known_output"])}
+    plain = LLM("tiny", **settings)
+    tokenizer = plain.get_tokenizer()
+    prompts = [tokenizer(text).input_ids for text in (edit_prompts() | plain_prompts()).values()]
+    reference = AutoModelForCausalLM.from_pretrained(resolve_model("tiny"), dtype=torch.float32).eval()
+    figures = {}
+    for shape, (num_tokens, branches) in SHAPES.items():
+        config = {"method": "known_output", "num_speculative_tokens": num_tokens, "known_branches": branches}
+        speculating = LLM("tiny", **settings, speculative_config=config)
+        for temperature in TEMPERATURES:
+            num_equal, gaps, num_outputs = 0, [], 0
+            for seed in range(NUM_SEEDS if temperature else 1):
+                params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=True)
+                expected = [complete(plain, [prompt], params)[0] for prompt in prompts]
+                known_output.OUTPUTS.update(zip(map(tuple, prompts), expected, strict=True))
+                for prompt, want, got in zip(prompts, expected, complete(speculating, prompts, params), strict=True):
+                    num_outputs += 1
+                    num_equal += want == got
+                    if want != got:
+                        gaps.append(gap(reference, prompt, want, got))
+            figures[f"{shape}, temperature {temperature}"] = {
+                "num_outputs": num_outputs,
+                "identical": round(num_equal / num_outputs, 4),
+                "median_logit_gap": round(median(gaps), 5) if gaps else None,
+                "largest_logit_gap": round(max(gaps), 5) if gaps else None,
+            }
+            print(dtype, f"{kernels=}", list(figures.items())[-1], flush=True)
+    return figures
+
+
+@torch.inference_mode()
+def gap(reference: Any, prompt: list[int], want: list[int], got: list[int]) -> float:
+    """|difference| of the logits, in float32, of the two tokens at which the outputs part."""
+    i = next(i for i, pair in enumerate(zip(want, got, strict=True)) if pair[0] != pair[1])
+    logits = reference(torch.tensor([[*prompt, *want[:i]]]), use_cache=False).logits[0, -1]
+    return abs(float(logits[want[i]] - logits[got[i]]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--output", type=Path, default=RESULTS / "identity.json")
+    args = parser.parse_args()
+    results = {
+        f"{dtype}, {'specdec-kernels' if kernels else 'core alone'}": compare(
+            dtype, kernels=kernels, max_tokens=args.max_tokens
+        )
+        for dtype in ("float32", "bfloat16")
+        for kernels in (True, False)
+    }
+    report = {"machine": machine(), "max_tokens": args.max_tokens, "results": results}
+    args.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

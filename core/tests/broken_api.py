@@ -1,0 +1,10 @@
+"""A plugin for another plugin API: see broken_proposers."""
+
+from example_proposer import RecentConfig, build, plan
+
+from specdec_core import ProposerSpec, hookimpl
+
+
+@hookimpl
+def specdec_proposers():
+    return [ProposerSpec("foreign", RecentConfig, build, plan=plan, api=0)]

@@ -1,0 +1,11 @@
+"""A plugin whose entry module imports torch: see broken_proposers."""
+
+import torch  # noqa: F401
+from example_proposer import RecentConfig, build, plan
+
+from specdec_core import ProposerSpec, hookimpl
+
+
+@hookimpl
+def specdec_proposers():
+    return [ProposerSpec("heavy", RecentConfig, build, plan=plan, api=1)]

@@ -1,0 +1,177 @@
+"""Proposers of other kinds than `example_proposer` that keep the contract: a tree, sampled nodes, features."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from attrs import frozen
+
+from specdec_core import Draft, DraftTree, KVLayout, Plan, Proposer, ProposerSpec, Stream, hookimpl
+
+
+@frozen
+class NoOptions:
+    """It has none."""
+
+
+class Branching(Proposer):
+    """Each token is followed by the two that followed it last, breadth first. It keeps no state."""
+
+    def __init__(self, config, context):
+        self.context = context
+
+    def propose(self, batch):
+        pairs = zip(batch.requests, batch.max_draft_tokens, strict=True)
+        return Draft.from_trees([self.tree(request.token_ids.tolist(), most) for request, most in pairs])
+
+    def tree(self, context, most):
+        followers = {}
+        for token, follower in pairwise(context):
+            followers[token] = [follower, *(f for f in followers.get(token, [])[:1] if f != follower)]
+        tokens, parents = [], []
+        level = [(-1, context[-1])]
+        while level:
+            parent, token = level.pop(0)
+            for follower in followers.get(token, []):
+                if len(tokens) < most:
+                    level.append((len(tokens), follower))
+                    tokens.append(follower)
+                    parents.append(parent)
+        return DraftTree(tokens, parents)
+
+
+class Sampling(Proposer):
+    """Draws from how often tokens followed each other: two sampled children of the root, a chosen one, and a sampled
+    chain below the first. Its draft vocabulary is a part of the target's, in another order. At temperature 0 it
+    chooses."""
+
+    NUM_TOKENS = 32
+
+    def __init__(self, config, context):
+        import torch
+
+        self.context = context
+        self.to_target = (torch.arange(self.NUM_TOKENS) * 5 + 3) % 48
+        self.from_target = {token: i for i, token in enumerate(self.to_target.tolist())}
+
+    def propose(self, batch):
+        import torch
+
+        tokens, parents, q_rows, rows, lengths = [], [], [], [], []
+        for i, request in enumerate(batch.requests):
+            counts = self.counts(request.token_ids.tolist())
+            root, temperature, budget = (
+                int(request.token_ids[-1]),
+                float(batch.temperature[i]),
+                batch.max_draft_tokens[i],
+            )
+            drawn = []
+            for node in range(budget):
+                parent = -1 if node < 3 else 0 if node == 3 else node - 1
+                weights = counts[self.from_target.get(root if parent < 0 else drawn[parent], 0)]
+                is_sampled = node != 2 and temperature > 0
+                if is_sampled and node != 1:
+                    rows.append(self.probs(weights, temperature))
+                token = self.draw(batch, i, node, rows[-1]) if is_sampled else int(weights.argmax())
+                drawn.append(int(self.to_target[token]))
+                parents.append(parent)
+                q_rows.append(len(rows) - 1 if is_sampled else -1)
+            tokens += drawn
+            lengths.append(len(drawn))
+        return Draft(
+            token_ids=torch.tensor(tokens, dtype=torch.int64),
+            parents=torch.tensor(parents, dtype=torch.int32),
+            offsets=(0, *torch.tensor(lengths).cumsum(0).tolist()),
+            max_depth=max(1 if n < 4 else n - 1 for n in lengths),
+            q=torch.stack(rows).float() if rows else torch.zeros(0, self.NUM_TOKENS),
+            q_rows=torch.tensor(q_rows, dtype=torch.int32),
+            q_to_target=self.to_target,
+            scores=torch.full((len(tokens),), 0.5),
+        )
+
+    def counts(self, context):
+        import torch
+
+        counts = torch.full((self.NUM_TOKENS, self.NUM_TOKENS), 0.05, dtype=torch.float64)
+        for token, follower in pairwise(context):
+            if token in self.from_target and follower in self.from_target:
+                counts[self.from_target[token], self.from_target[follower]] += 1
+        return counts
+
+    def probs(self, weights, temperature):
+        powers = weights ** (1 / temperature)
+        return powers / powers.sum()
+
+    def draw(self, batch, request, node, probs):
+        import torch
+
+        drawn = batch.random.categorical(
+            probs.unsqueeze(0), Stream.DRAFT, torch.tensor([request]), torch.tensor([node])
+        )
+        return int(drawn)
+
+
+class Feeling(Proposer):
+    """The tokens that the target's output head likes best after the mean of all features so far: a flat tree."""
+
+    def __init__(self, config, context):
+        self.context = context
+        self.sums = {}  # request id -> (sum of features [hidden], number)
+
+    def start(self, request):
+        self.sums[request.id] = (0, 0)
+
+    def observe(self, observation):
+        for i, request in enumerate(observation.requests):
+            start = observation.offsets[i]
+            features = observation.features["final"][start : start + int(observation.num_valid[i])]
+            total, number = self.sums[request.id]
+            self.sums[request.id] = (total + features.double().sum(0), number + len(features))
+
+    def propose(self, batch):
+        import torch
+
+        means = torch.stack([self.sums[request.id][0] / self.sums[request.id][1] for request in batch.requests])
+        probs = self.context.output_head(means.float()).softmax(-1)
+        best = probs.topk(max(batch.max_draft_tokens)).indices.tolist()
+        trees = [DraftTree(tokens[:n], [-1] * n) for tokens, n in zip(best, batch.max_draft_tokens, strict=True)]
+        return Draft.from_trees(trees, self.context.device)
+
+    def reset(self, request):
+        self.start(request)
+
+    def finish(self, request, reason):
+        del self.sums[request.id]
+
+
+class Addressing(Branching):
+    """It has layers of its own, of which only the addresses are of interest here."""
+
+    def propose(self, batch):
+        roots = batch.root_positions.tolist()
+        metadata = self.context.attention.metadata(batch.requests, [0] * len(roots), roots)
+        assert len(metadata.slot_mapping) == sum(roots)
+        return super().propose(batch)
+
+
+def offer(name, build, config=NoOptions, **more):
+    more = {"plan": lambda config, target, num_speculative_tokens: Plan(observes=False), "api": 1} | more
+    return ProposerSpec(name, config, build, **more)
+
+
+def plan_features(config, target, num_speculative_tokens):
+    return Plan(taps=("final",))
+
+
+def plan_layers(config, target, num_speculative_tokens):
+    return Plan(kv_layout=KVLayout(1, 1, 8, 8, target.dtype), scratch_slots=num_speculative_tokens, observes=False)
+
+
+@hookimpl
+def specdec_proposers():
+    return [
+        offer("branching", Branching),
+        offer("sampling", Sampling),
+        offer("feeling", Feeling, plan=plan_features),
+        offer("addressing", Addressing, plan=plan_layers),
+    ]

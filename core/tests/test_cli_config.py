@@ -1,0 +1,122 @@
+"""What commands make of a config file and of the options that override it."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from specdec_core import cli
+from specdec_core.cli.options import mentioned_keys, model_options
+from specdec_core.errors import CapacityError
+
+FILE = """\
+model = "from-file"
+dtype = "float16"
+max_num_seqs = 4
+
+[speculative_config]
+method = "one"
+num_speculative_tokens = 3
+size = 2
+"""
+SPECULATION = {"method": "one", "num_speculative_tokens": 3, "size": 2}
+
+
+@pytest.fixture
+def keywords(tmp_path):
+    """Runs a command whose defaults are these, and returns what it would give to LLM, or how it ended."""
+    (tmp_path / "some.toml").write_text(FILE)
+    (tmp_path / "plain.toml").write_text('model = "from-file"\n')
+
+    def run(*arguments, file=None, **defaults):
+        found = []
+        command = click.command()(model_options(**defaults)(lambda options: found.append(dict(options.keywords))))
+        config = ["--config", str(tmp_path / file)] if file else []
+        result = CliRunner().invoke(command, [*config, *arguments])
+        return found[0] if found else (result.exit_code, result.stderr or result.exception)
+
+    return run
+
+
+def test_without_anything(keywords):
+    assert keywords() == {"model": "tiny", "dtype": "auto", "speculative_config": None}
+    found = keywords(method="one", num_speculative_tokens=8, dtype="float32")
+    assert found == {
+        "model": "tiny",
+        "dtype": "float32",
+        "speculative_config": {"method": "one", "num_speculative_tokens": 8},
+    }
+
+
+def test_the_file_counts(keywords):
+    expected = {"model": "from-file", "dtype": "float16", "max_num_seqs": 4, "speculative_config": SPECULATION}
+    assert keywords(file="some.toml") == expected
+    assert keywords(file="some.toml", method="two", num_speculative_tokens=8, dtype="float32") == expected
+    found = keywords(file="plain.toml", method="two", dtype="float32")["speculative_config"]
+    assert found == {"method": "two", "num_speculative_tokens": 5}
+    assert keywords(file="plain.toml")["speculative_config"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changed"),
+    [
+        (["--model", "m", "--dtype", "float32"], {"model": "m", "dtype": "float32"}),
+        (["--engine", "max_num_seqs=8", "--engine", "max_model_len=9"], {"max_num_seqs": 8, "max_model_len": 9}),
+        (["--set", "size=7"], {"speculative_config": {**SPECULATION, "size": 7}}),
+        (["--set", "other=7"], {"speculative_config": {**SPECULATION, "other": 7}}),
+        (["--num-speculative-tokens", "9"], {"speculative_config": {**SPECULATION, "num_speculative_tokens": 9}}),
+        (["--method", "one"], {}),
+        (["--method", "two"], {"speculative_config": {"method": "two", "num_speculative_tokens": 5}}),
+        (
+            ["--method", "two", "--set", "width=1", "--num-speculative-tokens", "2"],
+            {"speculative_config": {"method": "two", "num_speculative_tokens": 2, "width": 1}},
+        ),
+    ],
+)
+def test_options_override_the_file(keywords, arguments, changed):
+    assert keywords(*arguments, file="some.toml") == {**keywords(file="some.toml"), **changed}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--engine", "max_num_seq=8"], "--engine has no key 'max_num_seq': did you mean 'max_num_seqs'?"),
+        (["--engine", "dtype=float32"], "--engine dtype=float32: give dtype as --dtype"),
+        (["--engine", "speculative_config=x"], "give speculative_config as --method and --set"),
+        (["--engine", "seed=1", "--engine", "seed=2"], "--engine seed=2 is one too many: give seed once"),
+        (["--set", "a=1", "--set", "a=2", "--method", "one"], "--set a=2 is one too many: give a once"),
+        (["--set", "method=one"], "--set method says how to speculate: name a --method"),
+        (["--set", "method=two", "--method", "one"], "give method as --method"),
+    ],
+)
+def test_options_that_contradict_each_other(keywords, arguments, says):
+    status, stderr = keywords(*arguments)
+    assert status == 2
+    assert says in " ".join(stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("message", "keys"),
+    [
+        ("lower max_model_len, or raise num_kv_blocks", {"max_model_len", "num_kv_blocks"}),
+        ("Name another with tokenizer=...", {"tokenizer"}),
+        ("the tokenizer of 'x', revision 3, dtype=..., model='x'", set()),
+        ("or pass skip_tokenizer_init=True", set()),
+        ("LLM has no key 'max_model_le'. The keys are max_model_len", set()),
+    ],
+)
+def test_keys_that_an_error_mentions(message, keys):
+    assert mentioned_keys(message) == keys
+
+
+def test_a_hint_says_how_keywords_are_spelt(monkeypatch):
+    def fail(self, plugins=None):
+        raise CapacityError("raise num_kv_blocks")
+
+    monkeypatch.setattr("specdec_core.cli.options.ModelOptions.load", fail)
+    result = CliRunner().invoke(cli.main, ["generate", "x"])
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "error: raise num_kv_blocks\nhint: here, --engine num_kv_blocks=VALUE, or in a --config FILE\n",
+    )

@@ -1,0 +1,125 @@
+"""A draft that shares the target's embedding and output head gets what the target itself computes with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from specdec_core.errors import CompatibilityError
+from specdec_core.target import Target
+from specdec_core.target.ends import Ends
+
+SIZES = {
+    "vocab_size": 120,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "granite": {"embedding_multiplier": 3.0, "logits_scaling": 7.0},
+    "gemma2": {"head_dim": 16, "final_logit_softcapping": 5.0},
+    "gemma3_text": {"head_dim": 16},
+    "cohere2": {"head_dim": 16, "logit_scale": 0.25},
+    "minicpm3": {
+        "dim_model_base": 16,
+        "scale_emb": 4.0,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "num_key_value_heads": 4,
+    },
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256},
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+}
+SCALES = {  # of the embedding, outside of its module; before the head; of the logits; their cap
+    "llama": (1.0, 1.0, 1.0, None),
+    "granite": (3.0, 1.0, 1 / 7, None),
+    "gemma2": (1.0, 1.0, 1.0, 5.0),
+    "gemma3_text": (1.0, 1.0, 1.0, None),
+    "cohere2": (1.0, 1.0, 0.25, None),
+    "minicpm3": (1.0, 0.25, 1.0, None),
+    "gpt2": (1.0, 1.0, 1.0, None),
+    "opt": (1.0, 1.0, 1.0, None),
+}
+OFFSETS = {"gpt2": 0, "opt": 2}  # of the first position in the table of learned ones
+TOKEN_IDS = torch.tensor([[5, 99, 3, 3, 118, 64, 0, 7, 31]])
+
+
+def save(family: str, folder: Path) -> Path:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES | FAMILIES[family]))
+        for parameter in model.parameters():
+            if parameter.dim() < 2:
+                parameter.data += 0.3 * torch.randn_like(parameter)
+    model.to(torch.float32).save_pretrained(folder)
+    return folder
+
+
+@attrs.frozen(eq=False)
+class Stock:
+    """What transformers computes for TOKEN_IDS, each [num_tokens, width]."""
+
+    first_input: torch.Tensor
+    learned_positions: torch.Tensor | int
+    final: torch.Tensor
+    logits: torch.Tensor
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, folder: Path, dtype: torch.dtype) -> Stock:
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+        output = model(TOKEN_IDS, output_hidden_states=True, use_cache=False)
+        states = output.hidden_states
+        tables = [m for name, m in model.named_modules() if name.endswith(("wpe", "embed_positions"))]
+        positions = sum(table.weight[OFFSETS[model.config.model_type] :][: TOKEN_IDS.shape[1]] for table in tables)
+        return cls(states[0][0], positions, states[-1][0], output.logits[0])
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    return request.param, save(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@torch.inference_mode()
+def test_as_the_model_computes_them(family: tuple[str, Path], dtype: torch.dtype) -> None:
+    target = Target(family[1], device=torch.device("cpu"), dtype=dtype)
+    stock = Stock.of(family[1], dtype)
+    embedded = target.embed(TOKEN_IDS[0]) + stock.learned_positions
+    logits = target.output_head(stock.final)
+    assert (embedded.dtype, logits.dtype) == (stock.first_input.dtype, stock.logits.dtype)
+    torch.testing.assert_close(embedded, stock.first_input)
+    torch.testing.assert_close(logits, stock.logits)
+
+
+def test_what_is_found_is_what_the_family_does(family: tuple[str, Path]) -> None:
+    name, folder = family
+    ends = Target(folder, device=torch.device("cpu"), dtype="float32")._ends
+    found = (ends.embedding_scale, ends.head_scale, ends.logits_scale, ends.logits_cap)
+    assert found == pytest.approx(SCALES[name])
+
+
+@pytest.mark.parametrize("unknown", ["head_scale", "logits_scale"])
+def test_what_was_not_recognised_is_refused(unknown: str) -> None:
+    ends = attrs.evolve(Ends(embedding_scale=1.0, head_scale=1.0, logits_scale=1.0, logits_cap=None), **{unknown: None})
+    with pytest.raises(CompatibilityError, match="output head of its own"):
+        ends.logits(torch.nn.Linear(4, 4), torch.zeros(1, 4))

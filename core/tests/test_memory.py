@@ -1,0 +1,135 @@
+"""The memory plan, and how much memory there is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from specdec_core import CapacityError, EngineConfig, KVLayout, Plan
+from specdec_core.engine import free_memory as free_memory_module, memory as memory_module
+from specdec_core.engine.free_memory import free_memory
+from specdec_core.engine.memory import plan_memory
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+TARGET = KVLayout(2, 4, 8, 8, torch.float32)  # 512 bytes per token
+DRAFT = KVLayout(1, 4, 8, 8, torch.float32)  # 256
+MIB = 2**20
+
+
+@pytest.fixture
+def plan(monkeypatch):
+    """Plans with so much free memory, of twice that."""
+
+    def make(free_bytes, *, draft=None, device=CPU, target_weight_bytes=0, max_model_len=64, **config):
+        monkeypatch.setattr(memory_module, "free_memory", lambda device: (free_bytes, 2 * free_bytes))
+        config = EngineConfig(model="m", **{"max_num_seqs": 4, **config})
+        return plan_memory(
+            config,
+            TARGET,
+            draft or Plan(),
+            max_model_len=max_model_len,
+            device=device,
+            target_weight_bytes=target_weight_bytes,
+        )
+
+    return make
+
+
+def test_enough_for_the_largest_batch(plan):
+    found = plan(100 * MIB)
+    assert (found.num_blocks, found.limited_by) == (4 * 4, "max_num_seqs")
+    assert (found.num_tokens, found.num_full_requests, found.kv_bytes) == (256, 4, 256 * 512)
+
+
+def test_memory_limits(plan):
+    """A quarter of what the weights leave, on a CPU."""
+    found = plan(MIB, target_weight_bytes=MIB // 2, max_num_seqs=1000)
+    assert (found.kv_budget_bytes, found.limited_by) == (MIB // 8, "memory")
+    assert found.num_blocks == MIB // 8 // (16 * 512)
+    assert found.num_full_requests == found.num_blocks // 4
+    assert plan(MIB, gpu_memory_utilization=0.5, max_num_seqs=1000).kv_budget_bytes == MIB // 2
+
+
+def test_on_a_gpu_a_part_of_the_whole_stays_free(plan):
+    found = plan(100 * MIB, device=GPU, gpu_memory_utilization=0.75, target_weight_bytes=10 * MIB)
+    assert found.kv_budget_bytes == (100 - 10 - 50) * MIB
+
+
+def test_drafts_cost_weights_cache_and_scratch(plan):
+    found = plan(100 * MIB, draft=Plan(kv_layout=DRAFT, weight_bytes=20 * MIB, scratch_slots=10))
+    assert (found.kv_bytes_per_token, found.draft_kv_bytes_per_token) == (768, 256)
+    assert (found.draft_weight_bytes, found.kv_budget_bytes) == (20 * MIB, 20 * MIB)
+    assert found.num_blocks == 4 * 5  # 64 tokens and, from the root's slot on, 9 more
+    assert found.scratch_bytes == 10 * 768
+
+
+def test_as_many_blocks_as_asked(plan):
+    found = plan(100 * MIB, num_kv_blocks=7)
+    assert (found.num_blocks, found.limited_by, found.num_full_requests) == (7, "num_kv_blocks", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"num_kv_blocks": 3}, "max_model_len=64 tokens, which needs 4: lower max_model_len, or raise num_kv_blocks"),
+        ({"free_bytes": 8 * 4096}, "which needs 4: lower max_model_len, or raise gpu_memory_utilization"),
+        ({"num_kv_blocks": 200}, "num_kv_blocks=200 blocks of 8192 bytes do not fit into the 1048576 bytes"),
+        ({"target_weight_bytes": 2 * MIB}, "2097152 bytes of target weights do not fit into the 1048576 bytes of free"),
+        ({"draft": Plan(weight_bytes=2 * MIB)}, "2097152 bytes of draft weights do not fit"),
+        ({"draft": Plan(weight_bytes=MIB), "target_weight_bytes": 1}, "1 bytes of target weights and 1048576 bytes"),
+    ],
+)
+def test_what_does_not_fit(plan, options, says):
+    with pytest.raises(CapacityError) as caught:
+        plan(**{"free_bytes": MIB, **options})
+    assert says in str(caught.value)
+
+
+@given(
+    free=st.integers(0, 2**22), weights=st.integers(0, 2**22), length=st.integers(1, 300), size=st.integers(1, 40),
+    seqs=st.integers(1, 50), scratch=st.integers(0, 40), blocks=st.none() | st.integers(1, 100),
+    device=st.sampled_from([CPU, GPU]),
+)  # fmt: skip
+def test_a_plan_holds_a_request_and_fits(free, weights, length, size, seqs, scratch, blocks, device):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_module, "free_memory", lambda device: (free, 2**22))
+        config = EngineConfig(model="m", max_num_seqs=seqs, block_size=size, num_kv_blocks=blocks)
+        draft = Plan(kv_layout=DRAFT, weight_bytes=weights, scratch_slots=scratch)
+        try:
+            found = plan_memory(config, TARGET, draft, max_model_len=length, device=device)
+        except CapacityError:
+            return
+    assert found.num_tokens >= length
+    assert 1 <= found.num_full_requests <= seqs
+    assert found.kv_bytes + weights <= free
+    if blocks is None:
+        assert found.kv_bytes <= found.kv_budget_bytes
+        assert found.num_blocks <= seqs * -(-(length + max(0, scratch - 1)) // size)
+
+
+def test_free_memory_of_this_machine():
+    free, total = free_memory(CPU)
+    assert 0 < free <= total
+
+
+def test_a_containers_limit_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(free_memory_module, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(free_memory_module, "CGROUP", tmp_path)
+    (tmp_path / "meminfo").write_text("MemTotal:  8000 kB\nMemFree:  100 kB\nMemAvailable:    3000 kB\n")
+    assert free_memory(CPU) == (3000 * 1024, 8000 * 1024)
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1500000\n")
+    assert free_memory(CPU) == (3000 * 1024, 8000 * 1024)
+    (tmp_path / "memory.max").write_text("2000000\n")
+    (tmp_path / "memory.stat").write_text("anon 1200000\ninactive_file 300000\n")
+    assert free_memory(CPU) == (800_000, 2_000_000)
+    (tmp_path / "memory.current").write_text("9000000\n")
+    assert free_memory(CPU)[0] == 0
+
+
+def test_without_meminfo(tmp_path, monkeypatch):
+    monkeypatch.setattr(free_memory_module, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(free_memory_module, "CGROUP", tmp_path)
+    free, total = free_memory(CPU)
+    assert 0 < free <= total

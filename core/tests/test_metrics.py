@@ -1,0 +1,101 @@
+"""Counters, the figures of one request, and the line in the log."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from specdec_core import DraftCounts, StepReport, Vector
+from specdec_core.metrics import Metrics
+
+REPORT = StepReport(
+    num_prefill_tokens=7,
+    num_output_tokens=6,
+    num_draft_tokens=10,
+    num_accepted=4,
+    draft_s=0.5,
+    target_s=2.0,
+    num_preempted=1,
+    accepted_per_request={"a": 3, "b": 1, "c": 0},
+)
+
+
+def values(metrics: Metrics) -> dict[str, Any]:
+    return {metric.name: metric.value for metric in metrics.read()}
+
+
+def test_counters() -> None:
+    metrics = Metrics(5, prefix="vllm", log_interval_s=None)
+    for _ in range(2):
+        metrics.update(REPORT, 3.0)
+    assert values(metrics) == {
+        "vllm:spec_decode_num_drafts": 6,
+        "vllm:spec_decode_num_draft_tokens": 20,
+        "vllm:spec_decode_num_accepted_tokens": 8,
+        "vllm:spec_decode_num_accepted_tokens_per_pos": [4, 2, 2, 0, 0],
+        "vllm:spec_decode_draft_seconds": 1.0,
+        "vllm:spec_decode_target_seconds": 4.0,
+        "vllm:prompt_tokens": 14,
+        "vllm:generation_tokens": 12,
+        "vllm:num_preemptions": 2,
+    }
+    (vector,) = (metric for metric in metrics.read() if isinstance(metric, Vector))
+    assert vector.values == vector.value == [4, 2, 2, 0, 0]
+
+
+def test_a_line_in_the_log_after_ten_seconds_of_work(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics(5)
+    with caplog.at_level(logging.INFO, "specdec_core.metrics"):
+        for _ in range(3):
+            metrics.update(REPORT, 3.0)
+        assert not caplog.messages
+        metrics.update(REPORT, 3.0)
+        (line,) = caplog.messages
+        for _ in range(3):
+            metrics.update(StepReport(num_output_tokens=40), 3.0)
+        assert len(caplog.messages) == 1, "the next ten seconds are not over"
+        metrics.update(StepReport(num_output_tokens=40), 3.0)
+    # 12 seconds: 40 draft tokens, 16 accepted in 12 drafts, 24 output tokens
+    for words in (
+        "specdec: 2.3 prompt and 2.0 output tokens/s",
+        "drafted 3.3 and accepted 1.3 tokens/s",
+        "mean acceptance length 2.33",
+        "per position 0.67, 0.33, 0.33",
+        "2.00 s drafting, 8.00 s in the target",
+    ):
+        assert words in line
+    assert caplog.messages[1:] == ["specdec: 0.0 prompt and 13.3 output tokens/s"]
+
+
+def test_no_line_if_not_wanted(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics(5, log_interval_s=None)
+    with caplog.at_level(logging.INFO):
+        metrics.update(REPORT, 1000.0)
+    assert not caplog.messages
+
+
+DRAFTS = st.lists(st.integers(0, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), max_size=20)
+
+
+def counted(drafts: list[tuple[int, int]]) -> DraftCounts:
+    counts = DraftCounts()
+    for num_draft_tokens, num_accepted in drafts:
+        counts.add(num_draft_tokens, num_accepted)
+    return counts
+
+
+@given(DRAFTS, DRAFTS)
+def test_figures_of_a_request(drafts: list[tuple[int, int]], others: list[tuple[int, int]]) -> None:
+    counts = counted(drafts)
+    lengths = [num_accepted for _, num_accepted in drafts]
+    assert counts.num_drafts == len(drafts)
+    assert counts.accepted_per_pos == [sum(n > i for n in lengths) for i in range(max(lengths, default=0))]
+    assert sum(counts.accepted_per_pos) == counts.num_accepted == sum(lengths)
+    if drafts:
+        assert counts.acceptance_length == pytest.approx(1 + sum(counts.acceptance_rate_per_pos))
+    assert counts + counted(others) == counted(drafts + others)
+    assert counted([]).acceptance_length == 1.0
+    assert counted([]).acceptance_rate == 0.0

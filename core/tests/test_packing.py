@@ -1,0 +1,202 @@
+"""Packed linear layers compute what the originals compute; what cannot be packed is left alone."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from tiny_families import EXPERTS, LATENT, logits, tiny_model
+from torch import nn
+from torch.nn.functional import linear, pad
+
+from specdec_core.target.packing import PackedLinear, pack_linears, recording_shared_inputs
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+HAS_BFLOAT16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+needs_bfloat16 = pytest.mark.skipif(not HAS_BFLOAT16, reason="this CPU computes no bfloat16")
+DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)]
+SIZES = [(64, 64), (100, 36), (256, 1024), (768, 512), (2048, 128)]
+
+
+def random_linear(num_in: int, num_out: int, dtype: torch.dtype = torch.float32, bias: bool = False) -> nn.Linear:
+    torch.manual_seed(num_in + num_out)
+    return nn.Linear(num_in, num_out, bias=bias).to(dtype).requires_grad_(False)
+
+
+class Branches(nn.Module):
+    """Three layers over one input, or the last over another."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.left, self.right = random_linear(32, 20, dtype, bias=True), random_linear(32, 12, dtype)
+        self.third = random_linear(32, 8, dtype, bias=True)
+
+    def forward(self, rows: torch.Tensor, other: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+        return self.left(rows), self.right(rows), self.third(rows if other is None else other)
+
+
+def groups_of(model: nn.Module, *given: Any) -> list[list[str]]:
+    names = {module: name.rpartition(".")[2] for name, module in model.named_modules()}
+    with recording_shared_inputs(model) as groups:
+        model(*given)
+    return [[names[each] for each in group] for group in groups]
+
+
+def packed(model: nn.Module, *given: Any) -> Any:
+    model = copy.deepcopy(model)
+    with recording_shared_inputs(model) as groups:
+        model(*given)
+    pack_linears(model, groups)
+    return model
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+def test_bfloat16_is_the_same_to_the_last_bit(size: tuple[int, int], bias: bool) -> None:
+    original = random_linear(*size, torch.bfloat16, bias)
+    layer, rows = PackedLinear(original), torch.randn(64, size[0]).to(torch.bfloat16)
+    for n in range(1, 65):
+        assert torch.equal(layer(rows[:n]), original(rows[:n])), n
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_a_row_is_the_same_among_others(size: tuple[int, int], dtype: torch.dtype) -> None:
+    """For numbers of rows that are multiples of 4, which is what the engine pads to."""
+    original = random_linear(*size, dtype)
+    layer, rows = PackedLinear(original), torch.randn(64, size[0]).to(dtype)
+    alone = torch.cat([layer(pad(row, (0, 0, 0, 3)))[:1] for row in rows.split(1)])
+    for n in range(4, 65, 4):
+        assert torch.equal(layer(rows[:n]), alone[:n]), n
+    torch.testing.assert_close(alone, original(rows), rtol=1e-5 if dtype == torch.float32 else 0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_layers_with_one_input_become_one_product(dtype: torch.dtype) -> None:
+    original, rows = Branches(dtype), torch.randn(8, 32).to(dtype)
+    assert groups_of(original, rows) == [["left", "right", "third"]]
+    assert groups_of(original, rows, rows.clone()) == [["left", "right"], ["third"]]
+    for found, expected in zip(packed(original, rows)(rows), original(rows), strict=True):
+        torch.testing.assert_close(found, expected)
+        assert found.shape == expected.shape
+
+
+CALLS = st.lists(st.tuples(st.sampled_from(["left", "right", "third"]), st.integers(0, 2), st.booleans()), max_size=12)
+
+
+@settings(deadline=None, max_examples=50)
+@given(calls=CALLS)
+def test_a_group_computes_right_however_it_is_called(calls: list) -> None:
+    """Layers in any order, some left out, with several inputs, whose numbers may change between two calls."""
+    original, inputs = Branches(), list(torch.randn(3, 4, 32))
+    model = packed(original, inputs[0])
+    last: tuple[str, int] | None = None
+    for name, i, changes in calls:
+        if changes and last == (name, i):
+            inputs[i].add_(1)
+        torch.testing.assert_close(getattr(model, name)(inputs[i]), getattr(original, name)(inputs[i]))
+        last = name, i
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "groups"),
+    [
+        ("llama", {}, [["q_proj", "k_proj", "v_proj"], ["gate_proj", "up_proj"]]),
+        ("qwen3", {"attention_bias": True}, [["q_proj", "k_proj", "v_proj"], ["gate_proj", "up_proj"]]),
+        ("qwen3_moe", EXPERTS, [["q_proj", "k_proj", "v_proj"]]),
+        ("deepseek_v3", LATENT, [["q_a_proj", "kv_a_proj_with_mqa"], ["gate_proj", "up_proj"]]),
+        ("gpt_neox", {}, []),
+        ("phi3", {}, []),
+    ],
+)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_families(model_type: str, options: dict, groups: list, dtype: torch.dtype) -> None:
+    model = tiny_model(model_type, dtype, **options)
+    before = logits(model)
+    names = {module: name.rpartition(".")[2] for name, module in model.named_modules()}
+    with recording_shared_inputs(model) as found:
+        logits(model, 2)
+    assert [[names[each] for each in group] for group in found if len(group) > 1] == groups * 2  # two layers
+    pack_linears(model, found)
+    assert not any(type(module) is nn.Linear for module in model.modules())
+    if dtype == torch.bfloat16:
+        assert torch.equal(logits(model), before)
+    else:
+        torch.testing.assert_close(logits(model), before, rtol=1e-4, atol=1e-4)
+
+
+def test_a_tied_embedding_stays_usable() -> None:
+    model = tiny_model("llama", tie_word_embeddings=True)
+    before, embedding = logits(model), model.get_input_embeddings().weight
+    assert embedding is model.lm_head.weight
+    numbers = embedding.clone()
+    pack_linears(model)
+    assert type(model.lm_head) is PackedLinear
+    assert torch.equal(model.get_input_embeddings().weight, numbers)
+    torch.testing.assert_close(logits(model), before, rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_in_two_places_is_packed_once() -> None:
+    layer = random_linear(8, 8)
+    model = nn.ModuleDict({"a": nn.Sequential(layer), "b": nn.Sequential(layer)})
+    pack_linears(model)
+    assert type(model["a"][0]) is PackedLinear
+    assert model["a"][0] is model["b"][0]
+
+
+class Reading(nn.Module):
+    """Calls a layer, once more than once, and reads the weight of another, as some routers of experts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called, self.read = random_linear(8, 8), random_linear(8, 8)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.called(rows) + self.called(rows) + self.called(2 * rows) + linear(rows, self.read.weight)
+
+
+def test_a_layer_whose_weight_is_read_stays() -> None:
+    original, rows = Reading(), torch.randn(4, 8)
+    model = packed(original, rows)
+    assert type(model.called) is PackedLinear
+    torch.testing.assert_close(model(rows), original(rows))
+
+
+class Doubled(nn.Linear):
+    """Stands for a quantised layer."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        return linear(input, 2 * self.weight)
+
+
+@pytest.mark.parametrize(
+    "layer", [Doubled(8, 8, bias=False), random_linear(8, 8, torch.float64)], ids=["class", "type"]
+)
+def test_other_layers_are_left_alone(layer: nn.Linear) -> None:
+    model = nn.ModuleDict({"other": layer, "plain": random_linear(8, 8)})
+    pack_linears(model)
+    pack_linears(model, [[model["other"]]])
+    assert model["other"] is layer
+    assert type(model["plain"]) is PackedLinear
+
+
+@needs_bfloat16
+def test_layers_of_two_types_are_no_group() -> None:
+    layers = [random_linear(8, 8, dtype) for dtype in (torch.float32, torch.bfloat16)]
+    model = nn.ModuleList(layers)
+    pack_linears(model, [layers])
+    assert [type(layer) for layer in model] == [PackedLinear] * 2
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+def test_where_onednn_is_switched_off_nothing_is_packed() -> None:
+    model = Branches()
+    before = dict(model.named_children())
+    with torch.backends.mkldnn.flags(enabled=False):
+        pack_linears(model, [[model.left, model.right]])
+        pack_linears(model)
+    assert dict(model.named_children()) == before

@@ -1,0 +1,65 @@
+"""Checks of configuration values: every kind of wrong one is called what it is."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import field, frozen
+from hypothesis import given, strategies as st
+
+from specdec_core import ConfigError, flag, number, one_of, text, whole_number
+
+
+@frozen
+class Options:
+    depth: int = field(default=2, validator=whole_number(1, 64))
+    limit: int | None = field(default=None, validator=whole_number(1, optional=True))
+    share: float = field(default=0.5, validator=number(0, 1, low_open=True))
+    is_fast: bool = field(default=False, validator=flag)
+    match: str = field(default="last", validator=one_of("first", "last"))
+    name: str | None = field(default=None, validator=text(optional=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"depth": 0}, "depth=0 is too small: give an integer from 1 to 64"),
+        ({"depth": -3}, "depth=-3 is too small"),
+        ({"depth": 65}, "depth=65 is too large"),
+        ({"depth": 2**70}, "is too large"),
+        ({"depth": True}, "depth=True is a truth value"),
+        ({"depth": "5"}, "depth='5' is text, not a number"),
+        ({"depth": 2.5}, "depth=2.5 is not an integer"),
+        ({"depth": 2.0}, "depth=2.0 is not an integer"),
+        ({"depth": None}, "depth=None is not a number"),
+        ({"depth": [5]}, "is not a number"),
+        ({"limit": 0}, "from 1 to 2147483647, or None"),
+        ({"share": 0}, r"share=0 is out of range: give a number in \(0, 1\]"),
+        ({"share": 1.5}, "share=1.5 is out of range"),
+        ({"share": float("nan")}, "share=nan is out of range"),
+        ({"share": "0.5"}, "share='0.5' is text"),
+        ({"share": True}, "share=True is a truth value"),
+        ({"is_fast": 1}, "is_fast=1 must be True or False"),
+        ({"match": "longest"}, "match='longest' is not known: give 'first' or 'last'"),
+        ({"name": ""}, "name='' must be text that is not empty, or None"),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_called_what_it_is(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Options(**options)
+
+
+@given(depth=st.integers(1, 64), share=st.floats(0, 1, exclude_min=True), limit=st.none() | st.integers(1, 2**31 - 1))
+def test_what_is_in_range_is_taken(depth: int, share: float, limit: int | None) -> None:
+    options = Options(depth=depth, share=share, limit=limit)
+    assert (options.depth, options.share, options.limit) == (depth, share, limit)
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    assert Options(depth=np.int64(3), share=Fraction(1, 2)).depth == 3
+    with pytest.raises(ConfigError, match="depth"):
+        Options(depth=np.float32(3.5))

@@ -1,0 +1,83 @@
+"""bfloat16 in compiled code: the upper half of a float32, kept in an array of uint16. Arithmetic is in float32.
+
+Written as LLVM instructions: a conversion costs one or a few of them, and loops around it become vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+DTYPES = frozenset({torch.float32, torch.bfloat16})
+"""What the compiled operations take; others are left to the reference."""
+
+FAST = {"reassoc", "contract", "nsz", "arcp"}
+"""Sums may be reordered, always in the same way. NaN and infinity stay what they are: they fail their request."""
+
+_I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
+
+
+def compiled(**options: Any) -> Callable[[Callable[..., None]], Any]:
+    """numba's njit, with its cache where it finds a folder for it."""
+
+    def decorate(function: Callable[..., None]) -> Any:
+        try:
+            return njit(cache=True, **options)(function)
+        except RuntimeError:  # there is none that it may write to
+            return njit(**options)(function)
+
+    return decorate
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor on the CPU, without a copy; bfloat16 as uint16."""
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+@intrinsic
+def bits_to_float(typing_context: Any, bits: Any) -> Any:
+    """int32 -> the float32 with these bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], _F32)
+
+    return types.float32(types.int32), generate
+
+
+@intrinsic
+def load(typing_context: Any, number: Any) -> Any:
+    """An element of an array of float32 or bfloat16, as float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _widened(builder, args[0]) if number == types.uint16 else args[0]
+
+    return types.float32(number), generate
+
+
+@intrinsic
+def as_stored(typing_context: Any, array: Any, value: Any) -> Any:
+    """value, a float32, in the type of the array's elements."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _narrowed(builder, args[1]) if array.dtype == types.uint16 else args[1]
+
+    return array.dtype(array, types.float32), generate
+
+
+def _widened(builder: Any, bits: Any) -> Any:
+    return builder.bitcast(builder.shl(builder.zext(bits, _I32), _I32(16)), _F32)
+
+
+def _narrowed(builder: Any, value: Any) -> Any:
+    """Rounded to the nearest, ties to even, as torch does; NaN to the one that torch makes of it."""
+    bits = builder.bitcast(value, _I32)
+    is_nan = builder.icmp_unsigned(">", builder.and_(bits, _I32(0x7FFFFFFF)), _I32(0x7F800000))
+    is_odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
+    nearest = builder.lshr(builder.add(bits, builder.add(is_odd, _I32(0x7FFF))), _I32(16))
+    return builder.trunc(builder.select(is_nan, _I32(0x7FC0), nearest), _I16)

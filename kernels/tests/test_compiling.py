@@ -1,0 +1,64 @@
+"""The compiled operations under other circumstances: no folder for a cache, numba's simplest threads, other devices."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import numpy as np
+
+import specdec_kernels
+from specdec_core import Plugins
+from specdec_core.ops import REFERENCE, resolve
+from specdec_kernels.cpu.bits import compiled
+
+
+def test_it_is_found_as_a_plugin() -> None:
+    assert entry_points(group="specdec")["kernels"].load() is specdec_kernels
+    assert set(specdec_kernels.specdec_ops("cpu")) == set(REFERENCE)
+    assert resolve(Plugins.load().ops("cpu")) == {**REFERENCE, **specdec_kernels.specdec_ops("cpu")}
+    assert specdec_kernels.specdec_ops("cuda") == {}
+
+
+def test_it_compiles_where_nothing_can_be_cached() -> None:
+    """numba has no place for the cache of a function without a file."""
+    names: dict = {}
+    exec("def double(numbers):\n    numbers[:] *= 2", names)
+    numbers = np.arange(3.0)
+    compiled()(names["double"])(numbers)
+    assert numbers.tolist() == [0, 2, 4]
+
+
+def test_listing_plugins_compiles_nothing() -> None:
+    script = "import sys, specdec_kernels; assert not {'torch', 'numba'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_threads_may_share_numbas_simplest_threading_layer() -> None:
+    """It ends the process if two threads are in a parallel loop at the same time."""
+    script = """
+        from threading import Thread
+        import numba, torch
+        from passes import Request, make_pass
+        from specdec_kernels.cpu import OPS
+
+        def run():
+            torch.set_num_threads(2)
+            for seed in range(40):
+                made = make_pass([Request(50, 1, (-1, 0, -1))] * 4, seed=seed)
+                for _ in range(10):
+                    OPS["paged_attention"](*made.features, 0.3)
+
+        threads = [Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert numba.threading_layer() == "workqueue"
+    """
+    settings = {"NUMBA_THREADING_LAYER": "workqueue", "PYTHONPATH": str(Path(__file__).parent)}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, env=os.environ | settings)

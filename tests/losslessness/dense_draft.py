@@ -1,0 +1,151 @@
+"""What the proposer in probe_draft.py must draft, computed from scratch: transformers' own target over the whole
+history, and full attention matrices over the whole sequence of the draft, with neither cache nor pages nor batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import reference
+import torch
+from attrs import frozen
+from probe_layers import KEY_DIM, NUM_HEADS, NUM_KV_HEADS, ROTARY_BASE, VALUE_DIM, ProbeModel
+from probe_trees import shape_of
+
+from specdec_core.sampling.random import CounterRandom
+from specdec_core.types import Stream
+
+LOGIT_MARGIN = 1e-3
+PROBABILITY_MARGIN = 1e-5
+
+
+@frozen(eq=False)
+class Expected:
+    """draft_probs: of each node, None if it was chosen. is_clear: no decision was so close that rounding could make
+    another one."""
+
+    token_ids: list[int]
+    parents: list[int]
+    draft_probs: list[torch.Tensor | None]
+    is_clear: bool
+
+
+class DenseDraft:
+    def __init__(self, model_dir: Path, layer: str, style: str) -> None:
+        self.target = reference.load(model_dir)
+        self.model = ProbeModel(layer, self.target.config.hidden_size, "eager").double()
+        self.layer, self.style = layer, style
+        self.features: dict[str, torch.Tensor] = {}  # float64 [num_tokens, 3 * hidden] of each request's whole text
+
+    @torch.inference_mode()
+    def read(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Compute the features of all that a request came to be; those of its beginnings are the first of them."""
+        states = self.target(torch.tensor([list(token_ids)]), output_hidden_states=True, use_cache=False).hidden_states
+        self.features[request_id] = torch.cat([states[i][0] for i in (1, 2, -1)], dim=-1).double()
+
+    @torch.inference_mode()
+    def draft(
+        self, request_id: str, history: Sequence[int], *, seed: int, temperature: float, max_draft_tokens: int
+    ) -> Expected:
+        """history: prompt and output so far, the root included."""
+        num_slots = len(history) - 1
+        fused = unit(self.features[request_id][:num_slots] @ self.model.fuse.weight.T)
+        shape = shape_of(seed, num_slots)[:max_draft_tokens]
+        random = CounterRandom([seed], torch.tensor([num_slots]))
+        tokens: list[int] = []
+        all_probs: list[torch.Tensor | None] = []
+        outputs: dict[int, torch.Tensor] = {}  # of the nodes, and of the root as -1
+        is_clear = True
+        for node, parent in enumerate(shape):
+            if parent not in outputs:
+                outputs[parent] = self._output(parent, list(history[1:]), fused, tokens, shape, outputs)
+            logits = self._head(outputs[parent])
+            rank = shape[:node].count(parent)
+            if self.style == "chosen" or temperature == 0:
+                ordered = logits.sort(descending=True)
+                is_clear &= bool((-ordered.values.diff()[max(rank - 1, 0) : rank + 1]).min() > LOGIT_MARGIN)
+                tokens.append(int(ordered.indices[rank]))
+                all_probs.append(None)
+            else:
+                probs = (logits / temperature).softmax(dim=-1)
+                token, is_safe = drawn(random, probs, node)
+                is_clear &= is_safe
+                tokens.append(token)
+                all_probs.append(probs)
+        return Expected(tokens, shape, all_probs, is_clear)
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.target.get_output_embeddings().weight.double() @ unit(hidden)
+
+    def _output(
+        self,
+        node: int,
+        tokens: list[int],
+        fused: torch.Tensor,
+        drafted: list[int],
+        shape: list[int],
+        outputs: dict[int, torch.Tensor],
+    ) -> torch.Tensor:
+        """What comes out at a node, or at the root (-1), of one sequence that holds everything up to it: the observed
+        slots and the node's ancestors. The siblings of these are not there, so nothing can see them."""
+        path = []
+        while node >= 0:
+            path.insert(0, node)
+            node = shape[node]
+        features = [fused, *(outputs[shape[node]].unsqueeze(0) for node in path)]
+        embedded = self.target.get_input_embeddings()(torch.tensor(tokens + [drafted[node] for node in path])).double()
+        both = torch.cat([unit(embedded), unit(torch.cat(features))], dim=-1)
+        hidden = both @ self.model.enter.weight.T
+        last = (self._own_layer(hidden) if self.layer == "own" else self._llama_layer(hidden))[-1]
+        return last if path else last + fused.mean(dim=0)
+
+    def _llama_layer(self, hidden: torch.Tensor) -> torch.Tensor:
+        length = len(hidden)
+        mask = torch.full((length, length), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+        cos, sin = self.model.layer.rotary(hidden[None], torch.arange(length)[None])
+        return self.model.layer.layer(hidden[None], position_embeddings=(cos, sin), attention_mask=mask)[0]
+
+    def _own_layer(self, hidden: torch.Tensor) -> torch.Tensor:
+        weights: Any = self.model.layer
+        length, entering = len(hidden), unit(hidden)
+        query = turned((entering @ weights.query.weight.T).view(length, NUM_HEADS, KEY_DIM))
+        key = turned((entering @ weights.key.weight.T).view(length, NUM_KV_HEADS, KEY_DIM))
+        value = (entering @ weights.value.weight.T).view(length, NUM_KV_HEADS, VALUE_DIM)
+        answers = []
+        for head in range(NUM_HEADS):
+            shared = head * NUM_KV_HEADS // NUM_HEADS
+            scores = query[:, head] @ key[:, shared].T / KEY_DIM**0.5
+            scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
+            answers.append(scores.softmax(dim=-1) @ value[:, shared])
+        hidden = hidden + torch.cat(answers, dim=-1) @ weights.output.weight.T
+        inner = unit(hidden) @ weights.up.weight.T
+        return hidden + (inner * inner.sigmoid()) @ weights.down.weight.T
+
+
+def unit(hidden: torch.Tensor) -> torch.Tensor:
+    return hidden / (hidden.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt()
+
+
+def turned(heads: torch.Tensor) -> torch.Tensor:
+    """heads [length, n, width], the row number being the position."""
+    angles = torch.arange(len(heads))[:, None, None] / ROTARY_BASE ** (torch.arange(0, KEY_DIM, 2) / KEY_DIM)
+    even, odd = heads[..., 0::2], heads[..., 1::2]
+    result = torch.empty_like(heads)
+    result[..., 0::2] = even * angles.cos() - odd * angles.sin()
+    result[..., 1::2] = even * angles.sin() + odd * angles.cos()
+    return result
+
+
+def drawn(random: CounterRandom, probs: torch.Tensor, node: int) -> tuple[int, bool]:
+    """The draw, and whether every other distribution so near would have led to the same."""
+    request, nodes = torch.zeros(1, dtype=torch.int64), torch.tensor([node])
+    token = int(random.categorical(probs.unsqueeze(0), Stream.DRAFT, request, nodes))
+    end = float(probs[: token + 1].sum())
+
+    def is_below(bound: float) -> bool:
+        return bool(random.bernoulli(torch.tensor([bound]).double(), Stream.DRAFT, request, nodes))
+
+    start = end - float(probs[token])
+    return token, is_below(end - PROBABILITY_MARGIN) and (start <= 0 or not is_below(start + PROBABILITY_MARGIN))

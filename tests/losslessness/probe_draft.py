@@ -1,0 +1,218 @@
+"""A proposer for tests that drafts as EAGLE does, with random weights: what the contract gives to learned drafts is
+used here, all of it.
+
+Slot i of its cache holds (the embedding of token i + 1, the target's features of token i) at rotary position i. What it
+drafts depends on a request's tokens, seed and temperature alone, so that it can be computed again from scratch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from attrs import frozen
+from probe_layers import KEY_DIM, LLAMA_DIM, LLAMA_KV_HEADS, NUM_KV_HEADS, VALUE_DIM, ProbeModel, norm
+from probe_trees import MOST_NODES, Level, levels_of, shape_of
+
+from specdec_core.proposer import BuildContext, Proposer, ProposerSpec
+from specdec_core.types import (
+    Draft,
+    KVLayout,
+    KVMetadata,
+    Observation,
+    Plan,
+    ProposerBatch,
+    RequestView,
+    Stream,
+    TargetInfo,
+    Visibility,
+)
+
+TAPS = ("input.1", "input.2", "final")
+
+
+@frozen
+class ProbeConfig:
+    layer: str = "own"  # or "llama"
+    style: str = "chosen"  # or "sampled", where the temperature is not 0
+
+
+class Probe(Proposer):
+    def __init__(self, config: ProbeConfig, context: BuildContext) -> None:
+        assert context.attention is not None
+        self.style = config.style
+        self.context, self.attention, self.device = context, context.attention, context.device
+        hidden_size = context.target.hidden_size
+        self.model = ProbeModel(config.layer, hidden_size, self.attention.implementation)
+        self.model.to(context.device, context.target.dtype)
+        if config.layer == "llama":
+            self.attention.bind([self.model.layer.layer.self_attn])
+        context.speed_up(self.model)
+        self.rows: dict[str, int] = {}  # of the tensors below, by request
+        self.free = list(range(context.max_num_seqs))
+        self.last = torch.zeros(context.max_num_seqs, hidden_size, device=context.device)  # what comes out at n - 1
+        self.sums = torch.zeros_like(self.last)  # of all fused features
+        self.num_seen = torch.zeros(context.max_num_seqs, 1, device=context.device)
+
+    def start(self, request: RequestView) -> None:
+        self.rows[request.id] = self.free.pop()
+        self.reset(request)
+
+    def reset(self, request: RequestView) -> None:
+        row = self.rows[request.id]
+        self.last[row], self.sums[row], self.num_seen[row] = 0, 0, 0
+
+    def finish(self, request: RequestView, reason: str) -> None:
+        self.reset(request)
+        self.free.append(self.rows.pop(request.id))
+
+    def observe(self, observation: Observation) -> None:
+        """Store the entries of what became final. Rows past num_valid go to scratch slots, which nothing reads before
+        it is written again."""
+        assert len(observation.requests) <= self.context.max_num_seqs
+        assert observation.offsets[-1] <= self.context.max_num_batched_tokens
+        offsets = np.array(observation.offsets)
+        counts = np.diff(offsets)
+        owners = self._to_device(np.repeat(np.arange(len(counts)), counts))
+        num_valid = observation.num_valid.to(torch.int64)
+        fused = norm(self.model.fuse(torch.cat([observation.features[tap] for tap in TAPS], dim=-1)))
+        metadata = self.attention.metadata(observation.requests, observation.starts, counts.tolist())
+        positions = observation.positions
+        hidden = self._forward(
+            observation.following_token_ids, fused, positions, Visibility(positions, positions + 1), metadata
+        )
+        is_valid = torch.arange(len(owners), device=self.device) < (self._to_device(offsets[:-1]) + num_valid)[owners]
+        rows = self._rows_of(observation.requests)
+        self.sums.index_add_(0, rows[owners], torch.where(is_valid.unsqueeze(1), fused, 0))
+        self.num_seen.index_add_(0, rows, num_valid.unsqueeze(1).to(torch.float32))
+        self.last[rows] = hidden[observation.last_rows]
+
+    def propose(self, batch: ProposerBatch) -> Draft:
+        trees = [shape_of(request.seed, len(request.token_ids) - 1) for request in batch.requests]
+        rows = self._rows_of(batch.requests)
+        hidden = torch.zeros(len(trees), MOST_NODES + 1, self.last.shape[1], device=self.device)  # the root first
+        hidden[:, 0] = self.last[rows] + self.sums[rows] / self.num_seen[rows]
+        tokens = torch.zeros(len(trees), MOST_NODES, dtype=torch.int64, device=self.device)
+        weights, sets = [], np.full((len(trees), MOST_NODES), -1)
+        num_sets = 0
+        levels = levels_of(trees)
+        for level in levels:
+            parents = hidden[level.requests[level.is_first_of_set], level.parents[level.is_first_of_set] + 1]
+            logits = self.context.output_head(norm(parents))  # one row per set of siblings
+            picked, draft_probs = self._pick(batch, level, logits)
+            tokens[level.requests, level.nodes] = picked
+            weights.append(draft_probs)
+            sets[level.requests, level.nodes] = num_sets + level.sets
+            num_sets += len(draft_probs)
+            if level is not levels[-1]:
+                feature = hidden[level.requests, level.parents + 1]
+                hidden[level.requests, level.nodes + 1] = self._forward_nodes(batch, level, picked, feature)
+        return self._draft(batch, trees, tokens, weights, sets)
+
+    def _pick(self, batch: ProposerBatch, level: Level, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens of a level, and the distribution of each of its sets of siblings."""
+        requests, sets = self._to_device(level.requests), self._to_device(level.sets)
+        ranked = logits.topk(int(level.ranks.max()) + 1, dim=-1).indices
+        chosen = ranked[sets, self._to_device(level.ranks)]
+        temperature = batch.temperature[requests[self._to_device(level.is_first_of_set)]].unsqueeze(1)
+        draft_probs = (logits.float() / torch.where(temperature > 0, temperature, 1)).softmax(dim=-1)
+        if self.style == "chosen":
+            return chosen, draft_probs
+        drawn = batch.random.categorical(draft_probs[sets], Stream.DRAFT, requests, self._to_device(level.nodes))
+        return torch.where(batch.temperature[requests] > 0, drawn, chosen), draft_probs
+
+    def _forward_nodes(
+        self, batch: ProposerBatch, level: Level, tokens: torch.Tensor, feature: torch.Tensor
+    ) -> torch.Tensor:
+        """Node j is stored in the j-th slot from the root's on, and sees what was observed and its ancestors. A request
+        without nodes of this depth has an empty interval."""
+        roots = np.array([len(request.token_ids) - 1 for request in batch.requests])
+        counts = np.bincount(level.requests, minlength=len(roots))
+        starts = roots.copy()
+        starts[level.requests[::-1]] += level.nodes[::-1]  # of several, the first node of each request is set last
+        metadata = self.attention.metadata(batch.requests, starts.tolist(), counts.tolist())
+        depth = level.ancestors.shape[1]
+        positions = self._to_device(node_positions(roots[level.requests], depth))
+        visibility = Visibility(
+            positions,
+            prefix_lens=self._to_device(roots[level.requests]),
+            more_slots=self._to_device(roots[level.requests, None] + level.ancestors),
+        )
+        return self._forward(tokens, feature, positions, visibility, metadata)
+
+    def _forward(
+        self,
+        tokens: torch.Tensor,
+        feature: torch.Tensor,
+        positions: torch.Tensor,
+        visibility: Visibility,
+        metadata: KVMetadata,
+    ) -> torch.Tensor:
+        num_tokens = len(tokens)
+        num_more = self.attention.padded(num_tokens) - num_tokens
+
+        def padded(tensor: torch.Tensor) -> torch.Tensor:
+            return torch.cat([tensor, tensor.new_zeros(num_more, *tensor.shape[1:])])
+
+        more_slots = visibility.more_slots
+        visibility = Visibility(
+            padded(visibility.positions),
+            padded(visibility.prefix_lens),
+            None if more_slots is None else padded(more_slots),
+        )
+        with self.attention.forwarding(metadata, visibility):
+            embedded = self.context.embed(padded(tokens))
+            return self.model(embedded, padded(feature), padded(positions), self.attention)[:num_tokens]
+
+    def _draft(
+        self,
+        batch: ProposerBatch,
+        trees: list[list[int]],
+        tokens: torch.Tensor,
+        weights: list[torch.Tensor],
+        sets: np.ndarray,
+    ) -> Draft:
+        """As many nodes of each tree as its budget allows: the first ones, whatever they turned out to be."""
+        counts = [min(len(tree), most) for tree, most in zip(trees, batch.max_draft_tokens, strict=True)]
+        requests = np.repeat(np.arange(len(trees)), counts)
+        nodes = np.concatenate([np.arange(n) for n in counts])
+        parents = [parent for tree, n in zip(trees, counts, strict=True) for parent in tree[:n]]
+        kept = [tree[:n] for tree, n in zip(trees, counts, strict=True)]
+        q = q_rows = None
+        if self.style == "sampled" and len(nodes):
+            q = torch.cat(weights)
+            is_greedy = batch.temperature[self._to_device(requests)] == 0
+            q_rows = torch.where(is_greedy, -1, self._to_device(sets[requests, nodes])).to(torch.int32)
+        return Draft(
+            token_ids=tokens[requests, nodes],
+            parents=torch.tensor(parents, dtype=torch.int32, device=self.device),
+            offsets=tuple(np.cumsum([0, *counts]).tolist()),
+            max_depth=len(levels_of(kept)),
+            q=q,
+            q_rows=q_rows,
+        )
+
+    def _rows_of(self, requests: object) -> torch.Tensor:
+        return torch.tensor([self.rows[request.id] for request in requests], device=self.device)
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+
+def node_positions(root_positions: np.ndarray, depth: int) -> np.ndarray:
+    """The draft runs one position behind the target: the root's input stands at the position before the root's."""
+    return root_positions - 1 + depth
+
+
+def plan(config: ProbeConfig, target: TargetInfo, num_speculative_tokens: int) -> Plan:
+    with torch.device("meta"):
+        empty = ProbeModel(config.layer, target.hidden_size, "eager")
+    heads = (NUM_KV_HEADS, KEY_DIM, VALUE_DIM) if config.layer == "own" else (LLAMA_KV_HEADS, LLAMA_DIM, LLAMA_DIM)
+    return Plan(
+        taps=TAPS,
+        kv_layout=KVLayout(1, *heads, dtype=target.dtype),
+        scratch_slots=MOST_NODES,
+        weight_bytes=sum(weight.numel() * target.dtype.itemsize for weight in empty.parameters()),
+    )
+
+
+PROBE = ProposerSpec(name="probe", config=ProbeConfig, build=Probe, api=1, plan=plan)

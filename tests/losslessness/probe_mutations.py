@@ -1,0 +1,152 @@
+"""Faults in what the proposer in probe_draft.py does, or in what the engine does for it, the target left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import probe_draft
+import pytest
+import torch
+from attrs import evolve
+from probe_draft import Probe
+
+from specdec_core.kv import PagedKVManager
+from specdec_core.target.attention import PagedAttention
+
+Patch = pytest.MonkeyPatch
+
+
+def _change_metadata(patch: Patch, during: str, change: Callable[..., tuple[Any, ...]]) -> None:
+    """change(requests, starts, lengths) -> the same, for passes in one of the proposer's methods."""
+    metadata, method = PagedAttention.metadata, getattr(Probe, during)
+    within = []
+
+    def noted(self: Any, *args: Any) -> Any:
+        within.append(during)
+        try:
+            return method(self, *args)
+        finally:
+            within.pop()
+
+    patch.setattr(Probe, during, noted)
+    patch.setattr(PagedAttention, "metadata", lambda self, *args: metadata(self, *(change(*args) if within else args)))
+
+
+def zero_the_cache(patch: Patch) -> None:
+    """Some faults read what was never written, which could be anything."""
+    add_group = PagedKVManager.add_group
+
+    def zeroed(self: Any, layout: Any) -> int:
+        number = add_group(self, layout)
+        for layer in range(layout.num_layers):
+            for storage in self.cache(number, layer):
+                storage.zero_()
+        return number
+
+    patch.setattr(PagedKVManager, "add_group", zeroed)
+
+
+def a_drafted_entry_stays_when_its_node_is_accepted(patch: Patch) -> None:
+    """Only the first token of an observed decode pass, its root, is stored."""
+    observe, forwarding = Probe.observe, PagedAttention.forwarding
+    skipped: list[torch.Tensor] = []
+
+    def stale(self: Any, observation: Any) -> None:
+        is_node = torch.zeros(observation.offsets[-1], dtype=torch.bool)
+        for i, request in enumerate(observation.requests):
+            if observation.starts[i] >= request.num_prompt_tokens:
+                is_node[observation.offsets[i] + 1 : observation.offsets[i + 1]] = True
+        skipped.append(is_node)
+        observe(self, observation)
+        skipped.pop()
+
+    @contextmanager
+    def skipping(self: Any, metadata: Any, visibility: Any) -> Iterator[None]:
+        if skipped:
+            metadata = evolve(metadata, slot_mapping=metadata.slot_mapping.masked_fill(skipped[-1], -1))
+        with forwarding(self, metadata, visibility):
+            yield
+
+    patch.setattr(Probe, "observe", stale)
+    patch.setattr(PagedAttention, "forwarding", skipping)
+
+
+def nodes_are_stored_a_slot_early(patch: Patch) -> None:
+    _change_metadata(patch, "propose", lambda requests, starts, n: (requests, [start - 1 for start in starts], n))
+
+
+def chunks_are_stored_a_slot_early(patch: Patch) -> None:
+    early = lambda requests, starts, n: (requests, [max(0, start - 1) for start in starts], n)  # noqa: E731
+    _change_metadata(patch, "observe", early)
+
+
+def nodes_stand_a_position_late(patch: Patch) -> None:
+    positions = probe_draft.node_positions
+    patch.setattr(probe_draft, "node_positions", lambda roots, depth: positions(roots, depth) + 1)
+
+
+def _change_observation(patch: Patch, change: Callable[[Any], Any]) -> None:
+    observe = Probe.observe
+    patch.setattr(Probe, "observe", lambda self, observation: observe(self, change(observation)))
+
+
+def the_next_token_is_that_of_another_request(patch: Patch) -> None:
+    _change_observation(patch, lambda seen: evolve(seen, next_token_ids=seen.next_token_ids.roll(1)))
+
+
+def the_last_token_is_its_own_next(patch: Patch) -> None:
+    _change_observation(patch, lambda seen: evolve(seen, next_token_ids=seen.token_ids[seen.last_rows]))
+
+
+def preemption_is_ignored(patch: Patch) -> None:
+    patch.setattr(Probe, "reset", lambda self, request: None)
+
+
+def refused_nodes_are_observed(patch: Patch) -> None:
+    def count_all(seen: Any) -> Any:
+        return evolve(seen, num_valid=torch.tensor(seen.offsets, dtype=torch.int32).diff())
+
+    _change_observation(patch, count_all)
+
+
+def nodes_see_their_siblings(patch: Patch) -> None:
+    forwarding = PagedAttention.forwarding
+
+    @contextmanager
+    def seeing(self: Any, metadata: Any, visibility: Any) -> Iterator[None]:
+        if visibility.more_slots is not None and self._group != 0:
+            last = visibility.more_slots.amax(dim=1)
+            visibility = evolve(visibility, prefix_lens=torch.maximum(visibility.prefix_lens, last + 1))
+        with forwarding(self, metadata, visibility):
+            yield
+
+    patch.setattr(PagedAttention, "forwarding", seeing)
+
+
+def padding_is_stored_in_the_first_slot(patch: Patch) -> None:
+    forwarding = PagedAttention.forwarding
+
+    @contextmanager
+    def storing(self: Any, metadata: Any, visibility: Any) -> Iterator[None]:
+        with forwarding(self, metadata, visibility):
+            if self._group != 0:
+                self._slot_mapping = self._slot_mapping.clamp(min=0)
+            yield
+
+    patch.setattr(PagedAttention, "forwarding", storing)
+
+
+FAULTS: list[Callable[[Patch], None]] = [
+    a_drafted_entry_stays_when_its_node_is_accepted,
+    nodes_are_stored_a_slot_early,
+    chunks_are_stored_a_slot_early,
+    nodes_stand_a_position_late,
+    the_next_token_is_that_of_another_request,
+    the_last_token_is_its_own_next,
+    preemption_is_ignored,
+    refused_nodes_are_observed,
+    nodes_see_their_siblings,
+    padding_is_stored_in_the_first_slot,
+]

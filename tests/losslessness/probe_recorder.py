@@ -1,0 +1,100 @@
+"""Everything that the proposer in probe_draft.py drafted in an engine, and what happened around it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import attrs
+import torch
+from attrs import define, field, frozen
+from probe_draft import PROBE, Probe
+
+from specdec_core import Draft, Observation, Plugins, Proposer, ProposerBatch, RequestView
+
+
+@frozen(eq=False)
+class Drafted:
+    """One tree that was proposed, and all that it may depend on."""
+
+    request_id: str
+    seed: int
+    temperature: float
+    history: list[int]
+    max_draft_tokens: int
+    was_reset: bool  # the request had been preempted before
+    token_ids: list[int]
+    parents: list[int]
+    q: list[torch.Tensor | None]
+
+
+@define(eq=False)
+class Journal:
+    drafts: list[Drafted] = field(factory=list)
+    num_in_batch: Counter[int] = field(factory=Counter)
+    num_chunks: int = 0  # of prompts, beyond the first of each
+    num_reset: Counter[str] = field(factory=Counter)
+    reasons: Counter[str] = field(factory=Counter)
+
+
+class Recorder(Proposer):
+    """Passes everything on in inference mode, as was promised, and keeps every draft."""
+
+    def __init__(self, proposer: Proposer, journal: Journal) -> None:
+        self.proposer, self.journal = proposer, journal
+
+    def start(self, request: RequestView) -> None:
+        assert torch.is_inference_mode_enabled()
+        self.proposer.start(request)
+
+    def observe(self, observation: Observation) -> None:
+        assert torch.is_inference_mode_enabled()
+        for request, start in zip(observation.requests, observation.starts, strict=True):
+            self.journal.num_chunks += 0 < start < request.num_prompt_tokens
+        self.proposer.observe(observation)
+
+    def reset(self, request: RequestView) -> None:
+        assert torch.is_inference_mode_enabled()
+        self.journal.num_reset[request.id] += 1
+        self.proposer.reset(request)
+
+    def finish(self, request: RequestView, reason: str) -> None:
+        assert torch.is_inference_mode_enabled()
+        self.journal.reasons[reason] += 1
+        self.proposer.finish(request, reason)
+
+    def propose(self, batch: ProposerBatch) -> Draft:
+        assert torch.is_inference_mode_enabled()
+        draft = self.proposer.propose(batch)
+        self.journal.num_in_batch[len(batch.requests)] += 1
+        for i, request in enumerate(batch.requests):
+            nodes = slice(draft.offsets[i], draft.offsets[i + 1])
+            rows = [-1] * len(draft.token_ids[nodes]) if draft.q_rows is None else draft.q_rows[nodes].tolist()
+            temperature = float(batch.temperature[i])
+            assert temperature == 0 or temperature > 1e-5, "so low is greedy, which a proposer is told by 0"
+            drafted = Drafted(
+                request.id,
+                request.seed,
+                temperature,
+                request.token_ids.tolist(),
+                batch.max_draft_tokens[i],
+                request.id in self.journal.num_reset,
+                *draft.tree(i),
+                [None if draft.q is None or row < 0 else draft.q[row] for row in rows],
+            )
+            self.journal.drafts.append(drafted)
+        return draft
+
+
+class PluginsWithProbe:
+    def __init__(self, journal: Journal) -> None:
+        self._installed, self._journal = Plugins.load(), journal
+
+    def proposer(self, name: str) -> Any:
+        return attrs.evolve(PROBE, build=lambda config, context: Recorder(Probe(config, context), self._journal))
+
+    def ops(self, device_type: str) -> dict[str, Any]:
+        return {}  # core's own, whatever is installed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._installed, name)

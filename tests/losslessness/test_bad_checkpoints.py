@@ -1,0 +1,119 @@
+"""A checkpoint that is not what it should be is refused for what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specdec_core import LLM, CompatibilityError, ConfigError
+from specdec_core.dry_run import dry_run
+
+SETTINGS = {"dtype": "float32", "skip_tokenizer_init": True}
+Damage = Callable[[Path], object]
+
+
+@pytest.fixture
+def folder(tiny_models: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_models["llama"], tmp_path / "model"))
+
+
+def rewritten(name: str, change: Callable[[bytes], bytes]) -> Damage:
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+
+def config(**changes: Any) -> Damage:
+    return rewritten("config.json", lambda text: json.dumps({**json.loads(text), **changes}).encode())
+
+
+def weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Damage:
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return damage
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+CONFIGS = {
+    "no file": (lambda folder: (folder / "config.json").unlink(), ConfigError, "cannot be read.* Give a folder with"),
+    "empty": (rewritten("config.json", lambda text: b""), ConfigError, "cannot be read.*not a valid JSON file"),
+    "cut": (rewritten("config.json", lambda text: text[:40]), ConfigError, "cannot be read.*not a valid JSON file"),
+    "a list": (rewritten("config.json", lambda text: b"[]"), ConfigError, "cannot be read"),
+    "null": (rewritten("config.json", lambda text: b"null"), ConfigError, "cannot be read"),
+    "unknown family": (config(model_type="lama"), ConfigError, "cannot be read.*`lama`"),
+    "text for a number": (config(vocab_size="200"), ConfigError, "cannot be read.*'vocab_size' expected int"),
+    "negative size": (config(vocab_size=-1), ConfigError, "negative dimension -1"),
+    "no key heads": (config(num_key_value_heads=0), ConfigError, "ZeroDivisionError"),
+    "no layers": (config(num_hidden_layers=0), CompatibilityError, "fails in a trial pass"),
+    "unknown activation": (config(hidden_act="silo"), CompatibilityError, "no 'silo', which a value in config.json"),
+}
+def without_a_part(folder: Path) -> None:
+    """Weights in several files, of which one is missing."""
+    (folder / "model.safetensors").unlink()
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+WEIGHTS = {
+    "no file": (lambda folder: (folder / "model.safetensors").unlink(), ConfigError, "weights .*model.safetensors"),
+    "empty": (rewritten("model.safetensors", lambda data: b""), ConfigError, "weights .* header too small"),
+    "junk": (rewritten("model.safetensors", lambda data: b"\xff" * 64), ConfigError, "weights .* header too large"),
+    "cut": (rewritten("model.safetensors", lambda data: data[:-1]), ConfigError, "weights .* not fully covered"),
+    "a part is missing": (without_a_part, ConfigError, "weights .*model-00001-of-00002.safetensors"),
+    "half": (rewritten("model.safetensors", lambda data: data[: len(data) // 2]), ConfigError, "weights .* cannot be"),
+}
+TENSORS = {
+    "one is missing": (weights(lambda tensors: tensors.pop(UP)), CompatibilityError, rf"missing_keys.*{UP}"),
+    "one of another shape": (
+        weights(lambda tensors: tensors.update({UP: torch.ones(64, 128)})),
+        CompatibilityError,
+        rf"mismatched_keys.*{UP}.*\[64, 128\].*\[128, 64\]",
+    ),
+    "another width": (config(intermediate_size=80), CompatibilityError, r"mismatched_keys.*down_proj.*\[64, 80\]"),
+    "a layer too many": (config(num_hidden_layers=4), CompatibilityError, r"missing_keys.*model\.layers\.3"),
+    "another vocabulary": (config(vocab_size=201), CompatibilityError, r"mismatched_keys.*lm_head.*\[201, 64\]"),
+    "not a number": (
+        weights(lambda tensors: tensors["model.norm.weight"].fill_(float("nan"))),
+        CompatibilityError,
+        "computes no finite logits: its weights are broken",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", [LLM, dry_run])
+@pytest.mark.parametrize(("damage", "error", "says"), [*CONFIGS.values(), *WEIGHTS.values()], ids=[*CONFIGS, *WEIGHTS])
+def test_files(how: Any, damage: Damage, error: type[Exception], says: str, folder: Path) -> None:
+    damage(folder)
+    with pytest.raises(error, match=f"(?s){says}") as caught:
+        how(str(folder), **SETTINGS)
+    assert type(caught.value) is error
+    assert str(folder) in str(caught.value) or error is CompatibilityError
+
+
+@pytest.mark.parametrize(("damage", "error", "says"), TENSORS.values(), ids=TENSORS)
+def test_weights_of_another_model(damage: Damage, error: type[Exception], says: str, folder: Path) -> None:
+    damage(folder)
+    with pytest.raises(error, match=says):
+        LLM(str(folder), **SETTINGS)
+
+
+def test_a_pickle_that_runs_code_is_refused(folder: Path, tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return open, (str(tmp_path / "owned"), "w")
+
+    (folder / "model.safetensors").unlink()
+    with (folder / "pytorch_model.bin").open("wb") as stream:
+        pickle.dump(Evil(), stream, protocol=2)
+    with pytest.raises(ConfigError, match=r"hold more than tensors.*convert them to safetensors"):
+        LLM(str(folder), **SETTINGS)
+    assert not (tmp_path / "owned").exists()

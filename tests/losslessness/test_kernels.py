@@ -1,0 +1,53 @@
+"""With compiled attention, trees that branch are lossless to the last bit on a CPU, in bfloat16 as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import random_tree
+import torch
+
+from specdec_core import SamplingParams
+
+pytest.importorskip("specdec_kernels")
+
+NUM_TOKENS = 24
+
+
+@pytest.mark.parametrize("model_dir", ["llama", "embedded"], indirect=True)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_trees_change_no_bit(
+    dtype: str, model_dir: Any, make_llm: Any, prompts: list, generate: Any, counter: Any
+) -> None:
+    if dtype == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this CPU computes no bfloat16")
+    prompts = prompts[:8]
+    params = [
+        SamplingParams(temperature=i % 2 * 0.8, seed=i, max_tokens=NUM_TOKENS, ignore_eos=True)
+        for i in range(len(prompts))
+    ]
+
+    def run(truth: dict, **options: Any) -> tuple[Any, list[list[int]], dict[str, torch.Tensor]]:
+        random_tree.forget_everything()
+        random_tree.TRUTH.update(truth)
+        llm = make_llm(
+            model_dir,
+            "random_tree",
+            options={"keep_features": True, **options},
+            dtype=dtype,
+            max_num_batched_tokens=1024,
+        )
+        token_ids = [output.token_ids for output in generate(llm, prompts, params)]
+        return llm, token_ids, {request: torch.cat(found) for request, found in random_tree.FEATURES.items()}
+
+    _, plain, features = run({}, max_depth=0)
+    truth = dict(zip(map(tuple, prompts), plain, strict=True))
+    llm, token_ids, features_with_trees = run(truth, full=True, correct=0.9)
+    assert token_ids == plain
+    assert counter(llm, "num_draft_tokens") > counter(llm, "num_accepted_tokens") > 50
+    assert len(features) == len(prompts)
+    for request, prompt in zip(features, prompts, strict=True):
+        n = len(prompt) + NUM_TOKENS - 1  # the last token was computed in neither run, or in one alone
+        assert torch.equal(features[request][:n], features_with_trees[request][:n])
+        assert min(len(features[request]), len(features_with_trees[request])) >= n

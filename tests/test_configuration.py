@@ -1,0 +1,55 @@
+"""docs/configuration.md names every key, with its default."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from specdec_core import SamplingParams
+from specdec_core.config import DraftModelConfig, EngineConfig, SpeculativeConfig
+from specdec_proposer_ngram import NgramConfig
+
+TEXT = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text()
+ROW = re.compile(r"^\| `(\w+)` \| (?:`(.*?)`)? ?\|", re.MULTILINE)
+UNSUPPORTED = re.search(r"Not supported yet[^:]*: (.*?)\.\n", TEXT, re.DOTALL)
+
+
+def table_after(heading: str) -> dict[str, str | None]:
+    """{key: default as it is written} of the first table after a line that contains `heading`."""
+    table = TEXT[TEXT.index(heading) :].split("\n|---", 1)[1].split("\n\n", 1)[0]
+    return dict(ROW.findall(table))
+
+
+def defaults(config: type) -> dict[str, Any]:
+    def shown(attribute: attrs.Attribute[Any]) -> str:
+        if attribute.default is attrs.NOTHING:
+            return ""
+        default = attribute.converter(attribute.default) if attribute.converter else attribute.default
+        return repr(default).replace("'", '"')
+
+    return {attribute.name: shown(attribute) for attribute in attrs.fields(config)}
+
+
+@pytest.mark.parametrize(
+    ("config", "heading"),
+    [
+        (EngineConfig, "the keys of `EngineConfig`"),
+        (SpeculativeConfig, "these keys, and the method's own"),
+        (NgramConfig, "Method `ngram`"),
+        (DraftModelConfig, "the keys of `DraftModelConfig`"),
+        (SamplingParams, "`SamplingParams(...)`, one for all"),
+    ],
+)
+def test_every_key_and_its_default(config, heading):
+    expected = defaults(config)
+    expected.pop("options", None)  # the method's own keys, in the same dict
+    if config is SamplingParams:
+        unsupported = set(re.findall(r"`(\w+)`", UNSUPPORTED[1]))
+        not_yet = [a for a in attrs.fields(config) if getattr(a.validator, "__name__", "") == "_not_yet"]
+        assert unsupported == {attribute.name for attribute in not_yet}
+        expected = {name: default for name, default in expected.items() if name not in unsupported}
+    assert table_after(heading) == expected

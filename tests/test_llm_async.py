@@ -1,0 +1,284 @@
+"""AsyncLLM: concurrent generators in one batch, cancellation, errors where they belong, and no thread left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import attrs
+import pytest
+from tqdm import TMonitor
+
+from specdec_core import (
+    LLM,
+    AsyncLLM,
+    ConfigError,
+    Draft,
+    PluginError,
+    Plugins,
+    Proposer,
+    ProposerSpec,
+    SamplingParams,
+    SpecdecError,
+    StreamOutput,
+)
+
+PROMPTS = [f"def function_{i}(value):\n    return value + {i}\n\n\ndef function_{i + 1}(" for i in range(6)]
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 512,
+    "speculative_config": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1},
+}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    left = set(threading.enumerate()) - before
+    assert [thread for thread in left if not isinstance(thread, TMonitor)] == [], "TMonitor: of tqdm's bars"
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[tuple[str, list[int]]]:
+    outputs = LLM("tiny", **SETTINGS).generate(PROMPTS, GREEDY)
+    return [(output.outputs[0].text, output.outputs[0].token_ids) for output in outputs]
+
+
+def with_llm(scenario: Callable[[AsyncLLM], Awaitable[None]], **settings: Any) -> AsyncLLM:
+    """Run it in an event loop of its own; what it leaves in the engine is a failure."""
+    llm = AsyncLLM("tiny", **{**SETTINGS, **settings})
+
+    async def run() -> None:
+        async with llm:
+            await scenario(llm)
+
+    asyncio.run(run())
+    assert not llm._frontend.engine.has_unfinished
+    llm._frontend.engine.kv.check_integrity()
+    return llm
+
+
+async def read(outputs: AsyncIterator[StreamOutput]) -> tuple[str, list[int]]:
+    text, token_ids, reason = "", [], None
+    async for output in outputs:
+        assert reason is None, "it had ended"
+        text += output.text
+        token_ids += [piece.token_id for piece in output.pieces]
+        reason = output.finish_reason
+    assert reason is not None
+    return text, token_ids
+
+
+def test_generators_that_run_at_once_are_one_batch(expected: list) -> None:
+    batch_sizes: list[int] = []
+
+    async def scenario(llm: AsyncLLM) -> None:
+        step = llm._frontend.engine.step
+
+        def counting_step() -> Any:
+            report = step()
+            batch_sizes.append(report.num_decode_requests)
+            return report
+
+        llm._frontend.engine.step = counting_step  # type: ignore[method-assign]
+        found = await asyncio.gather(*(read(llm.generate(prompt, GREEDY)) for prompt in PROMPTS))
+        assert found == expected
+
+    llm = with_llm(scenario)
+    assert max(batch_sizes) > 3
+    metrics = {metric.name: metric.value for metric in llm.get_metrics()}
+    assert metrics["specdec:generation_tokens"] == sum(len(token_ids) for _, token_ids in expected)
+
+
+def test_one_after_the_other_and_in_between(expected: list) -> None:
+    """The thread ends when there is nothing to do, and another one takes over."""
+
+    async def scenario(llm: AsyncLLM) -> None:
+        for prompt, output in zip(PROMPTS[:2], expected, strict=False):
+            assert await read(llm.generate({"prompt": prompt}, GREEDY)) == output
+        first = llm.generate(PROMPTS[0], ENDLESS)
+        await anext(first)
+        assert await read(llm.generate(PROMPTS[1], GREEDY)) == expected[1]
+        await anext(first)
+        await first.aclose()
+
+    with_llm(scenario)
+
+
+def test_several_completions() -> None:
+    params = SamplingParams(n=3, seed=4, max_tokens=8, ignore_eos=True)
+    (output,) = LLM("tiny", **SETTINGS).generate(PROMPTS[0], params)
+
+    async def scenario(llm: AsyncLLM) -> None:
+        token_ids: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        async for part in llm.generate(PROMPTS[0], params):
+            token_ids[part.index] += [piece.token_id for piece in part.pieces]
+        assert token_ids == {completion.index: completion.token_ids for completion in output.outputs}
+
+    with_llm(scenario)
+
+
+def test_a_chat() -> None:
+    template = "{% for message in messages %}# {{ message.role }}: {{ message.content }}\n{% endfor %}"
+    messages = [{"role": "user", "content": "sort a list"}]
+    (output,) = LLM("tiny", **SETTINGS).chat(messages, GREEDY, chat_template=template)
+
+    async def scenario(llm: AsyncLLM) -> None:
+        answer = await read(llm.chat(messages, GREEDY, chat_template=template))
+        assert answer == (output.outputs[0].text, output.outputs[0].token_ids)
+        with pytest.raises(ConfigError, match="no chat template"):
+            await read(llm.chat(messages, GREEDY))
+
+    with_llm(scenario)
+
+
+def test_closing_and_cancelling_end_the_request(expected: list) -> None:
+    async def scenario(llm: AsyncLLM) -> None:
+        closed = llm.generate(PROMPTS[0], ENDLESS)
+        await anext(closed)
+        task = asyncio.create_task(read(llm.generate(PROMPTS[1], ENDLESS)))
+        rest = llm.generate(PROMPTS[2], GREEDY)
+        await anext(rest)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await closed.aclose()
+        (_, token_ids) = await read(rest)
+        assert token_ids == expected[2][1][-len(token_ids) :], "it was not disturbed"
+        unstarted = llm.generate(PROMPTS[3], ENDLESS)
+        await unstarted.aclose()
+        assert not llm._frontend.engine.has_unfinished, "without a shutdown"
+
+    with_llm(scenario)
+
+
+def test_a_generator_that_is_forgotten_is_cancelled() -> None:
+    """The event loop closes it at its end; the thread stops then, without a shutdown."""
+    llm = AsyncLLM("tiny", **SETTINGS)
+
+    async def scenario() -> None:
+        async for _ in llm.generate(PROMPTS[0], ENDLESS):
+            break
+
+    asyncio.run(scenario())
+    asyncio.run(llm.shutdown())
+    assert not llm._frontend.engine.has_unfinished
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        (5, None, "prompt 5 is not understood"),
+        ("", None, "has no tokens"),
+        ({"prompt_token_ids": [10**6]}, None, "not in the vocabulary"),
+        ("text", SamplingParams(num_speculative_tokens=9), "exceeds the engine's 5"),
+        ("text", {}, "sampling_params"),
+    ],
+    ids=str,
+)
+def test_a_bad_request_raises_in_its_own_generator(expected: list, prompt: Any, params: Any, message: str) -> None:
+    async def scenario(llm: AsyncLLM) -> None:
+        good = asyncio.create_task(read(llm.generate(PROMPTS[0], GREEDY)))
+        with pytest.raises(ConfigError, match=message):
+            await read(llm.generate(prompt, params))
+        assert await good == expected[0]
+
+    with_llm(scenario)
+
+
+@attrs.frozen
+class NoOptions:
+    pass
+
+
+class Failing(Proposer):
+    """Drafts nothing, and raises once a request has 30 tokens, as often as `failures` says."""
+
+    failures = 0
+
+    def propose(self, batch: Any) -> Draft:
+        if Failing.failures and max(len(request.token_ids) for request in batch.requests) >= 30:
+            Failing.failures -= 1
+            raise ZeroDivisionError("a bug in this proposer")
+        return Draft.from_chains([[]] * len(batch.requests))
+
+
+class PluginsWithFailing:
+    def __init__(self) -> None:
+        self._installed = Plugins.load()
+
+    def proposer(self, name: str) -> ProposerSpec:
+        return ProposerSpec("failing", NoOptions, build=lambda config, context: Failing(), api=1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._installed, name)
+
+
+def test_a_failed_step_reaches_every_running_generator_and_the_engine_goes_on(expected: list) -> None:
+    Failing.failures = 1
+
+    async def scenario(llm: AsyncLLM) -> None:
+        tasks = [asyncio.create_task(read(llm.generate(prompt, ENDLESS))) for prompt in PROMPTS[:4]]
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(error) for error in errors] == [PluginError] * 4
+        assert all("a bug in this proposer" in str(error) for error in errors)
+        assert await read(llm.generate(PROMPTS[0], GREEDY)) == expected[0]
+
+    config = {"method": "failing", "num_speculative_tokens": 2}
+    with_llm(scenario, plugins=PluginsWithFailing(), speculative_config=config)
+
+
+def test_a_failed_step_leaves_those_that_wait(expected: list) -> None:
+    """Two run and fail; the others had not begun."""
+    Failing.failures = 1
+
+    async def scenario(llm: AsyncLLM) -> None:
+        tasks = [asyncio.create_task(read(llm.generate(PROMPTS[i], GREEDY))) for i in range(4)]
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(each) for each in found[:2]] == [PluginError] * 2
+        assert found[2:] == expected[2:4]
+
+    config = {"method": "failing", "num_speculative_tokens": 2}
+    with_llm(scenario, plugins=PluginsWithFailing(), speculative_config=config, max_num_seqs=2)
+
+
+def test_a_failure_outside_of_the_requests_reaches_all(expected: list) -> None:
+    async def scenario(llm: AsyncLLM) -> None:
+        def fail(report: Any) -> None:
+            llm._frontend.engine._step_finished = None
+            raise ZeroDivisionError("a bug in a listener")
+
+        llm._frontend.engine._step_finished = fail
+        tasks = [asyncio.create_task(read(llm.generate(prompt, ENDLESS))) for prompt in PROMPTS[:2]]
+        await asyncio.sleep(0)
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        assert ZeroDivisionError in map(type, errors)
+        assert await read(llm.generate(PROMPTS[0], GREEDY)) == expected[0]
+
+    with_llm(scenario, max_model_len=64)
+
+
+def test_shutdown_ends_what_runs() -> None:
+    async def scenario(llm: AsyncLLM) -> None:
+        outputs = llm.generate(PROMPTS[0], ENDLESS)
+        await anext(outputs)
+        await llm.shutdown()
+        with pytest.raises(SpecdecError, match="was shut down"):
+            await read(outputs)
+        with pytest.raises(SpecdecError, match="was shut down: make another one"):
+            await read(llm.generate(PROMPTS[0]))
+        await llm.shutdown()
+
+    with_llm(scenario)
+
+
+def test_one_llm_in_several_event_loops(expected: list) -> None:
+    llm = AsyncLLM("tiny", **SETTINGS)
+    for _ in range(2):
+        assert asyncio.run(read(llm.generate(PROMPTS[0], GREEDY))) == expected[0]
+    asyncio.run(llm.shutdown())

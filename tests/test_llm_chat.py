@@ -1,0 +1,111 @@
+"""Conversations through a chat template, and what is wrong with those that are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec_core import LLM, ConfigError, SamplingParams
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}"
+    "{% if tools %}tools: {{ tools | length }}\n{% endif %}{% if shout %}!!{% endif %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+CHAT = [{"role": "user", "content": "sort a list"}]
+RENDERED = "<|endoftext|>[user] sort a list\n"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    """The embedded model with a tokenizer that begins every text with a special token, and has a chat template."""
+    from tokenizers.processors import TemplateProcessing
+    from transformers import AutoTokenizer
+
+    from specdec_model_tiny import model_path
+
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    begin = (tokenizer.bos_token, tokenizer.bos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{begin[0]} $A", special_tokens=[begin])
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return LLM("tiny", tokenizer=folder, dtype="float32", max_model_len=256)
+
+
+def test_one_conversation(llm: LLM) -> None:
+    (output,) = llm.chat(CHAT, GREEDY)
+    assert output.prompt == f"{RENDERED}[assistant] "
+    assert output.outputs == llm.generate({"prompt_token_ids": output.prompt_token_ids}, GREEDY)[0].outputs
+
+
+def test_the_template_begins_the_text_and_the_tokenizer_does_not_again(llm: LLM) -> None:
+    bos = llm._frontend.prompts.tokenizer.bos_token_id
+    assert llm.generate("text", GREEDY)[0].prompt_token_ids[0] == bos, "with generate, the tokenizer does"
+    token_ids = llm.chat(CHAT, GREEDY)[0].prompt_token_ids
+    assert token_ids[0] == bos
+    assert token_ids.count(bos) == 1
+
+
+def test_several_conversations_with_parameters_of_their_own(llm: LLM) -> None:
+    chats = [CHAT, [*CHAT, {"role": "assistant", "content": "sorted(x)"}, {"role": "user", "content": "reverse it"}]]
+    params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (3, 5)]
+    outputs = llm.chat(chats, params, use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 5]
+    assert outputs[1].prompt == f"{RENDERED}[assistant] sorted(x)\n[user] reverse it\n[assistant] "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "prompt"),
+    [
+        ({"add_generation_prompt": False}, RENDERED),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, f"{RENDERED}tools: 1\n[assistant] "),
+        ({"chat_template_kwargs": {"shout": True}}, f"{RENDERED}!![assistant] "),
+        ({"chat_template": "{{ messages[0].content }}"}, "sort a list"),
+        ({"add_generation_prompt": False, "continue_final_message": True}, RENDERED.rstrip("\n")),
+    ],
+    ids=str,
+)
+def test_arguments_of_the_template(llm: LLM, arguments: dict[str, Any], prompt: str) -> None:
+    assert llm.chat(CHAT, GREEDY, **arguments)[0].prompt == prompt
+
+
+def test_streamed(llm: LLM) -> None:
+    (whole,) = llm.chat(CHAT, GREEDY)
+    parts = list(llm.chat(CHAT, GREEDY, stream=True))
+    assert "".join(part.text for part in parts) == whole.outputs[0].text
+    assert parts[-1].finish_reason == whole.outputs[0].finish_reason
+
+
+@pytest.mark.parametrize(
+    ("messages", "arguments", "message"),
+    [
+        ([], {}, "messages="),
+        ("hello", {}, "messages='hello'"),
+        ([[]], {}, "no conversation"),
+        ([{"content": "no role"}], {}, "no conversation"),
+        ([CHAT, "hello"], {}, "no conversation"),
+        ([*CHAT, CHAT], {}, "no conversation"),
+        (CHAT, {"continue_final_message": True}, "not compatible"),
+        (CHAT, {"chat_template": "{% for %}"}, "TemplateSyntaxError"),
+        (CHAT, {"chat_template": "{{ raise_exception('roles must alternate') }}"}, "roles must alternate"),
+        (CHAT, {"chat_template": "{# empty #}"}, "has no tokens"),
+        (CHAT, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs names tokenize"),
+        (CHAT, {"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs names tools"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_refused(llm: LLM, messages: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        llm.chat(messages, GREEDY, **arguments)
+    assert not llm.engine.has_unfinished
+
+
+def test_without_a_chat_template() -> None:
+    with pytest.raises(ConfigError, match="has no chat template: pass chat_template"):
+        LLM("tiny").chat(CHAT)
+    with pytest.raises(ConfigError, match="left out the tokenizer"):
+        LLM("tiny", skip_tokenizer_init=True).chat(CHAT)

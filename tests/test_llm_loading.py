@@ -1,0 +1,105 @@
+"""What is loaded, from which revision, and what is shown and logged meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec_core import LLM, ConfigError, SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+
+HUB = """
+from specdec_core import LLM, ConfigError, SamplingParams
+
+for keywords in ({}, {"revision": "v2"}, {"tokenizer_revision": "v2"}):
+    llm = LLM("some/model", **keywords)
+    (output,) = llm.generate("a b", SamplingParams(max_tokens=1))
+    print(llm.engine.target.info.num_layers, output.prompt_token_ids)
+try:
+    LLM("some/model", revision="v3")
+except ConfigError as error:
+    print("revision='v3'" in str(error))
+"""
+
+
+def make_hub(folder: Path) -> Path:
+    """A cache as huggingface_hub keeps it, with two revisions of a model: depths differ, and tokenizers."""
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from specdec_model_tiny import model_path
+
+    repository = folder / "models--some--model"
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    for branch, commit, num_layers in (("main", "a" * 40, 1), ("v2", "b" * 40, 2)):
+        snapshot = repository / "snapshots" / commit
+        config = LlamaConfig(vocab_size=len(tokenizer) + 1, hidden_size=32, intermediate_size=32, num_attention_heads=2,
+                             num_hidden_layers=num_layers, max_position_embeddings=64)  # fmt: skip
+        LlamaForCausalLM(config).save_pretrained(snapshot)
+        tokenizer.save_pretrained(snapshot)
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / branch).write_text(commit)
+        tokenizer.add_tokens(["a b"])  # the second revision has one token more
+    return folder
+
+
+def test_revisions(tmp_path: Path) -> None:
+    env = {**os.environ, "HF_HUB_CACHE": str(make_hub(tmp_path)), "HF_HUB_OFFLINE": "1"}
+    run = subprocess.run(
+        [sys.executable, "-c", HUB], env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=300
+    )
+    assert run.stdout.splitlines() == ["1 [66, 312]", "2 [8192]", "1 [8192]", "True"]
+
+
+@pytest.mark.parametrize("key", ["revision", "tokenizer_revision"])
+def test_a_folder_has_no_revisions(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}='v2' is one of a repository, but .* is a folder"):
+        LLM("tiny", **{key: "v2"})
+
+
+def test_loading_shows_no_bar_and_leaves_the_setting_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import set_tqdm_hook
+
+    from specdec_model_tiny import model_path
+
+    def marked(factory: Any, args: Any, kwargs: Any) -> Any:
+        return factory(*args, **kwargs)
+
+    before = set_tqdm_hook(marked)
+    try:
+        LLM("tiny")
+        assert "Loading weights" not in capfd.readouterr().err
+        AutoModelForCausalLM.from_pretrained(model_path())
+        assert "Loading weights" in capfd.readouterr().err, "there is no bar that could have been hidden"
+    finally:
+        assert set_tqdm_hook(before) is marked
+
+
+@pytest.mark.parametrize("is_disabled", [False, True])
+def test_lines_in_the_log(is_disabled: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec_core.frontend.LOG_INTERVAL_S", 1e-9)
+    config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    llm = LLM("tiny", speculative_config=config, disable_log_stats=is_disabled, metrics_prefix="mine")
+    with caplog.at_level(logging.INFO, "specdec_core.metrics"):
+        llm.generate("x = x + x + x + x + x", GREEDY)
+    assert bool(caplog.messages) != is_disabled
+    assert all(line.startswith("mine: ") for line in caplog.messages)
+
+
+def test_names_of_dtypes(tmp_path: Path) -> None:
+    import torch
+
+    found = [LLM("tiny", dtype=name, max_model_len=32).engine.target.info.dtype for name in ("half", "float")]
+    assert found == [torch.float16, torch.float32]
+
+
+def test_the_slow_tokenizer_is_asked_for() -> None:
+    llm = LLM("tiny", tokenizer_mode="slow", runner="generate", enforce_eager=True)
+    assert llm.generate("x", GREEDY)[0].outputs[0].token_ids

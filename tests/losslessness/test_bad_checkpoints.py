@@ -56,6 +56,8 @@ CONFIGS = {
     "no layers": (config(num_hidden_layers=0), CompatibilityError, "fails in a trial pass"),
     "unknown activation": (config(hidden_act="silo"), CompatibilityError, "no 'silo', which a value in config.json"),
 }
+
+
 def without_a_part(folder: Path) -> None:
     """Weights in several files, of which one is missing."""
     (folder / "model.safetensors").unlink()

@@ -12,6 +12,7 @@ from tiny_families import EXPERTS, LATENT, logits, tiny_model
 from torch import nn
 from torch.nn.functional import linear, pad
 
+from specdec_core.ops.linear import pack_linear
 from specdec_core.target.packing import PackedLinear, pack_linears, recording_shared_inputs
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
@@ -45,11 +46,17 @@ def groups_of(model: nn.Module, *given: Any) -> list[list[str]]:
     return [[names[each] for each in group] for group in groups]
 
 
+def alone(linear: nn.Linear) -> Any:
+    model = nn.Sequential(linear)
+    pack_linears(model, pack_linear)
+    return model
+
+
 def packed(model: nn.Module, *given: Any) -> Any:
     model = copy.deepcopy(model)
     with recording_shared_inputs(model) as groups:
         model(*given)
-    pack_linears(model, groups)
+    pack_linears(model, pack_linear, groups)
     return model
 
 
@@ -58,7 +65,7 @@ def packed(model: nn.Module, *given: Any) -> Any:
 @pytest.mark.parametrize("bias", [False, True])
 def test_bfloat16_is_the_same_to_the_last_bit(size: tuple[int, int], bias: bool) -> None:
     original = random_linear(*size, torch.bfloat16, bias)
-    layer, rows = PackedLinear(original), torch.randn(64, size[0]).to(torch.bfloat16)
+    layer, rows = alone(original), torch.randn(64, size[0]).to(torch.bfloat16)
     for n in range(1, 65):
         assert torch.equal(layer(rows[:n]), original(rows[:n])), n
 
@@ -68,11 +75,11 @@ def test_bfloat16_is_the_same_to_the_last_bit(size: tuple[int, int], bias: bool)
 def test_a_row_is_the_same_among_others(size: tuple[int, int], dtype: torch.dtype) -> None:
     """For numbers of rows that are multiples of 4, which is what the engine pads to."""
     original = random_linear(*size, dtype)
-    layer, rows = PackedLinear(original), torch.randn(64, size[0]).to(dtype)
-    alone = torch.cat([layer(pad(row, (0, 0, 0, 3)))[:1] for row in rows.split(1)])
+    layer, rows = alone(original), torch.randn(64, size[0]).to(dtype)
+    one_by_one = torch.cat([layer(pad(row, (0, 0, 0, 3)))[:1] for row in rows.split(1)])
     for n in range(4, 65, 4):
-        assert torch.equal(layer(rows[:n]), alone[:n]), n
-    torch.testing.assert_close(alone, original(rows), rtol=1e-5 if dtype == torch.float32 else 0, atol=1e-5)
+        assert torch.equal(layer(rows[:n]), one_by_one[:n]), n
+    torch.testing.assert_close(one_by_one, original(rows), rtol=1e-5 if dtype == torch.float32 else 0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -121,7 +128,7 @@ def test_families(model_type: str, options: dict, groups: list, dtype: torch.dty
     with recording_shared_inputs(model) as found:
         logits(model, 2)
     assert [[names[each] for each in group] for group in found if len(group) > 1] == groups * 2  # two layers
-    pack_linears(model, found)
+    pack_linears(model, pack_linear, found)
     assert not any(type(module) is nn.Linear for module in model.modules())
     if dtype == torch.bfloat16:
         assert torch.equal(logits(model), before)
@@ -134,7 +141,7 @@ def test_a_tied_embedding_stays_usable() -> None:
     before, embedding = logits(model), model.get_input_embeddings().weight
     assert embedding is model.lm_head.weight
     numbers = embedding.clone()
-    pack_linears(model)
+    pack_linears(model, pack_linear)
     assert type(model.lm_head) is PackedLinear
     assert torch.equal(model.get_input_embeddings().weight, numbers)
     torch.testing.assert_close(logits(model), before, rtol=1e-4, atol=1e-4)
@@ -143,7 +150,7 @@ def test_a_tied_embedding_stays_usable() -> None:
 def test_a_layer_in_two_places_is_packed_once() -> None:
     layer = random_linear(8, 8)
     model = nn.ModuleDict({"a": nn.Sequential(layer), "b": nn.Sequential(layer)})
-    pack_linears(model)
+    pack_linears(model, pack_linear)
     assert type(model["a"][0]) is PackedLinear
     assert model["a"][0] is model["b"][0]
 
@@ -178,8 +185,8 @@ class Doubled(nn.Linear):
 )
 def test_other_layers_are_left_alone(layer: nn.Linear) -> None:
     model = nn.ModuleDict({"other": layer, "plain": random_linear(8, 8)})
-    pack_linears(model)
-    pack_linears(model, [[model["other"]]])
+    pack_linears(model, pack_linear)
+    pack_linears(model, pack_linear, [[model["other"]]])
     assert model["other"] is layer
     assert type(model["plain"]) is PackedLinear
 
@@ -188,7 +195,7 @@ def test_other_layers_are_left_alone(layer: nn.Linear) -> None:
 def test_layers_of_two_types_are_no_group() -> None:
     layers = [random_linear(8, 8, dtype) for dtype in (torch.float32, torch.bfloat16)]
     model = nn.ModuleList(layers)
-    pack_linears(model, [layers])
+    pack_linears(model, pack_linear, [layers])
     assert [type(layer) for layer in model] == [PackedLinear] * 2
 
 
@@ -197,6 +204,6 @@ def test_where_onednn_is_switched_off_nothing_is_packed() -> None:
     model = Branches()
     before = dict(model.named_children())
     with torch.backends.mkldnn.flags(enabled=False):
-        pack_linears(model, [[model.left, model.right]])
-        pack_linears(model)
+        pack_linears(model, pack_linear, [[model.left, model.right]])
+        pack_linears(model, pack_linear)
     assert dict(model.named_children()) == before

@@ -7,6 +7,7 @@ from typing import Any
 
 from specdec_core.errors import PluginError
 from specdec_core.ops.attention import paged_attention, store_kv
+from specdec_core.ops.linear import pack_linear
 from specdec_core.ops.norm import rms_norm
 from specdec_core.ops.rotary import rotary
 
@@ -15,6 +16,7 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "store_kv": store_kv,
     "rms_norm": rms_norm,
     "rotary": rotary,
+    "pack_linear": pack_linear,
 }
 
 

@@ -65,21 +65,21 @@ class Target:
         text_config = config.get_text_config()
         with torch.inference_mode(), refusing_failures(self._model):
             pin_positions(self._model, self.info.max_model_len)
-            with recording_shared_inputs(self._model) as groups:
+            with recording_shared_inputs(self._model) as self._linear_groups:
                 sites = probe(self._model)
             self.kv_layout = kv_layout_of(sites.shapes, text_config.num_hidden_layers, torch_dtype)
             with recording_ends(self._model, _backbone(self._model, sites.modules)) as record:
                 self._keeps_rows = try_out(self._model, self.info.vocab_size, self.info.max_model_len).keeps_rows
-            pack_linears(self._model, groups)
         self._ends = Ends.of(record, text_config)
         self._attention_modules = sites.modules
         self.eos_token_ids = _eos_token_ids(self._model.generation_config, text_config)
         self._features: dict[str, torch.Tensor] = {}
 
     def attach(self, kv: KVManager, ops: Mapping[str, Callable[..., Any]], taps: Sequence[str]) -> None:
-        """Route attention into the first group of `kv`, and record `taps` in every forward from now on."""
+        """Route attention into the first group of `kv`, compute by `ops`, and record `taps` in every forward."""
         self.attention = PagedAttention(kv, 0, ops, Padding.of(self.info.device))
         self.attention.bind(self._attention_modules)
+        pack_linears(self._model, ops["pack_linear"], self._linear_groups)
         replace_parts(self._model, ops)
         for tap in taps:
             self._add_tap(tap)
@@ -135,7 +135,7 @@ class Target:
 
 def speed_up(module: nn.Module, ops: Mapping[str, Callable[..., Any]]) -> None:
     """What is done with the target's own layers, to a module in place: weights packed, parts replaced by `ops`."""
-    pack_linears(module)
+    pack_linears(module, ops["pack_linear"])
     replace_parts(module, ops)
 
 

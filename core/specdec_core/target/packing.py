@@ -1,16 +1,16 @@
-"""Linear layers on a CPU: weights laid out as its matrix kernels read them, layers that share their input as one."""
+"""Linear layers by the operation `pack_linear`: weights laid out once, layers that share their input as one product."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from attrs import define, field
 from torch import nn
 
-_OPS = torch.ops.mkldnn
-"""oneDNN's linear layer with a weight that it laid out itself: what torch's own compiler uses on a CPU."""
+Product = Callable[[torch.Tensor], torch.Tensor]
+PackLinear = Callable[[torch.Tensor, torch.Tensor | None], Product | None]
 
 
 @contextmanager
@@ -38,99 +38,70 @@ def recording_shared_inputs(model: nn.Module) -> Iterator[list[list[nn.Linear]]]
     groups += [list(dict.fromkeys(linears)) for linears in sharing.values()]
 
 
-def pack_linears(model: nn.Module, groups: Sequence[Sequence[nn.Linear]] | None = None) -> None:
-    """Replace the linear layers of a model, for inference, where torch has oneDNN; those of a group by one product.
+def pack_linears(model: nn.Module, pack: PackLinear, groups: Sequence[Sequence[nn.Linear]] | None = None) -> None:
+    """Replace a model's linear layers, for inference, by what `pack` makes of them; those of a group by one product.
 
     Layers in no group stay as they are: a model that does not call them may read their weights. groups: None for all,
-    each alone. In bfloat16 the results are the same to the last bit. A weight that another module holds, too (an
-    embedding tied to the output head), is copied.
+    each alone. A weight that another module holds, too (an embedding tied to the output head), is copied.
     """
     if groups is None:
         groups = [[module] for module in model.modules() if isinstance(module, nn.Linear)]
     packed: dict[nn.Module, nn.Module] = {}
     for group in groups:
-        layers = [linear for linear in group if _can_be_packed(linear) and linear not in packed]
-        if len(layers) > 1 and len({linear.weight.dtype for linear in layers}) == 1:
-            shared = _SharedInput.of(layers)
-            packed |= {linear: _Piece(shared, index, linear) for index, linear in enumerate(layers)}
-        else:
-            packed |= {linear: PackedLinear(linear) for linear in layers}
+        # Exactly this class: a quantised layer may derive from it.
+        layers = [linear for linear in group if type(linear) is nn.Linear and linear not in packed]
+        is_joint = len({linear.weight.dtype for linear in layers}) == 1
+        for together in [layers] if is_joint else [[linear] for linear in layers]:
+            product = pack(*_joined(together))
+            if product is not None:
+                shared = _SharedInput(product, [linear.out_features for linear in together])
+                packed |= {linear: PackedLinear(linear, shared, index) for index, linear in enumerate(together)}
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if child in packed:
                 setattr(parent, name, packed[child])
 
 
-def _can_be_packed(linear: nn.Linear) -> bool:
-    # Exactly this class: a quantised layer may derive from it.
-    return type(linear) is nn.Linear and linear.weight.device.type == "cpu" and _has_kernels(linear.weight.dtype)
-
-
-def _has_kernels(dtype: torch.dtype) -> bool:
-    is_built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if not is_built or not torch.backends.mkldnn.enabled:
-        return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(_OPS._is_mkldnn_bf16_supported()))
-
-
-def _linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    output: torch.Tensor = _OPS._linear_pointwise(rows, weight, bias, "none", [], "")
-    return output
-
-
-class PackedLinear(nn.Module):
-    """An `nn.Linear` whose weight is laid out once, not at every call. `weight` is opaque but for dtype and shape."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight = _OPS._reorder_linear_weight(linear.weight.detach(), None)
-        self.bias = linear.bias
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  (as nn.Linear has it)
-        return _linear(input, self.weight, self.bias)
+def _joined(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weight and bias of one layer with the outputs of all, one after the other."""
+    weight = torch.cat([linear.weight.detach() for linear in linears]) if len(linears) > 1 else linears[0].weight
+    if all(linear.bias is None for linear in linears):
+        return weight.detach(), None
+    biases: list[torch.Tensor] = [
+        weight.new_zeros(each.out_features) if each.bias is None else each.bias.detach() for each in linears
+    ]
+    return weight.detach(), torch.cat(biases)
 
 
 @define(eq=False)
 class _SharedInput:
     """Several linear layers as one product, computed when the first of them is called with an input."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
+    product: Product
     sizes: list[int]
     _input: torch.Tensor | None = None
     _pieces: dict[int, torch.Tensor] = field(factory=dict)  # of that input, not taken yet
 
-    @classmethod
-    def of(cls, linears: Sequence[nn.Linear]) -> _SharedInput:
-        weight = torch.cat([linear.weight.detach() for linear in linears])
-        bias = None
-        if any(linear.bias is not None for linear in linears):
-            biases: list[torch.Tensor] = [
-                weight.new_zeros(each.out_features) if each.bias is None else each.bias for each in linears
-            ]
-            bias = torch.cat(biases)
-        return cls(_OPS._reorder_linear_weight(weight, None), bias, [linear.out_features for linear in linears])
-
     def piece(self, rows: torch.Tensor, index: int) -> torch.Tensor:
+        if len(self.sizes) == 1:
+            return self.product(rows)
         if rows is not self._input or index not in self._pieces:
-            product = _linear(rows, self.weight, self.bias)
-            self._input, self._pieces = rows, dict(enumerate(torch.split(product, self.sizes, dim=-1)))
+            self._input, self._pieces = rows, dict(enumerate(torch.split(self.product(rows), self.sizes, -1)))
         piece = self._pieces.pop(index)
         if not self._pieces:
             self._input = None
         return piece
 
 
-class _Piece(nn.Module):
-    """One of the layers of a `_SharedInput`, in the place of the original."""
+class PackedLinear(nn.Module):
+    """In the place of an `nn.Linear`: its outputs of a product. `weight` has the original's shape, type and device, for
+    those who look at them, and no numbers."""
 
-    def __init__(self, shared: _SharedInput, index: int, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, shared: _SharedInput, index: int) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight = shared.weight  # for those who look at its dtype
-        self._shared = shared
-        self._index = index
+        self.weight = linear.weight.detach().new_full((1, 1), torch.nan).expand(linear.weight.shape)
+        self._shared, self._index = shared, index
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  (as nn.Linear has it)
         return self._shared.piece(input, self._index)

@@ -8,9 +8,7 @@ branches, gets to the last bit what plain decoding computes for the same tokens.
 from __future__ import annotations
 
 from itertools import accumulate
-from threading import Lock
 
-import numba
 import numpy as np
 import torch
 from numba import njit, prange
@@ -19,6 +17,7 @@ from specdec_core import ops
 from specdec_core.ops.attention import attend
 from specdec_core.ops.attention_plan import SHORT, AttentionPlan
 from specdec_kernels.cpu.bits import DTYPES, FAST, as_array, as_stored, bits_to_float, compiled, load
+from specdec_kernels.cpu.threads import in_parallel
 from specdec_kernels.cpu.tiles import LANES, TILE, add_tile, dot_tile
 
 MAX_ROWS = 8
@@ -51,36 +50,30 @@ def paged_attention(
         attended = attend(query, keys, values, segment, scaling, window, softcap, sinks)
         output.index_copy_(0, segment.valid_tokens, attended.index_select(0, segment.valid_rows))
     if _MEMO not in plan.memo:
-        num_threads = torch.get_num_threads()
-        numba.set_num_threads(min(num_threads, numba.config.NUMBA_NUM_THREADS))
-        torch.set_num_threads(num_threads)  # numba's OpenMP layer changes it as it starts
         plan.memo[_MEMO] = _pass_arrays(plan)
     chunks, prefix_lens, more_slots, block_tables = plan.memo[_MEMO]
-    with _ONE_AT_A_TIME:
-        _attend(
-            as_array(query.contiguous()),
-            as_array(keys),
-            as_array(values),
-            chunks,
-            prefix_lens,
-            more_slots,
-            block_tables,
-            plan.metadata.block_size,
-            _heads_per_item(keys.shape[1], len(chunks), numba.get_num_threads()),
-            float(scaling),
-            window or 0,
-            float(softcap or 0),
-            _NO_SINKS if sinks is None else sinks.float().numpy(),
-            as_array(output),
-        )
+    in_parallel(
+        _attend,
+        as_array(query.contiguous()),
+        as_array(keys),
+        as_array(values),
+        chunks,
+        prefix_lens,
+        more_slots,
+        block_tables,
+        plan.metadata.block_size,
+        _heads_per_item(keys.shape[1], len(chunks), torch.get_num_threads()),
+        float(scaling),
+        window or 0,
+        float(softcap or 0),
+        _NO_SINKS if sinks is None else sinks.float().numpy(),
+        as_array(output),
+    )
     return output
 
 
 _MEMO = "specdec_kernels"
 _NO_SINKS = np.empty(0, dtype=np.float32)
-_ONE_AT_A_TIME = Lock()
-"""Engines may run in threads of their own. numba gives up the interpreter's lock in a parallel loop, and "workqueue",
-the threading layer that it takes where it finds no other, ends the process when two threads are in such loops."""
 
 
 def _pass_arrays(plan: AttentionPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

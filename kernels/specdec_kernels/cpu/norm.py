@@ -6,23 +6,25 @@ import numpy as np
 import torch
 
 from specdec_core import ops
-from specdec_kernels.cpu.bits import DTYPES, FAST, as_array, as_stored, compiled, load
+from specdec_kernels.cpu.bits import DTYPES, FAST, array_at, as_array, as_stored, compiled, load
 
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See `specdec_core.ops.norm.rms_norm`. The sum of squares is added up in another order."""
     if hidden.dtype != weight.dtype or hidden.dtype not in DTYPES:
         return ops.REFERENCE["rms_norm"](hidden, weight, eps)
-    rows = hidden.contiguous().view(-1, hidden.shape[-1])
-    output = torch.empty_like(rows)
-    _rms_norm(as_array(rows), as_array(weight), eps, as_array(output))
-    return output.view(hidden.shape)
+    hidden = hidden.contiguous()
+    output = torch.empty_like(hidden)
+    _rms_norm(hidden.data_ptr(), hidden.numel() // len(weight), as_array(weight), eps, output.data_ptr())
+    return output
 
 
 @compiled(fastmath=FAST)
-def _rms_norm(hidden, weight, eps, output):
+def _rms_norm(hidden_address, num_rows, weight, eps, output_address):
     """hidden and output [num_rows, width], weight [width]."""
-    num_rows, width = hidden.shape
+    width = len(weight)
+    hidden = array_at(hidden_address, (num_rows, width), weight)
+    output = array_at(output_address, (num_rows, width), weight)
     for row in range(num_rows):
         squares = np.float32(0)
         for i in range(width):

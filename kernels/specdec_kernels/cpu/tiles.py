@@ -17,8 +17,9 @@ TILE = 16
 _VECTOR = ir.VectorType(ir.FloatType(), LANES)
 
 
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any) -> Any:
-    return context.make_array(array_type)(context, builder, array).data
+def array_data(context: Any, builder: Any, signature: Any, args: Any, i: int) -> Any:
+    """Pointer to the numbers of the i-th argument, an array."""
+    return context.make_array(signature.args[i])(context, builder, args[i]).data
 
 
 def _vector_at(builder: Any, data: Any, index: Any) -> Any:
@@ -40,7 +41,7 @@ def dot_tile(typing_context, query, query_start, tile, scores, scores_start):
     """
 
     def generate(context, builder, signature, args):
-        query_data, tile_data, scores_data = (_pointer(context, builder, signature.args[i], args[i]) for i in (0, 2, 3))
+        query_data, tile_data, scores_data = (array_data(context, builder, signature, args, i) for i in (0, 2, 3))
         width = builder.extract_value(context.make_array(signature.args[2])(context, builder, args[2]).shape, 1)
         zero = ir.Constant(_VECTOR, [0.0] * LANES)
         sums = [cgutils.alloca_once_value(builder, zero) for _ in range(TILE)]
@@ -86,9 +87,9 @@ def add_tile(typing_context, weights, weights_start, tile, output, output_start)
     """
 
     def generate(context, builder, signature, args):
-        weights_data = _pointer(context, builder, signature.args[0], args[0])
-        tile_data = _pointer(context, builder, signature.args[2], args[2])
-        output_data = _pointer(context, builder, signature.args[3], args[3])
+        weights_data = array_data(context, builder, signature, args, 0)
+        tile_data = array_data(context, builder, signature, args, 2)
+        output_data = array_data(context, builder, signature, args, 3)
         width = builder.extract_value(context.make_array(signature.args[2])(context, builder, args[2]).shape, 1)
         undefined = ir.Constant(_VECTOR, ir.Undefined)
         first = ir.Constant(ir.IntType(32), 0)

@@ -1,0 +1,34 @@
+"""Linear layers with weights laid out once: the reference, which on a CPU is oneDNN's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+_ONEDNN = torch.ops.mkldnn
+"""What torch's own compiler uses for linear layers on a CPU."""
+
+
+def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """weight [out_features, in_features], bias [out_features] -> the layer as a function, [..., in_features] ->
+    [..., out_features], which has a copy of the weight; None where nothing is faster than torch's own.
+
+    In bfloat16 the results are those of torch to the last bit.
+    """
+    if weight.device.type != "cpu" or not _has_kernels(weight.dtype):
+        return None
+    packed = _ONEDNN._reorder_linear_weight(weight.detach(), None)
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = _ONEDNN._linear_pointwise(rows, packed, bias, "none", [], "")
+        return output
+
+    return product
+
+
+def _has_kernels(dtype: torch.dtype) -> bool:
+    is_built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not is_built or not torch.backends.mkldnn.enabled:
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(_ONEDNN._is_mkldnn_bf16_supported()))

@@ -1,0 +1,119 @@
+"""The inner loop of linear layers: several rows times strips of LANES outputs, for vectors of LANES float32.
+
+A strip holds its weights in the order in which they are multiplied: for each step along the input, LANES outputs side
+by side. A step is one input in float32, and a pair of inputs in bfloat16, which AVX512-BF16 multiplies and adds in one go.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from specdec_kernels.cpu.tiles import LANES, array_data
+
+MOST_ROWS, MOST_STRIPS = 6, 4
+"""As many sums as vector registers hold, with room for a row's input and the weights."""
+
+_FEATURES = binding.get_host_cpu_features()
+DTYPES = {torch.float32: "avx512f", torch.bfloat16: "avx512bf16"}
+"""What a processor must have for each type."""
+
+
+def is_supported(dtype: torch.dtype) -> bool:
+    return _FEATURES.get(DTYPES.get(dtype, ""), False)
+
+
+class _BFloat(ir.types.Type):
+    """LLVM's bfloat, which llvmlite has no name for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+_I32 = ir.IntType(32)
+_SUMS = ir.VectorType(ir.FloatType(), LANES)
+_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def multiply(typing_context, weight, strip, rows, row, sums, num_rows, num_strips):
+    """sums[(i * num_strips + s) * LANES:] = rows[row + i] times the strip + s, for i < num_rows and s < num_strips.
+
+    weight [strips, steps, LANES], or [..., 2 * LANES] of bfloat16; rows [n, in_features]: past the last it is the last
+    again; sums float32 [...]; all contiguous. num_rows and num_strips are literals. Each row is added up in the order
+    of its inputs, whatever is computed beside it.
+    """
+    is_pairs = weight.dtype == types.uint16
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        weight_data, rows_data, sums_data = (array_data(context, builder, signature, args, i) for i in (0, 2, 4))
+        shapes = [context.make_array(signature.args[i])(context, builder, args[i]).shape for i in (0, 2)]
+        num_steps, last_row = builder.extract_value(shapes[0], 1), builder.extract_value(shapes[1], 0)
+        index = num_steps.type
+        last_row = builder.sub(last_row, index(1))
+        strip_len = builder.mul(num_steps, index(2 * LANES if is_pairs else LANES))
+        row_len = builder.mul(num_steps, index(2)) if is_pairs else num_steps
+        strips = [
+            builder.gep(weight_data, [builder.mul(builder.add(args[1], index(s)), strip_len)])
+            for s in range(num_strips.literal_value)
+        ]
+        inputs = []
+        for i in range(num_rows.literal_value):
+            place = builder.add(args[3], index(i))
+            place = builder.select(builder.icmp_signed("<", place, last_row), place, last_row)
+            inputs.append(builder.gep(rows_data, [builder.mul(place, row_len)]))
+        totals = [[_zero(builder) for _ in strips] for _ in inputs]
+        with cgutils.for_range(builder, num_steps) as loop:
+            factors = [_weights(builder, each, loop.index, is_pairs) for each in strips]
+            for each, row_totals in zip(inputs, totals, strict=True):
+                spread = _spread(builder, each, loop.index, is_pairs)
+                for factor, total in zip(factors, row_totals, strict=True):
+                    builder.store(_multiply_add(builder, spread, factor, builder.load(total), is_pairs), total)
+        for i, total in enumerate(each for row_totals in totals for each in row_totals):
+            place = builder.bitcast(builder.gep(sums_data, [index(i * LANES)]), _SUMS.as_pointer())
+            builder.store(builder.load(total), place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(weight, types.intp, rows, types.intp, sums, num_rows, num_strips), generate
+
+
+def _zero(builder: Any) -> Any:
+    zero = ir.Constant(_SUMS, [0.0] * LANES)
+    variable = cgutils.alloca_once_value(builder, zero)
+    builder.store(zero, variable)
+    return variable
+
+
+def _weights(builder: Any, strip: Any, step: Any, is_pairs: bool) -> Any:
+    kind, width = (_PAIRS, 2 * LANES) if is_pairs else (_SUMS, LANES)
+    place = builder.gep(strip, [builder.mul(step, step.type(width))])
+    return builder.load(builder.bitcast(place, kind.as_pointer()), align=4)
+
+
+def _spread(builder: Any, inputs: Any, step: Any, is_pairs: bool) -> Any:
+    """The input of a step, in every lane."""
+    place = builder.gep(inputs, [builder.mul(step, step.type(2 if is_pairs else 1))])
+    number = builder.load(builder.bitcast(place, (_I32 if is_pairs else ir.FloatType()).as_pointer()), align=2)
+    undefined = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
+    lanes = ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
+    spread = builder.shuffle_vector(builder.insert_element(undefined, number, _I32(0)), undefined, lanes)
+    return builder.bitcast(spread, _PAIRS) if is_pairs else spread
+
+
+def _multiply_add(builder: Any, a: Any, b: Any, total: Any, is_pairs: bool) -> Any:
+    name, args = ("llvm.fma.v16f32", [a, b, total])
+    if is_pairs:
+        name, args = ("llvm.x86.avx512bf16.dpbf16ps.512", [total, a, b])
+    kind = ir.FunctionType(_SUMS, [each.type for each in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)

@@ -1,7 +1,7 @@
 """The inner loop of linear layers: several rows times strips of LANES outputs, for vectors of LANES float32.
 
 A strip holds its weights in the order in which they are multiplied: for each step along the input, LANES outputs side
-by side. A step is one input in float32, and a pair of inputs in bfloat16, which AVX512-BF16 multiplies and adds in one go.
+by side. A step is one input in float32, a pair of them in bfloat16, which AVX512-BF16 multiplies and adds at once.
 """
 
 from __future__ import annotations

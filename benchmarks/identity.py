@@ -42,30 +42,43 @@ def compare(dtype: str, *, kernels: bool, max_tokens: int) -> dict[str, Any]:
     plain = LLM("tiny", **settings)
     tokenizer = plain.get_tokenizer()
     prompts = [tokenizer(text).input_ids for text in (edit_prompts() | plain_prompts()).values()]
-    reference = AutoModelForCausalLM.from_pretrained(resolve_model("tiny"), dtype=torch.float32).eval()
+    wishes = {
+        temperature: [
+            SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=True)
+            for seed in range(NUM_SEEDS if temperature else 1)
+        ]
+        for temperature in TEMPERATURES
+    }
+    expected = {
+        params: [complete(plain, [prompt], params)[0] for prompt in prompts]
+        for each in wishes.values()
+        for params in each
+    }
     figures = {}
     for shape, (num_tokens, branches) in SHAPES.items():
         config = {"method": "known_output", "num_speculative_tokens": num_tokens, "known_branches": branches}
         speculating = LLM("tiny", **settings, speculative_config=config)
-        for temperature in TEMPERATURES:
-            num_equal, gaps, num_outputs = 0, [], 0
-            for seed in range(NUM_SEEDS if temperature else 1):
-                params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=True)
-                expected = [complete(plain, [prompt], params)[0] for prompt in prompts]
-                known_output.OUTPUTS.update(zip(map(tuple, prompts), expected, strict=True))
-                for prompt, want, got in zip(prompts, expected, complete(speculating, prompts, params), strict=True):
-                    num_outputs += 1
-                    num_equal += want == got
-                    if want != got:
-                        gaps.append(gap(reference, prompt, want, got))
-            figures[f"{shape}, temperature {temperature}"] = {
-                "num_outputs": num_outputs,
-                "identical": round(num_equal / num_outputs, 4),
-                "median_logit_gap": round(median(gaps), 5) if gaps else None,
-                "largest_logit_gap": round(max(gaps), 5) if gaps else None,
-            }
+        for temperature, each in wishes.items():
+            pairs = []
+            for params in each:
+                known_output.OUTPUTS.update(zip(map(tuple, prompts), expected[params], strict=True))
+                pairs += zip(prompts, expected[params], complete(speculating, prompts, params), strict=True)
+            figures[f"{shape}, temperature {temperature}"] = summary(pairs)
             print(dtype, f"{kernels=}", list(figures.items())[-1], flush=True)
     return figures
+
+
+def summary(outputs: list[tuple[list[int], list[int], list[int]]]) -> dict[str, Any]:
+    """outputs: prompt, plain and speculative token ids."""
+    parted = [each for each in outputs if each[1] != each[2]]
+    reference = AutoModelForCausalLM.from_pretrained(resolve_model("tiny"), dtype=torch.float32).eval()
+    gaps = [gap(reference, *each) for each in parted]
+    return {
+        "num_outputs": len(outputs),
+        "identical": round(1 - len(parted) / len(outputs), 4),
+        "median_logit_gap": round(median(gaps), 5) if gaps else None,
+        "largest_logit_gap": round(max(gaps), 5) if gaps else None,
+    }
 
 
 @torch.inference_mode()

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -46,9 +47,51 @@ def ngram(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def identity(record: dict[str, Any]) -> str:
+    lines = ["| | drafts | outputs | identical | median and largest gap of the logits where outputs part |"]
+    lines.append("|---|---|---|---|---|")
+    for setting, figures in record["results"].items():
+        for drafts, found in figures.items():
+            gap = f"{found['median_logit_gap']}, {found['largest_logit_gap']}" if found["median_logit_gap"] else "-"
+            lines.append(f"| {setting} | {drafts} | {found['num_outputs']} | {found['identical']:.1%} | {gap} |")
+    return "\n".join(lines)
+
+
+def plain(record: dict[str, Any]) -> str:
+    engines = list(record["engines"])
+    lines = [f"| batch | {' | '.join(engines)} |", "|---|" + "---|" * len(engines)]
+    for batch, ms in record["ms_per_token"].items():
+        lines.append(f"| {batch} | " + " | ".join(f"{median(ms[engine]):.1f}" for engine in engines) + " |")
+    return "\n".join(lines)
+
+
+STEPS = {
+    "reference": "plain linear layers, reference attention",
+    "packed": "weights packed for oneDNN",
+    "shared inputs": "and shared inputs",
+    "attention": "and compiled attention",
+    "norms": "and compiled norms",
+    "rotary": "and compiled rotary embedding",
+    "linear layers": "and compiled linear layers",
+}
+
+
+def step_profile(record: dict[str, Any]) -> str:
+    found, shares = record["median_ms"], record["median_share_outside_forward"]
+    lines = [f"| | {' | '.join(f'batch {batch}' for batch in found)} |", "|---|" + "---|" * len(found)]
+    for name, title in STEPS.items():
+        lines.append(f"| {title} | " + " | ".join(f"{ms[name]:.1f}" for ms in found.values()) + " |")
+    last = list(STEPS)[-1]
+    shown = " | ".join(f"{share[last]:.1%}" for share in shares.values())
+    return "\n".join([*lines, f"| share of the last outside the model's forward | {shown} |"])
+
+
 END = "<!-- measured: end -->"
 TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("README.md", "ngram", ngram),
+    ("docs/losslessness.md", "identity", identity),
+    ("docs/performance.md", "plain", plain),
+    ("docs/performance.md", "step_profile", step_profile),
 ]
 """Document, name of the result and of the comment before its table, how to write it."""
 

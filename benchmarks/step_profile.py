@@ -51,6 +51,7 @@ VARIANTS = (
     Variant("attention", "shared", ATTENTION),
     Variant("norms", "shared", (*ATTENTION, "rms_norm")),
     Variant("rotary", "shared", (*ATTENTION, "rms_norm", "rotary")),
+    Variant("linear layers", "shared", (*ATTENTION, "rms_norm", "rotary", "pack_linear")),
 )
 
 
@@ -72,12 +73,29 @@ class SomeOps:
 def packing(linears: str) -> Iterator[None]:
     """While it is open, models are loaded with linear layers as transformers has them, packed, or packed and joined."""
     original = target_model.pack_linears
-    chosen = {"plain": lambda model, groups: None, "packed": lambda model, groups: original(model), "shared": original}
+    chosen = {
+        "plain": lambda model, pack, groups: None,
+        "packed": lambda model, pack, groups: original(model, pack),
+        "shared": original,
+    }
     target_model.pack_linears = chosen[linears]
     try:
         yield
     finally:
         target_model.pack_linears = original
+
+
+class Timed:
+    """A function that adds up the time spent in it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function, self.seconds = function, 0.0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        started = perf_counter()
+        result = self._function(*args, **kwargs)
+        self.seconds += perf_counter() - started
+        return result
 
 
 def engine_of(variant: Variant, folder: str) -> Engine:
@@ -86,23 +104,27 @@ def engine_of(variant: Variant, folder: str) -> Engine:
     )
     plugins: Any = SomeOps(variant.ops)
     with packing(variant.linears):
-        return Engine(config, plugins)
+        engine = Engine(config, plugins)
+    engine.target.forward = Timed(engine.target.forward)  # type: ignore[method-assign]
+    return engine
 
 
-def measure(engines: Mapping[str, Engine], batch: int) -> dict[str, list[float]]:
-    """{variant: milliseconds of each step}."""
+def measure(engines: Mapping[str, Engine], batch: int) -> dict[str, list[tuple[float, float]]]:
+    """{variant: milliseconds of each step, and of it outside the target's forward}."""
     params = SamplingParams(temperature=0, max_tokens=NUM_WARM + NUM_STEPS + MOST_PREFILLS, ignore_eos=True)
     for engine in engines.values():
         for i in range(batch):
             engine.add_request(prompt(PROMPT_TOKENS, i), params)
         while engine.step().num_decode_requests < batch:  # the first have long decoded when the last prompt is done
             pass
-    steps: dict[str, list[float]] = {name: [] for name in engines}
+    steps: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
     for _ in range(NUM_WARM + NUM_STEPS):
         for name, engine in engines.items():
-            started = perf_counter()
+            forward: Any = engine.target.forward
+            forward.seconds, started = 0.0, perf_counter()
             engine.step()
-            steps[name].append((perf_counter() - started) * 1e3)
+            seconds = perf_counter() - started
+            steps[name].append((seconds * 1e3, (seconds - forward.seconds) * 1e3))
     for engine in engines.values():
         while engine.has_unfinished:
             engine.step()
@@ -114,18 +136,35 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE / "results" / "step_profile.json")
     args = parser.parse_args()
     torch.set_num_threads(NUM_THREADS)
-    results: dict[str, dict[str, list[float]]] = {}
+    results: dict[str, dict[str, list[tuple[float, float]]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         save_random_llama(Path(folder))
         engines = {variant.name: engine_of(variant, folder) for variant in VARIANTS}
         for batch in BATCHES:
             results[str(batch)] = measure(engines, batch)
-            print(batch, {name: round(median(ms), 2) for name, ms in results[str(batch)].items()}, flush=True)
+            print(
+                batch,
+                {name: round(median(ms for ms, _ in each), 2) for name, each in results[str(batch)].items()},
+                flush=True,
+            )
     names = ("specdec-core", "specdec-kernels", "torch", "transformers", "numba")
     about = {"versions": {name: version(name) for name in names}, "cpu": cpu(), "threads": NUM_THREADS}
-    medians = {batch: {name: median(ms) for name, ms in found.items()} for batch, found in results.items()}
+    medians = {
+        batch: {name: median(ms for ms, _ in steps) for name, steps in found.items()}
+        for batch, found in results.items()
+    }
+    shares = {
+        batch: {name: median(outside / ms for ms, outside in steps) for name, steps in found.items()}
+        for batch, found in results.items()
+    }
     setup = {"context_tokens": PROMPT_TOKENS, "dtype": "bfloat16", "steps": NUM_STEPS}
-    written = {"about": about, "setup": setup, "median_ms": medians, "ms": results}
+    written = {
+        "about": about,
+        "setup": setup,
+        "median_ms": medians,
+        "median_share_outside_forward": shares,
+        "ms_and_ms_outside_forward": results,
+    }
     args.output.write_text(json.dumps(written, indent=2) + "\n")
 
 

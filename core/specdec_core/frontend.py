@@ -12,7 +12,7 @@ from typing import Any
 from attrs import frozen
 from transformers.utils import logging
 
-from specdec_core.config import EngineConfig, SpeculativeConfig, speculative_mapping
+from specdec_core.config import AUTO, EngineConfig, SpeculativeConfig, speculative_mapping
 from specdec_core.engine import Engine
 from specdec_core.engine.request import Piece, Request
 from specdec_core.errors import ConfigError
@@ -61,7 +61,11 @@ def prepare(
     speculative = None
     if speculative_config is not None:
         mapping = speculative_mapping(speculative_config)
-        speculative = SpeculativeConfig.from_mapping(mapping, plugins.proposer(mapping["method"]).config)
+        verifier, verifier_config = mapping.get("verifier", AUTO), None
+        if isinstance(verifier, str) and verifier != AUTO:
+            verifier_config = plugins.verifier(verifier).config
+        method_config = plugins.proposer(mapping["method"]).config
+        speculative = SpeculativeConfig.from_mapping(mapping, method_config, verifier_config)
     load_config(  # its errors come first
         resolve_model(model),
         trust_remote_code=config.trust_remote_code,

@@ -25,13 +25,15 @@ class CompletionOutput:
 
 @frozen
 class RequestOutput:
-    """A finished prompt with its n completions. `speculation` says what drafting did for them: see `DraftCounts`."""
+    """A finished prompt with its n completions. `speculation` says what drafting did for them: see `DraftCounts`.
+    lossless: whether the tokens have the target's distribution; False only under a verifier that gives that up."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     speculation: DraftCounts
+    lossless: bool = True
 
     @classmethod
     def of(cls, prompt: TokenizedPrompt, samples: Sequence[Request]) -> RequestOutput:
@@ -52,19 +54,22 @@ class RequestOutput:
                 for index, request in enumerate(samples)
             ],
             speculation=sum((request.counts for request in samples), DraftCounts()),
+            lossless=first.is_lossless,
         )
 
 
 @frozen
 class StreamOutput:
     """What one step added to one completion. prompt_index: of the prompt among those given; index: of the completion
-    among its n. finish_reason is set in the completion's last one, and stop_reason as in `CompletionOutput`."""
+    among its n. finish_reason is set in the completion's last one, and stop_reason as in `CompletionOutput`;
+    lossless is as in `RequestOutput`."""
 
     prompt_index: int
     pieces: tuple[Piece, ...]
     finish_reason: str | None
     index: int = 0
     stop_reason: str | int | None = None
+    lossless: bool = True
 
     @property
     def text(self) -> str:
@@ -72,4 +77,4 @@ class StreamOutput:
 
     @classmethod
     def of(cls, prompt_index: int, index: int, request: Request, pieces: Sequence[Piece]) -> StreamOutput:
-        return cls(prompt_index, tuple(pieces), request.finish_reason, index, request.stop_reason)
+        return cls(prompt_index, tuple(pieces), request.finish_reason, index, request.stop_reason, request.is_lossless)

@@ -42,6 +42,7 @@ class Request:
         text: OutputText | None = None,
         listener: Listener | None = None,
         is_streamed: bool = False,
+        is_lossless: bool = True,
     ) -> None:
         self.id = request_id
         self.params = params
@@ -50,6 +51,7 @@ class Request:
         self.max_total_tokens = max_total_tokens
         self.text = text
         self.listener = listener
+        self.is_lossless = is_lossless  # whether the verifier that decides on its drafts is
         self.counts = DraftCounts()
         self.num_computed = 0
         self.is_started = False  # the proposer knows of it

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -119,10 +120,10 @@ class Frontend:
         self.metrics.update(report, perf_counter() - started)
 
     def cancel(self, submitted: Sequence[Sequence[str]]) -> None:
-        """Those that have ended are left alone."""
-        for request_ids in submitted:
-            for request_id in request_ids:
-                self.engine.cancel(request_id)
+        """All of them, whatever ending one of them raises. Those that have ended are left alone."""
+        with ExitStack() as cancelling:
+            for request_id in chain.from_iterable(submitted):
+                cancelling.callback(self.engine.cancel, request_id)
 
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> Sequence[SamplingParams]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from attrs import evolve
 
-from specdec_core import LLM, CompletionOutput, ConfigError, DraftCounts, SamplingParams
+from specdec_core import LLM, CompletionOutput, ConfigError, DraftCounts, Request, SamplingParams
+from specdec_core.engine.text import OutputText
 
 CODE = """def total(prices, rate):
     result = 0
@@ -123,6 +125,15 @@ def test_a_stop_string(plain: LLM, speculating: LLM, whole: list, includes: bool
     found = in_all_ways(plain, speculating, PROMPTS[0], params)
     assert found.text == text[: text.index(stop) + len(stop) * includes]
     assert (found.finish_reason, found.stop_reason) == ("stop", stop)
+
+
+def test_a_stop_string_before_a_character_that_is_never_finished(tokenizer: Any) -> None:
+    unfinished = next(i for i in range(len(tokenizer)) if tokenizer.decode([i]) == " \N{REPLACEMENT CHARACTER}")
+    prompt, params = np.array(tokenizer("x").input_ids), SamplingParams(stop=" ", max_tokens=1)
+    text = OutputText(tokenizer, prompt, params)
+    request = Request("any", prompt, params, seed=0, max_total_tokens=len(prompt) + 1, text=text)
+    request.append([unfinished], 0, frozenset())
+    assert (text.text, request.finish_reason, request.stop_reason) == ("", "stop", " ")
 
 
 def test_of_two_stop_strings_the_one_that_begins_first_counts(plain: LLM, speculating: LLM, whole: list) -> None:

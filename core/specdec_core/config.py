@@ -77,8 +77,9 @@ class SpeculativeConfig:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], method_config: type) -> SpeculativeConfig:
-        """One flat mapping of the core's keys and the method's. Raises ConfigError that names the nearest key."""
-        own = {attribute.name for attribute in fields(method_config)}
+        """One flat mapping of the core's keys and the method's, of which no option may have the name of the core's.
+        Raises ConfigError that names the nearest key."""
+        own = {attribute.name for attribute in fields(method_config)} - cls.core_keys()
         where = f"speculative_config of method {mapping['method']!r}"
         for key in mapping:
             if key not in cls.core_keys() | own:

@@ -217,3 +217,12 @@ def test_prompt_tokens_are_told_from_decoded_ones(plain: LLM, num_tokens: int) -
     assert sum(report.num_prefill_tokens for report in reports) == num_tokens
     assert sum(report.num_decode_requests for report in reports) == 3
     assert sum(report.num_output_tokens for report in reports) == 4
+
+
+@pytest.mark.parametrize(("delay_s", "is_shown"), [(1e6, False), (0.0, True)])
+def test_the_bar_is_shown_after_a_while(
+    plain: LLM, delay_s: float, is_shown: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("specdec_core.llm.BAR_DELAY_S", delay_s)
+    plain.generate(PROMPTS[0], SamplingParams(max_tokens=1))
+    assert ("request" in capfd.readouterr().err) == is_shown

@@ -156,6 +156,7 @@ def main() -> None:
     }
     setup = {"context_tokens": PROMPT_TOKENS, "dtype": "bfloat16", "steps": NUM_STEPS}
     written = {
+        "command": "python benchmarks/step_profile.py",
         "machine": machine(),
         "setup": setup,
         "median_ms": medians,

@@ -86,6 +86,7 @@ PROMPTS = [
     ({"prompt": "x", "multi_modal_data": 1}, ConfigError, "no key 'multi_modal_data'"),
     (ids([]), ConfigError, rf"prompt_token_ids=\[\] is {NOT_WHOLE}"),
     (ids(None), ConfigError, f"prompt_token_ids=None is {NOT_WHOLE}"),
+    (ids(torch.ones(3, dtype=torch.int64, device="meta")), ConfigError, NOT_WHOLE),
     (ids("12"), ConfigError, NOT_WHOLE),
     (ids(12), ConfigError, NOT_WHOLE),
     (ids([1, None]), ConfigError, NOT_WHOLE),

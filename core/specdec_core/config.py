@@ -85,9 +85,9 @@ class SpeculativeConfig:
     def from_mapping(
         cls, mapping: Mapping[str, Any], method_config: type, verifier_config: type | None = None
     ) -> SpeculativeConfig:
-        """One flat mapping of the core's keys, the method's and the verifier's. Raises ConfigError that names the
-        nearest key."""
-        own = {attribute.name for attribute in fields(method_config)}
+        """One flat mapping of the core's keys, the method's and the verifier's, of which none may have the name of the
+        core's. Raises ConfigError that names the nearest key."""
+        own = {attribute.name for attribute in fields(method_config)} - cls.core_keys()
         verifiers = {attribute.name for attribute in fields(verifier_config)} if verifier_config else set()
         where = f"speculative_config of method {mapping['method']!r}"
         known = cls.core_keys() | own | verifiers

@@ -109,9 +109,11 @@ class Request:
         if self.text is None or not self._decodes_as_it_goes:
             return ""
         text = "" if self._is_left_out else self.text.add([token_id])
+        if self.finish_reason is not None:
+            text += self.text.finish()  # what it held back may have a stop string in it
         if self.text.is_stopped:
             self.finish_reason, self.stop_reason = "stop", self.text.stop_string
-        return text + self.text.finish() if self.finish_reason is not None else text
+        return text
 
     @property
     def _is_left_out(self) -> bool:

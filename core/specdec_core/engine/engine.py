@@ -20,7 +20,7 @@ from specdec_core.engine.budget import DraftBudget
 from specdec_core.engine.memory import plan_memory
 from specdec_core.engine.request import Listener, Piece, Request
 from specdec_core.engine.scheduler import Schedule, Scheduler
-from specdec_core.engine.speculation import PLAIN, Speculation, blaming, planned
+from specdec_core.engine.speculation import PLAIN, Speculation, built, planned
 from specdec_core.engine.step_batch import StepBatch
 from specdec_core.engine.text import OutputText
 from specdec_core.errors import PluginError, SpecdecError
@@ -89,10 +89,8 @@ class Engine:
             attention=self.target.attention.of_group(groups[1]) if plan.kv_layout else None,
             speed_up=partial(speed_up, ops=resolved),
         )
-        with blaming(spec.name, "be built"):
-            proposer = spec.build(options, context)
         self._speculation = Speculation(
-            proposer,
+            built(spec, options, context),
             spec.name,
             observes=plan.observes,
             vocab_size=self.target.info.vocab_size,

@@ -28,6 +28,10 @@ class TreeLayout:
     @classmethod
     def of(cls, draft: Draft) -> TreeLayout:
         device = draft.token_ids.device
+        if draft.num_nodes == 0:
+            rows_of_roots = torch.arange(draft.batch_size, device=device)
+            depths, none = torch.zeros_like(rows_of_roots), rows_of_roots[:0]
+            return cls(rows_of_roots, depths, rows_of_roots, rows_of_roots, none, none, none.bool())
         counts = np.asarray(draft.num_nodes_per_request, dtype=np.int64)
         requests = np.repeat(np.arange(draft.batch_size), counts + 1)
         roots = np.asarray(draft.offsets[:-1], dtype=np.int64) + np.arange(draft.batch_size)

@@ -57,15 +57,15 @@ class PagedKVManager:
                     f"{start + length}): from the root's slot on, a draft may use its plan's scratch_slots"
                 )
         tables = self._pool.tables(list(request_ids))
-        slots = [
-            _slots(table, np.arange(start, start + length), self._pool.block_size)
-            for table, start, length in zip(tables, starts, lengths, strict=True)
-        ]
+        owner = np.repeat(np.arange(len(lengths)), lengths)
+        first = np.cumsum(lengths) - lengths
+        local = np.arange(len(owner)) - first[owner] + np.asarray(starts)[owner]
+        block, offset = np.divmod(local, self._pool.block_size)
         return KVMetadata(
             starts=tuple(starts),
             lengths=tuple(lengths),
             block_tables=torch.from_numpy(tables).to(self._device),
-            slot_mapping=torch.from_numpy(np.concatenate(slots)).to(self._device),
+            slot_mapping=torch.from_numpy(tables[owner, block] * self._pool.block_size + offset).to(self._device),
             block_size=self._pool.block_size,
         )
 
@@ -121,8 +121,3 @@ class PagedKVManager:
         for request_id, known, accepted in zip(request_ids, num_known, num_accepted.tolist(), strict=True):
             self._num_committed[request_id] += known + accepted
             self._pool.shrink(request_id, self._num_committed[request_id])
-
-
-def _slots(table: np.ndarray, local: np.ndarray, block_size: int) -> np.ndarray:
-    slots: np.ndarray = table[local // block_size] * block_size + local % block_size
-    return slots

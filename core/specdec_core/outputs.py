@@ -9,29 +9,36 @@ from attrs import frozen
 from specdec_core.engine.request import Piece, Request
 from specdec_core.metrics import DraftCounts
 from specdec_core.prompts import TokenizedPrompt
+from specdec_core.sampling.logprobs import TokenLogprobs
 
 
 @frozen
 class CompletionOutput:
     """One completion. finish_reason: "stop" (end of sequence, a stop token or a stop string), "length", "abort", or
-    "error" (the target's logits were not finite). stop_reason: the stop string or token id; None for any other end."""
+    "error" (no token could be drawn: `error` says why). stop_reason: the stop string or token id; None for any other
+    end. logprobs: of each output token, if they were asked for; cumulative_logprob: their sum over the output."""
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str
     stop_reason: str | int | None = None
+    cumulative_logprob: float | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
 
 
 @frozen
 class RequestOutput:
-    """A finished prompt with its n completions. `speculation` says what drafting did for them: see `DraftCounts`."""
+    """A finished prompt with its n completions. `speculation` says what drafting did for them: see `DraftCounts`.
+    prompt_logprobs: of each prompt token, the first one's None, if they were asked for."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     speculation: DraftCounts
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @classmethod
     def of(cls, prompt: TokenizedPrompt, samples: Sequence[Request]) -> RequestOutput:
@@ -48,23 +55,30 @@ class RequestOutput:
                     token_ids=request.output_token_ids,
                     finish_reason=str(request.finish_reason),
                     stop_reason=request.stop_reason,
+                    cumulative_logprob=request.cumulative_logprob,
+                    logprobs=request.logprobs,
+                    error=request.error,
                 )
                 for index, request in enumerate(samples)
             ],
             speculation=sum((request.counts for request in samples), DraftCounts()),
+            prompt_logprobs=first.prompt_logprobs,
         )
 
 
 @frozen
 class StreamOutput:
     """What one step added to one completion. prompt_index: of the prompt among those given; index: of the completion
-    among its n. finish_reason is set in the completion's last one, and stop_reason as in `CompletionOutput`."""
+    among its n. finish_reason is set in the completion's last one, and stop_reason and error as in `CompletionOutput`.
+    prompt_logprobs: in the first one of the prompt's first completion, if they were asked for."""
 
     prompt_index: int
     pieces: tuple[Piece, ...]
     finish_reason: str | None
     index: int = 0
     stop_reason: str | int | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    error: str | None = None
 
     @property
     def text(self) -> str:
@@ -72,4 +86,13 @@ class StreamOutput:
 
     @classmethod
     def of(cls, prompt_index: int, index: int, request: Request, pieces: Sequence[Piece]) -> StreamOutput:
-        return cls(prompt_index, tuple(pieces), request.finish_reason, index, request.stop_reason)
+        is_first = request.num_tokens == request.num_prompt_tokens + len(pieces)
+        return cls(
+            prompt_index,
+            tuple(pieces),
+            request.finish_reason,
+            index,
+            request.stop_reason,
+            prompt_logprobs=request.prompt_logprobs if is_first else None,
+            error=request.error,
+        )

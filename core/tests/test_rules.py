@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,18 @@ import torch
 from attrs import evolve, frozen
 from hypothesis import given, settings, strategies as st
 from naive_sampling import histories, naive_logits, naive_probs
+from wrong_histories import (
+    a_sibling_is_counted,
+    ancestors_are_missing,
+    presence_is_counted_in_the_prompt,
+    the_prompt_counts_as_output,
+    the_prompt_is_missing,
+    the_root_is_missing,
+    the_row_s_own_node_is_missing,
+    words_begin_in_the_prompt,
+)
 
 from specdec_core import Draft, DraftTree, SamplingParams
-from specdec_core.sampling import bad_words, penalties
-from specdec_core.sampling.paths import Paths
 from specdec_core.sampling.process import process_logits
 from specdec_core.sampling.rules import RuledRows, Rules
 
@@ -125,7 +134,7 @@ def check_row(
         assert probs == pytest.approx(naive_probs(values, params), abs=tolerance)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(requests(), min_size=1, max_size=4), st.integers(0, 2**32))
 def test_every_row_is_as_the_definitions_say(batch: list[Ruled], seed: int) -> None:
     check(batch, seed)
@@ -155,85 +164,7 @@ def test_float32_stays_float32() -> None:
     assert process_logits(logits, torch.tensor([0]), [SamplingParams()]).dtype == torch.float32
 
 
-Patch = pytest.MonkeyPatch
-
-
-def paths_become(patch: Patch, change: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
-    class Wrong(Paths):
-        @property
-        def token_ids(self) -> torch.Tensor:
-            return change(self.draft, Paths(self.draft).token_ids)
-
-    patch.setattr("specdec_core.sampling.rules.Paths", Wrong)
-
-
-def ancestors_are_missing(patch: Patch) -> None:
-    def own_only(draft: Draft, path: torch.Tensor) -> torch.Tensor:
-        return torch.cat([path[:, :1], torch.full_like(path[:, 1:], -1)], dim=1)
-
-    paths_become(patch, own_only)
-
-
-def the_row_s_own_node_is_missing(patch: Patch) -> None:
-    def parents_only(draft: Draft, path: torch.Tensor) -> torch.Tensor:
-        return torch.cat([torch.full_like(path[:, :1], -1), path[:, 1:]], dim=1)
-
-    paths_become(patch, parents_only)
-
-
-def a_sibling_is_counted(patch: Patch) -> None:
-    def from_the_row_before(draft: Draft, path: torch.Tensor) -> torch.Tensor:
-        wrong = path.clone()
-        wrong[1:, :1] = torch.where(path[1:, :1] >= 0, path[:-1, :1], path[1:, :1])
-        return wrong
-
-    paths_become(patch, from_the_row_before)
-
-
-def known_tokens_become(patch: Patch, change: Callable[[Any], Any]) -> None:
-    of = RuledRows.of.__func__
-
-    def changed(cls: Any, requests: Any, draft: Draft) -> Any:
-        return of(cls, [request and change(request) for request in requests], draft)
-
-    patch.setattr(RuledRows, "of", classmethod(changed))
-
-
-@frozen
-class Changed:
-    rules: Rules
-    token_ids: np.ndarray
-    num_prompt_tokens: int
-
-
-def the_root_is_missing(patch: Patch) -> None:
-    known_tokens_become(patch, lambda r: Changed(r.rules, r.token_ids[:-1], r.num_prompt_tokens))
-
-
-def the_prompt_counts_as_output(patch: Patch) -> None:
-    known_tokens_become(patch, lambda r: Changed(r.rules, r.token_ids, 0))
-
-
-def the_prompt_is_missing(patch: Patch) -> None:
-    known_tokens_become(patch, lambda r: Changed(r.rules, r.token_ids[r.num_prompt_tokens :], 0))
-
-
-def presence_is_counted_in_the_prompt(patch: Patch) -> None:
-    count = penalties.count_tokens
-    patch.setattr(penalties, "count_tokens", lambda rows, logits, with_prompt: count(rows, logits, with_prompt=True))
-
-
-def words_begin_in_the_prompt(patch: Patch) -> None:
-    newest = bad_words._newest
-
-    def wrong(rows: RuledRows, count: int) -> torch.Tensor:
-        changed = tuple(Changed(r.rules, r.token_ids, 0) for r in rows.requests)
-        return newest(evolve(rows, requests=changed), count)
-
-    patch.setattr(bad_words, "_newest", wrong)
-
-
-MUTATIONS: list[tuple[Callable[[Patch], None], dict[str, Any]]] = [
+MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = [
     *((mutation, asked)
       for mutation in (ancestors_are_missing, the_row_s_own_node_is_missing, a_sibling_is_counted, the_root_is_missing)
       for asked in ({"frequency_penalty": 0.5}, {"presence_penalty": 1.0}, {"repetition_penalty": 1.5}, {},
@@ -248,7 +179,7 @@ MUTATIONS: list[tuple[Callable[[Patch], None], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("mutation", "asked"), MUTATIONS, ids=lambda each: getattr(each, "__name__", str(each))[:40])
-def test_a_wrong_history_is_noticed(mutation: Any, asked: dict[str, Any], monkeypatch: Patch) -> None:
+def test_a_wrong_history_is_noticed(mutation: Any, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     batch = many(temperature=0.8, **asked)
     if mutation is words_begin_in_the_prompt:
         batch = [evolve(request, output=[2], bad_words=[[1, 2, 3]]) for request in batch]
@@ -256,3 +187,84 @@ def test_a_wrong_history_is_noticed(mutation: Any, asked: dict[str, Any], monkey
     mutation(monkeypatch)
     with pytest.raises(AssertionError):
         check(batch, 1)
+
+
+SOUND: list[dict[str, Any]] = [
+    {"min_p": 0.5},
+    {"top_k": 1},
+    {"top_p": 0.2},
+    {"repetition_penalty": 1.5},
+    {"presence_penalty": 1.0},
+    {"frequency_penalty": 1.0},
+    {"logit_bias": {3: 100.0}},
+    {"allowed_token_ids": [0, 1, 2]},
+    {"stop_token_ids": [3], "min_tokens": 5},
+    {"logits_processors": [lean_on_all]},
+    {"bad_words": ["whatever makes the token 3 a word"]},
+]
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf], ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("asked", SOUND, ids=lambda asked: next(iter(asked)))
+def test_a_row_that_is_not_finite_fails_whatever_hides_it(
+    asked: dict[str, Any], temperature: float, wrong: float
+) -> None:
+    """Of two requests alike the one with a wrong logit, at a token that masks cover."""
+    params = SamplingParams(temperature=temperature, **asked)
+    batch = [Ruled(params, [5, 6, 1], [7, 2, 8], DraftTree([1], [-1]), [[3]] if params.bad_words else [])] * 2
+    draft = Draft.from_trees([request.tree for request in batch])
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(0))
+    logits[1, 3] = wrong
+    rules = RuledRows.of(batch, draft)
+    processed = process_logits(logits, draft.layout.row_requests, [params] * 2, rules)
+    assert processed.amax(dim=1).isfinite().tolist() == [True, False, True, True]
+
+
+def test_a_processor_that_fails_fails_its_own_rows() -> None:
+    """At the root, which is remembered, or at the node whose history it cannot bear."""
+
+    def careless(logits: torch.Tensor, token_ids: np.ndarray) -> torch.Tensor:
+        if token_ids[-1] == 3:
+            raise KeyError(3)
+        return logits
+
+    params = SamplingParams(logits_processors=[careless])
+    nodes = DraftTree([1, 3, 3, 1], [-1, -1, -2, 1])
+    batch = [Ruled(params, [5], [8], nodes, []), Ruled(params, [5], [3], nodes, []), Ruled(params, [5], [8], nodes, [])]
+    draft = Draft.from_trees([nodes] * 3)
+    rules = RuledRows.of(batch, draft)
+    assert rules is not None
+    processed = process_logits(torch.zeros(15, VOCAB), draft.layout.row_requests, [params] * 3, rules)
+    finite = [True, True, False, True, True]  # the dead node is not asked about
+    assert processed.amax(dim=1).isfinite().tolist() == [*finite, False, *finite[1:], *finite]
+    assert [each.fault for each in rules.rules] == [
+        None,
+        f"logits processor {careless.__qualname__} raised KeyError: 3",
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("processor", "says"),
+    [
+        (lambda logits, token_ids: None, "returned a NoneType: it must return the logits, a tensor"),
+        (lambda logits, token_ids: logits.tolist(), "returned a list: it must return the logits, a tensor"),
+        (lambda logits, token_ids: logits[:3], r"returned torch.float32 \[3\]: it must return torch.float32 \[9\]"),
+        (lambda logits, token_ids: logits.double(), r"returned torch.float64 \[9\]: it must return torch.float32"),
+        (lambda logits, token_ids: logits * torch.nan, "returned NaN, or .inf, or -inf for every token"),
+        (lambda logits, token_ids: logits - torch.inf, "at least one token must be possible"),
+        (
+            lambda logits, token_ids: token_ids.__setitem__(0, 1),
+            "raised ValueError: assignment destination is read-only",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_processor_is_said(processor: Any, says: str) -> None:
+    params = SamplingParams(logits_processors=[processor])
+    rules = RuledRows.of([Ruled(params, [5], [], DraftTree([], []), [])], draft := Draft.from_chains([[]]))
+    assert rules is not None
+    processed = process_logits(torch.zeros(1, VOCAB), draft.layout.row_requests, [params], rules)
+    assert processed.isnan().all()
+    assert re.search(says, str(rules.rules[0].fault))
+    assert "<lambda>" in str(rules.rules[0].fault) or "logits processors" in str(rules.rules[0].fault)

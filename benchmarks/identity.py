@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -101,7 +103,8 @@ def main() -> None:
         for dtype in ("float32", "bfloat16")
         for kernels in (True, False)
     }
-    report = {"machine": machine(), "max_tokens": args.max_tokens, "results": results}
+    command = shlex.join(["python", "benchmarks/identity.py", *sys.argv[1:]])
+    report = {"command": command, "machine": machine(), "max_tokens": args.max_tokens, "results": results}
     args.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 

@@ -29,6 +29,7 @@ from specdec_core import LLM, SamplingParams
 from specdec_core.outputs import RequestOutput
 
 RESULTS = Path(__file__).parent / "results"
+DISTRIBUTIONS = ("specdec-core", "specdec-kernels", "specdec-proposer-ngram")
 HEADLINE = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
 
 
@@ -96,7 +97,7 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "avx512_bf16": torch.cpu._is_avx512_bf16_supported(),
         "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "transformers", "specdec-core", "specdec-proposer-ngram")},
+        **{name: version(name) for name in ("torch", "transformers", "numba", *DISTRIBUTIONS)},
     }
 
 

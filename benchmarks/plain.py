@@ -101,7 +101,13 @@ def main() -> None:
         for engine in engines.values():
             engine.close()
     about = {name: engine.about for name, engine in engines.items()}
-    report = {"machine": machine(), "prompt_tokens": PROMPT_TOKENS, "engines": about, "ms_per_token": results}
+    report = {
+        "command": "python benchmarks/plain.py" + " --vllm-python DIR/bin/python" * bool(args.vllm_python),
+        "machine": machine(),
+        "prompt_tokens": PROMPT_TOKENS,
+        "engines": about,
+        "ms_per_token": results,
+    }
     args.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 

@@ -86,10 +86,22 @@ def step_profile(record: dict[str, Any]) -> str:
     return "\n".join([*lines, f"| share of the last outside the model's forward | {shown} |"])
 
 
+def verifiers(record: dict[str, Any]) -> str:
+    accepted = record["accepted"]
+    names = list(next(iter(next(iter(accepted.values())).values())))
+    lines = [f"| draft | noise | {' | '.join(f'`{name}`' for name in names)} |", "|---|---|" + "---|" * len(names)]
+    for shape, found in accepted.items():
+        for noise, tokens in found.items():
+            shown = " | ".join(f"{tokens[name]:.2f}" if name in tokens else "-" for name in names)
+            lines.append(f"| {shape} | {noise} | {shown} |")
+    return "\n".join(lines)
+
+
 END = "<!-- measured: end -->"
 TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("README.md", "ngram", ngram),
     ("docs/losslessness.md", "identity", identity),
+    ("docs/losslessness.md", "verifiers", verifiers),
     ("docs/performance.md", "plain", plain),
     ("docs/performance.md", "step_profile", step_profile),
 ]

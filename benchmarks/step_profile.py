@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -22,6 +20,7 @@ from typing import Any
 
 import torch
 from attrs import frozen
+from ngram import machine
 from plain import HERE, PROMPT_TOKENS, save_random_llama
 from plain_worker import NUM_THREADS, prompt
 
@@ -147,8 +146,6 @@ def main() -> None:
                 {name: round(median(ms for ms, _ in each), 2) for name, each in results[str(batch)].items()},
                 flush=True,
             )
-    names = ("specdec-core", "specdec-kernels", "torch", "transformers", "numba")
-    about = {"versions": {name: version(name) for name in names}, "cpu": cpu(), "threads": NUM_THREADS}
     medians = {
         batch: {name: median(ms for ms, _ in steps) for name, steps in found.items()}
         for batch, found in results.items()
@@ -159,18 +156,14 @@ def main() -> None:
     }
     setup = {"context_tokens": PROMPT_TOKENS, "dtype": "bfloat16", "steps": NUM_STEPS}
     written = {
-        "about": about,
+        "command": "python benchmarks/step_profile.py",
+        "machine": machine(),
         "setup": setup,
         "median_ms": medians,
         "median_share_outside_forward": shares,
         "ms_and_ms_outside_forward": results,
     }
     args.output.write_text(json.dumps(written, indent=2) + "\n")
-
-
-def cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
 
 
 if __name__ == "__main__":

@@ -86,6 +86,7 @@ PROMPTS = [
     ({"prompt": "x", "multi_modal_data": 1}, ConfigError, "no key 'multi_modal_data'"),
     (ids([]), ConfigError, rf"prompt_token_ids=\[\] is {NOT_WHOLE}"),
     (ids(None), ConfigError, f"prompt_token_ids=None is {NOT_WHOLE}"),
+    (ids(torch.ones(3, dtype=torch.int64, device="meta")), ConfigError, NOT_WHOLE),
     (ids("12"), ConfigError, NOT_WHOLE),
     (ids(12), ConfigError, NOT_WHOLE),
     (ids([1, None]), ConfigError, NOT_WHOLE),
@@ -131,7 +132,7 @@ REQUESTS = [
     ({"logprobs": 8193}, "logprobs=8193 is more than the 8192 tokens of the vocabulary: lower it, or give -1 for all"),
     ({"prompt_logprobs": 8193}, "prompt_logprobs=8193 is more than the 8192 tokens"),
     ({"bad_words": [" "]}, "bad_words has ' ', which has no tokens: leave it out"),
-    ({"allowed_token_ids": [9, 343], "bad_words": ["("]}, "bad_words forbid all that allowed_token_ids leave: allow more"),
+    ({"allowed_token_ids": [9, 343], "bad_words": ["("]}, "bad_words forbid all that allowed_token_ids leave"),
     ({"allowed_token_ids": [5, 6], "stop_token_ids": [6, 5], "min_tokens": 1},
      "min_tokens=1, but every token that allowed_token_ids and bad_words leave ends the output: allow more tokens"),
 ]  # fmt: skip

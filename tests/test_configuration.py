@@ -11,6 +11,7 @@ import pytest
 
 from specdec_core import SamplingParams
 from specdec_core.config import DraftModelConfig, EngineConfig, SpeculativeConfig
+from specdec_core.verifiers.config import TypicalConfig
 from specdec_proposer_ngram import NgramConfig
 
 TEXT = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text()
@@ -40,13 +41,15 @@ def defaults(config: type) -> dict[str, Any]:
         (EngineConfig, "the keys of `EngineConfig`"),
         (SpeculativeConfig, "these keys, and the method's own"),
         (NgramConfig, "Method `ngram`"),
+        (TypicalConfig, "Verifier `typical`"),
         (DraftModelConfig, "the keys of `DraftModelConfig`"),
         (SamplingParams, "`SamplingParams(...)`, one for all"),
     ],
 )
 def test_every_key_and_its_default(config, heading):
     expected = defaults(config)
-    expected.pop("options", None)  # the method's own keys, in the same dict
+    for others in ("options", "verifier_options"):  # the method's own keys and the verifier's, in the same dict
+        expected.pop(others, None)
     if config is SamplingParams:
         unsupported = set(re.findall(r"`(\w+)`", UNSUPPORTED[1]))
         not_yet = [a for a in attrs.fields(config) if getattr(a.validator, "__name__", "") == "_not_yet"]

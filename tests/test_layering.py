@@ -23,7 +23,7 @@ LAYERS = (
     {"hookspecs"},
     {"plugins"},
     {"ops"},
-    {"sampling", "kv", "verifiers", "target", "metrics"},
+    {"sampling", "kv", "verifiers", "target", "metrics", "drafting"},
     {"builtin"},
     {"engine"},
     {"llm", "async_llm", "dry_run", "frontend", "legacy", "prompts", "outputs"},

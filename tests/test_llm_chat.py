@@ -93,6 +93,7 @@ def test_streamed(llm: LLM) -> None:
         (CHAT, {"chat_template": "{% for %}"}, "TemplateSyntaxError"),
         (CHAT, {"chat_template": "{{ raise_exception('roles must alternate') }}"}, "roles must alternate"),
         (CHAT, {"chat_template": "{# empty #}"}, "has no tokens"),
+        (CHAT, {"chat_template_kwargs": ["tone"]}, "must be a dict"),
         (CHAT, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs names tokenize"),
         (CHAT, {"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs names tools"),
     ],

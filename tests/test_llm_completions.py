@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from attrs import evolve
 
-from specdec_core import LLM, CompletionOutput, ConfigError, DraftCounts, SamplingParams
+from specdec_core import LLM, CompletionOutput, ConfigError, DraftCounts, Request, SamplingParams
+from specdec_core.engine.text import OutputText
 
 CODE = """def total(prices, rate):
     result = 0
@@ -125,6 +127,15 @@ def test_a_stop_string(plain: LLM, speculating: LLM, whole: list, includes: bool
     assert (found.finish_reason, found.stop_reason) == ("stop", stop)
 
 
+def test_a_stop_string_before_a_character_that_is_never_finished(tokenizer: Any) -> None:
+    unfinished = next(i for i in range(len(tokenizer)) if tokenizer.decode([i]) == " \N{REPLACEMENT CHARACTER}")
+    prompt, params = np.array(tokenizer("x").input_ids), SamplingParams(stop=" ", max_tokens=1)
+    text = OutputText(tokenizer, prompt, params)
+    request = Request("any", prompt, params, seed=0, max_total_tokens=len(prompt) + 1, text=text)
+    request.append([unfinished], 0, frozenset())
+    assert (text.text, request.finish_reason, request.stop_reason) == ("", "stop", " ")
+
+
 def test_of_two_stop_strings_the_one_that_begins_first_counts(plain: LLM, speculating: LLM, whole: list) -> None:
     text = whole[0].text
     word = next(word for word in text.split() if len(word) > 4)
@@ -206,3 +217,12 @@ def test_prompt_tokens_are_told_from_decoded_ones(plain: LLM, num_tokens: int) -
     assert sum(report.num_prefill_tokens for report in reports) == num_tokens
     assert sum(report.num_decode_requests for report in reports) == 3
     assert sum(report.num_output_tokens for report in reports) == 4
+
+
+@pytest.mark.parametrize(("delay_s", "is_shown"), [(1e6, False), (0.0, True)])
+def test_the_bar_is_shown_after_a_while(
+    plain: LLM, delay_s: float, is_shown: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("specdec_core.llm.BAR_DELAY_S", delay_s)
+    plain.generate(PROMPTS[0], SamplingParams(max_tokens=1))
+    assert ("request" in capfd.readouterr().err) == is_shown

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from specdec_core.hookspecs import hookimpl
 from specdec_core.kv_manager import KVManager, KVManagerSpec
 from specdec_core.proposer import PLUGIN_API
 from specdec_core.verifier import Verifier, VerifierSpec
+from specdec_core.verifiers.config import TypicalConfig
 
 if TYPE_CHECKING:
     import torch
 
 
-def _greedy() -> Verifier:
-    from specdec_core.verifiers.greedy import GreedyVerifier
-
-    return GreedyVerifier()
-
-
-def _chosen() -> Verifier:
-    from specdec_core.verifiers.chosen import ChosenVerifier
-
-    return ChosenVerifier()
+def _verifier(path: str, *config: object) -> Verifier:
+    """path: "module.Class" of specdec_core.verifiers, which import torch."""
+    module, _, name = path.partition(".")
+    verifier: Verifier = getattr(import_module(f"specdec_core.verifiers.{module}"), name)(*config)
+    return verifier
 
 
 def _paged(num_blocks: int, block_size: int, device: torch.device) -> KVManager:
@@ -34,7 +32,20 @@ def _paged(num_blocks: int, block_size: int, device: torch.device) -> KVManager:
 
 @hookimpl
 def specdec_verifiers() -> Sequence[VerifierSpec]:
-    return [VerifierSpec("greedy", _greedy, PLUGIN_API), VerifierSpec("chosen", _chosen, PLUGIN_API)]
+    return [
+        VerifierSpec("greedy", partial(_verifier, "greedy.GreedyVerifier"), PLUGIN_API, greedy_only=True),
+        VerifierSpec("chosen", partial(_verifier, "chosen.ChosenVerifier"), PLUGIN_API),
+        VerifierSpec("rejection", partial(_verifier, "rejection.RejectionVerifier"), PLUGIN_API),
+        VerifierSpec("block", partial(_verifier, "block.BlockVerifier"), PLUGIN_API, chains_only=True),
+        VerifierSpec("traversal", partial(_verifier, "traversal.TraversalVerifier"), PLUGIN_API),
+        VerifierSpec(
+            "typical",
+            partial(_verifier, "typical.TypicalVerifier"),
+            PLUGIN_API,
+            lossless=False,
+            config=TypicalConfig,
+        ),
+    ]
 
 
 @hookimpl

@@ -15,6 +15,9 @@ from specdec_core.hashing import UNHASHED, config_hash
 from specdec_core.validators import checkpoint, flag, is_number, number, one_of, text, whole_number
 
 MOST_DRAFT_TOKENS = 2**16
+AUTO = "auto"
+"""The verifier that means: whichever fits."""
+
 DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
@@ -60,40 +63,51 @@ class DraftModelConfig:
 
 @frozen(kw_only=True)
 class SpeculativeConfig:
-    """How to speculate: the core's own keys, and `options`, an instance of the method's config class.
+    """How to speculate: the core's own keys, and instances of the config classes of the method and the verifier.
 
     num_speculative_tokens: most draft tokens (for trees: nodes) per request and step.
     disable_by_batch_size: no drafts while more requests than this are running.
+    verifier: the rule that decides what is accepted; "auto": a lossless one that fits the draft.
     """
 
     method: str
     num_speculative_tokens: int = field(validator=whole_number(1, MOST_DRAFT_TOKENS))
     disable_by_batch_size: int | None = field(default=None, validator=whole_number(1, MOST_DRAFT_TOKENS, optional=True))
+    verifier: str = field(default=AUTO, validator=text())
     options: Any = None
+    verifier_options: Any = None
 
     @classmethod
     def core_keys(cls) -> set[str]:
-        return {attribute.name for attribute in fields(cls)} - {"options"}
+        return {attribute.name for attribute in fields(cls)} - {"options", "verifier_options"}
 
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any], method_config: type) -> SpeculativeConfig:
-        """One flat mapping of the core's keys and the method's. Raises ConfigError that names the nearest key."""
-        own = {attribute.name for attribute in fields(method_config)}
+    def from_mapping(
+        cls, mapping: Mapping[str, Any], method_config: type, verifier_config: type | None = None
+    ) -> SpeculativeConfig:
+        """One flat mapping of the core's keys, the method's and the verifier's, of which none may have the name of the
+        core's. Raises ConfigError that names the nearest key."""
+        own = {attribute.name for attribute in fields(method_config)} - cls.core_keys()
+        verifiers = {attribute.name for attribute in fields(verifier_config)} if verifier_config else set()
         where = f"speculative_config of method {mapping['method']!r}"
+        known = cls.core_keys() | own | verifiers
         for key in mapping:
-            if key not in cls.core_keys() | own:
-                raise _foreign_key(key, cls.core_keys() | own, where)
+            if key not in known:
+                raise _foreign_key(key, known, where)
         if mapping.get("num_speculative_tokens") is None:
             raise ConfigError(
                 f"{where} says no num_speculative_tokens: give the number of tokens to draft per step, such as 5"
             )
         try:
             options = method_config(**{key: value for key, value in mapping.items() if key in own})
+            chosen = {key: value for key, value in mapping.items() if key in verifiers}
+            verifier_options = verifier_config(**chosen) if verifier_config else None
         except (TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(f"{where} is not complete: {error}") from error
-        return cls(**{key: value for key, value in mapping.items() if key not in own}, options=options)
+        rest = {key: value for key, value in mapping.items() if key in cls.core_keys()}
+        return cls(**rest, options=options, verifier_options=verifier_options)
 
     def compute_hash(self) -> str:
         """A hex digest of what changes the computation, the same in every process."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 from attrs import frozen
 from transformers.utils import logging
 
-from specdec_core.config import EngineConfig, SpeculativeConfig, speculative_mapping
+from specdec_core.config import AUTO, EngineConfig, SpeculativeConfig, speculative_mapping
+from specdec_core.config_file import KEYS
 from specdec_core.engine import Engine
 from specdec_core.engine.request import Piece, Request
 from specdec_core.errors import ConfigError
@@ -25,8 +27,6 @@ from specdec_core.target.load import load_config, resolve_model
 
 SampleListener = Callable[[int, int, Request, Sequence[Piece]], None]
 """(index of the prompt, index of the completion, request, what the step added to it)."""
-
-OWN_KEYS = frozenset({"tokenizer", "skip_tokenizer_init", "speculative_config", "plugins"})
 
 
 @frozen(eq=False)
@@ -56,12 +56,16 @@ def prepare(
     if plugins is not None and not hasattr(plugins, "proposer"):
         raise ConfigError(f"plugins={plugins!r} must be what Plugins.load() returns, or None")
     engine_config, speculative_config = without_old_keys(engine_config, speculative_config)
-    config = EngineConfig.from_mapping({"model": model, **engine_config}, other_keys=OWN_KEYS | OLD_KEYS)
+    config = EngineConfig.from_mapping({"model": model, **engine_config}, other_keys=KEYS | {"plugins"} | OLD_KEYS)
     plugins = plugins or Plugins.load()
     speculative = None
     if speculative_config is not None:
         mapping = speculative_mapping(speculative_config)
-        speculative = SpeculativeConfig.from_mapping(mapping, plugins.proposer(mapping["method"]).config)
+        verifier, verifier_config = mapping.get("verifier", AUTO), None
+        if isinstance(verifier, str) and verifier != AUTO:
+            verifier_config = plugins.verifier(verifier).config
+        method_config = plugins.proposer(mapping["method"]).config
+        speculative = SpeculativeConfig.from_mapping(mapping, method_config, verifier_config)
     load_config(  # its errors come first
         resolve_model(model),
         trust_remote_code=config.trust_remote_code,
@@ -119,10 +123,10 @@ class Frontend:
         self.metrics.update(report, perf_counter() - started)
 
     def cancel(self, submitted: Sequence[Sequence[str]]) -> None:
-        """Those that have ended are left alone."""
-        for request_ids in submitted:
-            for request_id in request_ids:
-                self.engine.cancel(request_id)
+        """All of them, whatever ending one of them raises. Those that have ended are left alone."""
+        with ExitStack() as cancelling:
+            for request_id in chain.from_iterable(submitted):
+                cancelling.callback(self.engine.cancel, request_id)
 
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> Sequence[SamplingParams]:

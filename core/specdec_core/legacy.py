@@ -54,9 +54,8 @@ def without_old_keys(
     if given and "model" not in given:
         raise ConfigError(f"{names} given, but no speculative_model: name one, or leave them out")
     config = _new_form(given) if given else None
-    warnings.warn(
-        f"{names}: write speculative_config={config!r} instead", DeprecationWarning, stacklevel=_level_of_caller()
-    )
+    advice = "leave out what changes nothing" if config is None else f"write speculative_config={config!r} instead"
+    warnings.warn(f"{names}: {advice}", DeprecationWarning, stacklevel=_level_of_caller())
     return rest, config
 
 

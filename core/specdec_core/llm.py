@@ -181,8 +181,7 @@ class LLM:
 
         with tqdm(disable=not use_tqdm, delay=BAR_DELAY_S, unit="request") as bar:
             submitted = self._frontend.submit(prompts, sampling_params, keep)
-            num_requests = sum(map(len, submitted))
-            bar.reset(num_requests)
+            bar.total = num_requests = sum(map(len, submitted))
             try:
                 while len(finished) < num_requests:
                     self._frontend.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter as CounterOf
 from itertools import zip_longest
 
 from attrs import define, field, frozen
@@ -89,6 +90,7 @@ class Totals:
     draft_s: float = 0.0
     target_s: float = 0.0
     step_s: float = 0.0
+    steps_per_verifier: CounterOf[str] = field(factory=CounterOf)
 
     def add(self, report: StepReport, step_s: float) -> None:
         for num_accepted in report.accepted_per_request.values():
@@ -100,6 +102,8 @@ class Totals:
         self.draft_s += report.draft_s
         self.target_s += report.target_s
         self.step_s += step_s
+        if report.verifier:
+            self.steps_per_verifier[report.verifier] += 1
 
     def log_line(self) -> str:
         """Rates per second of work: time between steps, when others have the turn or nothing is to do, is no work."""
@@ -154,6 +158,10 @@ class Metrics:
             Vector(f"{speculation}num_accepted_tokens_per_pos", per_pos),
             Counter(f"{speculation}draft_seconds", totals.draft_s),
             Counter(f"{speculation}target_seconds", totals.target_s),
+            *(
+                Counter(f"{speculation}num_steps_verified_by_{name}", n)
+                for name, n in sorted(totals.steps_per_verifier.items())
+            ),
             Counter(f"{engine}prompt_tokens", totals.num_prompt_tokens),
             Counter(f"{engine}generation_tokens", totals.num_output_tokens),
             Counter(f"{engine}num_preemptions", totals.num_preempted),

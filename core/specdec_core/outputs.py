@@ -31,13 +31,15 @@ class CompletionOutput:
 @frozen
 class RequestOutput:
     """A finished prompt with its n completions. `speculation` says what drafting did for them: see `DraftCounts`.
-    prompt_logprobs: of each prompt token, the first one's None, if they were asked for."""
+    prompt_logprobs: of each prompt token, the first one's None, if they were asked for. lossless: whether the tokens
+    have the target's distribution; False only under a verifier that gives that up."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     speculation: DraftCounts
+    lossless: bool = True
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @classmethod
@@ -62,6 +64,7 @@ class RequestOutput:
                 for index, request in enumerate(samples)
             ],
             speculation=sum((request.counts for request in samples), DraftCounts()),
+            lossless=first.is_lossless,
             prompt_logprobs=first.prompt_logprobs,
         )
 
@@ -69,14 +72,16 @@ class RequestOutput:
 @frozen
 class StreamOutput:
     """What one step added to one completion. prompt_index: of the prompt among those given; index: of the completion
-    among its n. finish_reason is set in the completion's last one, and stop_reason and error as in `CompletionOutput`.
-    prompt_logprobs: in the first one of the prompt's first completion, if they were asked for."""
+    among its n. finish_reason is set in the completion's last one, and stop_reason and error as in `CompletionOutput`;
+    lossless is as in `RequestOutput`. prompt_logprobs: in the first one of the prompt's first completion, if they were
+    asked for."""
 
     prompt_index: int
     pieces: tuple[Piece, ...]
     finish_reason: str | None
     index: int = 0
     stop_reason: str | int | None = None
+    lossless: bool = True
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     error: str | None = None
 
@@ -93,6 +98,7 @@ class StreamOutput:
             request.finish_reason,
             index,
             request.stop_reason,
+            request.is_lossless,
             prompt_logprobs=request.prompt_logprobs if is_first else None,
             error=request.error,
         )

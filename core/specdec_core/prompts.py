@@ -55,6 +55,8 @@ class PromptReader:
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
             raise ConfigError(f"messages={messages!r} is not understood: give one conversation, or a list of them")
         chats: Any = [messages] if isinstance(messages[0], Mapping) else messages
+        if not isinstance(variables, Mapping):
+            raise ConfigError(f"chat_template_kwargs={variables!r} must be a dict of what the template reads")
         clashing = sorted({*variables} & {*arguments, "tokenize", "conversation"})
         if clashing:
             raise ConfigError(f"chat_template_kwargs names {', '.join(clashing)}: that is an argument of chat itself")

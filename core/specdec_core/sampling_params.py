@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import Attribute, evolve, field, fields, frozen
 
-from specdec_core.config import unknown_key
+from specdec_core.config import MOST_DRAFT_TOKENS, unknown_key
 from specdec_core.converters import as_float, as_whole, biases, callables, strings, token_ids
 from specdec_core.errors import ConfigError
 from specdec_core.validators import flag, is_number, number, whole_number
@@ -132,7 +132,7 @@ class SamplingParams:
     detokenize: bool = field(default=True, validator=flag)
     skip_special_tokens: bool = field(default=True, validator=flag)
     num_speculative_tokens: int | None = field(
-        default=None, converter=as_whole, validator=whole_number(0, 2**16, optional=True)
+        default=None, converter=as_whole, validator=whole_number(0, MOST_DRAFT_TOKENS, optional=True)
     )
 
     # What vLLM's users may pass besides: only the value that changes nothing is accepted.

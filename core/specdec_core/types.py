@@ -317,3 +317,4 @@ class StepReport:
     target_s: float = 0.0
     num_preempted: int = 0
     accepted_per_request: Mapping[str, int] = field(factory=dict)  # of requests that had a draft
+    verifier: str = ""  # that decided on the drafts; empty if there was none

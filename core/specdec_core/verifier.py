@@ -30,10 +30,19 @@ class Verifier(Protocol):
 
 @frozen(eq=False)
 class VerifierSpec:
-    """A verifier as data: returned by the hook `specdec_verifiers`. lossless: whether what it emits has the target's
-    distribution."""
+    """A verifier as data: returned by the hook `specdec_verifiers`, before anything heavy is imported.
+
+    build: () -> Verifier, or (config) -> Verifier if there is a config.
+    lossless: whether what it emits has the target's distribution. Only lossless ones are ever chosen unasked.
+    config: attrs class of the verifier's own keys in speculative_config; constructing it validates them.
+    chains_only: it is never given a draft with nodes that is not marked as a chain.
+    greedy_only: it is never given requests with a temperature.
+    """
 
     name: str
-    build: Callable[[], Verifier]
+    build: Callable[..., Verifier]
     api: int
     lossless: bool = True
+    config: type | None = None
+    chains_only: bool = False
+    greedy_only: bool = False

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from tiny_setup import save_checkpoint
 
-from specdec_core import ConfigError, cli
+from specdec_core import ConfigError, Plugins, cli
 from specdec_core.cli import bench as module
 from specdec_core.cli.compare import Comparison, Figures, Run
 from specdec_core.cli.options import ModelOptions
@@ -59,7 +59,8 @@ def test_built_in_prompts(bench, tmp_path):
     }
     assert (found["settings"]["runs"], found["settings"]["prompts"]) == (2, "built-in")
     assert found["model"]["dtype"] == "float32"
-    assert {"torch", "transformers", "specdec-core", "python", "dist-bigram"} == set(found["versions"])
+    computing = {plugin.distribution for plugin in Plugins.load().listing() if "ops" in plugin.provides}
+    assert {"torch", "transformers", "specdec-core", "python", "dist-bigram", *computing} == set(found["versions"])
     assert {"processor", "threads", "device", "system"} == set(found["machine"])
     assert [batch["group"] for batch in found["batches"]] == ["edit"] * 3 + ["write"]
     for batch in found["batches"]:

@@ -59,6 +59,15 @@ def test_a_method_with_a_draft_model_has_its_keys() -> None:
         speculative(HeadConfig, model="x", num_head=2)
 
 
+def test_an_option_with_the_name_of_a_core_key_does_not_hide_it() -> None:
+    @frozen
+    class Hiding:
+        disable_by_batch_size: int = 3
+
+    found = speculative(Hiding, disable_by_batch_size=7)
+    assert (found.disable_by_batch_size, found.options) == (7, Hiding())
+
+
 @pytest.mark.parametrize(
     "written",
     [{"method": "[copy]"}, {"model": "[copy]"}, {"method": None, "model": "[copy]"}, {"method": "copy"}],

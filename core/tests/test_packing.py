@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,10 @@ from tiny_families import EXPERTS, LATENT, logits, tiny_model
 from torch import nn
 from torch.nn.functional import linear, pad
 
+from specdec_core.kv import PagedKVManager
+from specdec_core.ops import REFERENCE
 from specdec_core.ops.linear import pack_linear
+from specdec_core.target import Target
 from specdec_core.target.packing import PackedLinear, pack_linears, recording_shared_inputs
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
@@ -207,3 +213,15 @@ def test_where_onednn_is_switched_off_nothing_is_packed() -> None:
         pack_linears(model, pack_linear, [[model.left, model.right]])
         pack_linears(model, pack_linear)
     assert dict(model.named_children()) == before
+
+
+def test_a_target_holds_its_weights_once(checkpoint: Path) -> None:
+    device = torch.device("cpu")
+    target = Target(checkpoint, device=device, dtype="float32")
+    originals = [weakref.ref(module) for module in target._model.modules() if type(module) is nn.Linear]
+    kv = PagedKVManager(1, 16, device)
+    kv.add_group(target.kv_layout)
+    target.attach(kv, REFERENCE, ())
+    gc.collect()
+    assert originals
+    assert not any(original() for original in originals)

@@ -32,6 +32,11 @@ def test_rms_norm(dtype: torch.dtype, num_rows: int, width: int, eps: float, see
         assert torch.equal(OPS["rms_norm"](hidden[row], weight, eps), found[row])
 
 
+def test_rms_norm_refuses_another_width() -> None:
+    with pytest.raises(RuntimeError, match="must match the size"):
+        OPS["rms_norm"](torch.ones(2, 16), torch.ones(8), 1e-6)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @settings(max_examples=40, deadline=None)
 @given(

@@ -87,3 +87,11 @@ def test_what_it_cannot_do_is_left_to_the_reference(dtype: torch.dtype) -> None:
     assert (found is None) == (expected is None)
     if found is not None:
         assert torch.equal(found(rows), expected(rows))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_another_width_or_type_are_refused(dtype: torch.dtype) -> None:
+    product = OPS["pack_linear"](normal(0, 32, 16, dtype=dtype), None)
+    for rows in (normal(1, 2, 64, dtype=dtype), normal(1, 2, 8, dtype=dtype), normal(1, 2, 16, dtype=torch.float64)):
+        with pytest.raises(ValueError, match=r"\[\.\.\., 16\]"):
+            product(rows)

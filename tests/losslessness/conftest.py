@@ -15,22 +15,24 @@ sys.path.insert(0, str(Path(__file__).parent))  # helpers beside this file, howe
 
 import random_tree
 import reference
+import table_draft
 from tiny_models import save_tiny_model
 
 MODELS = ["llama", "qwen3", "embedded"]
 PROMPT_LENGTHS = [1, 23, 60, 2, 7, 8, 15, 16, 17, 31, 32, 33, 5, 48, 3, 11]
 
 
-class PluginsWithRandomTree:
-    """What is installed, and the test-only proposer."""
+class PluginsForTests:
+    """What is installed, and the test-only proposers."""
 
     def __init__(self) -> None:
         from specdec_core import Plugins
 
         self._installed = Plugins.load()
+        self._added = {spec.name: spec for spec in (random_tree.RANDOM_TREE, table_draft.TABLE_DRAFT)}
 
     def proposer(self, name: str) -> Any:
-        return random_tree.RANDOM_TREE if name == "random_tree" else self._installed.proposer(name)
+        return self._added[name] if name in self._added else self._installed.proposer(name)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._installed, name)
@@ -52,9 +54,9 @@ def _make_llm(model_dir: Path, method: str | None, *, options: dict[str, Any] | 
         **kw,
     }
     if method is not None:
-        num_tokens = 32 if method == "random_tree" else 5
+        num_tokens = {"random_tree": 32, "table": 9}.get(method, 5)
         settings["speculative_config"] = {"method": method, "num_speculative_tokens": num_tokens, **(options or {})}
-    return LLM(str(model_dir), plugins=PluginsWithRandomTree(), **settings)
+    return LLM(str(model_dir), plugins=PluginsForTests(), **settings)
 
 
 @pytest.fixture(scope="session")

@@ -271,6 +271,17 @@ def test_exceptions(outcome: Any, fault: Callable[..., Any], method: str) -> Non
     assert reasons == (["length", *ABORTED[1:]] if method == "finish" else ABORTED)
 
 
+def test_all_requests_of_a_closed_stream_end_though_one_fails(model_dir: Any, prompts: list) -> None:
+    proposer = Careless()
+    llm = careless_llm(model_dir, build=lambda config, context: proposer)
+    outputs = llm.stream([{"prompt_token_ids": prompts[i]} for i in (*RUNNING, *WAITING)], PARAMS)
+    next(outputs)
+    proposer.faults = {"finish": fail}
+    with pytest.raises(PluginError, match="a bug in this plugin"):
+        outputs.close()
+    assert not llm.engine.has_unfinished
+
+
 def test_a_proposer_that_cannot_be_built_or_planned_is_named(model_dir: Any) -> None:
     with pytest.raises(PluginError, match="'careless' could not be built: ZeroDivisionError: a bug"):
         careless_llm(model_dir, build=fail)

@@ -1,21 +1,27 @@
-"""The distribution of sampled output under speculation is the target's, as transformers computes it."""
+"""The distribution of sampled output under speculation is the target's, as transformers computes it.
+
+SPECDEC_NIGHTLY=1 adds more drafts, verifiers and parameters.
+"""
 
 from __future__ import annotations
 
+import os
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import reference
+import table_draft
 import torch
+from attrs import field, frozen
 from tiny_models import save_tiny_model
 
 VOCAB = 8
 NUM_SEEN = 3  # the first token comes from the prefill; the others are decided under speculation
 MAX_TOKENS = 4  # so that there is a budget for drafts while they are
 NUM_DRAWS = 100_000
-TEMPERATURE = 0.8
+TEMPERATURE = 1.4
 PROMPT = [3, 1, 4, 1, 5]
 
 
@@ -33,16 +39,71 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def exact_probabilities(model_dir: Path) -> torch.Tensor:
-    """float64 [VOCAB ** NUM_SEEN]   of every continuation, in lexicographic order."""
+@frozen
+class Case:
+    """A draft, its verifier and how outputs are sampled. sampling: of SamplingParams, besides the temperature."""
+
+    method: str
+    options: dict[str, Any]
+    sampling: dict[str, Any] = field(factory=dict)
+
+
+CHAIN, TREE = {"widths": (1, 1)}, {"widths": (3, 2)}
+DRAWN = {"draft_sample_method": "probabilistic"}
+IN_CI = {
+    "chosen tree": Case("random_tree", {"observe": False, "full": True}),
+    "good chain": Case("table", {**CHAIN, **DRAWN}, {"top_p": 0.9}),
+    "adversarial tree": Case("table", {**TREE, **DRAWN, "quality": "adversarial"}, {"top_k": 6}),
+    "bad tree, rejection": Case("table", {**TREE, **DRAWN, "quality": "bad", "verifier": "rejection"}),
+}
+NIGHTLY = {
+    f"{quality} {shape}, {verifier}, {', '.join(sampling) or 'plain'}": Case(
+        "table", {**widths, **DRAWN, "quality": quality, "verifier": verifier}, sampling
+    )
+    for quality in ("good", "bad", "adversarial")
+    for shape, widths, verifiers in (
+        ("chain", CHAIN, ("rejection", "block")),
+        ("tree", TREE, ("rejection", "traversal")),
+    )
+    for verifier in verifiers
+    for sampling in ({}, {"top_k": 5}, {"top_p": 0.8})
+}
+CASES = IN_CI | (NIGHTLY if os.environ.get("SPECDEC_NIGHTLY") else {})
+
+
+def raw_logits(model_dir: Path) -> dict[int, torch.Tensor]:
+    """{n: float64 [VOCAB ** n, VOCAB]}   after every continuation of n tokens, in lexicographic order."""
     model = reference.load(model_dir)
-    probabilities = []
-    for continuation in product(range(VOCAB), repeat=NUM_SEEN - 1):
-        logits = reference.logits(model, [*PROMPT, *continuation])[len(PROMPT) - 1 :].double()
-        probs = (logits / TEMPERATURE).softmax(-1)
-        history = torch.stack([probs[i, token] for i, token in enumerate(continuation)]).prod()
-        probabilities.append(history * probs[-1])
-    return torch.cat(probabilities)
+    return {
+        n: torch.stack(
+            [reference.logits(model, [*PROMPT, *tokens])[-1].double() for tokens in product(range(VOCAB), repeat=n)]
+        )
+        for n in range(NUM_SEEN)
+    }
+
+
+def processed(logits: torch.Tensor, sampling: dict[str, Any]) -> torch.Tensor:
+    """Probabilities after one history, from the parameters' definitions."""
+    logits = logits / TEMPERATURE
+    order = logits.argsort(descending=True).tolist()
+    kept = order[: sampling.get("top_k", VOCAB)]
+    probs = torch.zeros(VOCAB, dtype=torch.float64)
+    probs[kept] = logits[kept].softmax(-1)
+    total = 0.0
+    for token in order:
+        if total >= sampling.get("top_p", 1.0):
+            probs[token] = 0
+        total += float(probs[token])
+    return probs / probs.sum()
+
+
+def exact_probabilities(raw: dict[int, torch.Tensor], sampling: dict[str, Any]) -> torch.Tensor:
+    """float64 [VOCAB ** NUM_SEEN]   of every continuation, in lexicographic order."""
+    probabilities = torch.ones(1, dtype=torch.float64)
+    for n in range(NUM_SEEN):
+        each = torch.stack([processed(row, sampling) for row in raw[n]])
+        probabilities = (probabilities.unsqueeze(1) * each).flatten()
+    return probabilities
 
 
 def p_value(outcomes: torch.Tensor, probabilities: torch.Tensor) -> float:
@@ -57,25 +118,28 @@ def p_value(outcomes: torch.Tensor, probabilities: torch.Tensor) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_continuations_have_the_exact_distribution(
-    small_model: Path, make_llm: Any, generate: Any, counter: Any
+    case: Case, small_model: Path, make_llm: Any, generate: Any, counter: Any
 ) -> None:
     from specdec_core import SamplingParams
 
-    exact = exact_probabilities(small_model)
+    raw = raw_logits(small_model)
+    table_draft.TABLE.update({n: table.float() for n, table in raw.items()})
+    exact = exact_probabilities(raw, case.sampling)
     assert abs(float(exact.sum()) - 1) < 1e-9
     assert int((exact * NUM_DRAWS > 10).sum()) > 40, "too peaked to tell a wrong distribution from the right one"
     llm = make_llm(
         small_model,
-        "random_tree",
-        options={"observe": False, "full": True},
+        case.method,
+        options=case.options,
         max_model_len=16,
         max_num_seqs=1024,
         max_num_batched_tokens=8192,
         num_kv_blocks=2048,
     )
     each = [
-        SamplingParams(temperature=TEMPERATURE, max_tokens=MAX_TOKENS, seed=seed, ignore_eos=True)
+        SamplingParams(temperature=TEMPERATURE, max_tokens=MAX_TOKENS, seed=seed, ignore_eos=True, **case.sampling)
         for seed in range(NUM_DRAWS)
     ]
     outputs = generate(llm, [PROMPT] * NUM_DRAWS, each)
@@ -83,5 +147,5 @@ def test_continuations_have_the_exact_distribution(
     outcomes = (tokens * VOCAB ** torch.arange(NUM_SEEN - 1, -1, -1)).sum(-1)
     assert counter(llm, "num_accepted_tokens") > NUM_DRAWS / 20
     assert p_value(outcomes, exact) > 1e-4
-    uniform = torch.full_like(exact, 1 / exact.numel())
-    assert p_value(outcomes, 0.98 * exact + 0.02 * uniform) < 1e-4, "2% of uniform noise would go unnoticed"
+    possible = (exact > 0).double()
+    assert p_value(outcomes, 0.98 * exact + 0.02 * possible / possible.sum()) < 1e-4, "2% of noise would go unnoticed"

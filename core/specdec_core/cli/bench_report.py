@@ -72,10 +72,11 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def versions(plugins: Plugins, method: str) -> dict[str, str]:
-    """Of what took part, the method's own distribution included."""
-    drafting = {p.distribution: p.version for p in plugins.listing() if f"proposer {method}" in p.provides}
+    """Of what took part, with the distributions of the method and of operations that are replaced."""
+    parts = {f"proposer {method}", "ops"}
+    found = {p.distribution: p.version for p in plugins.listing() if p.status == "ok" and parts & {*p.provides}}
     named = {name: version(name) for name in ("torch", "transformers", "specdec-core")}
-    return {"python": platform.python_version(), **named, **drafting}
+    return {"python": platform.python_version(), **named, **found}
 
 
 def _processor() -> str:

@@ -12,7 +12,7 @@ from attrs import frozen
 
 from specdec_core.cli.options import ModelOptions
 from specdec_core.errors import SpecdecError
-from specdec_core.metrics import DraftCounts
+from specdec_core.metrics import DraftCounts, Totals
 from specdec_core.plugins import Plugins
 from specdec_core.plugins.discovery import Plugin
 from specdec_core.sampling_params import SamplingParams
@@ -154,18 +154,16 @@ class Figures:
     def of(cls, *comparisons: Comparison) -> Figures:
         plain = [run for comparison in comparisons for run in comparison.plain]
         speculative = [run for comparison in comparisons for run in comparison.speculative]
-        drafts = DraftCounts()
-        for report in (report for run in speculative for report in run.reports):
-            drafts.num_draft_tokens += report.num_draft_tokens
-            for num_accepted in report.accepted_per_request.values():
-                drafts.add(0, num_accepted)
-        drafting_s = sum(report.draft_s for run in speculative for report in run.reports)
+        totals = Totals()
+        for run in speculative:
+            for report in run.reports:
+                totals.add(report, step_s=0.0)
         return cls(
             num_tokens=sum(len(tokens) for c in comparisons for tokens in c.speculative[-1].token_ids),
             plain_s=sum(median(run.seconds for run in c.plain) for c in comparisons),
             speculative_s=sum(median(run.seconds for run in c.speculative) for c in comparisons),
-            drafts=drafts,
-            drafting_share=drafting_s / sum(run.seconds for run in speculative),
+            drafts=totals.drafts,
+            drafting_share=totals.draft_s / sum(run.seconds for run in speculative),
             efficiency=_efficiency(_Decoding.of(plain), _Decoding.of(speculative)),
             is_identical=all(c.first_difference is None for c in comparisons),
         )

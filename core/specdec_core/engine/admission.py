@@ -19,7 +19,7 @@ def checked_prompt(prompt_token_ids: Sequence[int], target: TargetInfo) -> np.nd
     """The prompt as int64 [num_tokens]. Raises ConfigError or CapacityError."""
     try:
         token_ids = np.asarray(prompt_token_ids)
-    except ValueError:  # lists of unequal length
+    except (TypeError, ValueError):  # a tensor of another device, lists of unequal length
         token_ids = np.empty((0, 0))
     if token_ids.ndim != 1 or token_ids.size == 0 or not _are_whole(prompt_token_ids, token_ids):
         raise ConfigError(

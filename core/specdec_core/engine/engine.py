@@ -24,6 +24,7 @@ from specdec_core.engine.scheduler import Schedule, Scheduler
 from specdec_core.engine.speculation import PLAIN, Speculation, blaming, planned
 from specdec_core.engine.step_batch import StepBatch
 from specdec_core.engine.text import OutputText
+from specdec_core.engine.verification import Verification
 from specdec_core.errors import PluginError, SpecdecError
 from specdec_core.plugins import Plugins
 from specdec_core.proposer import BuildContext
@@ -109,8 +110,7 @@ class Engine:
             block_size=config.block_size,
             scratch_slots=plan.scratch_slots,
         )
-        self._greedy = plugins.verifier("greedy").build()
-        self._chosen = plugins.verifier("chosen").build()
+        self._verification = Verification(plugins, speculative_config)
         self._step_finished = plugins.step_finished
         self._tokenizer = tokenizer
         self._token_texts = TokenTexts(tokenizer)
@@ -148,6 +148,7 @@ class Engine:
         """
         token_ids = checked_prompt(prompt_token_ids, self.target.info)
         check_params(params, self.num_speculative_tokens, self.target.info, has_text=self._tokenizer is not None)
+        self._verification.check(params)
         rules = checked_rules(params, self._tokenizer, self.target.eos_token_ids, self.target.info)
         request_id = f"request-{next(self._ids)}"
         limit = self.target.info.max_model_len
@@ -165,6 +166,7 @@ class Engine:
             text=text,
             listener=listener,
             is_streamed=is_streamed,
+            is_lossless=self._verification.is_lossless,
         )
         self._requests[request_id] = request
         self._scheduler.waiting.append(request)
@@ -203,7 +205,8 @@ class Engine:
         draft = self._speculation.propose(schedule)
         drafted = perf_counter()
         batch, logits, features = self._forward(schedule, draft)
-        verdict = self._verify(schedule, batch, draft, logits)
+        verifier = self._verification.choose(draft, [request.params for request in schedule.requests])
+        verdict = self._verify(verifier, schedule, batch, draft, logits)
         self.kv.commit(schedule.request_ids, schedule.num_known, verdict)
         token_ids = verdict.token_ids.tolist()
         logprobs = output_logprobs(schedule.requests, verdict, token_ids, logits, self._token_texts)
@@ -224,6 +227,7 @@ class Engine:
             target_s=verified - drafted,
             num_preempted=len(schedule.preempted),
             accepted_per_request=accepted,
+            verifier=verifier if draft.num_nodes else "",
         )
 
     def _forward(self, schedule: Schedule, draft: Draft) -> tuple[StepBatch, torch.Tensor, dict[str, torch.Tensor]]:
@@ -239,12 +243,14 @@ class Engine:
             add_prompt_logprobs(parts, of_prompts, self._token_texts)
         return batch, logits, features
 
-    def _verify(self, schedule: Schedule, batch: StepBatch, draft: Draft, logits: torch.Tensor) -> Verdict:
+    def _verify(
+        self, verifier: str, schedule: Schedule, batch: StepBatch, draft: Draft, logits: torch.Tensor
+    ) -> Verdict:
         params = [request.params for request in schedule.requests]
         noise = CounterRandom([request.seed for request in schedule.requests], batch.root_positions)
-        verifier = self._greedy if all(p.is_greedy for p in params) else self._chosen
         rules = RuledRows.of(schedule.whole_requests, draft)
-        return verifier.verify(process_logits(logits, draft.layout.row_requests, params, rules), draft, noise)
+        processed = process_logits(logits, draft.layout.row_requests, params, rules)
+        return self._verification.verify(verifier, processed, draft, noise)
 
     def _emit(
         self,

@@ -48,6 +48,7 @@ class Request:
         text: OutputText | None = None,
         listener: Listener | None = None,
         is_streamed: bool = False,
+        is_lossless: bool = True,
     ) -> None:
         self.id = request_id
         self.params = params
@@ -57,6 +58,7 @@ class Request:
         self.rules = rules
         self.text = text
         self.listener = listener
+        self.is_lossless = is_lossless  # whether the verifier that decides on its drafts is
         self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
         self.counts = DraftCounts()
@@ -134,9 +136,11 @@ class Request:
         if self.text is None or not self._decodes_as_it_goes:
             return ""
         text = "" if self._is_left_out else self.text.add([token_id])
+        if self.finish_reason is not None:
+            text += self.text.finish()  # what it held back may have a stop string in it
         if self.text.is_stopped:
             self.finish_reason, self.stop_reason = "stop", self.text.stop_string
-        return text + self.text.finish() if self.finish_reason is not None else text
+        return text
 
     @property
     def _is_left_out(self) -> bool:

@@ -80,6 +80,7 @@ class Target:
         self.attention = PagedAttention(kv, 0, ops, Padding.of(self.info.device))
         self.attention.bind(self._attention_modules)
         pack_linears(self._model, ops["pack_linear"], self._linear_groups)
+        self._linear_groups.clear()  # the layers in them have the weights that are packed now
         replace_parts(self._model, ops)
         for tap in taps:
             self._add_tap(tap)

@@ -1,4 +1,4 @@
-"""Follow decided tokens down the trees of a draft."""
+"""From decisions to a verdict: follow tokens down the trees of a draft, or trace the path to where a walk ended."""
 
 from __future__ import annotations
 
@@ -34,4 +34,26 @@ def follow(tokens: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdi
     failed = ~is_finite[rows].all(dim=1)
     token_ids = torch.where(on_path & ~failed.unsqueeze(1), tokens[rows], -1)
     num_accepted = num_accepted.masked_fill(failed, 0)
+    return Verdict(token_ids=token_ids, rows=rows.to(torch.int32), num_accepted=num_accepted.to(torch.int32))
+
+
+def trace(ends: torch.Tensor, token_ids: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdict:
+    """The paths that end at the rows `ends` int64 [batch], each followed by its own of token_ids int64 [batch].
+
+    is_finite bool [num_rows], whether each row's logits were.
+    """
+    layout = draft.layout
+    upwards = [ends]
+    for _ in range(draft.max_depth):
+        upwards.append(layout.up[upwards[-1]])
+    num_accepted = layout.row_depths[ends].unsqueeze(1)  # [batch, 1]
+    step = torch.arange(draft.max_depth + 1, device=ends.device)
+    rows = torch.stack(upwards, dim=1).gather(1, (num_accepted - step).clamp(min=0))
+
+    tokens = torch.full((len(layout.row_requests),), -1, dtype=torch.int64, device=ends.device)
+    tokens[layout.node_rows] = draft.token_ids
+    accepted = torch.where(step < num_accepted, tokens[rows.roll(-1, dims=1)], -1)
+    failed = ~is_finite[rows].all(dim=1, keepdim=True)
+    token_ids = torch.where(step == num_accepted, token_ids.unsqueeze(1), accepted).masked_fill(failed, -1)
+    num_accepted = num_accepted.masked_fill(failed, 0).squeeze(1)
     return Verdict(token_ids=token_ids, rows=rows.to(torch.int32), num_accepted=num_accepted.to(torch.int32))

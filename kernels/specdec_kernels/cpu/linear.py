@@ -31,10 +31,13 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[to
     steps = padded.view(num_strips, LANES, num_steps, inputs_per_step).transpose(1, 2)
     strips = as_array(steps.contiguous().view(num_strips, num_steps, LANES * inputs_per_step))
     biases = np.zeros(num_out, dtype=np.float32) if bias is None else bias.float().numpy()
-
-    weight_size = weight.numel()
+    dtype, weight_size = weight.dtype, weight.numel()
 
     def product(rows: torch.Tensor) -> torch.Tensor:
+        if rows.dtype != dtype or rows.shape[-1] != num_in:  # what is compiled would read past their end
+            raise ValueError(
+                f"rows are {rows.dtype} {list(rows.shape)}: give {dtype} [..., {num_in}], as the layer's weight has it"
+            )
         rows = rows.contiguous()
         output = rows.new_empty(*rows.shape[:-1], num_out)
         num_rows = rows.numel() // num_in

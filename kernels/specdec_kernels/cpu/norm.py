@@ -11,7 +11,7 @@ from specdec_kernels.cpu.bits import DTYPES, FAST, array_at, as_array, as_stored
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See `specdec_core.ops.norm.rms_norm`. The sum of squares is added up in another order."""
-    if hidden.dtype != weight.dtype or hidden.dtype not in DTYPES:
+    if hidden.dtype != weight.dtype or hidden.dtype not in DTYPES or hidden.shape[-1:] != weight.shape:
         return ops.REFERENCE["rms_norm"](hidden, weight, eps)
     hidden = hidden.contiguous()
     output = torch.empty_like(hidden)

@@ -62,7 +62,7 @@ def tensors(proposal: Proposal) -> Iterator[str]:
     ):
         if tensor is not None and (tensor.dtype != dtype or tuple(tensor.shape) != shape):
             yield f"{name} is {tensor.dtype} {list(tensor.shape)}: make it {dtype} {list(shape)}"
-        elif tensor is not None and tensor.device != proposal.device:
+        elif tensor is not None and tensor.device.type != proposal.device.type:  # cuda is cuda:0
             yield f"{name} is on {tensor.device}: put it on the engine's device, {proposal.device} (context.device)"
     if (draft.q is None) != (draft.q_rows is None):
         yield "of q and q_rows one is None: give both for sampled nodes, and neither where all nodes are chosen"

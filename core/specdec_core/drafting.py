@@ -1,0 +1,131 @@
+"""For proposers that have distributions: a draft, grown a level at a time, with nodes that are chosen or sampled."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from attrs import field, frozen
+
+from specdec_core.sampling_params import SMALLEST_TEMPERATURE
+from specdec_core.types import Draft, ProposerBatch, Stream
+from specdec_core.validators import one_of
+
+GREEDY, PROBABILISTIC = "greedy", "probabilistic"
+
+
+@frozen(kw_only=True)
+class DraftSamplingConfig:
+    """The key of methods that have distributions to draw from: their config classes inherit from this one."""
+
+    draft_sample_method: str = field(default=GREEDY, validator=one_of(GREEDY, PROBABILISTIC))
+
+
+class Grown(NamedTuple):
+    """Nodes that `DraftBuilder.grow` added, request by request."""
+
+    parents: torch.Tensor  # int64 [n]   of which row of the call each is a child
+    nodes: torch.Tensor  # int64 [n]   its number within its request
+    token_ids: torch.Tensor  # int64 [n]   of the target's vocabulary
+
+
+class _Level(NamedTuple):
+    requests: torch.Tensor  # int64 [n]
+    parents: torch.Tensor  # int64 [n]   number within the request; -1: the root
+    token_ids: torch.Tensor  # int64 [n]
+    q_rows: torch.Tensor  # int64 [n]
+    scores: torch.Tensor  # float32 [n]
+
+
+class DraftBuilder:
+    """Grows one tree for each request of a batch.
+
+    method "greedy": every node is chosen, the most probable tokens first. "probabilistic": siblings are drawn without
+    replacement at the request's temperature, and chosen where that is 0. Either way the budgets of the batch hold: what
+    would not fit is cut before anything is drawn, as rule 3 asks (docs/losslessness.md). To stop drafting for a
+    request, leave it out of the next `grow`: that may depend on all tokens so far.
+
+    q_to_target: int64 [draft_vocab], the target's token id of each of the draft's; None if they are the same.
+    """
+
+    def __init__(self, batch: ProposerBatch, method: str = GREEDY, q_to_target: torch.Tensor | None = None) -> None:
+        self._batch, self._q_to_target = batch, q_to_target
+        device = batch.root_token_ids.device
+        self._is_sampled = (batch.temperature >= SMALLEST_TEMPERATURE) & (method == PROBABILISTIC)
+        self._room = torch.tensor(batch.max_draft_tokens, device=device)  # nodes that each request may still get
+        self._num_nodes = torch.zeros_like(self._room)
+        self._num_keys = torch.zeros_like(self._room)  # of noise: one per draw, whether it became a node or not
+        self._levels: list[_Level] = []
+        self._q: list[torch.Tensor] = []
+
+    def grow(self, logits: torch.Tensor, requests: torch.Tensor, parents: torch.Tensor, num_children: int = 1) -> Grown:
+        """Add up to num_children nodes below each of some nodes or roots, none of which has any yet.
+
+        logits float [n, draft_vocab], of the token below each; requests int64 [n], indices into the batch, ascending;
+        parents int64 [n], numbers of nodes as an earlier `grow` returned them, -1: the root.
+        """
+        before = num_children * _rank(requests)  # children of the request's earlier rows in this call
+        allowed = (self._room[requests] - before).clamp(0, min(num_children, logits.shape[-1]))
+        if not bool(allowed.any()):
+            return Grown(*allowed.new_empty(3, 0))
+        is_sampled = self._is_sampled[requests]
+        temperature = self._batch.temperature[requests].masked_fill(~is_sampled, 1).unsqueeze(1)
+        probs = (logits.float() / temperature).softmax(dim=-1)
+        columns = probs.topk(int(allowed.max()), dim=-1).indices
+        exists = torch.arange(columns.shape[1], device=logits.device) < allowed.unsqueeze(1)
+        first_q_row = sum(map(len, self._q))
+        if bool(is_sampled.any()):
+            keys = (self._num_keys[requests] + before)[is_sampled]
+            columns[is_sampled], is_drawn = self._draw(probs[is_sampled], requests[is_sampled], keys, columns.shape[1])
+            exists[is_sampled] &= is_drawn
+            self._q.append(probs[is_sampled])
+
+        row, child = exists.nonzero(as_tuple=True)
+        column, request = columns[row, child], requests[row]
+        nodes = self._num_nodes[request] + _rank(request)
+        added = torch.bincount(request, minlength=len(self._room))
+        self._room, self._num_nodes = self._room - added, self._num_nodes + added
+        self._num_keys += num_children * torch.bincount(requests, minlength=len(self._room))
+        q_rows = torch.where(is_sampled, is_sampled.cumsum(0) - 1 + first_q_row, -1)[row]
+        token_ids = column if self._q_to_target is None else self._q_to_target[column]
+        self._levels.append(_Level(request, parents[row], token_ids, q_rows, probs[row, column]))
+        return Grown(row, nodes, token_ids)
+
+    def build(self) -> Draft:
+        """The draft over all requests of the batch. `scores` are the draft's own probabilities."""
+        counts = self._num_nodes.tolist()
+        if not any(counts):
+            return Draft.from_chains([[]] * len(counts), self._room.device)
+        requests, parents, token_ids, q_rows, scores = (torch.cat(each) for each in zip(*self._levels, strict=True))
+        order = requests.argsort(stable=True)
+        parents = parents[order]
+        return Draft(
+            token_ids=token_ids[order],
+            parents=parents.to(torch.int32),
+            offsets=tuple(accumulate(counts, initial=0)),
+            max_depth=sum(len(level.requests) > 0 for level in self._levels),
+            q=torch.cat(self._q) if self._q else None,
+            q_rows=q_rows[order].to(torch.int32) if self._q else None,
+            q_to_target=self._q_to_target if self._q else None,
+            with_replacement=False,
+            scores=scores[order],
+            is_chain=bool((parents == _rank(requests[order]) - 1).all()),
+        )
+
+    def _draw(
+        self, left: torch.Tensor, requests: torch.Tensor, keys: torch.Tensor, num_children: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Siblings int64 [n, num_children] from each row of left [n, draft_vocab], no two alike; and whether there was
+        a token left to draw."""
+        drawn, is_drawn = [], []
+        for child in range(num_children):
+            is_drawn.append(left.sum(dim=-1) > 0)
+            drawn.append(self._batch.random.categorical(left, Stream.DRAFT, requests, keys + child))
+            left = left.scatter(1, drawn[-1].unsqueeze(1), 0)
+        return torch.stack(drawn, dim=1), torch.stack(is_drawn, dim=1)
+
+
+def _rank(ascending: torch.Tensor) -> torch.Tensor:
+    """How many entries before each are equal to it."""
+    return torch.arange(len(ascending), device=ascending.device) - torch.searchsorted(ascending, ascending)

@@ -1,0 +1,42 @@
+"""Block verification (Sun et al. 2024, algorithm 2): a chain's tokens are accepted together, not one by one."""
+
+from __future__ import annotations
+
+import torch
+
+from specdec_core.types import Draft, RandomSource, Stream, Verdict
+from specdec_core.verifiers.siblings import Proposals, Siblings, excess, normed
+from specdec_core.verifiers.walk import trace
+
+
+class BlockVerifier:
+    """Accepts the longest prefix whose own coin says so, the coins weighted so that the output is the target's. Among
+    rules that see one chain of drafts, none accepts more tokens. For chosen nodes it is rejection sampling."""
+
+    def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
+        probs, is_finite = logits.softmax(dim=-1), logits.amax(dim=-1).isfinite()
+        layout, siblings = draft.layout, Siblings.of(draft)
+        proposals = Proposals(draft, siblings, logits.shape[-1], logits.dtype)
+        requests = torch.arange(draft.batch_size, device=logits.device)
+        lengths = torch.tensor(draft.num_nodes_per_request, device=logits.device)
+
+        accepted = torch.zeros_like(lengths)  # the longest prefix so far whose coin said yes
+        kept = torch.ones(draft.batch_size, dtype=logits.dtype, device=logits.device)  # b in the paper
+        weights = probs[layout.root_rows]  # of the token after that prefix, up to a factor
+        for depth in range(draft.max_depth + 1):
+            row = layout.root_rows + lengths.clamp(max=depth)
+            is_last = lengths == depth
+            child = siblings.first_child[row]
+            here = kept.unsqueeze(1) * probs[row]
+            rest = excess(here, proposals.of(child))
+            missed = rest.sum(dim=1)
+            chance = torch.where(is_last, kept, missed / (missed + 1 - kept)) if depth else torch.ones_like(kept)
+            chance = chance.nan_to_num(0).masked_fill(lengths < depth, 0)  # 0 / 0: nothing would be left to draw
+            stays = random.bernoulli(chance, Stream.ACCEPT, requests, torch.full_like(requests, depth))
+            accepted = torch.where(stays, depth, accepted)
+            after = torch.where(is_last.unsqueeze(1), probs[row], normed(rest, otherwise=probs[row]))
+            weights = torch.where(stays.unsqueeze(1), after, weights)
+            own = probs[row].gather(1, proposals.token_ids(child).unsqueeze(1)).squeeze(1)
+            kept = torch.where(lengths > depth, (kept * own / proposals.own_probs[child]).clamp(max=1), kept)
+        token = random.categorical(weights, Stream.RECOVER, requests, accepted)
+        return trace(layout.root_rows + accepted, token, is_finite, draft)

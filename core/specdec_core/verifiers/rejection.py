@@ -1,0 +1,68 @@
+"""Rejection sampling from the root down: Leviathan et al. 2023 for chains; for siblings SpecInfer (Miao et al. 2023),
+drawn with replacement, and Sequoia (Chen et al. 2024), without."""
+
+from __future__ import annotations
+
+import torch
+
+from specdec_core.types import Draft, RandomSource, Stream, Verdict
+from specdec_core.verifiers.siblings import Proposals, Siblings, excess, normed
+from specdec_core.verifiers.walk import trace
+
+
+class RejectionVerifier:
+    """At each node, tries the sampled children in the order they were drawn: with probability min(1, p / q) one is
+    accepted, else p becomes what is left of it, (p - q)+. The token drawn from what remains in the end is the target's;
+    the chosen child that equals it is followed, as by rule 1. Drafts of chosen nodes give the tokens of plain decoding.
+    """
+
+    def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
+        layout, siblings = draft.layout, Siblings.of(draft)
+        probs, is_finite = logits.softmax(dim=-1), logits.amax(dim=-1).isfinite()
+        proposals = Proposals(draft, siblings, logits.shape[-1], logits.dtype)
+        requests = torch.arange(draft.batch_size, device=logits.device)
+        rows, tokens = layout.root_rows, torch.zeros_like(layout.root_rows)
+        is_going = torch.ones_like(requests, dtype=torch.bool)
+        for _ in range(draft.max_depth + 1):
+            left, child, is_open = self._try_sampled(probs[rows], rows, is_going, siblings, proposals, random)
+            drawing = is_open.nonzero().squeeze(1)
+            tokens[drawing] = random.target_token(left[drawing], drawing, layout.row_depths[rows[drawing]])
+            child = torch.where(is_open, _equal(tokens, child, siblings, proposals), child)
+            is_going = is_going & (child != siblings.end)
+            rows = torch.where(is_going, child, rows)
+            if not bool(is_going.any()):
+                break
+        return trace(rows, tokens, is_finite, draft)
+
+    @staticmethod
+    def _try_sampled(
+        left: torch.Tensor,
+        rows: torch.Tensor,
+        is_open: torch.Tensor,
+        siblings: Siblings,
+        proposals: Proposals,
+        random: RandomSource,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """left [batch, vocab]: the target's probabilities at rows; is_open: who walks on from there. Returns what is
+        left of the probabilities, the child that was accepted or else the first that is not sampled, and is_open where
+        none was accepted."""
+        requests = torch.arange(len(rows), device=rows.device)
+        child = siblings.first_child[rows]
+        while bool((is_tried := is_open & proposals.is_sampled(child)).any()):
+            drawn_from, token = proposals.of(child), proposals.token_ids(child).unsqueeze(1)
+            ratio = (left.gather(1, token) / drawn_from.gather(1, token)).squeeze(1).clamp(max=1)
+            node = child - siblings.root_rows
+            is_accepted = random.bernoulli(ratio.masked_fill(~is_tried, 1), Stream.ACCEPT, requests, node)
+            is_open = is_open & ~(is_tried & is_accepted)
+            is_refused = is_tried & ~is_accepted
+            rest = normed(excess(left, drawn_from), otherwise=left)
+            left = torch.where(is_refused.unsqueeze(1), rest, left)
+            child = torch.where(is_refused, siblings.next_sibling[child], child)
+        return left, child, is_open
+
+
+def _equal(tokens: torch.Tensor, child: torch.Tensor, siblings: Siblings, proposals: Proposals) -> torch.Tensor:
+    """Of child [batch] and the siblings after it, the first whose token is tokens [batch]; end if there is none."""
+    while bool((differs := (child != siblings.end) & (proposals.token_ids(child) != tokens)).any()):
+        child = torch.where(differs, siblings.next_sibling[child], child)
+    return child

@@ -1,0 +1,112 @@
+"""The children of each row in the order they were decided, and what each node was drawn from when its turn came."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from attrs import frozen
+
+from specdec_core.types import Draft
+
+
+@frozen(eq=False)
+class Siblings:
+    """A draft's trees as lists of children. Rows count as in `specdec_core.types`; `end`, one past the last row, stands
+    for "none" and follows itself. Dead nodes are in no list."""
+
+    end: int
+    root_rows: (
+        torch.Tensor
+    )  # int64 [batch]   a row less its request's root's is a key for noise: no other request counts
+    first_child: torch.Tensor  # int64 [num_rows + 1]
+    next_sibling: torch.Tensor  # int64 [num_rows + 1]
+    previous_sibling: torch.Tensor  # int64 [num_rows + 1]
+
+    @classmethod
+    def of(cls, draft: Draft) -> Siblings:
+        layout = draft.layout
+        end = len(layout.row_requests)
+        rows, parents = layout.node_rows[layout.is_alive], layout.parent_rows[layout.is_alive]
+        order = parents.argsort(stable=True)
+        rows, parents = rows[order], parents[order]
+        is_first = torch.ones_like(parents, dtype=torch.bool)
+        is_first[1:] = parents[1:] != parents[:-1]
+        first_child, next_sibling, previous_sibling = torch.full((3, end + 1), end, device=rows.device)
+        first_child[parents[is_first]] = rows[is_first]
+        later, earlier = rows[1:][~is_first[1:]], rows[:-1][~is_first[1:]]
+        next_sibling[earlier], previous_sibling[later] = later, earlier
+        return cls(end, layout.root_rows, first_child, next_sibling, previous_sibling)
+
+
+class Proposals:
+    """The distribution that each node's token was drawn from, over the target's vocabulary, given that its earlier
+    siblings were refused. A chosen node's is all on its token: it was certain before the target had its say."""
+
+    def __init__(self, draft: Draft, siblings: Siblings, vocab_size: int, dtype: torch.dtype) -> None:
+        self._draft, self._siblings = draft, siblings
+        self._vocab_size, self._dtype = vocab_size, dtype
+        layout, device = draft.layout, draft.token_ids.device
+        self._nodes = torch.zeros(siblings.end + 1, dtype=torch.int64, device=device)
+        self._nodes[layout.node_rows] = torch.arange(draft.num_nodes, device=device)
+        self._token_ids = torch.nn.functional.pad(draft.token_ids, (0, 1))
+        self._q_rows = torch.full((draft.num_nodes + 1,), -1, dtype=torch.int64, device=device)
+        if draft.q_rows is not None:
+            self._q_rows[:-1] = draft.q_rows
+
+    def token_ids(self, rows: torch.Tensor) -> torch.Tensor:
+        """int64 [n]   of nodes; arbitrary where a row is none."""
+        return self._token_ids[self._nodes[rows]]
+
+    def is_sampled(self, rows: torch.Tensor) -> torch.Tensor:
+        """bool [n]   False at roots and at `end`."""
+        return (self._q_rows[self._nodes[rows]] >= 0) & self._is_node[rows]
+
+    def of(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, vocab]   for nodes' rows; arbitrary where a row is none."""
+        tokens, q_rows = self.token_ids(rows).unsqueeze(1), self._q_rows[self._nodes[rows]].unsqueeze(1)
+        point = torch.zeros(len(rows), self._vocab_size, dtype=self._dtype, device=rows.device).scatter_(1, tokens, 1)
+        q = self._draft.q
+        if q is None or not len(q):
+            return point
+        drawn = q.to(self._dtype)[q_rows.squeeze(1).clamp(min=0)]
+        if self._draft.q_to_target is not None:
+            drawn = torch.zeros_like(point).index_copy_(1, self._draft.q_to_target, drawn)
+        if not self._draft.with_replacement:
+            drawn = self._without_earlier_siblings(drawn, rows)
+        return torch.where(q_rows >= 0, drawn / drawn.sum(dim=1, keepdim=True), point)
+
+    @cached_property
+    def own_probs(self) -> torch.Tensor:
+        """[num_rows + 1]   with which each node's token was drawn; 1 where a row is no node."""
+        rows = self._draft.layout.node_rows
+        probs = torch.ones(self._siblings.end + 1, dtype=self._dtype, device=rows.device)
+        probs[rows] = self.of(rows).gather(1, self.token_ids(rows).unsqueeze(1)).squeeze(1)
+        return probs
+
+    @cached_property
+    def _is_node(self) -> torch.Tensor:
+        is_node = torch.zeros(self._siblings.end + 1, dtype=torch.bool, device=self._nodes.device)
+        is_node[self._draft.layout.node_rows] = True
+        return is_node
+
+    def _without_earlier_siblings(self, drawn: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        sibling = self._siblings.previous_sibling[rows]
+        while bool((sibling != self._siblings.end).any()):
+            is_none = (sibling == self._siblings.end).unsqueeze(1)
+            token = self.token_ids(sibling).unsqueeze(1)
+            drawn = drawn.scatter(1, token, torch.where(is_none, drawn.gather(1, token), 0))
+            sibling = self._siblings.previous_sibling[sibling]
+        return drawn
+
+
+def excess(probs: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """What is left of probs [n, vocab] once as much as possible of it has been offered: (probs - drawn)+. Sums to what
+    a refusal has to make up for."""
+    return (probs - drawn).clamp(min=0)
+
+
+def normed(weights: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
+    """weights [n, vocab] as probabilities; `otherwise` where nothing is left, which has probability 0."""
+    total = weights.sum(dim=1, keepdim=True)
+    return torch.where(total > 0, weights / total, otherwise)

@@ -1,0 +1,75 @@
+"""Traversal verification (Weng et al. 2025, arXiv 2505.12398): a tree's leaves are tried before what is above them."""
+
+from __future__ import annotations
+
+import torch
+from attrs import define
+
+from specdec_core.types import Draft, RandomSource, Stream, Verdict
+from specdec_core.verifiers.siblings import Proposals, Siblings, excess, normed
+from specdec_core.verifiers.walk import trace
+
+
+class TraversalVerifier:
+    """Tries the first leaf: the whole path to it is accepted or the leaf is removed, its parent's distribution becomes
+    what is left, and the next leaf is tried, up to the root. On a chain this is block verification."""
+
+    def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
+        siblings = Siblings.of(draft)
+        proposals = Proposals(draft, siblings, logits.shape[-1], logits.dtype)
+        state = _State.of(logits.softmax(dim=-1), draft)
+        requests = torch.arange(draft.batch_size, device=logits.device)
+        leaf = state.descend(draft.layout.root_rows, draft, siblings, proposals)
+        is_going = torch.ones_like(requests, dtype=torch.bool)
+        while True:
+            chance = state.kept[leaf].masked_fill(~is_going, 1).nan_to_num(0)
+            is_accepted = random.bernoulli(chance, Stream.ACCEPT, requests, leaf - draft.layout.root_rows)
+            # A root's chance is 1, or not a number where the logits were none: that request ends here, and fails.
+            is_going = is_going & ~is_accepted & (leaf != draft.layout.root_rows)
+            if not bool(is_going.any()):
+                break
+            leaf = torch.where(is_going, state.refuse(leaf, is_going, draft, siblings, proposals), leaf)
+        token = random.categorical(state.left[leaf], Stream.RECOVER, requests, leaf - draft.layout.root_rows)
+        return trace(leaf, token, logits.amax(dim=-1).isfinite(), draft)
+
+
+@define(eq=False)
+class _State:
+    """left [num_rows + 1, vocab]: what is left of the target's distribution after each row. kept [num_rows + 1]: the
+    probability with which the path to a row is accepted if all below it is refused."""
+
+    left: torch.Tensor
+    kept: torch.Tensor
+
+    @classmethod
+    def of(cls, probs: torch.Tensor, draft: Draft) -> _State:
+        left = torch.nn.functional.pad(probs, (0, 0, 0, 1))
+        return cls(left, torch.ones(len(left), dtype=probs.dtype, device=probs.device))
+
+    def descend(self, rows: torch.Tensor, draft: Draft, siblings: Siblings, proposals: Proposals) -> torch.Tensor:
+        """The first leaf below each of rows [batch], or the row itself."""
+        for _ in range(draft.max_depth):
+            child = siblings.first_child[rows]
+            self._enter(child, rows, proposals)
+            rows = torch.where(child == siblings.end, rows, child)
+        return rows
+
+    def refuse(
+        self, leaf: torch.Tensor, is_refused: torch.Tensor, draft: Draft, siblings: Siblings, proposals: Proposals
+    ) -> torch.Tensor:
+        """Remove leaves [batch], which are no roots where is_refused. Returns the leaves to be tried next."""
+        parent = draft.layout.up[leaf]
+        kept, left = self.kept[parent], self.left[parent]
+        rest = excess(kept.unsqueeze(1) * left, proposals.of(leaf))
+        missed = rest.sum(dim=1)
+        self.kept[parent] = torch.where(is_refused, (missed / (missed + 1 - kept)).nan_to_num(0), kept)
+        self.left[parent] = torch.where(is_refused.unsqueeze(1), normed(rest, otherwise=left), left)
+        following = torch.where(is_refused, siblings.next_sibling[leaf], siblings.end)
+        self._enter(following, parent, proposals)
+        below = self.descend(following, draft, siblings, proposals)
+        return torch.where(following == siblings.end, parent, below)
+
+    def _enter(self, rows: torch.Tensor, parents: torch.Tensor, proposals: Proposals) -> None:
+        """What is kept of the path to each of rows [batch], children of parents; `end` is left alone."""
+        own = self.left[parents].gather(1, proposals.token_ids(rows).unsqueeze(1)).squeeze(1)
+        self.kept[rows] = (self.kept[parents] * own / proposals.own_probs[rows]).clamp(max=1)

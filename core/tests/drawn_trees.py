@@ -1,0 +1,133 @@
+"""Drafts drawn from a small model and verified, over every outcome of chance: what is emitted, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import evolve, frozen
+from enumerating import enumerate_outcomes
+
+from specdec_core.types import Draft, DraftTree, RandomSource, Stream, Verdict
+
+History = tuple[int, ...]
+Model = dict[History, np.ndarray]
+"""History -> the next token's distribution."""
+
+SAMPLED = None
+
+
+@frozen
+class Shape:
+    """parents: as in a draft. tokens: SAMPLED, or the token of a chosen node."""
+
+    parents: tuple[int, ...]
+    tokens: tuple[int | None, ...]
+    with_replacement: bool = True
+    is_chain: bool = False
+
+    @property
+    def depth(self) -> int:
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return max(depths, default=0)
+
+
+def random_model(vocab: int, length: int, seed: int, impossible: float = 0.15) -> Model:
+    """Some tokens impossible, some nearly certain."""
+    rng = np.random.default_rng(seed)
+    model = {}
+    for n in range(length):
+        for history in product(range(vocab), repeat=n):
+            weights = rng.random(vocab) ** 3 * (rng.random(vocab) >= impossible)
+            weights[rng.integers(vocab)] += 0.05
+            model[history] = weights / weights.sum()
+    return model
+
+
+def histories(tokens: list[int], parents: tuple[int, ...]) -> list[History]:
+    """Of the nodes that have a token already."""
+    found: list[History] = []
+    for token, parent in zip(tokens, parents, strict=False):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return found
+
+
+def draw(shape: Shape, q: Model, random: RandomSource) -> Draft:
+    """What a proposer would draft: chosen nodes as the shape says, the others drawn in order from q."""
+    tokens: list[int] = []
+    rows: dict[int, np.ndarray] = {}  # of each parent with sampled children
+    weights: dict[int, np.ndarray] = {}  # of the tokens that its next child may be
+    for node, (parent, token) in enumerate(zip(shape.parents, shape.tokens, strict=True)):
+        if token is SAMPLED:
+            rows.setdefault(parent, q[histories(tokens, shape.parents)[parent] if parent >= 0 else ()])
+            left = weights.setdefault(parent, rows[parent].copy())
+            # With nothing left to draw, a proposer draws no more siblings: here the last one comes again.
+            token = _drawn(left if left.sum() > 0 else rows[parent], node, random)
+            if not shape.with_replacement:
+                left[token] = 0
+        tokens.append(token)
+    q_rows = [
+        list(rows).index(p) if kind is SAMPLED else -1 for p, kind in zip(shape.parents, shape.tokens, strict=True)
+    ]
+    return evolve(
+        Draft.from_trees([DraftTree(tokens, list(shape.parents))]),
+        q=torch.tensor(np.array(list(rows.values()))).reshape(-1, len(q[()])),
+        q_rows=torch.tensor(q_rows, dtype=torch.int32),
+        with_replacement=shape.with_replacement,
+        is_chain=shape.is_chain,
+    )
+
+
+def _drawn(weights: np.ndarray, node: int, random: RandomSource) -> int:
+    requests = torch.zeros(1, dtype=torch.int64)
+    return int(random.categorical(torch.tensor(weights)[None], Stream.DRAFT, requests, requests + node))
+
+
+def target_logits(target: Model, draft: Draft) -> torch.Tensor:
+    """float64 [num_nodes + 1, vocab]   of the root and of every node with its own history."""
+    tokens, parents = draft.tree(0)
+    rows = np.stack([target[history] for history in [(), *histories(tokens, tuple(parents))]])
+    return torch.tensor(np.log(np.maximum(rows, 1e-300))).masked_fill(torch.tensor(rows == 0), -torch.inf)
+
+
+@frozen
+class Emitted:
+    """What a verifier makes of every draft and all noise. error: against the target, over all sequences one token
+    longer than the tree is deep, completed from the target. num_accepted: expected."""
+
+    error: float
+    num_accepted: float
+
+
+def emit(
+    verifier: Any, target: Model, q: Model, shape: Shape, draw: Callable[[Shape, Model, RandomSource], Draft] = draw
+) -> Emitted:
+    emitted: dict[History, float] = {}
+
+    def step(random: RandomSource) -> History:
+        draft = draw(shape, q, random)
+        verdict: Verdict = verifier.verify(target_logits(target, draft), draft, random)
+        return tuple(verdict.token_ids[0, : int(verdict.num_accepted[0]) + 1].tolist())
+
+    for probability, tokens in enumerate_outcomes(step):
+        emitted[tokens] = emitted.get(tokens, 0.0) + probability
+    assert abs(sum(emitted.values()) - 1) < 1e-12
+    error = 0.0
+    for sequence in product(range(len(q[()])), repeat=shape.depth + 1):
+        expected = _sequence_probability(target, sequence, 0)
+        actual = sum(
+            p * _sequence_probability(target, sequence, len(tokens))
+            for tokens, p in emitted.items()
+            if sequence[: len(tokens)] == tokens
+        )
+        error = max(error, abs(actual - expected))
+    return Emitted(error, sum(p * (len(tokens) - 1) for tokens, p in emitted.items()))
+
+
+def _sequence_probability(target: Model, sequence: History, start: int) -> float:
+    return float(np.prod([target[sequence[:i]][sequence[i]] for i in range(start, len(sequence))]))

@@ -1,0 +1,125 @@
+"""Drafts that the builder grows: budgets, order, and the distributions that their tokens were drawn from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drawn_trees import Emitted, Model, Shape, emit, histories, random_model
+from hypothesis import given, settings, strategies as st
+
+from specdec_core.drafting import DraftBuilder
+from specdec_core.engine.draft_check import check_draft
+from specdec_core.sampling.random import CounterRandom
+from specdec_core.types import Draft, ProposerBatch, RandomSource
+from specdec_core.verifiers.rejection import RejectionVerifier
+from specdec_core.verifiers.traversal import TraversalVerifier
+
+
+def batch_of(budgets: list[int], temperature: list[float], random: RandomSource | None = None) -> ProposerBatch:
+    num_requests = len(budgets)
+    positions = torch.full((num_requests,), 10)
+    return ProposerBatch(
+        requests=[],
+        root_token_ids=torch.zeros(num_requests, dtype=torch.int64),
+        root_positions=positions,
+        temperature=torch.tensor(temperature),
+        max_draft_tokens=tuple(budgets),
+        random=random or CounterRandom(range(num_requests), positions),
+    )
+
+
+def grow_levels(builder: DraftBuilder, num_requests: int, widths: list[int], vocab: int, seed: int) -> list[Any]:
+    generator = torch.Generator().manual_seed(seed)
+    requests, parents, grown = torch.arange(num_requests), torch.full((num_requests,), -1), []
+    for width in widths:
+        logits = 3 * torch.randn(len(requests), vocab, generator=generator)
+        level = builder.grow(logits, requests, parents, width)
+        grown.append((logits, requests, parents, level))
+        requests, parents = requests[level.parents], level.nodes
+    return grown
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    budgets=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    widths=st.lists(st.integers(1, 3), max_size=4),
+    vocab=st.integers(2, 12),
+    method=st.sampled_from(["greedy", "probabilistic"]),
+    is_mapped=st.booleans(),
+    seed=st.integers(0, 2**20),
+)
+def test_drafts_are_what_the_contract_says(
+    budgets: list[int], widths: list[int], vocab: int, method: str, is_mapped: bool, seed: int
+) -> None:
+    temperature = [0.0 if (seed + i) % 3 == 0 else 0.5 + i for i in range(len(budgets))]
+    mapping = torch.randperm(40, generator=torch.Generator().manual_seed(seed))[:vocab] if is_mapped else None
+    builder = DraftBuilder(batch_of(budgets, temperature), method, mapping)
+    grown = grow_levels(builder, len(budgets), widths, vocab, seed)
+    draft = builder.build()
+    check_draft(draft, budgets, 40 if is_mapped else vocab, torch.device("cpu"))
+    assert draft.num_nodes == sum(len(level.nodes) for *_, level in grown)
+    for logits, requests, parents, level in grown:
+        for row, node, token in zip(*(each.tolist() for each in level), strict=True):
+            request = int(requests[row])
+            i = draft.offsets[request] + node
+            assert int(draft.token_ids[i]) == token
+            assert int(draft.parents[i]) == int(parents[row])
+            is_sampled = method == "probabilistic" and temperature[request] > 0
+            probs = (logits[row] / (temperature[request] if is_sampled else 1)).softmax(-1)
+            column = token if mapping is None else mapping.tolist().index(token)
+            assert float(draft.scores[i]) == pytest.approx(float(probs[column]))
+            if draft.q_rows is None or draft.q_rows[i] < 0:
+                assert not is_sampled
+            else:
+                torch.testing.assert_close(draft.q[draft.q_rows[i]], probs)
+        siblings = list(
+            zip(requests[level.parents].tolist(), level.parents.tolist(), level.token_ids.tolist(), strict=True)
+        )
+        assert len(set(siblings)) == len(siblings), "two siblings are alike"
+
+
+def test_greedy_siblings_are_the_most_probable() -> None:
+    builder = DraftBuilder(batch_of([5, 2], [1.0, 1.0]))
+    logits = torch.tensor([[0.0, 3, 1, 2], [5, 0, 1, 2]])
+    grown = builder.grow(logits, torch.tensor([0, 1]), torch.tensor([-1, -1]), 3)
+    assert grown.token_ids.tolist() == [1, 3, 2, 0, 3]  # the second has room for two
+    assert grown.parents.tolist() == [0, 0, 0, 1, 1]
+    assert builder.build().q is None
+
+
+def test_chains_are_marked() -> None:
+    for widths, is_chain in (([1, 1, 1], True), ([2, 1], False)):
+        builder = DraftBuilder(batch_of([4, 2], [1.0, 0.0]), "probabilistic")
+        grow_levels(builder, 2, widths, 5, 0)
+        assert builder.build().is_chain == is_chain
+
+
+def grown_draft(shape: Shape, q: Model, random: RandomSource) -> Draft:
+    """As `drawn_trees.draw`, by the builder: the second level is two nodes below the first child of the root."""
+    builder = DraftBuilder(batch_of([4], [1.0], random), "probabilistic")
+    request = torch.zeros(1, dtype=torch.int64)
+    first = builder.grow(torch.tensor(np.log(q[()]))[None], request, torch.tensor([-1]), 2)
+    history = histories(first.token_ids.tolist(), (-1, -1))[0]
+    builder.grow(torch.tensor(np.log(q[history]))[None], request, first.nodes[:1], 2)
+    return builder.build()
+
+
+@pytest.mark.parametrize("rule", [RejectionVerifier, TraversalVerifier])
+def test_what_it_draws_is_verified_losslessly(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def emitted(seed: int) -> Emitted:
+        q = random_model(3, 3, seed + 1, impossible=0)
+        return emit(rule(), random_model(3, 3, seed), q, Shape((-1, -1, 0, 0), (None,) * 4), draw=grown_draft)
+
+    # The builder computes in float32, proofs in float64.
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    assert max(emitted(seed).error for seed in range(2)) < 1e-12
+    monkeypatch.setattr(DraftBuilder, "_draw", first_key_again(DraftBuilder._draw))
+    assert max(emitted(seed).error for seed in range(2)) > 1e-3
+
+
+def first_key_again(draw: Any) -> Any:
+    """A mutation: the noise of the first draw at every other one."""
+    return lambda self, left, requests, keys, num_children: draw(self, left, requests, 0 * keys, num_children)

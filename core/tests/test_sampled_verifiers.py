@@ -1,0 +1,324 @@
+"""Every outcome of drawing a draft and verifying it: what is emitted has exactly the target's distribution."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+from drawn_trees import SAMPLED as S, Model, Shape, draw, emit, random_model
+from hypothesis import given, settings, strategies as st
+
+from specdec_core.sampling.random import CounterRandom
+from specdec_core.types import Draft, DraftTree, RandomSource, Stream, Verdict
+from specdec_core.verifiers import block, rejection, siblings, traversal
+from specdec_core.verifiers.block import BlockVerifier
+from specdec_core.verifiers.chosen import ChosenVerifier
+from specdec_core.verifiers.rejection import RejectionVerifier
+from specdec_core.verifiers.traversal import TraversalVerifier
+
+CHAINS = {
+    "nothing": Shape((), (), is_chain=True),
+    "one": Shape((-1,), (S,), is_chain=True),
+    "chain": Shape((-1, 0, 1), (S, S, S), is_chain=True),
+    "chain, partly chosen": Shape((-1, 0, 1), (S, 1, S), is_chain=True),
+    "chosen chain": Shape((-1, 0), (1, 0), is_chain=True),
+}
+TREES = {
+    "siblings": Shape((-1, -1, -1), (S, S, S)),
+    "siblings, no two alike": Shape((-1, -1), (S, S), with_replacement=False),
+    "a chosen sibling": Shape((-1, -1, 0, 1), (S, 1, S, S)),
+    "chosen siblings, two alike": Shape((-1, -1, -1, 1, 2), (S, 1, 1, 0, S)),
+    "two levels": Shape((-1, -1, 0, 0), (S, S, S, S)),
+    "two levels, no two alike": Shape((-1, -1, 0, 0, 1), (S, S, S, S, 0), with_replacement=False),
+    "depth first": Shape((-1, 0, 1, 0, -1), (S, S, 1, S, S)),
+    "dead nodes": Shape((-2, -1, -1, 0, 2), (1, S, S, 0, S)),
+    "a sampled node below chosen ones": Shape((-1, -1, 0, 1, 1), (0, 1, S, S, S)),
+}
+VERIFIERS = {"rejection": RejectionVerifier, "block": BlockVerifier, "traversal": TraversalVerifier}
+CASES = [
+    pytest.param(rule(), shape, id=f"{name}-{title}")
+    for name, rule in VERIFIERS.items()
+    for title, shape in (CHAINS if name == "block" else CHAINS | TREES).items()
+]
+
+
+def models(vocab: int, seed: int, shape: Shape) -> tuple[Model, Model]:
+    """Target and draft. Siblings drawn without replacement need as many tokens that can be drawn."""
+    q = random_model(vocab, 4, seed + 1000, impossible=0.15 if shape.with_replacement else 0)
+    return random_model(vocab, 4, seed), q
+
+
+@pytest.mark.parametrize(("verifier", "shape"), CASES)
+@pytest.mark.parametrize(("vocab", "seed"), [(2, 0), (2, 1), (3, 2)])
+def test_lossless(verifier: Any, shape: Shape, vocab: int, seed: int) -> None:
+    assert emit(verifier, *models(vocab, seed, shape), shape).error < 1e-12
+
+
+@pytest.mark.parametrize("rule", VERIFIERS.values(), ids=VERIFIERS.keys())
+@pytest.mark.parametrize("kind", ["disjoint", "equal", "certain draft", "certain target"])
+def test_extreme_distributions(rule: Any, kind: str) -> None:
+    shape = Shape((-1, 0), (S, S), is_chain=True) if rule is BlockVerifier else Shape((-1, -1, 0), (S, S, S))
+    target, q = models(4, 0, shape)
+    for history in target:
+        if kind == "equal":
+            q[history] = target[history].copy()
+        if kind in ("disjoint", "certain target"):
+            target[history] = np.array([0.5, 0.5, 0, 0] if kind == "disjoint" else [0, 1.0, 0, 0])
+        if kind in ("disjoint", "certain draft"):
+            q[history] = np.array([0, 0, 0.25, 0.75] if kind == "disjoint" else [0, 1.0, 0, 0])
+    emitted = emit(rule(), target, q, shape)
+    assert emitted.error < 1e-12
+    if kind == "equal" and rule is BlockVerifier:
+        assert emitted.num_accepted == pytest.approx(shape.depth)
+    if kind == "disjoint":
+        assert emitted.num_accepted == 0
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    """Up to 4 nodes, 3 levels; sampled siblings before chosen ones."""
+    depths: list[int] = []
+    parents: list[int] = []
+    tokens: list[int | None] = []
+    for _ in range(draw(st.integers(1, 4))):
+        parent = draw(st.sampled_from([-1, *(i for i, depth in enumerate(depths) if depth < 3)]))
+        follows_chosen = any(p == parent and token is not S for p, token in zip(parents, tokens, strict=True))
+        parents.append(parent)
+        tokens.append(draw(st.integers(0, 1)) if follows_chosen or draw(st.booleans()) else S)
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    sampled = [parent for parent, token in zip(parents, tokens, strict=True) if token is S]
+    most_siblings = max((sampled.count(parent) for parent in sampled), default=0)
+    return Shape(tuple(parents), tuple(tokens), with_replacement=most_siblings > 2 or draw(st.booleans()))
+
+
+@settings(max_examples=25, deadline=None)
+@given(shape=shapes(), vocab=st.integers(2, 3), seed=st.integers(0, 2**20))
+def test_lossless_on_random_trees(shape: Shape, vocab: int, seed: int) -> None:
+    target, q = models(vocab, seed, shape)
+    found = {rule: emit(rule(), target, q, shape) for rule in (RejectionVerifier, TraversalVerifier)}
+    assert all(each.error < 1e-12 for each in found.values())
+
+
+# What accepts more
+
+
+def test_block_accepts_no_less_than_rejection() -> None:
+    gains = []
+    for vocab, seed in [(2, 0), (2, 1), (2, 2), (2, 3), (3, 4)]:
+        pair = models(vocab, seed, CHAINS["chain"])
+        found = [emit(rule(), *pair, CHAINS["chain"]).num_accepted for rule in VERIFIERS.values()]
+        assert found[1] == pytest.approx(found[2], abs=1e-12), "on chains traversal is block verification"
+        gains.append(found[1] - found[0])
+    assert min(gains) > -1e-12
+    assert max(gains) > 1e-3
+
+
+def test_traversal_accepts_no_less_than_rejection() -> None:
+    gains = [
+        emit(TraversalVerifier(), *models(2, seed, shape), shape).num_accepted
+        - emit(RejectionVerifier(), *models(2, seed, shape), shape).num_accepted
+        for seed, shape in product(range(2), TREES.values())
+    ]
+    assert min(gains) > -1e-12
+    assert max(gains) > 1e-3
+
+
+# The check notices rules that are nearly right
+
+
+def worst_error(rule: Any, shape: Shape, vocab: int = 3, num_seeds: int = 2, **kwargs: Any) -> float:
+    return max(emit(rule, *models(vocab, seed, shape), shape, **kwargs).error for seed in range(num_seeds))
+
+
+@pytest.mark.parametrize("module", [rejection, traversal])
+def test_a_residual_without_the_subtraction_is_noticed(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "excess", lambda probs, drawn: probs)
+    assert (
+        worst_error(
+            next(rule() for rule in VERIFIERS.values() if rule.__module__ == module.__name__), TREES["siblings"]
+        )
+        > 1e-3
+    )
+
+
+def test_a_block_residual_without_the_subtraction_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block, "excess", lambda probs, drawn: probs)
+    assert worst_error(BlockVerifier(), CHAINS["one"]) > 1e-3
+
+
+@pytest.mark.parametrize("rule", [RejectionVerifier, TraversalVerifier])
+def test_earlier_siblings_that_are_not_taken_out_are_noticed(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(siblings.Proposals, "_without_earlier_siblings", lambda self, drawn, rows: drawn)
+    assert worst_error(rule(), TREES["siblings, no two alike"], vocab=4, num_seeds=8) > 1e-3
+
+
+def test_the_known_wrong_traversal_rule_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A public implementation keeps min(sum of what is left of the target / sum of what is left of the draft, 1)."""
+    right = traversal._State.refuse
+
+    def wrong(self: Any, leaf: torch.Tensor, is_refused: torch.Tensor, draft: Draft, *rest: Any) -> torch.Tensor:
+        parent = draft.layout.up[leaf]
+        missed = siblings.excess(self.kept[parent].unsqueeze(1) * self.left[parent], rest[1].of(leaf)).sum(1)
+        following = right(self, leaf, is_refused, draft, *rest)
+        self.kept[parent] = torch.where(is_refused, missed.clamp(max=1), self.kept[parent])
+        return following
+
+    monkeypatch.setattr(traversal._State, "refuse", wrong)
+    assert worst_error(TraversalVerifier(), TREES["two levels"]) > 1e-3
+
+
+class Rekeyed:
+    """A source of noise that confuses what draws are keyed by."""
+
+    def __init__(self, source: Any, stream: Stream | None = None, node: int | None = None) -> None:
+        self._source, self._stream, self._node = source, stream, node
+
+    def target_token(self, weights: torch.Tensor, requests: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
+        return self._source.target_token(weights, requests, depths)
+
+    def categorical(
+        self, weights: torch.Tensor, stream: Stream, requests: torch.Tensor, nodes: torch.Tensor
+    ) -> torch.Tensor:
+        return self._source.categorical(weights, *self._key(stream, nodes, requests))
+
+    def bernoulli(
+        self, prob: torch.Tensor, stream: Stream, requests: torch.Tensor, nodes: torch.Tensor
+    ) -> torch.Tensor:
+        return self._source.bernoulli(prob, *self._key(stream, nodes, requests))
+
+    def _key(self, stream: Stream, nodes: torch.Tensor, requests: torch.Tensor) -> Any:
+        if self._node is not None:
+            return stream, requests, torch.full_like(nodes, self._node)
+        return self._stream, requests, (nodes - 1).clamp(min=0)  # verifiers count rows, of which the root is the first
+
+
+class With:
+    """A rule, with noise that is not what it should be."""
+
+    def __init__(self, rule: Any, **confusion: Any) -> None:
+        self._rule, self._confusion = rule, confusion
+
+    def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
+        return self._rule.verify(logits, draft, Rekeyed(random, **self._confusion))
+
+
+@pytest.mark.parametrize("rule", VERIFIERS.values(), ids=VERIFIERS.keys())
+@pytest.mark.parametrize("confusion", [{"stream": Stream.DRAFT}, {"node": 1}], ids=["the draft's", "reused"])
+def test_confused_noise_is_noticed(rule: Any, confusion: dict) -> None:
+    shape = CHAINS["chain"] if rule is BlockVerifier else TREES["depth first"]
+    assert worst_error(With(rule(), **confusion), shape) > 1e-3
+
+
+@pytest.mark.parametrize("rule", VERIFIERS.values(), ids=VERIFIERS.keys())
+def test_dropping_an_unlikely_sampled_node_is_noticed(rule: Any) -> None:
+    """Rule 3: whether a sampled node exists may not depend on its own token."""
+
+    def pruned(shape: Shape, q: Model, random: RandomSource) -> Draft:
+        draft = draw(shape, q, random)
+        is_unlikely = q[()][int(draft.token_ids[0])] < 0.4
+        return draw(Shape((), (), is_chain=True), q, random) if is_unlikely else draft
+
+    assert worst_error(rule(), CHAINS["one"], draw=pruned) > 1e-3
+
+
+class DrawsFirst:
+    """Rule 1's draw and then, if no child equals it, rejection against the target as it was."""
+
+    def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
+        verdict = ChosenVerifier().verify(logits, draft, random)
+        return verdict if int(verdict.num_accepted[0]) else RejectionVerifier().verify(logits, draft, random)
+
+
+def test_drawing_before_rejecting_is_noticed() -> None:
+    assert worst_error(DrawsFirst(), CHAINS["one"]) > 1e-3
+
+
+# Batches and vocabularies
+
+
+def random_batch(shapes: list[Shape], vocab: int, seed: int) -> tuple[torch.Tensor, Draft]:
+    """Target logits float32 and drafts over q near them, one request for each shape."""
+    generator = torch.Generator().manual_seed(seed)
+    drafts, rows = [], []
+    for shape in shapes:
+        logits = 2 * torch.randn(len(shape.parents) + 1, vocab, generator=generator)
+        sampled = sorted({p for p, kind in zip(shape.parents, shape.tokens, strict=True) if kind is S})
+        q = (logits[[p + 1 for p in sampled]] + torch.randn(len(sampled), vocab, generator=generator)).softmax(-1)
+        q_rows = [sampled.index(p) if kind is S else -1 for p, kind in zip(shape.parents, shape.tokens, strict=True)]
+        tokens = [int(q[row].multinomial(1, generator=generator)) if row >= 0 else 1 for row in q_rows]
+        draft = Draft.from_trees([DraftTree(tokens, list(shape.parents))])
+        q_rows = torch.tensor(q_rows, dtype=torch.int32)
+        drafts.append(evolve(draft, q=q, q_rows=q_rows, is_chain=shape.is_chain))
+        rows.append(logits)
+    return torch.cat(rows), joined(drafts)
+
+
+def joined(drafts: list[Draft]) -> Draft:
+    first_rows = np.cumsum([0, *(len(draft.q) for draft in drafts)]).tolist()
+    return evolve(
+        drafts[0],
+        token_ids=torch.cat([draft.token_ids for draft in drafts]),
+        parents=torch.cat([draft.parents for draft in drafts]),
+        offsets=tuple(np.cumsum([0, *(draft.num_nodes for draft in drafts)]).tolist()),
+        max_depth=max(draft.max_depth for draft in drafts),
+        q=torch.cat([draft.q for draft in drafts]),
+        q_rows=torch.cat(
+            [d.q_rows + first * (d.q_rows >= 0) for d, first in zip(drafts, first_rows, strict=False)]
+        ).int(),
+        is_chain=all(draft.is_chain for draft in drafts),
+    )
+
+
+def part(logits: torch.Tensor, draft: Draft, request: int) -> tuple[torch.Tensor, Draft]:
+    start, end = draft.offsets[request : request + 2]
+    alone = evolve(
+        draft,
+        token_ids=draft.token_ids[start:end],
+        parents=draft.parents[start:end],
+        offsets=(0, end - start),
+        q_rows=draft.q_rows[start:end],
+    )
+    return logits[start + request : end + request + 1], alone
+
+
+def noise(first: int, batch: int) -> CounterRandom:
+    return CounterRandom([7 * (first + i) for i in range(batch)], torch.arange(first, first + batch) + 30)
+
+
+@pytest.mark.parametrize("rule", VERIFIERS.values(), ids=VERIFIERS.keys())
+@pytest.mark.parametrize("vocab", [2, 100, 8193, 10000, 151936])
+def test_a_request_gets_what_it_gets_alone(rule: Any, vocab: int) -> None:
+    shapes = list((CHAINS if rule is BlockVerifier else CHAINS | TREES).values())
+    num_accepted, num_drafted = 0, 0
+    for seed in range(20 if vocab < 1000 else 1):
+        logits, draft = random_batch(shapes, vocab, seed)
+        together = rule().verify(logits, draft, noise(0, len(shapes)))
+        for b in range(len(shapes)):
+            alone = rule().verify(*part(logits, draft, b), noise(b, 1))
+            for found, expected in (
+                (together.token_ids, alone.token_ids),
+                (together.rows - together.rows[b, 0], alone.rows),
+            ):
+                assert torch.equal(found[b], expected[0])
+            assert together.num_accepted[b] == alone.num_accepted[0]
+        is_token = torch.arange(draft.max_depth + 1) <= together.num_accepted.unsqueeze(1)
+        assert bool((together.token_ids[is_token] >= 0).all() and (together.token_ids[is_token] < vocab).all())
+        assert bool((together.token_ids[~is_token] == -1).all())
+        num_accepted, num_drafted = num_accepted + int(together.num_accepted.sum()), num_drafted + draft.num_nodes
+    assert 0 < num_accepted < num_drafted
+
+
+@pytest.mark.parametrize("rule", VERIFIERS.values(), ids=VERIFIERS.keys())
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_what_is_not_finite_fails_its_request_alone(rule: Any, poison: float) -> None:
+    shapes = [CHAINS["chain"]] * 4
+    logits, draft = random_batch(shapes, 50, 0)
+    expected = rule().verify(logits, draft, noise(0, 4))
+    logits[4] = poison  # the second request's root
+    found = rule().verify(logits, draft, noise(0, 4))
+    assert found.token_ids[1].tolist() == [-1] * 4
+    assert torch.equal(found.token_ids[[0, 2, 3]], expected.token_ids[[0, 2, 3]])

@@ -180,3 +180,48 @@ def test_parameters_that_leave_no_token_fail_their_own_request(
     assert (second.finish_reason, len(second.token_ids)) == ("error", 5)
     assert second.error.endswith("give_up raised RuntimeError: enough")
     assert third == expected[2]
+
+
+@pytest.mark.parametrize("model", ["llama"], indirect=True, scope="module")
+@pytest.mark.parametrize("method", [None, "random_tree"])
+def test_min_tokens_puts_off_the_end_of_sequence(
+    method: str | None, tmp_path: Path, texts: list, unasked: list, make_llm: Any, generate: Any
+) -> None:
+    eos = unasked[0][3]
+    llm = make_llm(save_tiny_model("llama", tmp_path, eos_token_id=eos), method)
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
+    random_tree.TRUTH[tuple(texts[0])] = unasked[0]
+    (ended,) = generate(llm, texts[:1], params)
+    assert ended.token_ids == unasked[0][: unasked[0].index(eos) + 1]
+    for min_tokens in (4, 12):
+        (longer,) = generate(llm, texts[:1], evolve(params, min_tokens=min_tokens))
+        assert len(longer.token_ids) > min_tokens
+        assert eos not in longer.token_ids[:min_tokens]
+    (ignoring,) = generate(llm, texts[:1], evolve(params, min_tokens=12, ignore_eos=True))
+    assert ignoring.token_ids == unasked[0]
+
+
+@pytest.mark.parametrize("model", ["llama"], indirect=True, scope="module")
+@pytest.mark.parametrize("method", [None, "random_tree"])
+def test_a_prompt_in_chunks_is_not_processed_before_its_end(
+    method: str | None, model: Path, engines: dict, texts: list, make_llm: Any, generate: Any
+) -> None:
+    """Nor are tokens that a preempted request computes again. Every history begins with the prompt, whole."""
+    asked: list[tuple[int, ...]] = []
+
+    def listen(logits: Any, token_ids: Any) -> Any:
+        asked.append(tuple(token_ids.tolist()))
+        return parameter_cases.lean_on_history(logits, token_ids)
+
+    params = [evolve(each, logits_processors=[listen]) for each in both()]
+    expected = tokens(generate(engines[None], texts, params))
+    random_tree.TRUTH.update(zip(map(tuple, texts), expected, strict=True))
+    asked.clear()
+    settings = {"max_num_batched_tokens": 7, "block_size": 4, "num_kv_blocks": 15, "max_model_len": 60}
+    assert tokens(generate(make_llm(model, method, **settings), texts, params)) == expected
+    histories = {(*text, *output[:n]) for text, output in zip(texts, expected, strict=True) for n in range(NUM_TOKENS)}
+    if method is None:
+        assert sorted(asked) == sorted(histories)
+    else:
+        assert histories <= set(asked)
+        assert all(any(history[: len(text)] == tuple(text) for text in texts) for history in asked)

@@ -8,13 +8,11 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from attrs import define, field, frozen
+from attrs import define, frozen
 
 from specdec_core.sampling.paths import Paths
 from specdec_core.sampling_params import LogitsProcessor, SamplingParams
 from specdec_core.types import Draft
-
-NO_IDS = np.empty(0, dtype=np.int64)
 
 
 @define(eq=False)
@@ -22,16 +20,16 @@ class Rules:
     """A request's sampling parameters as token ids: made once, at its submission. fault: what a custom processor did
     wrong when it was last asked about the request's root."""
 
-    allowed_ids: np.ndarray | None = None  # int64 [n]   None: every token
-    bad_words: tuple[tuple[int, ...], ...] = ()  # token ids of each; none is empty
-    min_tokens: int = 0
-    end_ids: np.ndarray = field(default=NO_IDS)  # int64 [n]   tokens not to draw before min_tokens
-    bias_ids: np.ndarray = field(default=NO_IDS)  # int64 [n]   no two are equal
-    bias_values: np.ndarray = field(default=NO_IDS)  # float64 [n]
-    processors: tuple[LogitsProcessor, ...] = ()
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
+    allowed_ids: np.ndarray | None  # int64 [n]   None: every token
+    bad_words: tuple[tuple[int, ...], ...]  # token ids of each; none is empty
+    min_tokens: int
+    end_ids: np.ndarray  # int64 [n]   tokens not to draw before min_tokens
+    bias_ids: np.ndarray  # int64 [n]   no two are equal
+    bias_values: np.ndarray  # float64 [n]
+    processors: tuple[LogitsProcessor, ...]
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
     fault: str | None = None
 
     @classmethod
@@ -53,12 +51,9 @@ class Rules:
             frequency_penalty=params.frequency_penalty,
             presence_penalty=params.presence_penalty,
         )
-        is_asked = rules.allowed_ids is not None or rules.bad_words or rules.min_tokens or len(bias)
-        return rules if is_asked or rules.processors or rules.has_penalties else None
-
-    @property
-    def has_penalties(self) -> bool:
-        return self.repetition_penalty != 1 or self.counts_output
+        masks = rules.allowed_ids is not None or rules.bad_words or rules.min_tokens or rules.processors
+        penalises = rules.repetition_penalty != 1 or rules.counts_output
+        return rules if masks or bias or penalises else None
 
     @property
     def counts_output(self) -> bool:

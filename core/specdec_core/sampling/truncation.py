@@ -18,8 +18,8 @@ def truncate(logits: torch.Tensor, row_requests: torch.Tensor, params: Sequence[
 
     dtype = logits.dtype
     logits = logits / per_row([1.0 if p.is_greedy else p.temperature for p in params], dtype)
-    if any(p.min_p > 0 and not p.is_greedy for p in params):
-        logits = _keep_min_p(logits, per_row([0.0 if p.is_greedy else p.min_p for p in params], dtype))
+    if any(p.min_p > 0 for p in params):
+        logits = _keep_min_p(logits, per_row([p.min_p for p in params], dtype))
     if any(p.top_k > 0 for p in params):
         logits = _keep_top_k(
             logits, per_row([max(p.top_k, 0) for p in params], torch.int64), max(p.top_k for p in params)

@@ -159,6 +159,13 @@ def test_sampling_params_of_another_kind(llm: LLM, untouched: Any, params: Any, 
         llm.generate([GOOD, GOOD], params)
 
 
+@pytest.mark.parametrize("flag", ["stream", "use_tqdm"])
+@pytest.mark.parametrize("value", ["no", 1, None])
+def test_flags_of_generate(llm: LLM, untouched: Any, flag: str, value: Any) -> None:
+    with untouched(), pytest.raises(ConfigError, match=f"{flag}={value!r} must be True or False"):
+        llm.generate(GOOD, GREEDY, **{flag: value})
+
+
 SAMPLING = [
     ({"temprature": 0}, "SamplingParams has no key 'temprature': did you mean 'temperature'"),
     ({"best_of": 2}, "no key 'best_of'"),

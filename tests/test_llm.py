@@ -160,3 +160,14 @@ def test_numbers_of_other_libraries_are_numbers(plain: LLM) -> None:
     same = SamplingParams(temperature=0.5, top_p=0.9, top_k=5, seed=3, max_tokens=4)
     assert params == same
     assert plain.generate(PROMPT, params)[0].outputs == plain.generate(PROMPT, same)[0].outputs
+
+
+@pytest.mark.parametrize(("delay_s", "shown"), [(3600.0, ""), (0.0, "2/2")])
+def test_the_bar_waits_for_its_delay(
+    plain: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, delay_s: float, shown: str
+) -> None:
+    monkeypatch.setattr("specdec_core.llm.BAR_DELAY_S", delay_s)
+    plain.generate(TEN_PROMPTS[:2], SamplingParams(temperature=0, max_tokens=2))
+    bar = capsys.readouterr().err
+    assert shown in bar
+    assert bool(bar) == bool(shown)

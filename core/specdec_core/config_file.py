@@ -50,9 +50,10 @@ def load_config_file(path: str | Path) -> dict[str, Any]:
     for key in found:
         if key not in KEYS:
             raise unknown_key(key, KEYS, f"config file {str(path)!r}")
-    if not isinstance(found.get("speculative_config"), Mapping | None):
+    speculation = found.get("speculative_config")
+    if speculation is not None and not (isinstance(speculation, Mapping) and speculation):
         raise ConfigError(
-            f"config file {str(path)!r} has speculative_config={found['speculative_config']!r:.40}: give a table with "
+            f"config file {str(path)!r} has speculative_config={speculation!r:.40}: give a table with "
             f"method, num_speculative_tokens and the method's own keys, or leave it out"
         )
     return found

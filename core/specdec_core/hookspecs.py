@@ -76,5 +76,5 @@ def specdec_step_finished(report: StepReport) -> None:
 
     Called after the tokens of the step were emitted, by every engine that was given the plugin; if no plugin
     implements it, nothing is called. report: the step in figures, not to be changed. Any plugin may implement it. The
-    engine waits for it, and what it raises reaches the caller of that step.
+    engine waits for it, and what it raises reaches the caller of that step as a PluginError that names the plugin.
     """

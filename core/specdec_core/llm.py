@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 from tqdm import tqdm
 
 from specdec_core.engine.request import Piece, Request
+from specdec_core.errors import ConfigError
 from specdec_core.frontend import Frontend
 from specdec_core.metrics import Counter, Vector
 from specdec_core.outputs import RequestOutput, StreamOutput
@@ -167,6 +168,9 @@ class LLM:
     def _run(
         self, read: Callable[[], list[TokenizedPrompt]], sampling_params: Params, use_tqdm: bool, stream: bool
     ) -> list[RequestOutput] | Iterator[StreamOutput]:
+        for name, value in (("use_tqdm", use_tqdm), ("stream", stream)):
+            if not isinstance(value, bool):
+                raise ConfigError(f"{name}={value!r} must be True or False")
         return self._stream(read, sampling_params) if stream else self._complete(read(), sampling_params, use_tqdm)
 
     def _complete(
@@ -181,7 +185,8 @@ class LLM:
 
         with tqdm(disable=not use_tqdm, delay=BAR_DELAY_S, unit="request") as bar:
             submitted = self._frontend.submit(prompts, sampling_params, keep)
-            bar.total = num_requests = sum(map(len, submitted))
+            num_requests = sum(map(len, submitted))
+            bar.total = num_requests  # reset(num_requests) would show it at once, whatever the delay
             try:
                 while len(finished) < num_requests:
                     self._frontend.step()

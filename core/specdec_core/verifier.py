@@ -17,9 +17,10 @@ class Verifier(Protocol):
     """Decides which nodes of a draft the target accepts.
 
     A verifier sees processed logits only: temperature, penalties, masks and truncation have been applied to every
-    row, with that row's own history. At temperature 0 they are -inf except at the argmax, or left as they are if
-    every request of the batch is greedy. A lossless verifier emits tokens with exactly the distribution that these
-    logits define. It is vectorised over requests and vocabulary; Python may loop over depth and siblings.
+    row, with that row's own history. At temperature 0 they are -inf except at the argmax; where every request of a
+    step is greedy, the verifier "greedy" decides and sees them as they are. A lossless verifier emits tokens with
+    exactly the distribution that these logits define. It is vectorised over requests and vocabulary; Python may loop
+    over depth and siblings.
     """
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:

@@ -88,6 +88,7 @@ def test_keys_are_those_of_llm():
         (".toml", "modle = 'tiny'", "has no key 'modle': did you mean 'model'?"),
         (".toml", "plugins = 'x'", "has no key 'plugins'"),
         (".toml", "speculative_config = 'ngram'", "speculative_config='ngram': give a table"),
+        (".toml", "[speculative_config]", "speculative_config={}: give a table with method, num_speculative_tokens"),
     ],
 )  # fmt: skip
 def test_bad_files_are_named(load_text, suffix, content, says):

@@ -74,6 +74,7 @@ def test_as_many_blocks_as_asked(plan):
     [
         ({"num_kv_blocks": 3}, "max_model_len=64 tokens, which needs 4: lower max_model_len, or raise num_kv_blocks"),
         ({"free_bytes": 8 * 4096}, "which needs 4: lower max_model_len, or raise gpu_memory_utilization"),
+        ({"block_size": 2048}, "which needs 1: lower block_size, or raise gpu_memory_utilization"),
         ({"num_kv_blocks": 200}, "num_kv_blocks=200 blocks of 8192 bytes do not fit into the 1048576 bytes"),
         ({"target_weight_bytes": 2 * MIB}, "2097152 bytes of target weights do not fit into the 1048576 bytes of free"),
         ({"draft": Plan(weight_bytes=2 * MIB)}, "2097152 bytes of draft weights do not fit"),

@@ -98,7 +98,8 @@ def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype) -> None:
     for num_threads in (1, 2):
         torch.set_num_threads(num_threads)
         found.append(attention(made.query, made.keys, made.values, made.fresh_plan(), 0.3))
-        assert numba.get_num_threads() == torch.get_num_threads() == num_threads
+        assert torch.get_num_threads() == num_threads
+    assert numba.get_num_threads() == num_threads
     assert torch.equal(*found)
 
 
@@ -171,3 +172,22 @@ def test_numbers_of_another_type_are_not_stored() -> None:
     caches = [torch.zeros(11, 2, 7, dtype=torch.bfloat16) for _ in range(2)]
     with pytest.raises(RuntimeError, match="dtype"):
         OPS["store_kv"](*caches, torch.tensor([1]), torch.ones(1, 2, 7), torch.ones(1, 2, 7))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_pieces_of_a_fused_product_are_taken_as_they_lie(dtype: torch.dtype) -> None:
+    made = make_pass([Request(200, 1, TREE), Request(10, 1)], dtype=dtype)
+    wider = torch.full((len(made.query), 7, 16), torch.nan, dtype=dtype)
+    wider[:, 2:6] = made.query
+    assert torch.equal(attention(wider[:, 2:6], made.keys, made.values, made.plan, 0.3), attention(*made.features, 0.3))
+    slots, keys, values = made.slots(0, [7, 3]), made.keys.clone(), made.values.clone()
+    OPS["store_kv"](keys, values, slots, wider[:2, 2:4], wider[2:4, 4:6])
+    assert torch.equal(keys[slots], made.query[:2, :2])
+    assert torch.equal(values[slots], made.query[2:4, 2:])
+
+
+@pytest.mark.parametrize("slot", [11, -12])
+def test_nothing_is_written_where_there_is_no_slot(slot: int) -> None:
+    caches, given = [torch.zeros(11, 2, 7) for _ in range(2)], torch.ones(2, 2, 7)
+    with pytest.raises(IndexError):
+        OPS["store_kv"](*caches, torch.tensor([1, slot]), given, given)

@@ -49,7 +49,7 @@ def test_threads_may_share_numbas_simplest_threading_layer() -> None:
         def run():
             torch.set_num_threads(2)
             for seed in range(40):
-                made = make_pass([Request(50, 1, (-1, 0, -1))] * 4, seed=seed)
+                made = make_pass([Request(900, 1, (-1, 0, -1))] * 4, seed=seed)
                 for _ in range(10):
                     OPS["paged_attention"](*made.features, 0.3)
 

@@ -12,7 +12,7 @@ import torch
 from attrs import evolve
 from reference import NUM_TOKENS
 
-from specdec_core import LLM, Draft, PluginError, Plugins, Proposer, ProposerSpec, SamplingParams
+from specdec_core import LLM, Draft, Plan, PluginError, Plugins, Proposer, ProposerSpec, SamplingParams
 
 pytestmark = pytest.mark.parametrize("model_dir", ["llama"], indirect=True, scope="session")
 PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -289,3 +289,12 @@ def test_a_proposer_that_cannot_be_built_or_planned_is_named(model_dir: Any) -> 
         careless_llm(model_dir, build=fail, plan=fail)
     with pytest.raises(PluginError, match="plan returned None, not a Plan"):
         careless_llm(model_dir, build=fail, plan=lambda *args: None)
+    with pytest.raises(PluginError, match="'careless' could not be built: TypeError: build returned None, which has"):
+        careless_llm(model_dir, build=lambda *args: None)
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, float("nan"), "1", True])
+@pytest.mark.parametrize("field", ["scratch_slots", "weight_bytes"])
+def test_a_plan_with_sizes_that_are_none_is_refused(model_dir: Any, field: str, size: Any) -> None:
+    with pytest.raises(PluginError, match=f"'careless' could not plan what it needs: .*{field}={size!r}: give a whole"):
+        careless_llm(model_dir, build=fail, plan=lambda *args: Plan(**{field: size}))

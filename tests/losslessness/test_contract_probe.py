@@ -78,7 +78,8 @@ class Outcome:
 def run(model_dir: Path, asked: list[Asked], layer: str, style: str) -> Outcome:
     """Requests come at random, and some are cancelled."""
     journal = Journal()
-    speculative_config = {"method": "probe", "num_speculative_tokens": 12, "layer": layer, "style": style}
+    config = {"method": "probe", "num_speculative_tokens": 12, "layer": layer, "style": style}
+    speculative_config = {**config, "verifier": "chosen"}  # the output is plain decoding's, whatever is drafted
     plugins: Any = PluginsWithProbe(journal)
     engine = LLM(str(model_dir), plugins=plugins, speculative_config=speculative_config, **SETTINGS).engine
     rng, waiting, num_steps, num_preempted = np.random.default_rng(4), list(enumerate(asked)), 0, 0

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
+from threading import Lock
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +22,7 @@ from specdec_core.engine.logprobs import TokenTexts, add_prompt_logprobs, output
 from specdec_core.engine.memory import plan_memory
 from specdec_core.engine.request import Listener, Piece, Request
 from specdec_core.engine.scheduler import Schedule, Scheduler
-from specdec_core.engine.speculation import PLAIN, Speculation, blaming, planned
+from specdec_core.engine.speculation import PLAIN, Speculation, built, planned
 from specdec_core.engine.step_batch import StepBatch
 from specdec_core.engine.text import OutputText
 from specdec_core.engine.verification import Verification
@@ -93,10 +94,8 @@ class Engine:
             attention=self.target.attention.of_group(groups[1]) if plan.kv_layout else None,
             speed_up=partial(speed_up, ops=resolved),
         )
-        with blaming(spec.name, "be built"):
-            proposer = spec.build(options, context)
         self._speculation = Speculation(
-            proposer,
+            built(spec, options, context),
             spec.name,
             observes=plan.observes,
             vocab_size=self.target.info.vocab_size,
@@ -116,8 +115,8 @@ class Engine:
         self._token_texts = TokenTexts(tokenizer)
         self._requests: dict[str, Request] = {}
         self._news: deque[tuple[Request, Sequence[Piece]]] = deque()  # what listeners are yet to be told
-        self._is_stepping = False
-        self._cancelled: list[str] = []  # while stepping: a generator that is collected may cancel at any moment
+        self._turn = Lock()  # held by a step or a cancellation
+        self._cancelled: list[str] = []  # meanwhile: a generator that is collected may cancel at any moment
         self._ids = count()
         self._seeds = random.Random(config.seed)
 
@@ -174,23 +173,24 @@ class Engine:
 
     def cancel(self, request_id: str) -> None:
         """End a request now, with finish_reason "abort" and what it has so far. Ids of ended requests are ignored."""
-        if self._is_stepping:
-            self._cancelled.append(request_id)
-        elif request_id in self._requests:
-            with self._aborting_on_failure():
-                self._finish(self._requests[request_id], "abort")
-            self._tell()
+        with self._in_turn() as has_turn:
+            if not has_turn:
+                self._cancelled.append(request_id)
+            if not has_turn or request_id not in self._requests:
+                return
+            self._finish(self._requests[request_id], "abort")
+        self._tell()
 
     @torch.inference_mode()
     def step(self) -> StepReport:
         """One pass of the target over whatever is most urgent; none if there is nothing to do."""
-        if self._is_stepping:
-            raise SpecdecError("a step is under way in another thread: use an engine from one thread at a time")
-        with self._aborting_on_failure():
+        with self._in_turn() as has_turn:
+            if not has_turn:
+                raise SpecdecError("a step is under way in another thread: use an engine from one thread at a time")
             report = self._step()
-        for request_id in self._cancelled:
+        cancelled, self._cancelled = self._cancelled, []
+        for request_id in cancelled:
             self.cancel(request_id)
-        self._cancelled.clear()
         self._tell()
         if self._step_finished is not None:
             self._step_finished(report)
@@ -310,14 +310,20 @@ class Engine:
                 request.listener(request, pieces)
 
     @contextmanager
-    def _aborting_on_failure(self) -> Iterator[None]:
-        self._is_stepping = True
+    def _in_turn(self) -> Iterator[bool]:
+        """Whether nobody else has the turn. What is raised by whoever has it aborts the running requests."""
+        has_turn = self._turn.acquire(blocking=False)
         try:
-            yield
+            yield has_turn
         except BaseException:
-            for request in [r for r in self._requests.values() if r.is_started or r in self._scheduler.running]:
-                with suppress(PluginError):
-                    self._finish(request, "abort")
+            if has_turn:
+                self._abort_running()
             raise
         finally:
-            self._is_stepping = False
+            if has_turn:
+                self._turn.release()
+
+    def _abort_running(self) -> None:
+        for request in [r for r in self._requests.values() if r.is_started or r in self._scheduler.running]:
+            with suppress(PluginError):
+                self._finish(request, "abort")

@@ -117,10 +117,11 @@ def _check(memory: MemoryPlan, left_bytes: int) -> None:
         )
     needed = _blocks(memory.max_model_len, memory.block_size)
     if memory.num_blocks < needed:
+        lower = "block_size" if memory.block_size > memory.max_model_len else "max_model_len"
         raise CapacityError(
             f"{memory.num_blocks} KV blocks of {memory.block_size} tokens ({memory.bytes_per_block} bytes each) do not "
             f"hold one request of max_model_len={memory.max_model_len} tokens, which needs {needed}: lower "
-            f"max_model_len, or raise "
+            f"{lower}, or raise "
             f"{'num_kv_blocks' if memory.limited_by == 'num_kv_blocks' else 'gpu_memory_utilization'}"
         )
     if memory.kv_bytes > left_bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -13,9 +14,11 @@ from specdec_core.engine.request import Request
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_batch import StepBatch, observe, spread
 from specdec_core.errors import PluginError, SpecdecError
-from specdec_core.proposer import PLUGIN_API, Proposer, ProposerSpec
+from specdec_core.proposer import PLUGIN_API, BuildContext, Proposer, ProposerSpec
 from specdec_core.sampling.random import CounterRandom
 from specdec_core.types import Draft, Plan, ProposerBatch, TargetInfo, Verdict
+
+METHODS = ("start", "propose", "observe", "reset", "finish")
 
 
 @contextmanager
@@ -37,7 +40,21 @@ def planned(spec: ProposerSpec, options: Any, target: TargetInfo, num_speculativ
         plan = spec.plan(options, target, num_speculative_tokens)
         if not isinstance(plan, Plan):
             raise TypeError(f"plan returned {plan!r}, not a Plan")
+        for field in ("scratch_slots", "weight_bytes"):
+            size = getattr(plan, field)
+            if isinstance(size, bool) or not isinstance(size, Integral) or size < 0:
+                raise TypeError(f"its plan has {field}={size!r}: give a whole number, 0 or more")
     return plan
+
+
+def built(spec: ProposerSpec, options: Any, context: BuildContext) -> Proposer:
+    """A proposer. Raises PluginError if it cannot be made, or is none."""
+    with blaming(spec.name, "be built"):
+        proposer = spec.build(options, context)
+        missing = [name for name in METHODS if not callable(getattr(proposer, name, None))]
+        if missing:
+            raise TypeError(f"build returned {proposer!r}, which has no {', '.join(missing)}: subclass Proposer")
+    return proposer
 
 
 class NoProposer(Proposer):

@@ -19,7 +19,8 @@ class Verification:
     where every request is greedy; the target's own tokens (rule 1) where every node is chosen; block verification for
     sampled chains and traversal for sampled trees, the rules that accept the most.
 
-    A step without any draft is decided by the target's own tokens, whatever the verifier: there is nothing to verify.
+    Whatever is named, a step without any draft is decided by the target's own tokens, since there is nothing to verify,
+    and one of greedy requests by the argmax, on which all rules agree.
     """
 
     def __init__(self, plugins: Plugins, config: SpeculativeConfig | None) -> None:
@@ -44,11 +45,11 @@ class Verification:
 
     def choose(self, draft: Draft, params: Sequence[SamplingParams]) -> str:
         """The name of the verifier for a draft."""
-        if draft.num_nodes == 0 or self._named is None:
-            if all(p.is_greedy for p in params):
-                return "greedy"
-            if draft.q is None or draft.num_nodes == 0:
-                return "chosen"
+        if all(p.is_greedy for p in params):
+            return "greedy"
+        if draft.num_nodes == 0 or (self._named is None and draft.q is None):
+            return "chosen"
+        if self._named is None:
             return "block" if draft.is_chain else "traversal"
         if self._named.chains_only and not draft.is_chain:
             raise PluginError(

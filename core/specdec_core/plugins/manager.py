@@ -51,12 +51,10 @@ class Plugins:
         self._plugins = plugins
         self._offers: dict[tuple[type[Spec], str], tuple[Spec, Plugin]] = {}
         self._modules: dict[str, Plugin] = {}  # for each value that was imported, the first plugin it belongs to
-        listeners = loading.new_hooks()
         for plugin in plugins:
             self._add(plugin)
-        for value, plugin in self._modules.items():
-            listeners.register(plugin.loaded_hooks.get_plugin(value), name=value)
-        self._step_finished = listeners.hook.specdec_step_finished
+        hooks = [(plugin, plugin.loaded_hooks.hook.specdec_step_finished) for plugin in self._modules.values()]
+        self._listeners = [(plugin, hook) for plugin, hook in hooks if hook.get_hookimpls()]
 
     @classmethod
     def load(
@@ -162,9 +160,19 @@ class Plugins:
     @property
     def step_finished(self) -> Callable[[StepReport], None] | None:
         """Calls `specdec_step_finished` of all plugins; None if no plugin implements it, so that nothing is called."""
-        if not self._step_finished.get_hookimpls():
+        if not self._listeners:
             return None
-        return lambda report: cast(None, self._step_finished(report=report))
+        return self._tell_listeners
+
+    def _tell_listeners(self, report: StepReport) -> None:
+        for plugin, hook in self._listeners:
+            try:
+                hook(report=report)
+            except (Exception, SystemExit) as error:
+                raise PluginError(
+                    f"plugin {plugin.label} failed to hear about a step: {type(error).__name__}: {error}. Repair it, "
+                    f"or disable it with SPECDEC_DISABLE={plugin.name}"
+                ) from error
 
     def listing(self) -> list[PluginInfo]:
         """Every plugin, the unusable ones too, with what is wrong."""

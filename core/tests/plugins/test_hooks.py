@@ -99,6 +99,16 @@ def test_specdec_step_finished(site):
     assert dist_ear_left_module.heard == dist_ear_right_module.heard == [REPORT]
 
 
+@pytest.mark.parametrize("fault", ["1 / 0", "raise SystemExit(3)"])
+def test_specdec_step_finished_failing(site, fault):
+    site.plugin("good", HEAD + "@hookimpl\ndef specdec_step_finished():\n    pass\n")
+    site.plugin("bad", HEAD + f"@hookimpl\ndef specdec_step_finished(report):\n    {fault}\n")
+    tell = Plugins.load().step_finished
+    assert tell is not None
+    with pytest.raises(PluginError, match=r"'bad' \(dist-bad 1.0\) failed to hear about a step: .*SPECDEC_DISABLE=bad"):
+        tell(REPORT)
+
+
 def test_specdec_step_finished_is_not_called_when_nobody_listens(site):
     site.plugin("ear", HEAD + "@hookimpl\ndef specdec_step_finished(report):\n    raise AssertionError\n")
     others = {line.name for line in Plugins.load(disable="ear").listing() if "step_finished" in line.provides}

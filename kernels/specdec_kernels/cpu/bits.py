@@ -18,6 +18,9 @@ from numba.extending import intrinsic
 DTYPES = frozenset({torch.float32, torch.bfloat16})
 """What the compiled operations take; others are left to the reference."""
 
+LIKE = {torch.float32: np.empty(0, dtype=np.float32), torch.bfloat16: np.empty(0, dtype=np.uint16)}
+"""An array of each type, for `array_at`."""
+
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 """Sums may be reordered, always in the same way. NaN and infinity stay what they are: they fail their request."""
 
@@ -34,6 +37,11 @@ def compiled(**options: Any) -> Callable[[Callable[..., None]], Any]:
             return njit(**options)(function)
 
     return decorate
+
+
+def inner(**options: Any) -> Any:
+    """numba's njit for functions that only compiled ones call: it saves compiling a way in for Python."""
+    return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:

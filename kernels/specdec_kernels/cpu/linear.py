@@ -9,7 +9,7 @@ import torch
 from numba import njit, prange
 
 from specdec_core import ops
-from specdec_kernels.cpu.bits import FAST, array_at, as_array, as_stored, compiled
+from specdec_kernels.cpu.bits import array_at, as_array, as_stored, compiled
 from specdec_kernels.cpu.products import MOST_ROWS, MOST_STRIPS, is_supported, multiply
 from specdec_kernels.cpu.threads import in_parallel
 from specdec_kernels.cpu.tiles import LANES
@@ -105,7 +105,7 @@ def _some_strips(strips, strip, num_left, biases, rows, output, sums):
     return num_strips
 
 
-@njit(fastmath=FAST)
+@njit
 def _store(sums, biases, row, num_rows, first, width, output):
     """output[row + i, first:] = sums[i * width:] plus the bias, without the outputs that only fill the last strip."""
     for i in range(num_rows):

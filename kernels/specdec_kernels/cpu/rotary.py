@@ -2,46 +2,72 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from specdec_core import ops
-from specdec_kernels.cpu.bits import DTYPES, as_array, as_stored, compiled, load
+from specdec_kernels.cpu.bits import LIKE, array_at, as_stored, compiled, inner, load
 
 
 def rotary(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `specdec_core.ops.rotary.rotary`."""
-    dtypes = {tensor.dtype for tensor in (query, key, cos, sin)}
-    if len(dtypes) > 1 or not dtypes <= DTYPES:
+    """See `specdec_core.ops.rotary.rotary`. The results have the tokens first in memory, as attention reads them."""
+    if query.dtype not in LIKE or not query.dtype == key.dtype == cos.dtype == sin.dtype:
         return ops.REFERENCE["rotary"](query, key, cos, sin)
-    angles = as_array(cos[0].contiguous()), as_array(sin[0].contiguous())
-    return _rotated(query, *angles), _rotated(key, *angles)
+    cos, sin = cos.contiguous(), sin.contiguous()
+    query, key = _with_contiguous_heads(query), _with_contiguous_heads(key)
+    rotated_query, rotated_key = _tokens_first(query), _tokens_first(key)
+    _rotate(
+        LIKE[query.dtype],
+        (cos.data_ptr(), sin.data_ptr(), *cos.shape[1:]),
+        (query.data_ptr(), *query.stride(), query.shape[1], rotated_query.data_ptr()),
+        (key.data_ptr(), *key.stride(), key.shape[1], rotated_key.data_ptr()),
+    )
+    return rotated_query, rotated_key
 
 
-def _rotated(heads: torch.Tensor, cos: np.ndarray, sin: np.ndarray) -> torch.Tensor:
-    """heads [1, num_heads, num_tokens, width]; the result has the tokens first in memory, as attention reads them."""
-    tokens_first = heads[0].transpose(0, 1).contiguous()
-    output = torch.empty_like(tokens_first)
-    _rotate(as_array(tokens_first), cos, sin, as_array(output))
-    return output.transpose(0, 1).unsqueeze(0)
+def _with_contiguous_heads(heads: torch.Tensor) -> torch.Tensor:
+    return heads if heads.stride(3) == 1 else heads.contiguous()
+
+
+def _tokens_first(heads: torch.Tensor) -> torch.Tensor:
+    """Room for as many heads [1, num_heads, num_tokens, width]."""
+    _, num_heads, num_tokens, width = heads.shape
+    size = num_heads * width
+    return heads.new_empty_strided(heads.shape, (num_tokens * size, width, size, 1))
 
 
 @compiled()
-def _rotate(heads, cos, sin, output):
-    """heads and output [num_tokens, num_heads, width], cos and sin [num_tokens, width]. Every product and the sum are
-    rounded to the arrays' type, as torch rounds them."""
-    num_tokens, num_heads, width = heads.shape
+def _rotate(like, angles, query, key):
+    """angles: addresses of cos and sin, and their shape. query and key: address and strides of the heads, how many
+    there are, address of the results."""
+    cos_address, sin_address, num_tokens, width = angles
+    cos = array_at(cos_address, (num_tokens, width), like)
+    sin = array_at(sin_address, (num_tokens, width), like)
+    _rotate_heads(like, cos, sin, query)
+    _rotate_heads(like, cos, sin, key)
+
+
+@inner()
+def _rotate_heads(like, cos, sin, there):
+    """Every product and the sum are rounded to the type of the numbers, as torch rounds them."""
+    address, _, head_stride, token_stride, _, num_heads, output_address = there
+    num_tokens, width = cos.shape
     half = width // 2
+    heads = array_at(address, (num_heads * head_stride + num_tokens * token_stride,), like)
+    output = array_at(output_address, (num_tokens, num_heads, width), like)
     for token in range(num_tokens):
+        left_cos, right_cos = cos[token, :half], cos[token, half:]
+        left_sin, right_sin = sin[token, :half], sin[token, half:]
         for head in range(num_heads):
+            start = head * head_stride + token * token_stride
+            left, right = heads[start : start + half], heads[start + half : start + width]
+            new_left, new_right = output[token, head, :half], output[token, head, half:]
             for i in range(half):
-                j = i + half
-                a, b = load(heads[token, head, i]), load(heads[token, head, j])
-                a_cos = load(as_stored(output, a * load(cos[token, i])))
-                a_sin = load(as_stored(output, a * load(sin[token, j])))
-                b_cos = load(as_stored(output, b * load(cos[token, j])))
-                b_sin = load(as_stored(output, b * load(sin[token, i])))
-                output[token, head, i] = as_stored(output, a_cos - b_sin)
-                output[token, head, j] = as_stored(output, b_cos + a_sin)
+                a, b = load(left[i]), load(right[i])
+                a_cos = load(as_stored(output, a * load(left_cos[i])))
+                a_sin = load(as_stored(output, a * load(right_sin[i])))
+                b_cos = load(as_stored(output, b * load(right_cos[i])))
+                b_sin = load(as_stored(output, b * load(left_sin[i])))
+                new_left[i] = as_stored(output, a_cos - b_sin)
+                new_right[i] = as_stored(output, b_cos + a_sin)

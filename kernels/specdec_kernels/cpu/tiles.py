@@ -1,9 +1,12 @@
-"""The two inner loops of attention, over tiles of TILE keys, written for vectors of LANES float32.
+"""The two inner loops of attention, over tiles of up to TILE tokens of a cache, for vectors of LANES float32.
 
-numba would vectorise neither as it should be: a dot product per key ends in a sum across lanes, which costs more than
-the products. `dot_tile` sums LANES keys at once, in a tree of shuffles.
+Several queries share a tile: its numbers are loaded, and widened where they are bfloat16, once for all of them. What is
+computed for a query does not depend on how many there are: the same operations in the same order.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -14,7 +17,16 @@ from numba.extending import intrinsic
 LANES = 16
 TILE = 16
 
+_KEYS = {1: 8, 2: 8, 3: 8, 4: 4}
+"""How many keys a number of queries meets at a time: the sums of all pairs stay in registers."""
+_STRIP = 4
+"""Vectors of a value that are summed at a time, for the same reason."""
+
+_CACHE_LINE = 64
+
+_I32 = ir.IntType(32)
 _VECTOR = ir.VectorType(ir.FloatType(), LANES)
+_ZERO = ir.Constant(_VECTOR, [0.0] * LANES)
 
 
 def array_data(context: Any, builder: Any, signature: Any, args: Any, i: int) -> Any:
@@ -22,94 +34,247 @@ def array_data(context: Any, builder: Any, signature: Any, args: Any, i: int) ->
     return context.make_array(signature.args[i])(context, builder, args[i]).data
 
 
-def _vector_at(builder: Any, data: Any, index: Any) -> Any:
-    """Pointer to the LANES numbers from data[index] on."""
-    return builder.bitcast(builder.gep(data, [index]), _VECTOR.as_pointer())
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def dot_tile(
+    typing_context, queries, first_query, width, cache, places, first_place, stride, offset, scores, first, row_len, n
+):
+    """scores[first + q * row_len + j] = query q . key j, for q < n, a literal, and the TILE keys of a tile.
+
+    Query q is queries[first_query + q * width:], float32; key j is cache[places[first_place + j] * stride + offset:],
+    float32 or bfloat16; all arrays are flat and contiguous. width: of both, a multiple of LANES.
+    """
+    num_queries, num_keys, load = n.literal_value, _KEYS[n.literal_value], _loader(cache)
+
+    def body(builder: Any, query_data: Any, width: Any, cache_data: Any, *args: Any) -> None:
+        places_data, stride, offset, scores_data, row_len = args
+        index = width.type
+        queries = [builder.gep(query_data, [builder.mul(width, index(q))]) for q in range(num_queries)]
+
+        def some_keys(start: int) -> list[Any]:
+            keys = [
+                _at(builder, cache_data, places_data, index(j), stride, offset) for j in range(start, start + num_keys)
+            ]
+            sums = [[_variable(builder) for _ in keys] for _ in queries]
+            with cgutils.for_range_slice(builder, index(0), width, index(LANES), index) as (d, _):
+                factors = [_vector(builder, each, d) for each in queries]
+                for j, each in enumerate(keys):
+                    key = load(builder, each, d)
+                    for factor, query_sums in zip(factors, sums, strict=True):
+                        total = builder.load(query_sums[j])
+                        builder.store(_multiply_add(builder, factor, key, total), query_sums[j])
+            return [_sum_lanes(builder, [builder.load(each) for each in query_sums], 1) for query_sums in sums]
+
+        def all_keys(start: int, count: int) -> list[Any]:
+            if count == num_keys:
+                return some_keys(start)
+            halves = all_keys(start, count // 2), all_keys(start + count // 2, count // 2)
+            return [_sum_lanes(builder, pair, count // 2) for pair in zip(*halves, strict=True)]
+
+        for q, found in enumerate(all_keys(0, TILE)):
+            builder.store(found, _vector_at(builder, scores_data, builder.mul(row_len, index(q))), align=4)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        query_data, cache_data, places_data, scores_data = (
+            builder.gep(array_data(context, builder, signature, args, i), [start])
+            for i, start in ((0, args[1]), (3, args[2].type(0)), (4, args[5]), (8, args[9]))
+        )
+        name = f"dot_tile_{cache.dtype}_{num_queries}"
+        _call(builder, name, body, query_data, args[2], cache_data, places_data, *args[6:8], scores_data, args[10])
+        return context.get_dummy_value()
+
+    ints = [types.intp] * 3
+    return types.void(queries, types.intp, types.intp, cache, places, *ints, scores, *ints[:2], n), generate
+
+
+def _sum_lanes(builder: Any, vectors: Sequence[Any], distance: int) -> Any:
+    """Vectors whose lanes are to be summed -> one, by adding lanes at this distance, then at twice it, and so on.
+
+    Of two vectors, the lanes in which the distance's bit is 0 go on with the first's sums, the others with the
+    second's. After the last round, with all LANES vectors in one, lane j is the sum over vector j.
+    """
+    while len(vectors) > 1:
+        own = [i + (LANES if i & distance else 0) for i in range(LANES)]
+        other = [i ^ distance for i in own]
+        own, other = (ir.Constant(ir.VectorType(_I32, LANES), each) for each in (own, other))
+        vectors = [
+            builder.fadd(builder.shuffle_vector(a, b, own), builder.shuffle_vector(a, b, other))
+            for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+        distance *= 2
+    return vectors[0]
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def add_tile(
+    typing_context,
+    weights,
+    first,
+    row_len,
+    cache,
+    places,
+    first_place,
+    stride,
+    offset,
+    num_values,
+    output,
+    start,
+    width,
+    n,
+):
+    """output[start + q * width:] += sum over j < count of weights[first + q * row_len + j] * value j, in the order
+    of j, for q < n, a literal. Value j is where `dot_tile` has key j; weights and output are float32."""
+    num_queries, load = n.literal_value, _loader(cache)
+
+    def body(builder: Any, weights_data: Any, row_len: Any, cache_data: Any, *args: Any) -> None:
+        places_data, stride, offset, num_values, output_data, width = args
+        index = width.type
+        rows, outputs = (
+            [builder.gep(data, [builder.mul(length, index(q))]) for q in range(num_queries)]
+            for data, length in ((weights_data, row_len), (output_data, width))
+        )
+
+        def add_strip(d: Any, num_vectors: int) -> None:
+            steps = [builder.add(d, index(i * LANES)) for i in range(num_vectors)]
+            totals = [[_variable(builder, _vector(builder, each, step)) for step in steps] for each in outputs]
+            with cgutils.for_range(builder, num_values) as loop:
+                data = _at(builder, cache_data, places_data, loop.index, stride, offset)
+                values = [load(builder, data, step) for step in steps]
+                for row, row_totals in zip(rows, totals, strict=True):
+                    weight = _spread(builder, builder.load(builder.gep(row, [loop.index])))
+                    for value, total in zip(values, row_totals, strict=True):
+                        builder.store(_multiply_add(builder, weight, value, builder.load(total)), total)
+            for each, row_totals in zip(outputs, totals, strict=True):
+                for step, total in zip(steps, row_totals, strict=True):
+                    builder.store(builder.load(total), _vector_at(builder, each, step), align=4)
+
+        whole = builder.sub(width, builder.srem(width, index(_STRIP * LANES)))
+        _for_strips(builder, index(0), whole, _STRIP, add_strip)
+        _for_strips(builder, whole, width, 1, add_strip)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        weights_data, cache_data, places_data, output_data = (
+            builder.gep(array_data(context, builder, signature, args, i), [start])
+            for i, start in ((0, args[1]), (3, args[2].type(0)), (4, args[5]), (9, args[10]))
+        )
+        name = f"add_tile_{cache.dtype}_{num_queries}"
+        _call(builder, name, body, weights_data, args[2], cache_data, places_data, *args[6:9], output_data, args[11])
+        return context.get_dummy_value()
+
+    ints = [types.intp] * 4
+    return types.void(weights, *ints[:2], cache, places, *ints, output, *ints[:2], n), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def sum_of(typing_context, numbers, start, end):
+    """The sum over float32 numbers[start:end], a multiple of LANES: lane by lane, then across the lanes."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data, total = array_data(context, builder, signature, args, 0), _variable(builder)
+        step = args[1].type(LANES)
+        with cgutils.for_range_slice(builder, args[1], args[2], step, args[1].type) as (i, _):
+            builder.store(builder.fadd(builder.load(total), _vector(builder, data, i)), total)
+        summed = _sum_lanes(builder, [builder.load(total)] * LANES, 1)
+        return builder.extract_element(summed, _I32(0))
+
+    return types.float32(numbers, types.intp, types.intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def multiply_add(typing_context, a, b, c):
+    """a * b + c of float32, rounded once."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _multiply_add(builder, *args)
+
+    return types.float32(*[types.float32] * 3), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch_tile(typing_context, cache, places, first_place, stride, offset, width):
+    """Have the processor bring the width numbers of a tile's tokens near: `dot_tile` says where they are."""
+    step = _CACHE_LINE // (cache.dtype.bitwidth // 8)
+
+    def body(builder: Any, cache_data: Any, places_data: Any, stride: Any, offset: Any, width: Any) -> None:
+        index = width.type
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, _I32, _I32, _I32])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        with cgutils.for_range(builder, index(TILE)) as loop:
+            data = _at(builder, cache_data, places_data, loop.index, stride, offset)
+            with cgutils.for_range_slice(builder, index(0), width, index(step), index) as (d, _):
+                line = builder.bitcast(builder.gep(data, [d]), cgutils.voidptr_t)
+                builder.call(prefetch, [line, _I32(0), _I32(2), _I32(1)])
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        cache_data, places_data = (array_data(context, builder, signature, args, i) for i in (0, 1))
+        places_data = builder.gep(places_data, [args[2]])
+        _call(builder, f"prefetch_tile_{cache.dtype}", body, cache_data, places_data, *args[3:])
+        return context.get_dummy_value()
+
+    return types.void(cache, places, *[types.intp] * 4), generate
+
+
+def _for_strips(builder: Any, start: Any, stop: Any, num_vectors: int, body: Callable[[Any, int], None]) -> None:
+    with cgutils.for_range_slice(builder, start, stop, start.type(num_vectors * LANES), start.type) as (d, _):
+        body(d, num_vectors)
+
+
+def _call(builder: Any, name: str, body: Callable[..., None], *args: Any) -> None:
+    """Call a function that is not to be merged into its callers, which would be compiled several times over."""
+    kind = ir.FunctionType(ir.VoidType(), [each.type for each in args])
+    function = cgutils.get_or_insert_function(builder.module, kind, f"specdec_{name}")
+    if function.is_declaration:
+        function.linkage = "linkonce_odr"
+        function.attributes.add("noinline")
+        own_builder = ir.IRBuilder(function.append_basic_block())
+        body(own_builder, *function.args)
+        own_builder.ret_void()
+    builder.call(function, args)
+
+
+def _at(builder: Any, cache_data: Any, places_data: Any, i: Any, stride: Any, offset: Any) -> Any:
+    """Pointer to the numbers of the token at places[i]."""
+    place = builder.load(builder.gep(places_data, [i]))
+    return builder.gep(cache_data, [builder.add(builder.mul(place, stride), offset)])
+
+
+def _variable(builder: Any, value: Any = _ZERO) -> Any:
+    """One that ends up in a register; set anew wherever this is reached."""
+    variable = cgutils.alloca_once(builder, _VECTOR)
+    builder.store(value, variable)
+    return variable
+
+
+def _vector_at(builder: Any, data: Any, i: Any) -> Any:
+    """Pointer to the LANES numbers from data[i] on."""
+    return builder.bitcast(builder.gep(data, [i]), _VECTOR.as_pointer())
+
+
+def _loader(cache: Any) -> Callable[[Any, Any, Any], Any]:
+    """What loads LANES numbers of a cache as float32."""
+    return _widened if cache.dtype == types.uint16 else _vector
+
+
+def _vector(builder: Any, data: Any, i: Any) -> Any:
+    return builder.load(_vector_at(builder, data, i), align=4)
+
+
+def _widened(builder: Any, data: Any, i: Any) -> Any:
+    """LANES bfloat16 as float32."""
+    halves = ir.VectorType(ir.IntType(16), LANES)
+    bits = builder.load(builder.bitcast(builder.gep(data, [i]), halves.as_pointer()), align=2)
+    wide = ir.VectorType(_I32, LANES)
+    return builder.bitcast(builder.shl(builder.zext(bits, wide), ir.Constant(wide, [16] * LANES)), _VECTOR)
+
+
+def _spread(builder: Any, number: Any) -> Any:
+    """A vector of one number."""
+    undefined = ir.Constant(_VECTOR, ir.Undefined)
+    everywhere = ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
+    return builder.shuffle_vector(builder.insert_element(undefined, number, _I32(0)), undefined, everywhere)
 
 
 def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once, always: were it left to the compiler, two callers might get different bits."""
-    kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32"), [a, b, c])
-
-
-@intrinsic
-def dot_tile(typing_context, query, query_start, tile, scores, scores_start):
-    """scores[scores_start + j] = query[query_start:] . tile[j] for the TILE keys of a tile.
-
-    query and scores float32 [...], tile float32 [TILE, width], all contiguous; width a multiple of LANES.
-    """
-
-    def generate(context, builder, signature, args):
-        query_data, tile_data, scores_data = (array_data(context, builder, signature, args, i) for i in (0, 2, 3))
-        width = builder.extract_value(context.make_array(signature.args[2])(context, builder, args[2]).shape, 1)
-        zero = ir.Constant(_VECTOR, [0.0] * LANES)
-        sums = [cgutils.alloca_once_value(builder, zero) for _ in range(TILE)]
-        for each in sums:
-            builder.store(zero, each)
-        step = ir.Constant(width.type, LANES)
-        with cgutils.for_range_slice(builder, ir.Constant(width.type, 0), width, step, width.type) as (d, _):
-            q = builder.load(_vector_at(builder, query_data, builder.add(args[1], d)), align=4)
-            for j, each in enumerate(sums):
-                offset = builder.add(builder.mul(width, ir.Constant(width.type, j)), d)
-                k = builder.load(_vector_at(builder, tile_data, offset), align=4)
-                builder.store(_multiply_add(builder, q, k, builder.load(each)), each)
-        builder.store(
-            _sum_lanes(builder, [builder.load(each) for each in sums]),
-            _vector_at(builder, scores_data, args[4]),
-            align=4,
-        )
-        return context.get_dummy_value()
-
-    return types.void(query, types.intp, tile, scores, types.intp), generate
-
-
-def _sum_lanes(builder: Any, vectors: list[Any]) -> Any:
-    """[LANES vectors] -> one vector whose lane j is the sum over vector j's lanes.
-
-    Each round adds neighbours: of two vectors, the even and the odd lanes make one vector of half-summed lanes.
-    """
-    even = ir.Constant(ir.VectorType(ir.IntType(32), LANES), list(range(0, 2 * LANES, 2)))
-    odd = ir.Constant(ir.VectorType(ir.IntType(32), LANES), list(range(1, 2 * LANES, 2)))
-    while len(vectors) > 1:
-        pairs = zip(vectors[::2], vectors[1::2], strict=True)
-        vectors = [
-            builder.fadd(builder.shuffle_vector(a, b, even), builder.shuffle_vector(a, b, odd)) for a, b in pairs
-        ]
-    return vectors[0]
-
-
-@intrinsic
-def add_tile(typing_context, weights, weights_start, tile, output, output_start):
-    """output[output_start:] += sum over j of weights[weights_start + j] * tile[j], for the TILE values of a tile.
-
-    weights and output float32 [...], tile float32 [TILE, width], all contiguous; width a multiple of LANES.
-    """
-
-    def generate(context, builder, signature, args):
-        weights_data = array_data(context, builder, signature, args, 0)
-        tile_data = array_data(context, builder, signature, args, 2)
-        output_data = array_data(context, builder, signature, args, 3)
-        width = builder.extract_value(context.make_array(signature.args[2])(context, builder, args[2]).shape, 1)
-        undefined = ir.Constant(_VECTOR, ir.Undefined)
-        first = ir.Constant(ir.IntType(32), 0)
-        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-        spread = []
-        for j in range(TILE):
-            weight = builder.load(builder.gep(weights_data, [builder.add(args[1], ir.Constant(args[1].type, j))]))
-            spread.append(
-                builder.shuffle_vector(builder.insert_element(undefined, weight, first), undefined, everywhere)
-            )
-        step = ir.Constant(width.type, LANES)
-        with cgutils.for_range_slice(builder, ir.Constant(width.type, 0), width, step, width.type) as (d, _):
-            place = _vector_at(builder, output_data, builder.add(args[4], d))
-            total = builder.load(place, align=4)
-            for j, weight in enumerate(spread):
-                offset = builder.add(builder.mul(width, ir.Constant(width.type, j)), d)
-                total = _multiply_add(
-                    builder, weight, builder.load(_vector_at(builder, tile_data, offset), align=4), total
-                )
-            builder.store(total, place, align=4)
-        return context.get_dummy_value()
-
-    return types.void(weights, types.intp, tile, output, types.intp), generate
+    name = f"llvm.fma.v{LANES}f32" if a.type == _VECTOR else "llvm.fma.f32"
+    kind = ir.FunctionType(a.type, [a.type] * 3)
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [a, b, c])

@@ -76,7 +76,12 @@ class Bench:
 
     @cached_property
     def speculative_config(self) -> dict[str, Any]:
-        own = {"method": self.spec.name, "num_speculative_tokens": self.subject.num_speculative_tokens}
+        # Under rule 1 alone the output is plain decoding's whatever q says, so that it can be compared token by token.
+        own = {
+            "method": self.spec.name,
+            "num_speculative_tokens": self.subject.num_speculative_tokens,
+            "verifier": "chosen",
+        }
         return own | self.options
 
     @cached_property

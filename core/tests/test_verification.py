@@ -1,0 +1,106 @@
+"""Which verifier decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from specdec_core import ConfigError, PluginError, Plugins, SamplingParams
+from specdec_core.config import SpeculativeConfig
+from specdec_core.engine.verification import Verification
+from specdec_core.types import Draft, DraftTree
+
+GREEDY, SAMPLED = SamplingParams(temperature=0), SamplingParams(temperature=0.7)
+Q = {"q": torch.full((1, 4), 0.25), "q_rows": torch.zeros(2, dtype=torch.int32)}
+NOTHING = Draft.from_chains([[]])
+CHAIN = Draft.from_chains([[1, 2]])
+TREE = Draft.from_trees([DraftTree([1, 2], [-1, -1])])
+DRAWN_CHAIN, DRAWN_TREE = (attrs.evolve(draft, **Q) for draft in (CHAIN, TREE))
+
+
+def verification(**keys: Any) -> Verification:
+    plugins = Plugins.load()
+    name = keys.get("verifier", "auto")
+    verifier_config = None if name == "auto" else plugins.verifier(name).config
+    mapping = {"method": "mine", "num_speculative_tokens": 2, **keys}
+    return Verification(plugins, SpeculativeConfig.from_mapping(mapping, attrs.make_class("Mine", []), verifier_config))
+
+
+@pytest.mark.parametrize(
+    ("draft", "auto", "named"),
+    [
+        (NOTHING, "chosen", "chosen"),
+        (CHAIN, "chosen", "rejection"),
+        (TREE, "chosen", "rejection"),
+        (DRAWN_CHAIN, "block", "rejection"),
+        (DRAWN_TREE, "traversal", "rejection"),
+    ],
+)
+def test_the_choice(draft: Draft, auto: str, named: str) -> None:
+    assert verification().choose(draft, [GREEDY, SAMPLED]) == auto
+    assert verification(verifier="rejection").choose(draft, [SAMPLED]) == named
+    assert verification(verifier="rejection").choose(draft, [GREEDY, GREEDY]) == "greedy"
+
+
+def test_what_a_named_verifier_cannot_do_is_refused() -> None:
+    with pytest.raises(PluginError, match="'block' takes chains, and the draft is none"):
+        verification(verifier="block").choose(TREE, [SAMPLED])
+    greedy = verification(verifier="greedy")
+    greedy.check(GREEDY)
+    with pytest.raises(ConfigError, match=r"temperature=0.7 does not go with the verifier 'greedy'"):
+        greedy.check(SAMPLED)
+    with pytest.raises(PluginError, match="unknown verifier 'blocks'"):
+        verification(verifier="blocks")
+
+
+def test_options_of_a_verifier() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0, 0.0], [0, 0, 0, 0], [0, 0, 0, 0]])
+    for alpha, num_accepted in ((0.2, 1), (1.0, 0)):
+        rule = verification(verifier="typical", posterior_alpha=alpha, posterior_threshold=1.0)
+        verdict = rule.verify("typical", logits, TREE, FirstToken())
+        assert verdict.num_accepted.tolist() == [num_accepted]
+        assert not rule.is_lossless
+    with pytest.raises(ConfigError, match="posterior_alpha=2 is out of range"):
+        verification(verifier="typical", posterior_alpha=2)
+    with pytest.raises(ConfigError, match="no key 'posterior_alpha'"):
+        verification(verifier="rejection", posterior_alpha=0.5)
+
+
+class FirstToken:
+    def target_token(self, weights: torch.Tensor, requests: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(requests)
+
+
+def test_typical_acceptance_against_its_definition() -> None:
+    """The longest path of tokens with more than min(threshold, alpha * exp(-entropy)); the first of equals."""
+    generator = torch.Generator().manual_seed(0)
+    rule = verification(verifier="typical")
+    found = []
+    for _ in range(200):
+        parents = [int(torch.randint(-2, node, (), generator=generator)) for node in range(7)]
+        tree = DraftTree(torch.randint(5, (7,), generator=generator).tolist(), parents)
+        logits = 2 * torch.randn(8, 5, generator=generator)
+        verdict = rule.verify("typical", logits, Draft.from_trees([tree]), FirstToken())
+        best: list[int] = []
+        for node in range(7):
+            path: list[int] = []
+            while node >= 0:
+                path.insert(0, node)
+                node = parents[node]
+            rows = [0, *(i + 1 for i in path[:-1])]
+            if node == -1 and all(is_typical(logits[r], tree.token_ids[i]) for r, i in zip(rows, path, strict=True)):
+                best = max(best, path, key=len)
+        tokens = [tree.token_ids[i] for i in best] + [0]
+        assert verdict.token_ids[0, : len(tokens)].tolist() == tokens
+        assert int(verdict.num_accepted[0]) == len(best)
+        found.append(len(best))
+    assert {0, 1, 2} <= set(found)
+
+
+def is_typical(logits: torch.Tensor, token: int) -> bool:
+    probs = logits.double().softmax(-1)
+    entropy = -sum(p * p.log() for p in probs)
+    return bool(probs[token] > min(0.09, 0.3 * (-entropy).exp()))

@@ -1,0 +1,276 @@
+"""The compiled part of attention, over the paths of a pass."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import prange
+
+from specdec_kernels.cpu.bits import array_at, as_stored, compiled, inner, load
+from specdec_kernels.cpu.softmax import exp_and_sum
+from specdec_kernels.cpu.tiles import LANES, TILE, add_tile, dot_tile, prefetch_tile
+
+AHEAD = 4
+"""How many tiles ahead of what is being computed memory is asked for."""
+
+
+@compiled(parallel=True)
+def attend_in_parts(num_parts, like, addresses, strides, shape, chunks, paths, places, scaling, window, softcap, sinks):
+    for part in prange(num_parts):
+        attend_part(
+            np.int64(part),
+            num_parts,
+            like,
+            addresses,
+            strides,
+            shape,
+            chunks,
+            paths,
+            places,
+            scaling,
+            window,
+            softcap,
+            sinks,
+        )
+
+
+@compiled()
+def attend_part(
+    part,
+    num_parts,  # into which the pass is cut, for as many threads
+    like,  # an array of the type of all numbers
+    addresses,  # of query [num_tokens, num_heads, key_dim], keys, values and output [num_tokens, num_heads, value_dim]
+    strides,  # from token to token in query, keys and values; the rest is contiguous
+    shape,  # num_tokens, num_slots, num_heads, num_kv_heads, key_dim, value_dim
+    chunks,  # these three: see `lay_out`
+    paths,
+    places,
+    scaling,
+    window,  # 0: none
+    softcap,  # 0: none
+    sinks,  # float32 [num_heads] or [0]: none
+):
+    num_tokens, num_slots, num_heads, num_kv_heads, key_dim, value_dim = shape
+    query = array_at(addresses[0], (num_tokens * strides[0],), like)
+    keys = array_at(addresses[1], (num_slots * strides[1],), like), strides[1], key_dim
+    values = array_at(addresses[2], (num_slots * strides[2],), like), strides[2], value_dim
+    output = array_at(addresses[3], (num_tokens, num_heads, value_dim), like)
+    groups = num_heads // num_kv_heads
+    start, end = _cut(chunks, num_kv_heads, part, num_parts), _cut(chunks, num_kv_heads, part + 1, num_parts)
+
+    most_queries, most_keys = 0, 0
+    for chunk in chunks[start // num_kv_heads : (end - 1) // num_kv_heads + 1]:
+        most_queries = max(most_queries, min(end - start, num_kv_heads) * chunk[2] * groups)
+        most_keys = max(most_keys, _up(chunk[4], TILE))
+    queries = np.zeros(most_queries * _up(key_dim, LANES), dtype=np.float32)
+    attended = np.empty(most_queries * _up(value_dim, LANES), dtype=np.float32)
+    scores = np.empty(most_queries * most_keys, dtype=np.float32)
+    sums = np.empty(most_queries, dtype=np.float32)
+    item = start
+    while item < end:
+        chunk, first_head = chunks[item // num_kv_heads], item % num_kv_heads
+        heads = first_head, min(num_kv_heads - first_head, end - item), groups
+        _gather(query, strides[0], key_dim, chunk, heads, scaling, queries)
+        _score(queries, keys, values, chunk, heads, paths, places, window, scores)
+        _weigh(scores, chunk, heads, paths, window, softcap, sinks, sums)
+        attended[:] = 0
+        _sum_up(scores, values, chunk, heads, paths, places, window, attended)
+        _store(attended, sums, chunk, heads, output)
+        item += heads[1]
+
+
+@inner()
+def _up(number, multiple):
+    return (number + multiple - 1) // multiple * multiple
+
+
+@inner()
+def _cut(chunks, num_kv_heads, part, num_parts):
+    """Where a part begins among the items, key heads of chunks, that are in order of chunk. Reading a key costs about
+    as much as computing with it for a token."""
+    work = 0
+    for chunk in chunks:
+        work += chunk[4] * (chunk[2] + 1)
+    left = work * part / num_parts
+    for i in range(len(chunks)):
+        work = chunks[i, 4] * (chunks[i, 2] + 1)
+        if left < work:
+            return i * num_kv_heads + int(left * num_kv_heads / work + 0.5)
+        left -= work
+    return len(chunks) * num_kv_heads
+
+
+# A cache is its numbers, the way from token to token, and the width of a head. heads are the first key head, how many
+# key heads, and the query heads of each. Queries are counted by key head, then token, then query head of the key head:
+# those that read a tile are neighbours.
+
+
+@inner()
+def _gather(query, stride, key_dim, chunk, heads, scaling, queries):
+    """queries [num_queries, width] = scaling times the numbers of query, with zeros up to the width."""
+    first_head, num_heads, groups = heads
+    width, i = _up(key_dim, LANES), 0
+    for head in range(first_head, first_head + num_heads):
+        for token in range(chunk[1], chunk[1] + chunk[2]):
+            for group in range(groups):
+                start = token * stride + (head * groups + group) * key_dim
+                given, scaled = query[start : start + key_dim], queries[i : i + key_dim]
+                for d in range(key_dim):
+                    scaled[d] = load(given[d]) * np.float32(scaling)
+                i += width
+
+
+@inner()
+def _tiles(chunk, paths, window):
+    """Of a chunk's tokens: the first tile that any of them sees, the tile past the last, and the tiles that all see in
+    the same places, as first and past the last."""
+    first, shared = chunk[4] // TILE, 0
+    if window == 0:
+        first = 0
+    else:
+        for token in range(chunk[1], chunk[1] + chunk[2]):
+            own = max(paths[token, 0] - window, 0) // TILE
+            first, shared = min(first, own), max(shared, own)
+    return first, _up(chunk[4], TILE) // TILE, shared, chunk[3]
+
+
+@inner()
+def _tile(t, token, chunk, paths, window, shared, num_shared):
+    """For tile t: by how many tokens from this one on it is read together, where its places are and how many of them
+    count, 0 if the token does not see it."""
+    prefix = chunk[0]
+    if shared <= t < num_shared:
+        return chunk[2], prefix + t * TILE, TILE
+    length, num_tiles, tail = paths[token]
+    count = min(length - t * TILE, TILE)
+    if window > 0 and (t + 1) * TILE <= length - window:
+        count = 0
+    return 1, (prefix + t * TILE if t < num_tiles else tail + (t - num_tiles) * TILE), count
+
+
+@inner()
+def _score(queries, keys, values, chunk, heads, paths, places, window, scores):
+    """scores [num_queries, keys] of what the tokens see. values is what will be read next."""
+    first_head, num_heads, groups = heads
+    numbers, stride, key_dim = keys
+    width, row_len, num_rows = _up(key_dim, LANES), _up(chunk[4], TILE), chunk[2]
+    first, end, shared, num_shared = _tiles(chunk, paths, window)
+    padded, in_order = np.zeros(TILE * width, dtype=numbers.dtype), np.arange(TILE)
+    for t in range(first, end):
+        for h in range(num_heads):
+            _prefetch(keys, t + AHEAD, num_shared, chunk, first_head + h, places)
+            _prefetch(values, t + AHEAD - num_shared + first, num_shared, chunk, first_head + h, places)
+            row = 0
+            while row < num_rows:
+                together, place, count = _tile(t, chunk[1] + row, chunk, paths, window, shared, num_shared)
+                if count > 0:
+                    cache = numbers, stride, (first_head + h) * key_dim, places, place
+                    if width > key_dim:
+                        cache = _padded(cache, key_dim, count, padded), width, 0, in_order, 0
+                    i = (h * num_rows + row) * groups
+                    _dot(queries, width, i, i + together * groups, cache, scores, row_len, t * TILE)
+                row += together
+
+
+@inner()
+def _prefetch(cache, t, num_shared, chunk, head, places):
+    """Tile t of a key head, if it is one of those that the chunk's tokens share."""
+    numbers, stride, dim = cache
+    if 0 <= t < num_shared:
+        prefetch_tile(numbers, places, chunk[0] + t * TILE, stride, head * dim, dim)
+
+
+@inner()
+def _padded(cache, dim, count, padded):
+    """The tile with zeros after each of its rows, up to whole vectors."""
+    numbers, stride, offset, places, place = cache
+    width = _up(dim, LANES)
+    for j in range(count):
+        start = places[place + j] * stride + offset
+        padded[j * width : j * width + dim] = numbers[start : start + dim]
+    return padded
+
+
+@inner()
+def _dot(queries, width, i, end, cache, scores, row_len, first):
+    """The scores of queries [i, end) with a tile, from column first on."""
+    keys, stride, offset, places, place = cache
+    while i < end:
+        q, s = i * width, i * row_len + first
+        if end - i >= 4:
+            dot_tile(queries, q, width, keys, places, place, stride, offset, scores, s, row_len, 4)
+        elif end - i == 3:
+            dot_tile(queries, q, width, keys, places, place, stride, offset, scores, s, row_len, 3)
+        elif end - i == 2:
+            dot_tile(queries, q, width, keys, places, place, stride, offset, scores, s, row_len, 2)
+        else:
+            dot_tile(queries, q, width, keys, places, place, stride, offset, scores, s, row_len, 1)
+        i += 4
+
+
+@inner()
+def _weigh(scores, chunk, heads, paths, window, softcap, sinks, sums):
+    """Scores to weights; sums [num_queries] are theirs."""
+    first_head, num_heads, groups = heads
+    row_len, i = _up(chunk[4], TILE), 0
+    for head in range(first_head, first_head + num_heads):
+        for token in range(chunk[1], chunk[1] + chunk[2]):
+            length = paths[token, 0]
+            first = max(length - window, 0) if window > 0 else 0
+            for group in range(groups):
+                sink = sinks[head * groups + group] if len(sinks) else np.float32(-np.inf)
+                row = scores[i * row_len : i * row_len + _up(length, TILE)]
+                sums[i] = exp_and_sum(row, first, length, softcap, sink)
+                i += 1
+
+
+@inner()
+def _sum_up(weights, values, chunk, heads, paths, places, window, attended):
+    """attended [num_queries, width] += the values, weighted."""
+    first_head, num_heads, groups = heads
+    numbers, stride, value_dim = values
+    width, row_len, num_rows = _up(value_dim, LANES), _up(chunk[4], TILE), chunk[2]
+    first, end, shared, num_shared = _tiles(chunk, paths, window)
+    padded, in_order = np.zeros(TILE * width, dtype=numbers.dtype), np.arange(TILE)
+    for t in range(first, end):
+        for h in range(num_heads):
+            _prefetch(values, t + AHEAD, num_shared, chunk, first_head + h, places)
+            row = 0
+            while row < num_rows:
+                together, place, count = _tile(t, chunk[1] + row, chunk, paths, window, shared, num_shared)
+                if count > 0:
+                    cache = numbers, stride, (first_head + h) * value_dim, places, place
+                    if width > value_dim:
+                        cache = _padded(cache, value_dim, count, padded), width, 0, in_order, 0
+                    i = (h * num_rows + row) * groups
+                    _add(weights, row_len, t * TILE, i, i + together * groups, cache, count, attended, width)
+                row += together
+
+
+@inner()
+def _add(weights, row_len, first, i, end, cache, count, attended, width):
+    """To the rows [i, end) of attended, a tile of which the first values count, weighted from column first on."""
+    values, stride, offset, places, place = cache
+    while i < end:
+        w, a = i * row_len + first, i * width
+        if end - i >= 4:
+            add_tile(weights, w, row_len, values, places, place, stride, offset, count, attended, a, width, 4)
+        elif end - i == 3:
+            add_tile(weights, w, row_len, values, places, place, stride, offset, count, attended, a, width, 3)
+        elif end - i == 2:
+            add_tile(weights, w, row_len, values, places, place, stride, offset, count, attended, a, width, 2)
+        else:
+            add_tile(weights, w, row_len, values, places, place, stride, offset, count, attended, a, width, 1)
+        i += 4
+
+
+@inner(error_model="numpy")  # a token that sees nothing is NaN, not an exception
+def _store(attended, sums, chunk, heads, output):
+    first_head, num_heads, groups = heads
+    width, i = _up(output.shape[2], LANES), 0
+    for head in range(first_head, first_head + num_heads):
+        for token in range(chunk[1], chunk[1] + chunk[2]):
+            for group in range(groups):
+                weighted, stored = attended[i * width : (i + 1) * width], output[token, head * groups + group]
+                for d in range(len(stored)):
+                    stored[d] = as_stored(output, weighted[d] / sums[i])
+                i += 1

@@ -1,0 +1,104 @@
+"""Where the tokens lie that each token of a pass sees: worked out once, for all layers.
+
+A token's path is what it sees: its prefix, then its ancestors below that, then itself. Paths are cut into tiles at
+multiples of TILE. A request's tokens share the tiles that lie within their prefixes; what is left is each one's tail.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specdec_kernels.cpu.bits import compiled, inner
+from specdec_kernels.cpu.tiles import TILE
+
+MAX_ROWS = 8
+"""Most tokens of a request that share the work of reading keys and values."""
+
+
+@compiled()
+def lay_out(
+    spans,  # int64 [n, 3]   request, first token, token past the last
+    prefix_lens,  # int64 [num_tokens]
+    more_slots,  # int64 [num_tokens, n] or [1, 0]   from the token itself up to its root's slot, which repeats
+    block_tables,  # int64 [batch, max_blocks]
+    block_size,
+):
+    """chunks int64 [num_chunks, 5], of up to MAX_ROWS tokens: where their prefix begins in places, first token, number
+    of tokens, tiles within everyone's prefix, length of the longest path.
+    paths int64 [num_tokens, 3]: length, tiles within the prefix, where the tail begins in places.
+    places int64 [...]: rows of the caches. The last of a tail is repeated until its last tile is full.
+    """
+    num_chunks, num_places = 0, 0
+    paths = np.zeros((len(prefix_lens), 3), dtype=np.int64)
+    prefixes = np.zeros((len(spans), 2), dtype=np.int64)  # tiles within anyone's prefix, where they begin in places
+    for span in range(len(spans)):
+        start, end = spans[span, 1], spans[span, 2]
+        num_chunks += (end - start + MAX_ROWS - 1) // MAX_ROWS
+        for token in range(start, end):
+            num_tiles = prefix_lens[token] // TILE
+            paths[token, 0] = prefix_lens[token] + _num_more(prefix_lens[token], more_slots, token % len(more_slots))
+            paths[token, 1], paths[token, 2] = num_tiles, num_places
+            num_places += _rounded_up(paths[token, 0] - num_tiles * TILE)
+            prefixes[span, 0] = max(prefixes[span, 0], num_tiles)
+        prefixes[span, 1] = num_places
+        num_places += prefixes[span, 0] * TILE
+    places = np.empty(num_places, dtype=np.int64)
+    chunks = np.empty((num_chunks, 5), dtype=np.int64)
+    chunk = 0
+    for span in range(len(spans)):
+        request, start, end = spans[span, 0], spans[span, 1], spans[span, 2]
+        _add_slots(places, prefixes[span, 1], 0, prefixes[span, 0] * TILE, block_tables, request, block_size)
+        for first in range(start, end, MAX_ROWS):
+            past = min(first + MAX_ROWS, end)
+            shared, longest = prefixes[span, 0], 0
+            for token in range(first, past):
+                _add_tail(places, paths, prefix_lens[token], more_slots, token, block_tables, request, block_size)
+                shared, longest = min(shared, paths[token, 1]), max(longest, paths[token, 0])
+            chunks[chunk, 0], chunks[chunk, 1], chunks[chunk, 2] = prefixes[span, 1], first, past - first
+            chunks[chunk, 3], chunks[chunk, 4] = shared, longest
+            chunk += 1
+    return chunks, paths, places
+
+
+@inner()
+def _rounded_up(num_tokens):
+    return (num_tokens + TILE - 1) // TILE * TILE
+
+
+@inner()
+def _num_more(prefix_len, more_slots, row):
+    """How many of more_slots[row], which go up to the root and then repeat it, lie beyond the prefix."""
+    num_more, last = 0, np.int64(-1)
+    for i in range(more_slots.shape[1]):
+        slot = more_slots[row, i]
+        num_more += slot >= prefix_len and slot != last
+        last = slot
+    return num_more
+
+
+@inner()
+def _add_slots(places, start, first, end, block_tables, request, block_size):
+    """places[start:] = where the caches hold the slots [first, end) of a request."""
+    slot = first
+    while slot < end:
+        past = min((slot // block_size + 1) * block_size, end)
+        place = block_tables[request, slot // block_size] * block_size + slot % block_size
+        for i in range(past - slot):
+            places[start + slot - first + i] = place + i
+        slot = past
+
+
+@inner()
+def _add_tail(places, paths, prefix_len, more_slots, token, block_tables, request, block_size):
+    first, start = paths[token, 1] * TILE, paths[token, 2]
+    length = paths[token, 0] - first
+    _add_slots(places, start, first, prefix_len, block_tables, request, block_size)
+    i, last, row = start + length - 1, np.int64(-1), token % len(more_slots)
+    for column in range(more_slots.shape[1]):
+        slot = more_slots[row, column]
+        if slot >= prefix_len and slot != last:
+            _add_slots(places, i, slot, slot + 1, block_tables, request, block_size)
+            i -= 1
+        last = slot
+    for i in range(start + length, start + _rounded_up(length)):
+        places[i] = places[start + length - 1]

@@ -1,0 +1,60 @@
+"""exp of scores, and their sum."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specdec_kernels.cpu.bits import FAST, bits_to_float, inner
+from specdec_kernels.cpu.tiles import TILE, multiply_add, sum_of
+
+_LOG2_E = np.float32(1.4426950408889634)
+_LOWEST = np.float32(-87.0)
+"""exp of it is the least that float32 holds without loss."""
+
+
+@inner()
+def exp_and_sum(scores, first, end, softcap, sink):
+    """Turn scores[first:end] into exp(score - highest), the others, up to whole tiles, into 0. Returns their sum, the
+    sink's share included. scores: whole tiles.
+
+    All roundings are spelled out, so that every loop which this is compiled into gets the same bits.
+    """
+    seen = scores[first:end]
+    if softcap > 0:
+        for j in range(len(seen)):
+            seen[j] = np.float32(softcap * np.tanh(seen[j] / softcap))
+    highest = _highest(seen, sink)
+    for j in range(len(seen)):
+        seen[j] = _exp(seen[j] - highest)
+    first_tile = first // TILE * TILE
+    scores[first_tile:first] = 0
+    scores[end:] = 0
+    total = sum_of(scores, first_tile, len(scores))
+    return total + _exp(sink - highest) if sink > -np.inf else total
+
+
+@inner(fastmath=FAST | {"nnan"})
+def _highest(row, highest):
+    """The greatest of row and highest, passing over NaN: it comes up again in the sums."""
+    for score in row:
+        highest = max(highest, score)
+    return highest
+
+
+@inner()
+def _exp(x):
+    """exp for x <= 0 in float32, by branch-free arithmetic that compilers turn into vectors: 2**n times a polynomial
+    (Taylor, degree 7) on [-ln 2 / 2, ln 2 / 2]. The error is below 3e-7 of the value."""
+    x = max(x, _LOWEST)
+    n = np.int32(x * _LOG2_E - np.float32(0.5))
+    r = multiply_add(np.float32(n), np.float32(-0.693359375), x)
+    r = multiply_add(np.float32(n), np.float32(2.12194440e-4), r)
+    p = np.float32(1.0 / 5040.0)
+    p = multiply_add(p, r, np.float32(1.0 / 720.0))
+    p = multiply_add(p, r, np.float32(1.0 / 120.0))
+    p = multiply_add(p, r, np.float32(1.0 / 24.0))
+    p = multiply_add(p, r, np.float32(1.0 / 6.0))
+    p = multiply_add(p, r, np.float32(0.5))
+    p = multiply_add(p, r, np.float32(1))
+    p = multiply_add(p, r, np.float32(1))
+    return p * bits_to_float((n + np.int32(127)) << np.int32(23))

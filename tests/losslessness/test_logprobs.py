@@ -15,7 +15,7 @@ from specdec_core import Logprob, SamplingParams
 
 pytestmark = pytest.mark.parametrize("model_dir", ["llama", "embedded"], indirect=True, scope="session")
 METHODS = [None, "ngram", "random_tree"]
-TOLERANCE = 2e-5
+TOLERANCE = 2e-4  # the random model has large weights, which magnify rounding
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,15 @@ REQUESTS = [
     ({"num_speculative_tokens": 6}, "num_speculative_tokens=6 of a request exceeds the engine's 5: lower it"),
     ({"stop_token_ids": [3, 8192]}, rf"stop_token_ids \[8192\] are {OUTSIDE}"),
     ({"stop_token_ids": [2**70]}, rf"stop_token_ids \[{2**70}\] are {OUTSIDE}"),
-]
+    ({"allowed_token_ids": [3, 8192]}, rf"allowed_token_ids \[8192\] are {OUTSIDE}"),
+    ({"logit_bias": {3: 1, 8192: 1}}, rf"logit_bias for token ids \[8192\] are {OUTSIDE}"),
+    ({"logprobs": 8193}, "logprobs=8193 is more than the 8192 tokens of the vocabulary: lower it, or give -1 for all"),
+    ({"prompt_logprobs": 8193}, "prompt_logprobs=8193 is more than the 8192 tokens"),
+    ({"bad_words": [" "]}, "bad_words has ' ', which has no tokens: leave it out"),
+    ({"allowed_token_ids": [9, 343], "bad_words": ["("]}, "bad_words forbid all that allowed_token_ids leave"),
+    ({"allowed_token_ids": [5, 6], "stop_token_ids": [6, 5], "min_tokens": 1},
+     "min_tokens=1, but every token that allowed_token_ids and bad_words leave ends the output: allow more tokens"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("params", "says"), REQUESTS, ids=names(REQUESTS))
@@ -175,8 +183,27 @@ SAMPLING = [
     *(({"num_speculative_tokens": value}, "num_speculative_tokens=.* give an integer from 0 to 65536")
       for value in (-1, 1.5, NAN, "5", True, [5], 2**16 + 1)),
     *(({"ignore_eos": value}, "ignore_eos=.* must be True or False") for value in ("no", 1, None)),
-    ({"min_p": np.array([0.0, 1.0])}, "min_p=.* give 0.0"),
-    ({"min_tokens": False}, "min_tokens=False .* give 0"),
+    *(({"min_p": value}, r"min_p=.* give a number in \[0.0, 1.0\]")
+      for value in (-0.1, 1.01, NAN, INF, None, "0.5", True, np.array([0.0, 1.0]))),
+    *(({name: value}, rf"{name}=.* give a number in \[-2.0, 2.0\]")
+      for name in ("presence_penalty", "frequency_penalty") for value in (-2.1, 2.1, NAN, INF, None, "1", True)),
+    *(({"repetition_penalty": value}, r"repetition_penalty=.* give a number in \(0.0, 1000000.0\]")
+      for value in (0, -1, NAN, INF, None, "1", True)),
+    *(({"min_tokens": value}, "min_tokens=.* give an integer from 0 to")
+      for value in (-1, 1.5, None, "5", False, NAN, 2**40)),
+    *(({"logit_bias": value}, "logit_bias=.* must be a dict from token ids, integers from 0 on, to numbers")
+      for value in (5, "5", [(5, 1)], {"5": 1}, {-1: 1}, {1.5: 1}, {True: 1}, {None: 1}, {NAN: 1})),
+    *(({"logit_bias": {5: value}}, r"logit_bias=\{5: .* is out of range: give numbers in \[-100, 100\]")
+      for value in (100.1, -101, NAN, INF, None, "1", True, 10**400)),
+    *(({"allowed_token_ids": value}, "allowed_token_ids=.* integers from 0 on")
+      for value in (5, "5", [NAN], [None], [True], [-1], [1.5], ["5"])),
+    *(({"bad_words": value}, "bad_words=.* must be a non-empty string or a list of them")
+      for value in ("", ["a", ""], 5, [5], b"a", [["a"]], {"a"})),
+    *(({name: value}, f"{name}=.* give an integer from -1 to") for name in ("logprobs", "prompt_logprobs")
+      for value in (-2, 1.5, "5", True, NAN, [1])),
+    *(({"logits_processors": value}, r"logits_processors=.* must be a list of callables \(logits, token_ids\)")
+      for value in (5, print, [5], [None], "print", {"a": print})),
+    ({"max_tokens": 5, "min_tokens": 6}, "min_tokens=6 is more than max_tokens=5"),
 ]  # fmt: skip
 
 

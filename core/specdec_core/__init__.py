@@ -25,6 +25,7 @@ _NAMES = {
     "outputs": ("CompletionOutput", "RequestOutput", "StreamOutput"),
     "plugins": ("PluginInfo", "PluginWarning", "Plugins"),
     "proposer": ("PLUGIN_API", "BuildContext", "LayerAttention", "Proposer", "ProposerSpec"),
+    "sampling.logprobs": ("Logprob",),
     "sampling_params": ("SamplingParams",),
     "types": (
         "DEAD",
@@ -107,6 +108,9 @@ if TYPE_CHECKING:
         LayerAttention as LayerAttention,
         Proposer as Proposer,
         ProposerSpec as ProposerSpec,
+    )
+    from specdec_core.sampling.logprobs import (
+        Logprob as Logprob,
     )
     from specdec_core.sampling_params import (
         SamplingParams as SamplingParams,

@@ -27,6 +27,8 @@ def _plain(value: Any) -> Any:
     for convert in ("to_dict", "item"):  # transformers' configurations, numbers of numpy
         if hasattr(value, convert):
             return getattr(value, convert)()
+    if callable(value) and hasattr(value, "__qualname__"):  # its repr would hold an address
+        return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, set | frozenset):
         return sorted(value, key=repr)
     if type(value).__repr__ is object.__repr__:  # type: ignore[comparison-overlap]

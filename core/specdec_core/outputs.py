@@ -9,24 +9,30 @@ from attrs import frozen
 from specdec_core.engine.request import Piece, Request
 from specdec_core.metrics import DraftCounts
 from specdec_core.prompts import TokenizedPrompt
+from specdec_core.sampling.logprobs import TokenLogprobs
 
 
 @frozen
 class CompletionOutput:
     """One completion. finish_reason: "stop" (end of sequence, a stop token or a stop string), "length", "abort", or
-    "error" (the target's logits were not finite). stop_reason: the stop string or token id; None for any other end."""
+    "error" (no token could be drawn: `error` says why). stop_reason: the stop string or token id; None for any other
+    end. logprobs: of each output token, if they were asked for; cumulative_logprob: their sum over the output."""
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str
     stop_reason: str | int | None = None
+    cumulative_logprob: float | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
 
 
 @frozen
 class RequestOutput:
     """A finished prompt with its n completions. `speculation` says what drafting did for them: see `DraftCounts`.
-    lossless: whether the tokens have the target's distribution; False only under a verifier that gives that up."""
+    prompt_logprobs: of each prompt token, the first one's None, if they were asked for. lossless: whether the tokens
+    have the target's distribution; False only under a verifier that gives that up."""
 
     request_id: str
     prompt: str | None
@@ -34,6 +40,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     speculation: DraftCounts
     lossless: bool = True
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @classmethod
     def of(cls, prompt: TokenizedPrompt, samples: Sequence[Request]) -> RequestOutput:
@@ -50,19 +57,24 @@ class RequestOutput:
                     token_ids=request.output_token_ids,
                     finish_reason=str(request.finish_reason),
                     stop_reason=request.stop_reason,
+                    cumulative_logprob=request.cumulative_logprob,
+                    logprobs=request.logprobs,
+                    error=request.error,
                 )
                 for index, request in enumerate(samples)
             ],
             speculation=sum((request.counts for request in samples), DraftCounts()),
             lossless=first.is_lossless,
+            prompt_logprobs=first.prompt_logprobs,
         )
 
 
 @frozen
 class StreamOutput:
     """What one step added to one completion. prompt_index: of the prompt among those given; index: of the completion
-    among its n. finish_reason is set in the completion's last one, and stop_reason as in `CompletionOutput`;
-    lossless is as in `RequestOutput`."""
+    among its n. finish_reason is set in the completion's last one, and stop_reason and error as in `CompletionOutput`;
+    lossless is as in `RequestOutput`. prompt_logprobs: in the first one of the prompt's first completion, if they were
+    asked for."""
 
     prompt_index: int
     pieces: tuple[Piece, ...]
@@ -70,6 +82,8 @@ class StreamOutput:
     index: int = 0
     stop_reason: str | int | None = None
     lossless: bool = True
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    error: str | None = None
 
     @property
     def text(self) -> str:
@@ -77,4 +91,14 @@ class StreamOutput:
 
     @classmethod
     def of(cls, prompt_index: int, index: int, request: Request, pieces: Sequence[Piece]) -> StreamOutput:
-        return cls(prompt_index, tuple(pieces), request.finish_reason, index, request.stop_reason, request.is_lossless)
+        is_first = request.num_tokens == request.num_prompt_tokens + len(pieces)
+        return cls(
+            prompt_index,
+            tuple(pieces),
+            request.finish_reason,
+            index,
+            request.stop_reason,
+            request.is_lossless,
+            prompt_logprobs=request.prompt_logprobs if is_first else None,
+            error=request.error,
+        )

@@ -2,53 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from functools import wraps
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import Attribute, evolve, field, fields, frozen
 
 from specdec_core.config import MOST_DRAFT_TOKENS, unknown_key
+from specdec_core.converters import as_float, as_whole, biases, callables, strings, token_ids
 from specdec_core.errors import ConfigError
 from specdec_core.validators import flag, is_number, number, whole_number
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 SMALLEST_TEMPERATURE = 1e-5
 """Below it, dividing by the temperature would overflow long before it changed what is drawn."""
 
 MOST_COMPLETIONS = 2**14
 
+LARGEST_REPETITION_PENALTY = 1e6
+
+LogitsProcessor = Callable[["torch.Tensor", "np.ndarray"], "torch.Tensor"]
+"""(logits float [vocab] of one position, token ids int64 [num_tokens] up to it) -> logits float [vocab]."""
+
 T = TypeVar("T")
 
 
-def _float(value: Any) -> Any:
-    """Any kind of number, numpy's too, as Python's own. What is none, or too large, is left to the validator."""
-    with suppress(OverflowError):
-        return float(value) if is_number(value) else value
-    return value
+def _logit_bias(value: Any) -> dict[int, float] | None:
+    return biases("logit_bias", value)
 
 
-def _whole(value: Any) -> Any:
-    return int(value) if is_number(value) and value == value // 1 else value
+def _allowed_token_ids(value: Any) -> tuple[int, ...] | None:
+    return None if value is None else token_ids("allowed_token_ids", value)
 
 
-def _strings(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    stops = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else (value,)
-    if any(not isinstance(s, str) or not s for s in stops):
-        raise ConfigError(f"stop={value!r} must be a non-empty string or a list of them")
-    return stops
+def _bad_words(value: Any) -> tuple[str, ...]:
+    return strings("bad_words", value)
 
 
-def _token_ids(value: Iterable[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    token_ids = tuple(map(_whole, value)) if isinstance(value, Iterable) else (value,)
-    if not isinstance(value, Iterable) or any(type(token_id) is not int or token_id < 0 for token_id in token_ids):
-        raise ConfigError(f"stop_token_ids={value!r} must be a list of token ids: integers from 0 on")
-    return token_ids
+def _logits_processors(value: Any) -> tuple[LogitsProcessor, ...]:
+    return callables("logits_processors", value)
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    return strings("stop", value)
+
+
+def _stop_token_ids(value: Any) -> tuple[int, ...]:
+    return () if value is None else token_ids("stop_token_ids", value)
 
 
 def _not_yet(instance: SamplingParams, attribute: Attribute[Any], value: Any) -> None:
@@ -82,36 +86,56 @@ class SamplingParams:
     one of stop_token_ids, and where one of the stop strings is complete. The text leaves out what it stopped at unless
     include_stop_str_in_output; the token ids never do. detokenize False: token ids only.
 
+    Before a token is drawn, the target's logits are changed in this order, at every draft token with its own history:
+    allowed_token_ids, bad_words, min_tokens, logit_bias, logits_processors, repetition_penalty, frequency_penalty and
+    presence_penalty, temperature, min_p, top_k, top_p. min_tokens: no end of sequence (unless ignore_eos), stop token
+    or stop string before so many. bad_words: as text, with and without a space before it; looked for in the output.
+    repetition_penalty is for tokens of prompt and output, the other penalties for those of the output.
+
+    logits_processors: callables (logits [vocab], token_ids) -> logits [vocab] of the same dtype. token_ids is a
+    read-only int64 numpy array, prompt and all that follows it. They must be pure: the same for the same arguments,
+    whenever and however often they are asked. Logits of -inf forbid tokens; NaN or +inf fail the request.
+
+    logprobs: how many of the likeliest tokens to give for each output token, besides itself, with their logarithmic
+    probabilities under the target's unchanged logits; -1: all. prompt_logprobs: the same for the prompt's.
+
     num_speculative_tokens overrides the engine's number for this request (0: no speculation); it cannot exceed it.
     """
 
-    n: int = field(default=1, converter=_whole, validator=whole_number(1, MOST_COMPLETIONS))
-    temperature: float = field(default=1.0, converter=_float, validator=number(0.0, 100.0))
-    top_p: float = field(default=1.0, converter=_float, validator=number(0.0, 1.0, low_open=True))
-    top_k: int = field(default=0, converter=_whole, validator=whole_number(-1, 2**31))
-    seed: int | None = field(default=None, converter=_whole, validator=whole_number(-(2**63), 2**63 - 1, optional=True))
-    max_tokens: int | None = field(default=16, converter=_whole, validator=whole_number(1, 2**31, optional=True))
-    stop: tuple[str, ...] = field(default=None, converter=_strings)
-    stop_token_ids: tuple[int, ...] = field(default=None, converter=_token_ids)
+    n: int = field(default=1, converter=as_whole, validator=whole_number(1, MOST_COMPLETIONS))
+    temperature: float = field(default=1.0, converter=as_float, validator=number(0.0, 100.0))
+    top_p: float = field(default=1.0, converter=as_float, validator=number(0.0, 1.0, low_open=True))
+    top_k: int = field(default=0, converter=as_whole, validator=whole_number(-1, 2**31))
+    min_p: float = field(default=0.0, converter=as_float, validator=number(0.0, 1.0))
+    repetition_penalty: float = field(
+        default=1.0, converter=as_float, validator=number(0.0, LARGEST_REPETITION_PENALTY, low_open=True)
+    )
+    presence_penalty: float = field(default=0.0, converter=as_float, validator=number(-2.0, 2.0))
+    frequency_penalty: float = field(default=0.0, converter=as_float, validator=number(-2.0, 2.0))
+    logit_bias: dict[int, float] | None = field(default=None, converter=_logit_bias, hash=False)
+    allowed_token_ids: tuple[int, ...] | None = field(default=None, converter=_allowed_token_ids)
+    bad_words: tuple[str, ...] = field(default=None, converter=_bad_words)
+    logits_processors: tuple[LogitsProcessor, ...] = field(default=None, converter=_logits_processors, hash=False)
+    seed: int | None = field(
+        default=None, converter=as_whole, validator=whole_number(-(2**63), 2**63 - 1, optional=True)
+    )
+    max_tokens: int | None = field(default=16, converter=as_whole, validator=whole_number(1, 2**31, optional=True))
+    min_tokens: int = field(default=0, converter=as_whole, validator=whole_number(0, 2**31))
+    stop: tuple[str, ...] = field(default=None, converter=_stop)
+    stop_token_ids: tuple[int, ...] = field(default=None, converter=_stop_token_ids)
     include_stop_str_in_output: bool = field(default=False, validator=flag)
     ignore_eos: bool = field(default=False, validator=flag)
+    logprobs: int | None = field(default=None, converter=as_whole, validator=whole_number(-1, 2**31, optional=True))
+    prompt_logprobs: int | None = field(
+        default=None, converter=as_whole, validator=whole_number(-1, 2**31, optional=True)
+    )
     detokenize: bool = field(default=True, validator=flag)
     skip_special_tokens: bool = field(default=True, validator=flag)
     num_speculative_tokens: int | None = field(
-        default=None, converter=_whole, validator=whole_number(0, MOST_DRAFT_TOKENS, optional=True)
+        default=None, converter=as_whole, validator=whole_number(0, MOST_DRAFT_TOKENS, optional=True)
     )
 
     # What vLLM's users may pass besides: only the value that changes nothing is accepted.
-    min_p: float = field(default=0.0, validator=_not_yet)
-    presence_penalty: float = field(default=0.0, validator=_not_yet)
-    frequency_penalty: float = field(default=0.0, validator=_not_yet)
-    repetition_penalty: float = field(default=1.0, validator=_not_yet)
-    min_tokens: int = field(default=0, validator=_not_yet)
-    logit_bias: Any = field(default=None, validator=_not_yet)
-    allowed_token_ids: Any = field(default=None, validator=_not_yet)
-    bad_words: Any = field(default=None, validator=_not_yet)
-    logprobs: Any = field(default=None, validator=_not_yet)
-    prompt_logprobs: Any = field(default=None, validator=_not_yet)
     structured_outputs: Any = field(default=None, validator=_not_yet)
     truncate_prompt_tokens: Any = field(default=None, validator=_not_yet)
     spaces_between_special_tokens: bool = field(default=True, validator=_not_yet)
@@ -124,16 +148,26 @@ class SamplingParams:
                 f"n={self.n} completions at temperature={self.temperature} would all be the same: give n=1, or a "
                 f"higher temperature"
             )
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ConfigError(
+                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: lower it, or raise max_tokens"
+            )
+        if self.allowed_token_ids == ():
+            raise ConfigError("allowed_token_ids=[] allows no token at all: name some, or leave it out for all of them")
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature < SMALLEST_TEMPERATURE
 
     def of_sample(self, index: int) -> SamplingParams:
-        """The parameters of one of the n completions. The seed is mixed with its index; the first one keeps it."""
+        """The parameters of one of the n completions. The seed is mixed with its index; the first one keeps it, and is
+        the one that computes the prompt's logprobs."""
         if self.n == 1:
             return self
-        return evolve(self, n=1, seed=mixed_seed(self.seed, index) if self.seed is not None and index else self.seed)
+        if index == 0:
+            return evolve(self, n=1)
+        seed = None if self.seed is None else mixed_seed(self.seed, index)
+        return evolve(self, n=1, seed=seed, prompt_logprobs=None)
 
 
 def mixed_seed(seed: int, index: int) -> int:

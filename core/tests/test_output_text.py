@@ -61,3 +61,22 @@ def test_a_stop_string_longer_than_the_text_holds_all_of_it_back(tokenizer: Any)
     text = OutputText(tokenizer, np.array([], dtype=np.int64), SamplingParams(stop="x" * 50))
     assert "".join(text.add([token_id]) for token_id in tokenizer("return").input_ids) == ""
     assert text.finish() == "return"
+
+
+@given(stops=st.lists(PARTS, min_size=1, max_size=3), min_tokens=st.integers(0, 25), includes=st.booleans())
+def test_a_stop_string_within_the_first_tokens_is_text(
+    tokenizer: Any, stops: list[str], min_tokens: int, includes: bool
+) -> None:
+    """It counts if a token after them completes it."""
+    token_ids = tokenizer(TEXT).input_ids
+    params = SamplingParams(stop=stops, min_tokens=min_tokens, max_tokens=None, include_stop_str_in_output=includes)
+    text = OutputText(tokenizer, np.array([], dtype=np.int64), params)
+    for taken, token_id in enumerate(token_ids, 1):
+        text.add([token_id])
+        before, full = (tokenizer.decode(token_ids[:n]) for n in (max(taken - 1, min_tokens), taken))
+        expected = taken > min_tokens and any(full.find(s, max(0, len(before) - len(s) + 1)) >= 0 for s in stops)
+        assert text.is_stopped == expected
+        if text.is_stopped:
+            return
+    text.finish()
+    assert text.text == tokenizer.decode(token_ids)

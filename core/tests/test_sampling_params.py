@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
+from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
 from attrs import evolve
 from hypothesis import given, strategies as st
 
 from specdec_core import ConfigError, SamplingParams
+from specdec_core.hashing import config_hash
 
 
 @pytest.mark.parametrize(
@@ -25,14 +29,11 @@ from specdec_core import ConfigError, SamplingParams
         ({"include_stop_str_in_output": 1}, "include_stop_str_in_output=1"),
         ({"detokenize": None}, "detokenize=None"),
         ({"detokenize": False, "stop": "x"}, r"stop=\['x'\] is looked for in the text"),
-        ({"min_p": 0.1}, "min_p=0.1 is not supported yet: leave it out, or give 0.0"),
-        ({"repetition_penalty": 1.1}, "give 1.0"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
-        ({"logit_bias": {3: 1.0}}, "logit_bias"),
-        ({"logprobs": 0}, "logprobs"),
-        ({"min_tokens": 2}, "min_tokens"),
-        ({"bad_words": ["x"]}, "bad_words"),
+        ({"min_tokens": 17}, "min_tokens=17 is more than max_tokens=16: lower it, or raise max_tokens"),
+        ({"allowed_token_ids": []}, r"allowed_token_ids=\[\] allows no token at all: name some, or leave it out"),
+        ({"structured_outputs": {}}, "structured_outputs={} is not supported yet: leave it out, or give None"),
+        ({"truncate_prompt_tokens": 5}, "give None"),
+        ({"spaces_between_special_tokens": False}, "give True"),
     ],
     ids=str,
 )
@@ -42,8 +43,63 @@ def test_refused(params: dict[str, Any], message: str) -> None:
 
 
 def test_neutral_values_of_what_is_not_supported_are_taken() -> None:
-    neutral = SamplingParams(min_p=0, presence_penalty=0.0, repetition_penalty=1, logprobs=None, min_tokens=0)
-    assert neutral.min_p == 0
+    neutral = SamplingParams(structured_outputs=None, spaces_between_special_tokens=True)
+    assert neutral == SamplingParams()
+
+
+def test_values_are_kept_as_pythons_own() -> None:
+    params = SamplingParams(
+        min_p=np.float32(0.5),
+        logit_bias={np.int64(3): 1},
+        allowed_token_ids=np.array([5, 3, 5]),
+        bad_words="word",
+        logprobs=np.int64(2),
+        presence_penalty=1,
+    )
+    assert (params.min_p, params.logit_bias, params.allowed_token_ids) == (0.5, {3: 1.0}, (5, 3))
+    assert (params.bad_words, params.logprobs, params.presence_penalty) == (("word",), 2, 1.0)
+    kept = (params.min_p, params.logprobs, params.presence_penalty, *params.allowed_token_ids, *params.logit_bias)
+    assert {type(value) for value in kept} == {float, int}
+    assert type(params.logit_bias[3]) is float
+
+
+class Forbid:
+    """A processor with state of its own, which can be compared but has no hash."""
+
+    def __init__(self, token_id: int) -> None:
+        self.token_id = token_id
+
+    def __call__(self, logits: Any, token_ids: Any) -> Any:
+        return logits
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Forbid) and self.token_id == other.token_id
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def leave(logits: Any, token_ids: Any) -> Any:
+    return logits
+
+
+def test_parameters_with_callables_and_dicts_are_compared_hashed_and_copied() -> None:
+    params = SamplingParams(n=3, seed=7, logit_bias={3: 1.0}, logits_processors=[Forbid(5), leave])
+    same = SamplingParams(n=3, seed=7, logit_bias={3: 1}, logits_processors=(Forbid(5), leave))
+    assert params == same
+    assert hash(params) == hash(same)
+    assert params != evolve(params, logits_processors=[Forbid(6), leave])
+    assert params != evolve(params, logit_bias={3: 2.0})
+    assert params.of_sample(2).logits_processors == params.logits_processors
+    assert pickle.loads(pickle.dumps(params)) == deepcopy(params) == params
+    named = SamplingParams(logits_processors=[leave])
+    assert config_hash(named) == config_hash(SamplingParams(logits_processors=[leave]))
+    assert config_hash(named) != config_hash(SamplingParams())
+
+
+def test_only_the_first_of_several_samples_scores_the_prompt() -> None:
+    params = SamplingParams(n=3, prompt_logprobs=1, logprobs=1)
+    assert [params.of_sample(index).prompt_logprobs for index in range(3)] == [1, None, None]
+    assert {params.of_sample(index).logprobs for index in range(3)} == {1}
 
 
 @given(seed=st.integers(-(2**63), 2**63 - 1), n=st.integers(2, 50))

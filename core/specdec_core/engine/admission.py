@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from specdec_core.errors import CapacityError, ConfigError
+from specdec_core.sampling.bad_words import tokenised
+from specdec_core.sampling.rules import Rules
 from specdec_core.sampling_params import SamplingParams
 from specdec_core.types import TargetInfo
 
@@ -51,11 +54,17 @@ def check_params(params: SamplingParams, num_speculative_tokens: int, target: Ta
         raise ConfigError(f"n={params.n}: a request is one completion. Submit one with each params.of_sample(index)")
     if params.stop and not has_text:
         raise ConfigError(f"stop={list(params.stop)} needs text: leave out skip_tokenizer_init=True")
-    outside = [token_id for token_id in params.stop_token_ids if token_id >= target.vocab_size]
-    if outside:
-        raise ConfigError(
-            f"stop_token_ids {outside[:5]} are not in the vocabulary: allowed are 0 to {target.vocab_size - 1}"
-        )
+    if params.bad_words and not has_text:
+        raise ConfigError(f"bad_words={list(params.bad_words)} need a tokenizer: leave out skip_tokenizer_init=True")
+    _check_ids("stop_token_ids", params.stop_token_ids, target)
+    _check_ids("allowed_token_ids", params.allowed_token_ids or (), target)
+    _check_ids("logit_bias for token ids", params.logit_bias or (), target)
+    for name, number in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if number is not None and number > target.vocab_size:
+            raise ConfigError(
+                f"{name}={number} is more than the {target.vocab_size} tokens of the vocabulary: lower it, or give -1 "
+                f"for all"
+            )
     asked = params.num_speculative_tokens
     if asked and not num_speculative_tokens:
         raise ConfigError(f"num_speculative_tokens={asked} of a request needs an engine with a speculative_config")
@@ -64,3 +73,38 @@ def check_params(params: SamplingParams, num_speculative_tokens: int, target: Ta
             f"num_speculative_tokens={asked} of a request exceeds the engine's {num_speculative_tokens}: lower it, or "
             f"raise the number in speculative_config"
         )
+
+
+def checked_rules(
+    params: SamplingParams, tokenizer: Any, eos_token_ids: frozenset[int], target: TargetInfo
+) -> Rules | None:
+    """What parameters that were checked ask of logits, as token ids. Raises ConfigError."""
+    words = tokenised(params.bad_words, tokenizer)
+    _check_ids("bad_words with token ids", [token_id for word in words for token_id in word], target)
+    rules = Rules.of(params, words, eos_token_ids)
+    if rules is not None:
+        _check_that_some_token_is_left(rules, target)
+    return rules
+
+
+def _check_that_some_token_is_left(rules: Rules, target: TargetInfo) -> None:
+    """By the rules that hold for the first token, whatever the logits are."""
+    is_left = np.ones(target.vocab_size, dtype=bool)
+    if rules.allowed_ids is not None:
+        is_left[:] = False
+        is_left[rules.allowed_ids] = True
+    is_left[[word[0] for word in rules.bad_words if len(word) == 1]] = False
+    if not is_left.any():
+        raise ConfigError("bad_words forbid all that allowed_token_ids leave: allow more tokens, or forbid fewer words")
+    is_left[rules.end_ids] = False
+    if rules.min_tokens and not is_left.any():
+        raise ConfigError(
+            f"min_tokens={rules.min_tokens}, but every token that allowed_token_ids and bad_words leave ends the "
+            f"output: allow more tokens, or give min_tokens=0"
+        )
+
+
+def _check_ids(what: str, token_ids: Iterable[int], target: TargetInfo) -> None:
+    outside = [token_id for token_id in token_ids if token_id >= target.vocab_size]
+    if outside:
+        raise ConfigError(f"{what} {outside[:5]} are not in the vocabulary: allowed are 0 to {target.vocab_size - 1}")

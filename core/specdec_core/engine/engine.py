@@ -16,8 +16,9 @@ import torch
 
 from specdec_core import ops
 from specdec_core.config import EngineConfig, SpeculativeConfig
-from specdec_core.engine.admission import check_params, checked_prompt
+from specdec_core.engine.admission import check_params, checked_prompt, checked_rules
 from specdec_core.engine.budget import DraftBudget
+from specdec_core.engine.logprobs import TokenTexts, add_prompt_logprobs, output_logprobs, prompt_parts, rows_of
 from specdec_core.engine.memory import plan_memory
 from specdec_core.engine.request import Listener, Piece, Request
 from specdec_core.engine.scheduler import Schedule, Scheduler
@@ -28,8 +29,10 @@ from specdec_core.engine.verification import Verification
 from specdec_core.errors import PluginError, SpecdecError
 from specdec_core.plugins import Plugins
 from specdec_core.proposer import BuildContext
+from specdec_core.sampling.logprobs import TokenLogprobs
 from specdec_core.sampling.process import process_logits
 from specdec_core.sampling.random import CounterRandom
+from specdec_core.sampling.rules import RuledRows, why_not_finite
 from specdec_core.sampling_params import SamplingParams
 from specdec_core.target import Target
 from specdec_core.target.load import default_device
@@ -109,6 +112,7 @@ class Engine:
         self._verification = Verification(plugins, speculative_config)
         self._step_finished = plugins.step_finished
         self._tokenizer = tokenizer
+        self._token_texts = TokenTexts(tokenizer)
         self._requests: dict[str, Request] = {}
         self._news: deque[tuple[Request, Sequence[Piece]]] = deque()  # what listeners are yet to be told
         self._turn = Lock()  # held by a step or a cancellation
@@ -144,6 +148,7 @@ class Engine:
         token_ids = checked_prompt(prompt_token_ids, self.target.info)
         check_params(params, self.num_speculative_tokens, self.target.info, has_text=self._tokenizer is not None)
         self._verification.check(params)
+        rules = checked_rules(params, self._tokenizer, self.target.eos_token_ids, self.target.info)
         request_id = f"request-{next(self._ids)}"
         limit = self.target.info.max_model_len
         wanted = limit if params.max_tokens is None else len(token_ids) + params.max_tokens
@@ -156,6 +161,7 @@ class Engine:
             params,
             seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
             max_total_tokens=min(limit, wanted),
+            rules=rules,
             text=text,
             listener=listener,
             is_streamed=is_streamed,
@@ -203,13 +209,14 @@ class Engine:
         verdict = self._verify(verifier, schedule, batch, draft, logits)
         self.kv.commit(schedule.request_ids, schedule.num_known, verdict)
         token_ids = verdict.token_ids.tolist()
+        logprobs = output_logprobs(schedule.requests, verdict, token_ids, logits, self._token_texts)
         verified = perf_counter()
         self._speculation.observe(schedule, batch, draft, verdict, features)
         observed = perf_counter()
         num_prefill_tokens = schedule.num_prefill_tokens
         num_decode_requests = sum(request.is_decoding for request in schedule.requests)
         num_tokens = sum(request.num_tokens for request in schedule.requests)
-        accepted = self._emit(schedule, draft, token_ids)
+        accepted = self._emit(schedule, draft, token_ids, logprobs)
         return StepReport(
             num_prefill_tokens=num_prefill_tokens,
             num_decode_requests=num_decode_requests,
@@ -228,17 +235,30 @@ class Engine:
         batch = StepBatch.of(schedule, draft, num_padded, self._device)
         starts = [request.num_computed for request in schedule.requests]
         metadata = self.kv.metadata(schedule.request_ids, starts, batch.lengths)
-        return batch, *self.target.forward(batch.token_ids, batch.positions, metadata, batch.visibility, batch.rows)
+        parts = prompt_parts(schedule, batch)
+        rows = torch.cat([batch.rows, rows_of(parts, self._device)]) if parts else batch.rows
+        logits, features = self.target.forward(batch.token_ids, batch.positions, metadata, batch.visibility, rows)
+        if parts:
+            logits, of_prompts = logits[: len(batch.rows)], logits[len(batch.rows) :]
+            add_prompt_logprobs(parts, of_prompts, self._token_texts)
+        return batch, logits, features
 
     def _verify(
         self, verifier: str, schedule: Schedule, batch: StepBatch, draft: Draft, logits: torch.Tensor
     ) -> Verdict:
         params = [request.params for request in schedule.requests]
         noise = CounterRandom([request.seed for request in schedule.requests], batch.root_positions)
-        processed = process_logits(logits, draft.layout.row_requests, params)
+        rules = RuledRows.of(schedule.whole_requests, draft)
+        processed = process_logits(logits, draft.layout.row_requests, params, rules)
         return self._verification.verify(verifier, processed, draft, noise)
 
-    def _emit(self, schedule: Schedule, draft: Draft, token_ids: list[list[int]]) -> dict[str, int]:
+    def _emit(
+        self,
+        schedule: Schedule,
+        draft: Draft,
+        token_ids: list[list[int]],
+        logprobs: dict[str, list[TokenLogprobs]],
+    ) -> dict[str, int]:
         """Append each request's tokens and end it where it stops. Returns the accepted draft tokens that were emitted,
         for each request that had a draft."""
         accepted: dict[str, int] = {}
@@ -253,7 +273,8 @@ class Engine:
                 request.num_computed += num_known  # more of the prompt is to come: what follows is known already
                 continue
             request.num_computed += num_known + len(tokens) - 1
-            pieces = request.append(tokens, len(tokens) - 1, self.target.eos_token_ids)
+            eos_token_ids = self.target.eos_token_ids
+            pieces = request.append(tokens, len(tokens) - 1, eos_token_ids, logprobs.get(request.id, ()))
             if num_nodes:
                 accepted[request.id] = sum(piece.is_draft for piece in pieces)
                 request.counts.add(num_nodes, accepted[request.id])
@@ -264,9 +285,10 @@ class Engine:
         return accepted
 
     def _fail(self, request: Request, *, had_draft: bool) -> None:
-        """Its logits were not finite. A draft node may have been the cause, so it ends only if they are not without a
-        draft either: it starts over without any."""
+        """Its logits were not finite, as the target gave them or as its sampling parameters left them. A draft node may
+        have been the cause, so it ends only if they are not without a draft either: it starts over without any."""
         if not had_draft:
+            request.error = why_not_finite(request.rules)
             self._finish(request, "error")
             return
         request.may_draft = False

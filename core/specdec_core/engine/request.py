@@ -9,15 +9,19 @@ import numpy as np
 
 from specdec_core.engine.text import OutputText
 from specdec_core.metrics import DraftCounts
+from specdec_core.sampling.logprobs import TokenLogprobs
+from specdec_core.sampling.rules import Rules
 from specdec_core.sampling_params import SamplingParams
 
 
 class Piece(NamedTuple):
-    """One output token, the text that became final with it, and whether it is an accepted draft token."""
+    """One output token, the text that became final with it, whether it is an accepted draft token, and its logprobs if
+    they were asked for."""
 
     token_id: int
     text: str
     is_draft: bool
+    logprobs: TokenLogprobs | None = None
 
 
 Listener = Callable[["Request", Sequence[Piece]], None]
@@ -28,7 +32,8 @@ class Request:
 
     `[0, num_computed)` has committed KV; the tokens from there to `num_tokens` are known but pending, the last being
     the root once only one is left. `max_total_tokens` bounds prompt and output together. Text is decoded as tokens come
-    if it is streamed or has stop strings, else once at the end.
+    if it is streamed or has stop strings, else once at the end. logprobs and prompt_logprobs are None unless asked for;
+    nothing stands before a prompt's first token, so that it has None. error says why finish_reason is "error".
     """
 
     def __init__(
@@ -39,6 +44,7 @@ class Request:
         *,
         seed: int,
         max_total_tokens: int,
+        rules: Rules | None = None,
         text: OutputText | None = None,
         listener: Listener | None = None,
         is_streamed: bool = False,
@@ -49,15 +55,19 @@ class Request:
         self.seed = seed
         self.num_prompt_tokens = self.num_tokens = len(prompt_token_ids)
         self.max_total_tokens = max_total_tokens
+        self.rules = rules
         self.text = text
         self.listener = listener
         self.is_lossless = is_lossless  # whether the verifier that decides on its drafts is
+        self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
         self.counts = DraftCounts()
         self.num_computed = 0
         self.is_started = False  # the proposer knows of it
         self.may_draft = True
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None  # the stop string or token id that ended it; None: anything else
+        self.error: str | None = None
         self._decodes_as_it_goes = text is not None and (is_streamed or bool(params.stop))
         self._buffer = np.empty(max_total_tokens, dtype=np.int64)
         self._buffer[: self.num_tokens] = prompt_token_ids
@@ -74,6 +84,13 @@ class Request:
         return tokens
 
     @property
+    def cumulative_logprob(self) -> float | None:
+        """Of the whole output; None unless logprobs were asked for."""
+        if self.logprobs is None:
+            return None
+        return sum(each[token].logprob for each, token in zip(self.logprobs, self.output_token_ids, strict=True))
+
+    @property
     def num_pending(self) -> int:
         return self.num_tokens - self.num_computed
 
@@ -82,15 +99,25 @@ class Request:
         """Only the root is pending, and it is no part of the prompt."""
         return self.num_pending == 1 and self.num_computed >= self.num_prompt_tokens
 
-    def append(self, token_ids: Sequence[int], num_accepted: int, eos_token_ids: frozenset[int]) -> list[Piece]:
+    def append(
+        self,
+        token_ids: Sequence[int],
+        num_accepted: int,
+        eos_token_ids: frozenset[int],
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> list[Piece]:
         """Take over the tokens up to the first stop, and set finish_reason there. The first num_accepted of them are
-        accepted draft tokens. Returns those that were taken."""
+        accepted draft tokens. logprobs: of each token, if they were asked for. Returns those that were taken."""
         pieces: list[Piece] = []
         for token_id in token_ids:
             self._buffer[self.num_tokens] = token_id
             self.num_tokens += 1
             self._check_token(token_id, eos_token_ids)
-            pieces.append(Piece(token_id, self._text_of(token_id), len(pieces) < num_accepted))
+            own = None
+            if self.logprobs is not None:
+                own = logprobs[len(pieces)]
+                self.logprobs.append(own)
+            pieces.append(Piece(token_id, self._text_of(token_id), len(pieces) < num_accepted, own))
             if self.finish_reason is not None:
                 break
         return pieces

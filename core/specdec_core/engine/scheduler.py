@@ -31,6 +31,12 @@ class Schedule:
         return [request.id for request in self.requests]
 
     @property
+    def whole_requests(self) -> list[Request | None]:
+        """Those of which no token stays pending: of the others, None, what the pass says about the next is no use."""
+        pairs = zip(self.requests, self.num_known, strict=True)
+        return [request if num_known == request.num_pending else None for request, num_known in pairs]
+
+    @property
     def num_prefill_tokens(self) -> int:
         """Known tokens, those left out that are a decoding request's root."""
         return sum(n for request, n in zip(self.requests, self.num_known, strict=True) if not request.is_decoding)

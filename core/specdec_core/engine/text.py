@@ -18,12 +18,14 @@ _LONGEST_WAIT = 16
 
 class OutputText:
     """The text of one request's output. `text` never holds an unfinished character or anything past a stop string;
-    `stop_string` is the one that ended it."""
+    `stop_string` is the one that ended it; one that is complete within the first min_tokens tokens is text."""
 
     def __init__(self, tokenizer: Any, prompt_token_ids: np.ndarray, params: SamplingParams) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = params.skip_special_tokens
         self._stop = params.stop
+        self._min_tokens = params.min_tokens
+        self._num_tokens = 0  # of the output
         self._includes_stop = params.include_stop_str_in_output
         # Decoded together: some context, then the tokens that are not yet in `text`.
         self._pending: list[int] = prompt_token_ids[-_CONTEXT:].tolist()
@@ -42,6 +44,7 @@ class OutputText:
         """Decode more tokens. Returns the text that became final: an unfinished character, or a tail in which a stop
         string may have begun, comes later."""
         self._pending.extend(token_ids)
+        self._num_tokens += len(token_ids)
         text = self._decode(self._pending)
         if not text.endswith("\N{REPLACEMENT CHARACTER}") or len(self._pending) - self._num_context > _LONGEST_WAIT:
             self._take(text)
@@ -63,6 +66,8 @@ class OutputText:
         self._pending = self._pending[-_CONTEXT:]
         self._num_context = len(self._pending)
         self._context_text = self._decode(self._pending)
+        if self._num_tokens <= self._min_tokens:
+            return
         found = [(start, s) for s in self._stop if (start := self.text.find(s, max(0, known - len(s) + 1))) >= 0]
         if found:
             start, self.stop_string = min(found, key=lambda each: (each[0], len(each[1])))

@@ -1,0 +1,104 @@
+"""Logprobs for the requests that ask for them: of prompts as they are computed, of output as it is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import frozen
+
+from specdec_core.engine.request import Request
+from specdec_core.engine.scheduler import Schedule
+from specdec_core.engine.step_batch import StepBatch
+from specdec_core.sampling.logprobs import TokenLogprobs, logprobs_of
+from specdec_core.types import Verdict
+
+Decode = Callable[[int], str | None]
+
+
+class TokenTexts:
+    """The text of single tokens, each decoded once. tokenizer None: there is none."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._texts: dict[int, str] = {}
+
+    def decoder_for(self, request: Request) -> Decode:
+        return self._decode if self._tokenizer is not None and request.params.detokenize else _nothing
+
+    def _decode(self, token_id: int) -> str:
+        if token_id not in self._texts:
+            self._texts[token_id] = self._tokenizer.decode([token_id])
+        return self._texts[token_id]
+
+
+def _nothing(token_id: int) -> None:
+    return None
+
+
+@frozen(eq=False)
+class PromptPart:
+    """Tokens [start, end) of a prompt whose logprobs a pass tells: those after the ones that it computes."""
+
+    request: Request
+    start: int
+    end: int
+    first_row: int  # of the flat batch: the token before start
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.start
+
+
+def prompt_parts(schedule: Schedule, batch: StepBatch) -> list[PromptPart]:
+    """Of the requests that ask, what they do not have yet: a preempted one may have it from before."""
+    parts = []
+    for request, num_known, offset in zip(schedule.requests, schedule.num_known, batch.token_offsets, strict=True):
+        if request.prompt_logprobs is not None:
+            start = len(request.prompt_logprobs)
+            end = min(request.num_computed + num_known + 1, request.num_prompt_tokens)
+            if start < end:
+                parts.append(PromptPart(request, start, end, int(offset) + start - 1 - request.num_computed))
+    return parts
+
+
+def rows_of(parts: Sequence[PromptPart], device: torch.device) -> torch.Tensor:
+    """int64 [num_tokens of all parts]   rows of the flat batch."""
+    return torch.from_numpy(np.concatenate([p.first_row + np.arange(p.num_tokens) for p in parts])).to(device)
+
+
+def add_prompt_logprobs(parts: Sequence[PromptPart], logits: torch.Tensor, texts: TokenTexts) -> None:
+    """logits [num_tokens of all parts, vocab]."""
+    end = 0
+    for part in parts:
+        start, end = end, end + part.num_tokens
+        request, number = part.request, part.request.params.prompt_logprobs
+        assert request.prompt_logprobs is not None and number is not None
+        tokens = torch.from_numpy(request.token_ids[part.start : part.end].copy()).to(logits.device)
+        decode = [texts.decoder_for(request)] * part.num_tokens
+        request.prompt_logprobs += logprobs_of(logits[start:end], tokens, [number] * part.num_tokens, decode)
+
+
+def output_logprobs(
+    requests: Sequence[Request],
+    verdict: Verdict,
+    token_ids: Sequence[Sequence[int]],
+    logits: torch.Tensor,
+    texts: TokenTexts,
+) -> dict[str, list[TokenLogprobs]]:
+    """By request id, of those that ask, for each token of the verdict. token_ids: the verdict's, on the host."""
+    asking = [(i, request) for i, request in enumerate(requests) if request.params.logprobs is not None]
+    places = [(i, j, r) for i, r in asking for j, token_id in enumerate(token_ids[i]) if token_id >= 0]
+    if not places:
+        return {}
+    index = torch.tensor([(i, j) for i, j, _ in places], device=logits.device).unbind(dim=1)
+    numbers = [r.params.logprobs for _, _, r in places if r.params.logprobs is not None]
+    decode = [texts.decoder_for(r) for _, _, r in places]
+    rows = logits[verdict.rows[index].to(torch.int64)]
+    found: dict[str, list[TokenLogprobs]] = {request.id: [] for _, request in asking}
+    each = logprobs_of(rows, verdict.token_ids[index], numbers, decode)
+    for (_, _, request), logprobs in zip(places, each, strict=True):
+        found[request.id].append(logprobs)
+    return found

@@ -1,0 +1,74 @@
+"""bad_words: a token is forbidden where it would complete a word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from specdec_core.errors import ConfigError
+from specdec_core.sampling.rules import RuledRows
+
+ANYTHING = -2  # in a word that is shorter than the longest
+NOTHING = -1  # before the output's first token
+
+
+def tokenised(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
+    """Each word as it begins a text and, where that takes as many tokens but begins with another, as it follows a
+    space. Raises ConfigError for a word without tokens."""
+    found: list[list[int]] = []
+    for word in words:
+        bare = word.lstrip()
+        token_ids: list[int] = tokenizer(bare, add_special_tokens=False).input_ids
+        if not token_ids:
+            raise ConfigError(f"bad_words has {word!r}, which has no tokens: leave it out")
+        found.append(token_ids)
+        spaced: list[int] = tokenizer(f" {bare}", add_special_tokens=False).input_ids
+        if len(spaced) == len(token_ids) and spaced[0] != token_ids[0]:
+            found.append(spaced)
+    return found
+
+
+def forbid_bad_words(logits: torch.Tensor, rows: RuledRows) -> None:
+    """-inf in place at the last token of each word whose other tokens end the row's output so far."""
+    asking = rows.where(lambda rules: len(rules.bad_words) > 0)
+    if asking is None:
+        return
+    num_before = max(len(word) for rules in asking.rules for word in rules.bad_words) - 1
+    words = [_before(rules.bad_words, num_before) for rules in asking.rules]
+    positions, chosen = asking.pairs(_numbered(words))
+    last_ids = np.array([word[-1] for rules in asking.rules for word in rules.bad_words])
+    before = asking.to_device(np.concatenate(words)[chosen])  # int64 [m, num_before]
+    is_complete = (before == _newest(asking, num_before)[asking.to_device(positions)]) | (before == ANYTHING)
+    forbidden = torch.where(is_complete.all(dim=1), -torch.inf, 0.0).to(logits.dtype)
+    at = asking.to_device(asking.host_rows[positions]), asking.to_device(last_ids[chosen])
+    logits.index_put_(at, forbidden, accumulate=True)
+
+
+def _before(words: Sequence[Sequence[int]], num_before: int) -> np.ndarray:
+    """int64 [num_words, num_before]   each without its last token, the newest first."""
+    rows = [[*reversed(word[:-1]), *[ANYTHING] * (num_before - len(word) + 1)] for word in words]
+    return np.array(rows, dtype=np.int64).reshape(len(words), num_before)
+
+
+def _numbered(words: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """For each request the indices of its words among all."""
+    ends = np.cumsum([len(each) for each in words])
+    return [np.arange(end - len(each), end) for end, each in zip(ends, words, strict=True)]
+
+
+def _newest(rows: RuledRows, count: int) -> torch.Tensor:
+    """int64 [n, count]   the last output tokens before each row's, the newest first; NOTHING before the first."""
+    output = np.full((len(rows.requests), count), NOTHING)
+    for newest, request in zip(output, rows.requests, strict=True):
+        tokens = request.token_ids[request.num_prompt_tokens :][::-1][:count]
+        newest[: len(tokens)] = tokens
+    known = rows.to_device(output[rows.owners])
+    places = torch.arange(count, device=known.device) - rows.depths.unsqueeze(1)  # below 0: a node's
+    if rows.path.shape[1] == 0 or count == 0:
+        return known
+    in_path = rows.path[:, : min(count, rows.path.shape[1])]
+    in_path = torch.nn.functional.pad(in_path, (0, count - in_path.shape[1]), value=NOTHING)
+    return torch.where(places < 0, in_path, known.gather(1, places.clamp(min=0)))

@@ -1,0 +1,53 @@
+"""The target's own probabilities of tokens, whatever the sampling parameters make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from attrs import frozen
+
+
+@frozen
+class Logprob:
+    """How likely a token was: the logarithm of its probability under the target's unchanged logits, how many tokens
+    were at least as likely (1: the likeliest), and its text by itself, None where no text is made."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+TokenLogprobs = dict[int, Logprob]
+"""Of one position: its own token first, then the likeliest ones in their order."""
+
+
+def logprobs_of(
+    logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    num_logprobs: Sequence[int],
+    decode: Sequence[Callable[[int], str | None]],
+) -> list[TokenLogprobs]:
+    """For each row of logits [n, vocab] its token of token_ids int64 [n] and the num_logprobs [n] likeliest ones (-1:
+    all). decode [n]: from a token id to its text."""
+    vocab_size = logits.shape[1]
+    numbers = [vocab_size if n < 0 else n for n in num_logprobs]
+    logprobs = logits.log_softmax(-1, dtype=None if logits.dtype == torch.float64 else torch.float32)
+    own = logprobs.gather(1, token_ids.unsqueeze(1))
+    ranks = (logprobs >= own).sum(dim=1)
+    best = logprobs.topk(max(numbers, default=0), dim=1)
+    rows = zip(
+        token_ids.tolist(),
+        own.squeeze(1).tolist(),
+        ranks.tolist(),
+        best.indices.tolist(),
+        best.values.tolist(),
+        numbers,
+        decode,
+        strict=True,
+    )
+    found: list[TokenLogprobs] = []
+    for token_id, logprob, rank, best_ids, best_logprobs, number, text_of in rows:
+        likely = list(zip(best_ids[:number], best_logprobs[:number], range(1, number + 1), strict=True))
+        found.append({t: Logprob(value, place, text_of(t)) for t, value, place in [(token_id, logprob, rank), *likely]})
+    return found

@@ -1,0 +1,93 @@
+"""Deliberate faults in what stands before a row of logits, for tests that must notice them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve, frozen
+
+from specdec_core import Draft
+from specdec_core.sampling import bad_words, penalties
+from specdec_core.sampling.paths import Paths
+from specdec_core.sampling.rules import RuledRows, Rules
+
+Patch = pytest.MonkeyPatch
+
+
+def paths_become(patch: Patch, change: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+    class Wrong(Paths):
+        @property
+        def token_ids(self) -> torch.Tensor:
+            return change(self.draft, Paths(self.draft).token_ids)
+
+    patch.setattr("specdec_core.sampling.rules.Paths", Wrong)
+
+
+def ancestors_are_missing(patch: Patch) -> None:
+    def own_only(draft: Draft, path: torch.Tensor) -> torch.Tensor:
+        return torch.cat([path[:, :1], torch.full_like(path[:, 1:], -1)], dim=1)
+
+    paths_become(patch, own_only)
+
+
+def the_row_s_own_node_is_missing(patch: Patch) -> None:
+    def parents_only(draft: Draft, path: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.full_like(path[:, :1], -1), path[:, 1:]], dim=1)
+
+    paths_become(patch, parents_only)
+
+
+def a_sibling_is_counted(patch: Patch) -> None:
+    def from_the_row_before(draft: Draft, path: torch.Tensor) -> torch.Tensor:
+        wrong = path.clone()
+        wrong[1:, :1] = torch.where(path[1:, :1] >= 0, path[:-1, :1], path[1:, :1])
+        return wrong
+
+    paths_become(patch, from_the_row_before)
+
+
+def known_tokens_become(patch: Patch, change: Callable[[Any], Any]) -> None:
+    of = RuledRows.of.__func__
+
+    def changed(cls: Any, requests: Any, draft: Draft) -> Any:
+        return of(cls, [request and change(request) for request in requests], draft)
+
+    patch.setattr(RuledRows, "of", classmethod(changed))
+
+
+@frozen
+class Changed:
+    rules: Rules
+    token_ids: np.ndarray
+    num_prompt_tokens: int
+
+
+def the_root_is_missing(patch: Patch) -> None:
+    known_tokens_become(patch, lambda r: Changed(r.rules, r.token_ids[:-1], r.num_prompt_tokens))
+
+
+def the_prompt_counts_as_output(patch: Patch) -> None:
+    known_tokens_become(patch, lambda r: Changed(r.rules, r.token_ids, 0))
+
+
+def the_prompt_is_missing(patch: Patch) -> None:
+    known_tokens_become(patch, lambda r: Changed(r.rules, r.token_ids[r.num_prompt_tokens :], 0))
+
+
+def presence_is_counted_in_the_prompt(patch: Patch) -> None:
+    count = penalties.count_tokens
+    patch.setattr(penalties, "count_tokens", lambda rows, logits, with_prompt: count(rows, logits, with_prompt=True))
+
+
+def words_begin_in_the_prompt(patch: Patch) -> None:
+    newest = bad_words._newest
+
+    def wrong(rows: RuledRows, count: int) -> torch.Tensor:
+        changed = tuple(Changed(r.rules, r.token_ids, 0) for r in rows.requests)
+        return newest(evolve(rows, requests=changed), count)
+
+    patch.setattr(bad_words, "_newest", wrong)

@@ -6,6 +6,7 @@ SPECDEC_NIGHTLY=1 adds more drafts, verifiers and parameters.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -50,11 +51,18 @@ class Case:
 
 CHAIN, TREE = {"widths": (1, 1)}, {"widths": (3, 2)}
 DRAWN = {"draft_sample_method": "probabilistic"}
+PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": -0.4}
 IN_CI = {
     "chosen tree": Case("random_tree", {"observe": False, "full": True}),
-    "good chain": Case("table", {**CHAIN, **DRAWN}, {"top_p": 0.9}),
-    "adversarial tree": Case("table", {**TREE, **DRAWN, "quality": "adversarial"}, {"top_k": 6}),
-    "bad tree, rejection": Case("table", {**TREE, **DRAWN, "quality": "bad", "verifier": "rejection"}),
+    "good chain": Case("table", {**CHAIN, **DRAWN}, {"top_p": 0.9, "frequency_penalty": 0.6}),
+    "adversarial tree": Case(
+        "table", {**TREE, **DRAWN, "quality": "adversarial"}, {"top_k": 6, "repetition_penalty": 1.4}
+    ),
+    "bad tree, rejection": Case(
+        "table",
+        {**TREE, **DRAWN, "quality": "bad", "verifier": "rejection"},
+        {"min_p": 0.08, "presence_penalty": 0.7},
+    ),
 }
 NIGHTLY = {
     f"{quality} {shape}, {verifier}, {', '.join(sampling) or 'plain'}": Case(
@@ -66,7 +74,7 @@ NIGHTLY = {
         ("tree", TREE, ("rejection", "traversal")),
     )
     for verifier in verifiers
-    for sampling in ({}, {"top_k": 5}, {"top_p": 0.8})
+    for sampling in ({}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, PENALTIES)
 }
 CASES = IN_CI | (NIGHTLY if os.environ.get("SPECDEC_NIGHTLY") else {})
 
@@ -82,13 +90,20 @@ def raw_logits(model_dir: Path) -> dict[int, torch.Tensor]:
     }
 
 
-def processed(logits: torch.Tensor, sampling: dict[str, Any]) -> torch.Tensor:
-    """Probabilities after one history, from the parameters' definitions."""
-    logits = logits / TEMPERATURE
-    order = logits.argsort(descending=True).tolist()
-    kept = order[: sampling.get("top_k", VOCAB)]
-    probs = torch.zeros(VOCAB, dtype=torch.float64)
-    probs[kept] = logits[kept].softmax(-1)
+def processed(logits: torch.Tensor, sampling: dict[str, Any], output: Sequence[int]) -> torch.Tensor:
+    """Probabilities after PROMPT and some output, from the parameters' definitions."""
+    logits = logits.clone()
+    for token in range(VOCAB):
+        if token in PROMPT or token in output:
+            factor = sampling.get("repetition_penalty", 1.0)
+            logits[token] *= 1 / factor if logits[token] > 0 else factor
+        logits[token] -= sampling.get("frequency_penalty", 0.0) * list(output).count(token)
+        logits[token] -= sampling.get("presence_penalty", 0.0) * (token in output)
+    probs = (logits / TEMPERATURE).softmax(-1)
+    probs[probs < sampling.get("min_p", 0.0) * probs.max()] = 0
+    order = probs.argsort(descending=True).tolist()
+    probs[order[sampling.get("top_k", VOCAB) :]] = 0
+    probs /= probs.sum()
     total = 0.0
     for token in order:
         if total >= sampling.get("top_p", 1.0):
@@ -101,8 +116,9 @@ def exact_probabilities(raw: dict[int, torch.Tensor], sampling: dict[str, Any]) 
     """float64 [VOCAB ** NUM_SEEN]   of every continuation, in lexicographic order."""
     probabilities = torch.ones(1, dtype=torch.float64)
     for n in range(NUM_SEEN):
-        each = torch.stack([processed(row, sampling) for row in raw[n]])
-        probabilities = (probabilities.unsqueeze(1) * each).flatten()
+        outputs = product(range(VOCAB), repeat=n)
+        each = [processed(row, sampling, output) for row, output in zip(raw[n], outputs, strict=True)]
+        probabilities = (probabilities.unsqueeze(1) * torch.stack(each)).flatten()
     return probabilities
 
 

@@ -74,7 +74,7 @@ NIGHTLY = {
         ("tree", TREE, ("rejection", "traversal")),
     )
     for verifier in verifiers
-    for sampling in ({}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, PENALTIES)
+    for sampling in ({}, {"top_k": 6, "top_p": 0.9}, {"min_p": 0.05, **PENALTIES})
 }
 CASES = IN_CI | (NIGHTLY if os.environ.get("SPECDEC_NIGHTLY") else {})
 

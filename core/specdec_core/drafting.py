@@ -44,7 +44,8 @@ class DraftBuilder:
     method "greedy": every node is chosen, the most probable tokens first. "probabilistic": siblings are drawn without
     replacement at the request's temperature, and chosen where that is 0. Either way the budgets of the batch hold: what
     would not fit is cut before anything is drawn, as rule 3 asks (docs/losslessness.md). To stop drafting for a
-    request, leave it out of the next `grow`: that may depend on all tokens so far.
+    request, leave it out of the next `grow`: that may depend on all tokens so far. Nothing grows where logits are not
+    finite: such a request goes without, and the others do not notice.
 
     q_to_target: int64 [draft_vocab], the target's token id of each of the draft's; None if they are the same.
     """
@@ -67,6 +68,8 @@ class DraftBuilder:
         """
         before = num_children * _rank(requests)  # children of the request's earlier rows in this call
         allowed = (self._room[requests] - before).clamp(0, min(num_children, logits.shape[-1]))
+        is_sound = logits.amax(dim=-1).isfinite()
+        allowed, logits = allowed * is_sound, logits.masked_fill(~is_sound.unsqueeze(1), 0)
         if not bool(allowed.any()):
             return Grown(*allowed.new_empty(3, 0))
         is_sampled = self._is_sampled[requests]
@@ -104,7 +107,7 @@ class DraftBuilder:
             token_ids=token_ids[order],
             parents=parents.to(torch.int32),
             offsets=tuple(accumulate(counts, initial=0)),
-            max_depth=sum(len(level.requests) > 0 for level in self._levels),
+            max_depth=min(sum(len(level.requests) > 0 for level in self._levels), max(counts)),
             q=torch.cat(self._q) if self._q else None,
             q_rows=q_rows[order].to(torch.int32) if self._q else None,
             q_to_target=self._q_to_target if self._q else None,

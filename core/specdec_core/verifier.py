@@ -25,7 +25,8 @@ class Verifier(Protocol):
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         """logits float32 [num_rows, vocab] (see `specdec_core.types`). A row that is not finite anywhere (NaN, +inf,
-        or -inf throughout) fails its request if the path reaches it, and touches no other request."""
+        or -inf throughout) fails its request if the path reaches it, and touches no other request. A rule that flips
+        coins fails it wherever the path could have gone: the request starts over, and a coin must not decide that."""
         ...
 
 

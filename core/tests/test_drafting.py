@@ -90,6 +90,31 @@ def test_greedy_siblings_are_the_most_probable() -> None:
     assert builder.build().q is None
 
 
+@pytest.mark.parametrize("method", ["greedy", "probabilistic"])
+def test_logits_that_are_not_finite_end_their_draft_alone(method: str) -> None:
+    logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+    drafts = []
+    for poison in (0.0, torch.nan):
+        logits[1, 2] = poison
+        builder = DraftBuilder(batch_of([2, 2, 2], [1.0, 1.0, 0.0]), method)
+        builder.grow(logits, torch.arange(3), torch.full((3,), -1), 2)
+        drafts.append(builder.build())
+        check_draft(drafts[-1], [2, 2, 2], 6, torch.device("cpu"))
+    sound, poisoned = drafts
+    assert poisoned.offsets == (0, 2, 2, 4)
+    assert [poisoned.tree(b) for b in (0, 2)] == [sound.tree(b) for b in (0, 2)]
+    nothing = DraftBuilder(batch_of([2], [1.0]), method)
+    assert len(nothing.grow(torch.full((1, 6), torch.nan), torch.tensor([0]), torch.tensor([-1])).nodes) == 0
+    assert nothing.build().num_nodes == 0
+
+
+def test_requests_may_grow_one_after_the_other() -> None:
+    builder = DraftBuilder(batch_of([1, 1], [1.0, 1.0]))
+    for request in range(2):
+        builder.grow(torch.tensor([[0.0, 1]]), torch.tensor([request]), torch.tensor([-1]))
+    check_draft(builder.build(), [1, 1], 2, torch.device("cpu"))
+
+
 def test_chains_are_marked() -> None:
     for widths, is_chain in (([1, 1, 1], True), ([2, 1], False)):
         builder = DraftBuilder(batch_of([4, 2], [1.0, 0.0]), "probabilistic")

@@ -52,6 +52,15 @@ def test_greedy_beside_sampled_is_a_point_mass() -> None:
     assert processed[0].argmax() == logits[0].argmax()
 
 
+def test_all_tokens_stay_beside_a_request_with_top_p() -> None:
+    """Probabilities of a large vocabulary may add up to 1 before the last of them."""
+    logits = torch.randn(2, 151936, generator=torch.Generator().manual_seed(0))
+    logits[1] = logits[0]
+    kept = process_logits(logits, torch.arange(2), [SamplingParams(), SamplingParams(top_p=0.9)]).isfinite()
+    assert bool(kept[0].all())
+    assert not bool(kept[1].all())
+
+
 def test_equal_logits_are_cut_alike() -> None:
     """Ties at the k-th place stay; the most probable token stays even where top_p is below its probability."""
     logits = torch.tensor([[2.0, 1.0, 1.0, 0.0]])

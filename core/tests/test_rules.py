@@ -25,8 +25,10 @@ from wrong_histories import (
 )
 
 from specdec_core import Draft, DraftTree, SamplingParams
+from specdec_core.engine.admission import checked_rules
 from specdec_core.sampling.process import process_logits
 from specdec_core.sampling.rules import RuledRows, Rules
+from specdec_core.types import TargetInfo
 
 VOCAB = 9
 EOS = frozenset({0, 4})
@@ -268,3 +270,10 @@ def test_what_is_wrong_with_a_processor_is_said(processor: Any, says: str) -> No
     assert processed.isnan().all()
     assert re.search(says, str(rules.rules[0].fault))
     assert "<lambda>" in str(rules.rules[0].fault) or "logits processors" in str(rules.rules[0].fault)
+
+
+def test_ends_that_the_vocabulary_does_not_have_are_no_ends() -> None:
+    target = TargetInfo("tiny", "llama", 20, 8, 1, 64, torch.float32, torch.device("cpu"))
+    asked = checked_rules(SamplingParams(min_tokens=2, stop_token_ids=[3]), None, frozenset([-1, 4, 20]), target)
+    assert asked is not None
+    assert asked.end_ids.tolist() == [3, 4]

@@ -322,3 +322,15 @@ def test_what_is_not_finite_fails_its_request_alone(rule: Any, poison: float) ->
     found = rule().verify(logits, draft, noise(0, 4))
     assert found.token_ids[1].tolist() == [-1] * 4
     assert torch.equal(found.token_ids[[0, 2, 3]], expected.token_ids[[0, 2, 3]])
+
+
+@pytest.mark.parametrize("rule", VERIFIERS.values(), ids=VERIFIERS.keys())
+@pytest.mark.parametrize("row", [1, 2, 3])
+def test_no_coin_decides_whether_a_request_fails(rule: Any, row: int) -> None:
+    """It starts over without a draft, so that a failure on some condition would bend what is emitted."""
+    logits, draft = random_batch([CHAINS["chain"]], 5, 0)
+    logits[row] = torch.nan
+    for is_possible in (True, False):
+        logits[row - 1, draft.token_ids[row - 1]] = 0 if is_possible else -torch.inf
+        verdicts = [rule().verify(logits, draft, noise(first, 1)) for first in range(30)]
+        assert {int(verdict.token_ids[0, 0]) < 0 for verdict in verdicts} == {is_possible}

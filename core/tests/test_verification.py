@@ -11,6 +11,7 @@ import torch
 from specdec_core import ConfigError, PluginError, Plugins, SamplingParams
 from specdec_core.config import SpeculativeConfig
 from specdec_core.engine.verification import Verification
+from specdec_core.sampling.random import CounterRandom
 from specdec_core.types import Draft, DraftTree
 
 GREEDY, SAMPLED = SamplingParams(temperature=0), SamplingParams(temperature=0.7)
@@ -43,6 +44,32 @@ def test_the_choice(draft: Draft, auto: str, named: str) -> None:
     assert verification().choose(draft, [GREEDY, SAMPLED]) == auto
     assert verification(verifier="rejection").choose(draft, [SAMPLED]) == named
     assert verification(verifier="rejection").choose(draft, [GREEDY, GREEDY]) == "greedy"
+
+
+@pytest.mark.parametrize("name", ["auto", "rejection", "block", "traversal", "typical"])
+def test_what_others_draft_changes_no_tokens(name: str) -> None:
+    """Requests without a draft and, under "auto", with chosen nodes alone, get their tokens of plain decoding."""
+    chosen = [[1], []] if name == "auto" else [[], []]
+    num_nodes = sum(map(len, chosen))
+    draft = attrs.evolve(
+        Draft.from_chains([*chosen, [2]]),
+        q=torch.full((1, 4), 0.25),
+        q_rows=torch.tensor([-1] * num_nodes + [0], dtype=torch.int32),
+    )
+    rule = verification(verifier=name)
+    decides = rule.choose(draft, [SAMPLED] * 3)
+    num_accepted = 0
+    for seed in range(40):
+        logits = torch.randn(num_nodes + 4, 4, generator=torch.Generator().manual_seed(seed))
+        noise = CounterRandom([seed, seed + 1, seed + 2], torch.tensor([5, 6, 7]))
+        together = rule.verify(decides, logits, draft, noise)
+        alone = rule.verify("chosen", logits[: num_nodes + 2], Draft.from_chains(chosen), noise)
+        width = alone.token_ids.shape[1]
+        assert torch.equal(together.token_ids[:2, :width], alone.token_ids)
+        assert torch.equal(together.rows[:2, :width], alone.rows)
+        assert torch.equal(together.num_accepted[:2], alone.num_accepted)
+        num_accepted += int(alone.num_accepted[0])
+    assert (num_accepted > 0) == (name == "auto")
 
 
 def test_what_a_named_verifier_cannot_do_is_refused() -> None:

@@ -81,7 +81,9 @@ def checked_rules(
     """What parameters that were checked ask of logits, as token ids. Raises ConfigError."""
     words = tokenised(params.bad_words, tokenizer)
     _check_ids("bad_words with token ids", [token_id for word in words for token_id in word], target)
-    rules = Rules.of(params, words, eos_token_ids)
+    # A checkpoint may name an end that its vocabulary does not have.
+    ends = frozenset(token_id for token_id in eos_token_ids if 0 <= token_id < target.vocab_size)
+    rules = Rules.of(params, words, ends)
     if rules is not None:
         _check_that_some_token_is_left(rules, target)
     return rules

@@ -12,6 +12,7 @@ from specdec_core.plugins import Plugins
 from specdec_core.sampling_params import SamplingParams
 from specdec_core.types import Draft, RandomSource, Verdict
 from specdec_core.verifier import Verifier, VerifierSpec
+from specdec_core.verifiers.walk import follow
 
 
 class Verification:
@@ -19,8 +20,9 @@ class Verification:
     where every request is greedy; the target's own tokens (rule 1) where every node is chosen; block verification for
     sampled chains and traversal for sampled trees, the rules that accept the most.
 
-    Whatever is named, a step without any draft is decided by the target's own tokens, since there is nothing to verify,
-    and one of greedy requests by the argmax, on which all rules agree.
+    Whatever is named, a request without a draft gets the target's own tokens, since there is nothing to verify, and a
+    step of greedy requests is decided by the argmax, on which all rules agree. Where none is named, a request whose
+    nodes are all chosen gets the target's own tokens, too: what a request gets does not depend on what others draft.
     """
 
     def __init__(self, plugins: Plugins, config: SpeculativeConfig | None) -> None:
@@ -61,7 +63,37 @@ class Verification:
     def verify(self, name: str, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         if name not in self._built:
             self._built[name] = _build(self._plugins.verifier(name), None)
-        return self._built[name].verify(logits, draft, random)
+        verdict = self._built[name].verify(logits, draft, random)
+        if name in ("greedy", "chosen"):
+            return verdict
+        return _with_own_tokens(verdict, self._is_plain(draft), logits, draft, random)
+
+    def _is_plain(self, draft: Draft) -> torch.Tensor:
+        """bool [batch]   of requests whose tokens are the target's own, whatever decides on the others."""
+        rows = draft.layout.node_rows
+        if self._named is None and draft.q_rows is not None:
+            rows = rows[draft.q_rows >= 0]
+        is_plain = torch.ones(draft.batch_size, dtype=torch.bool, device=rows.device)
+        is_plain[draft.layout.row_requests[rows]] = False
+        return is_plain
+
+
+def _with_own_tokens(
+    verdict: Verdict, is_plain: torch.Tensor, logits: torch.Tensor, draft: Draft, random: RandomSource
+) -> Verdict:
+    """The verdict, but by rule 1 for the requests that is_plain bool [batch] names."""
+    layout = draft.layout
+    rows = is_plain[layout.row_requests].nonzero().squeeze(1)
+    if not len(rows):
+        return verdict
+    tokens = torch.zeros_like(layout.row_requests)
+    tokens[rows] = random.target_token(logits[rows].softmax(dim=-1), layout.row_requests[rows], layout.row_depths[rows])
+    own, at = follow(tokens, logits.amax(dim=-1).isfinite(), draft), is_plain.unsqueeze(1)
+    return Verdict(
+        token_ids=torch.where(at, own.token_ids, verdict.token_ids),
+        rows=torch.where(at, own.rows, verdict.rows),
+        num_accepted=torch.where(is_plain, own.num_accepted, verdict.num_accepted),
+    )
 
 
 def _build(spec: VerifierSpec, options: object) -> Verifier:

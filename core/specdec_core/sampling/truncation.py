@@ -47,10 +47,10 @@ def _keep_top_k(logits: torch.Tensor, k: torch.Tensor, largest_k: int) -> torch.
 
 
 def _keep_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The smallest set of most probable tokens that reaches top_p [num_rows, 1]; always at least one."""
+    """The smallest set of most probable tokens that reaches top_p [num_rows, 1], at least one; with 1 every token."""
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probs = ordered.softmax(dim=-1)
     before = probs.cumsum(dim=-1) - probs
-    dropped = before >= top_p
+    dropped = (before >= top_p) & (top_p < 1)  # rounding may take the sum to 1 before the end
     dropped[:, 0] = False
     return logits.masked_fill(torch.zeros_like(dropped).scatter_(1, order, dropped), -torch.inf)

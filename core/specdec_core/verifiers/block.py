@@ -14,7 +14,7 @@ class BlockVerifier:
     rules that see one chain of drafts, none accepts more tokens. For chosen nodes it is rejection sampling."""
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
-        probs, is_finite = logits.softmax(dim=-1), logits.amax(dim=-1).isfinite()
+        probs = logits.softmax(dim=-1)
         layout, siblings = draft.layout, Siblings.of(draft)
         proposals = Proposals(draft, siblings, logits.shape[-1], logits.dtype)
         requests = torch.arange(draft.batch_size, device=logits.device)
@@ -39,4 +39,4 @@ class BlockVerifier:
             own = probs[row].gather(1, proposals.token_ids(child).unsqueeze(1)).squeeze(1)
             kept = torch.where(lengths > depth, (kept * own / proposals.own_probs[child]).clamp(max=1), kept)
         token = random.categorical(weights, Stream.RECOVER, requests, accepted)
-        return trace(layout.root_rows + accepted, token, is_finite, draft)
+        return trace(layout.root_rows + accepted, token, probs, draft)

@@ -18,7 +18,7 @@ class RejectionVerifier:
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         layout, siblings = draft.layout, Siblings.of(draft)
-        probs, is_finite = logits.softmax(dim=-1), logits.amax(dim=-1).isfinite()
+        probs = logits.softmax(dim=-1)
         proposals = Proposals(draft, siblings, logits.shape[-1], logits.dtype)
         requests = torch.arange(draft.batch_size, device=logits.device)
         rows, tokens = layout.root_rows, torch.zeros_like(layout.root_rows)
@@ -32,7 +32,7 @@ class RejectionVerifier:
             rows = torch.where(is_going, child, rows)
             if not bool(is_going.any()):
                 break
-        return trace(rows, tokens, is_finite, draft)
+        return trace(rows, tokens, probs, draft)
 
     @staticmethod
     def _try_sampled(

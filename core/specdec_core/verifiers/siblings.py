@@ -16,9 +16,7 @@ class Siblings:
     for "none" and follows itself. Dead nodes are in no list."""
 
     end: int
-    root_rows: (
-        torch.Tensor
-    )  # int64 [batch]   a row less its request's root's is a key for noise: no other request counts
+    root_rows: torch.Tensor  # int64 [batch]   noise is keyed by rows less these, in which no other request counts
     first_child: torch.Tensor  # int64 [num_rows + 1]
     next_sibling: torch.Tensor  # int64 [num_rows + 1]
     previous_sibling: torch.Tensor  # int64 [num_rows + 1]

@@ -17,7 +17,8 @@ class TraversalVerifier:
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         siblings = Siblings.of(draft)
         proposals = Proposals(draft, siblings, logits.shape[-1], logits.dtype)
-        state = _State.of(logits.softmax(dim=-1), draft)
+        probs = logits.softmax(dim=-1)
+        state = _State.of(probs, draft)
         requests = torch.arange(draft.batch_size, device=logits.device)
         leaf = state.descend(draft.layout.root_rows, draft, siblings, proposals)
         is_going = torch.ones_like(requests, dtype=torch.bool)
@@ -30,7 +31,7 @@ class TraversalVerifier:
                 break
             leaf = torch.where(is_going, state.refuse(leaf, is_going, draft, siblings, proposals), leaf)
         token = random.categorical(state.left[leaf], Stream.RECOVER, requests, leaf - draft.layout.root_rows)
-        return trace(leaf, token, logits.amax(dim=-1).isfinite(), draft)
+        return trace(leaf, token, probs, draft)
 
 
 @define(eq=False)

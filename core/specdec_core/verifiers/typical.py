@@ -36,4 +36,4 @@ class TypicalVerifier:
         first = torch.full_like(deepest, num_rows).scatter_reduce(0, layout.row_requests, ends, reduce="amin")
         requests = torch.arange(draft.batch_size, device=logits.device)
         tokens = random.target_token(probs[first], requests, deepest)
-        return trace(first, tokens, logits.amax(dim=-1).isfinite(), draft)
+        return trace(first, tokens, probs, draft)

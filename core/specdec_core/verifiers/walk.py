@@ -37,10 +37,11 @@ def follow(tokens: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdi
     return Verdict(token_ids=token_ids, rows=rows.to(torch.int32), num_accepted=num_accepted.to(torch.int32))
 
 
-def trace(ends: torch.Tensor, token_ids: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdict:
+def trace(ends: torch.Tensor, token_ids: torch.Tensor, probs: torch.Tensor, draft: Draft) -> Verdict:
     """The paths that end at the rows `ends` int64 [batch], each followed by its own of token_ids int64 [batch].
 
-    is_finite bool [num_rows], whether each row's logits were.
+    probs [num_rows, vocab], the target's. Whether a request fails depends on its draft alone, not on chance: it starts
+    over without one, and the target's tokens would be others on the condition that a coin fell one way.
     """
     layout = draft.layout
     upwards = [ends]
@@ -53,7 +54,19 @@ def trace(ends: torch.Tensor, token_ids: torch.Tensor, is_finite: torch.Tensor, 
     tokens = torch.full((len(layout.row_requests),), -1, dtype=torch.int64, device=ends.device)
     tokens[layout.node_rows] = draft.token_ids
     accepted = torch.where(step < num_accepted, tokens[rows.roll(-1, dims=1)], -1)
-    failed = ~is_finite[rows].all(dim=1, keepdim=True)
+    failed = _may_meet_nan(probs, draft).unsqueeze(1)
     token_ids = torch.where(step == num_accepted, token_ids.unsqueeze(1), accepted).masked_fill(failed, -1)
     num_accepted = num_accepted.masked_fill(failed, 0).squeeze(1)
     return Verdict(token_ids=token_ids, rows=rows.to(torch.int32), num_accepted=num_accepted.to(torch.int32))
+
+
+def _may_meet_nan(probs: torch.Tensor, draft: Draft) -> torch.Tensor:
+    """bool [batch]   whether any node that the target could write, or the root, has probabilities that are NaN, as
+    those of logits that are not finite are."""
+    layout = draft.layout
+    is_possible = torch.ones(len(probs), dtype=torch.bool, device=probs.device)
+    is_possible[layout.node_rows] = layout.is_alive & (probs[layout.parent_rows, draft.token_ids] > 0)
+    for _ in range(draft.max_depth - 1):
+        is_possible &= is_possible[layout.up]
+    is_nan = (is_possible & probs[:, 0].isnan()).to(torch.int64)
+    return torch.zeros_like(layout.root_rows).index_add_(0, layout.row_requests, is_nan) > 0

@@ -24,6 +24,7 @@ SMALLEST_TEMPERATURE = 1e-5
 MOST_COMPLETIONS = 2**14
 
 LARGEST_REPETITION_PENALTY = 1e6
+"""And one over it is the smallest: what is beyond leaves float32."""
 
 LogitsProcessor = Callable[["torch.Tensor", "np.ndarray"], "torch.Tensor"]
 """(logits float [vocab] of one position, token ids int64 [num_tokens] up to it) -> logits float [vocab]."""
@@ -108,7 +109,7 @@ class SamplingParams:
     top_k: int = field(default=0, converter=as_whole, validator=whole_number(-1, 2**31))
     min_p: float = field(default=0.0, converter=as_float, validator=number(0.0, 1.0))
     repetition_penalty: float = field(
-        default=1.0, converter=as_float, validator=number(0.0, LARGEST_REPETITION_PENALTY, low_open=True)
+        default=1.0, converter=as_float, validator=number(1 / LARGEST_REPETITION_PENALTY, LARGEST_REPETITION_PENALTY)
     )
     presence_penalty: float = field(default=0.0, converter=as_float, validator=number(-2.0, 2.0))
     frequency_penalty: float = field(default=0.0, converter=as_float, validator=number(-2.0, 2.0))

@@ -215,6 +215,11 @@ MALFORMED: dict[str, tuple[Callable[[], Any], str]] = {
         r"q_to_target is torch.int64 \[9\], not torch.int64 \[200\]",
     ),
     "a draft vocabulary past the target's": (lambda: mapped([1, 2, 3, 4, 200]), "q_to_target are 1 to 200, allowed"),
+    "a draft vocabulary that names a token twice": (lambda: mapped([1, 2, 3, 4, 4]), "names a token id twice"),
+    "a sibling drawn twice without replacement": (
+        lambda: evolve(changed("token_ids", 2, 1), with_replacement=False),
+        "two sampled siblings are both token 1, which cannot be drawn twice",
+    ),
     "a token outside of the draft vocabulary": (lambda: mapped([1, 2, 3, 9]), "token 4 was sampled from a row"),
     "scores that are NaN": (lambda: changed("scores", 1, float("nan")), "scores are nan to nan, allowed are 0 to 1"),
     "scores above 1": (lambda: changed("scores", 1, 2), "scores are 0.5 to 2.0, allowed are 0 to 1"),
@@ -233,6 +238,7 @@ def test_malformed_drafts(outcome: Any, malformed: Callable[[], Any], says: str)
 
 SOUND: dict[str, Callable[[], Draft]] = {
     "sampled": sound,
+    "siblings without replacement": lambda: with_changes(with_replacement=False),
     "float64": lambda: with_changes(q=sound().q.double()),
     "sums that are a little off": lambda: with_changes(q=sound().q * 1.0009),
     "a draft vocabulary": lambda: mapped([5, 4, 3, 2, 1]),

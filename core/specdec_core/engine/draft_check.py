@@ -40,6 +40,9 @@ def check_draft(draft: Draft, max_draft_tokens: Sequence[int], vocab_size: int, 
         parent_rows = starts + requests + 1 + parents  # among roots and nodes
         _check_q(draft, draft.q, q_rows, vocab_size)
         _check_siblings(q_rows[has_parent], parent_rows[has_parent], draft.num_nodes + draft.batch_size)
+        if not draft.with_replacement:
+            is_sampled = has_parent & (q_rows >= 0)
+            _check_unlike(parent_rows[is_sampled], token_ids[is_sampled])
 
 
 def _check_sizes(draft: Draft, max_draft_tokens: Sequence[int]) -> None:
@@ -136,6 +139,8 @@ def _check_q(draft: Draft, q: torch.Tensor, q_rows: np.ndarray, vocab_size: int)
     if draft.q_to_target is not None:
         mapping = draft.q_to_target.numpy()
         _check_range("q_to_target", mapping, 0, vocab_size - 1, "name token ids of the target")
+        if len(np.unique(mapping)) < len(mapping):
+            raise ValueError("q_to_target names a token id twice: give each of the draft's tokens another one")
         column = np.full(vocab_size, -1)
         column[mapping] = np.arange(len(mapping))
         drawn = column[drawn]
@@ -160,3 +165,14 @@ def _check_siblings(q_rows: np.ndarray, parent_rows: np.ndarray, num_rows: int) 
     row[parent_rows[sampled]] = q_rows[sampled]
     if (row[parent_rows[sampled]] != q_rows[sampled]).any():
         raise ValueError("siblings were sampled from different rows of q: they share the one they were drawn from")
+
+
+def _check_unlike(parent_rows: np.ndarray, token_ids: np.ndarray) -> None:
+    """Of the sampled nodes of a draft that says with_replacement=False."""
+    pairs = np.stack([parent_rows, token_ids], axis=1)
+    found, counts = np.unique(pairs, axis=0, return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(
+            f"two sampled siblings are both token {int(found[counts > 1][0, 1])}, which cannot be drawn twice without "
+            f"replacement: take it out of the distribution once it is drawn, or say with_replacement=True"
+        )

@@ -246,13 +246,13 @@ def test_a_processor_that_fails_fails_its_own_rows() -> None:
     ]
 
 
-class Wordless(Exception):
+class WordlessError(Exception):
     def __str__(self) -> str:
         raise AttributeError("no text")
 
 
 def raise_wordless() -> None:
-    raise Wordless
+    raise WordlessError
 
 
 @pytest.mark.parametrize(
@@ -269,8 +269,11 @@ def raise_wordless() -> None:
             "raised ValueError: assignment destination is read-only",
         ),
         (lambda logits, token_ids: sys.exit(3), "raised SystemExit: 3"),
-        (lambda logits, token_ids: raise_wordless(), "raised Wordless$"),
-        (lambda logits, token_ids: logits.to_sparse(), r"returned torch.float32 \[9\] torch.sparse_coo: it must return"),
+        (lambda logits, token_ids: raise_wordless(), "raised WordlessError$"),
+        (
+            lambda logits, token_ids: logits.to_sparse(),
+            r"returned torch.float32 \[9\] torch.sparse_coo: it must return",
+        ),
         (lambda logits, token_ids: logits.to("meta"), "returned a tensor that cannot be read: NotImplementedError: "),
     ],
 )

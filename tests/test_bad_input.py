@@ -179,7 +179,8 @@ SAMPLING = [
     *(({"seed": value}, "seed=.* give an integer from") for value in (2**63, -(2**63) - 1, 1.5, NAN, "1", True, [1])),
     *(({"stop": value}, "stop=.* must be a non-empty string or a list of them")
       for value in ("", ["a", ""], 5, [5], b"a", [["a"]], {"a"})),
-    *(({"stop_token_ids": value}, "stop_token_ids=.* integers from 0 on") for value in ("5", [NAN], [None], [[1]])),
+    *(({"stop_token_ids": value}, "stop_token_ids=.* integers from 0 on")
+      for value in ("5", "", b"5", {5: 1}, np.array(5), [NAN], [None], [[1]])),
     *(({"num_speculative_tokens": value}, "num_speculative_tokens=.* give an integer from 0 to 65536")
       for value in (-1, 1.5, NAN, "5", True, [5], 2**16 + 1)),
     *(({"ignore_eos": value}, "ignore_eos=.* must be True or False") for value in ("no", 1, None)),
@@ -199,10 +200,12 @@ SAMPLING = [
       for value in (5, "5", [NAN], [None], [True], [-1], [1.5], ["5"])),
     *(({"bad_words": value}, "bad_words=.* must be a non-empty string or a list of them")
       for value in ("", ["a", ""], 5, [5], b"a", [["a"]], {"a"})),
+    *(({name: ["a", "b\ud800"]}, rf"{name} has 'b\\ud800', which is not text: character 1 is half of a pair")
+      for name in ("stop", "bad_words")),
     *(({name: value}, f"{name}=.* give an integer from -1 to") for name in ("logprobs", "prompt_logprobs")
       for value in (-2, 1.5, "5", True, NAN, [1])),
     *(({"logits_processors": value}, r"logits_processors=.* must be a list of callables \(logits, token_ids\)")
-      for value in (5, print, [5], [None], "print", {"a": print})),
+      for value in (5, print, [5], [None], "print", "", {"a": print})),
     ({"max_tokens": 5, "min_tokens": 6}, "min_tokens=6 is more than max_tokens=5"),
 ]  # fmt: skip
 
@@ -211,6 +214,29 @@ SAMPLING = [
 def test_sampling_params(params: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         SamplingParams(**params)
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("not ready")
+
+
+@pytest.mark.parametrize("name", [attribute.name for attribute in attrs.fields(SamplingParams)])
+@pytest.mark.parametrize(
+    "value", [10**5000, Unprintable(), "x" * 10**6, np.float64(INF)], ids=["digits", "no repr", "long", "infinite"]
+)
+def test_values_that_no_error_could_show(name: str, value: Any) -> None:
+    if name in ("stop", "bad_words") and isinstance(value, str):
+        return
+    with pytest.raises(ConfigError, match=name) as caught:
+        SamplingParams(**{name: value})
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids"])
+def test_token_ids_of_thousands_of_digits(llm: LLM, untouched: Any, name: str) -> None:
+    with untouched(), pytest.raises(ConfigError, match=f"{name} <list> are {OUTSIDE}"):
+        llm.generate(GOOD, SamplingParams(**{name: [5, 10**5000]}))
 
 
 KEYWORDS = [

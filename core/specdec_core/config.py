@@ -12,7 +12,7 @@ from attrs import Attribute, field, fields, frozen
 
 from specdec_core.errors import ConfigError
 from specdec_core.hashing import UNHASHED, config_hash
-from specdec_core.validators import checkpoint, flag, is_number, number, one_of, text, whole_number
+from specdec_core.validators import checkpoint, flag, is_number, number, one_of, shown, text, whole_number
 
 MOST_DRAFT_TOKENS = 2**16
 AUTO = "auto"
@@ -32,13 +32,14 @@ def _dtype_name(value: Any) -> Any:
 
 def _one_process(instance: Any, attribute: Attribute[Any], value: Any) -> None:
     if not is_number(value) or value != 1:
-        raise ConfigError(f"{attribute.name}={value!r} is not supported yet: leave it out, or give 1")
+        raise ConfigError(f"{attribute.name}={shown(value)} is not supported yet: leave it out, or give 1")
 
 
 def _metrics_prefix(instance: Any, attribute: Attribute[Any], value: Any) -> None:
     if not isinstance(value, str) or not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", value):
         raise ConfigError(
-            f"{attribute.name}={value!r} does not begin a metric's name: give letters, digits and _, such as 'vllm'"
+            f"{attribute.name}={shown(value)} does not begin a metric's name: give letters, digits and _, such as "
+            f"'vllm'"
         )
 
 

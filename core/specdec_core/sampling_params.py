@@ -12,7 +12,7 @@ from attrs import Attribute, evolve, field, fields, frozen
 from specdec_core.config import MOST_DRAFT_TOKENS, unknown_key
 from specdec_core.converters import as_float, as_whole, biases, callables, strings, token_ids
 from specdec_core.errors import ConfigError
-from specdec_core.validators import flag, is_number, number, whole_number
+from specdec_core.validators import flag, is_number, number, shown, whole_number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +58,9 @@ def _stop_token_ids(value: Any) -> tuple[int, ...]:
 
 def _not_yet(instance: SamplingParams, attribute: Attribute[Any], value: Any) -> None:
     if value is not attribute.default and not (is_number(value) and value == attribute.default):
-        raise ConfigError(f"{attribute.name}={value!r} is not supported yet: leave it out, or give {attribute.default}")
+        raise ConfigError(
+            f"{attribute.name}={shown(value)} is not supported yet: leave it out, or give {attribute.default}"
+        )
 
 
 def _naming_unknown_keys(cls: type[T]) -> type[T]:

@@ -20,6 +20,9 @@ Validator = Callable[[Any, "Attribute[Any]", Any], None]
 
 LARGEST = 2**31 - 1
 
+MOST_SHOWN = 200
+"""Characters of a value in an error."""
+
 
 def whole_number(low: int, high: int = LARGEST, *, optional: bool = False) -> Validator:
     """An integer in [low, high]; with optional, None too. Truth values, text and fractions are none."""
@@ -30,7 +33,7 @@ def whole_number(low: int, high: int = LARGEST, *, optional: bool = False) -> Va
         fault = _fault(value) or _whole_fault(value, low, high)
         if fault:
             allowed = f"an integer from {low} to {high}{_or(optional)}"
-            raise ConfigError(f"{attribute.name}={value!r} {fault}: give {allowed}")
+            raise ConfigError(f"{attribute.name}={shown(value)} {fault}: give {allowed}")
 
     return check
 
@@ -46,7 +49,7 @@ def number(low: float, high: float, *, low_open: bool = False, optional: bool = 
             fault = "is out of range"
         if fault:
             interval = f"{'(' if low_open else '['}{low}, {high}]"
-            raise ConfigError(f"{attribute.name}={value!r} {fault}: give a number in {interval}{_or(optional)}")
+            raise ConfigError(f"{attribute.name}={shown(value)} {fault}: give a number in {interval}{_or(optional)}")
 
     return check
 
@@ -54,7 +57,7 @@ def number(low: float, high: float, *, low_open: bool = False, optional: bool = 
 def flag(instance: Any, attribute: Attribute[Any], value: Any) -> None:
     """True or False; numbers and text are none."""
     if not isinstance(value, bool):
-        raise ConfigError(f"{attribute.name}={value!r} must be True or False")
+        raise ConfigError(f"{attribute.name}={shown(value)} must be True or False")
 
 
 def one_of(*allowed: Any) -> Validator:
@@ -62,7 +65,7 @@ def one_of(*allowed: Any) -> Validator:
 
     def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
         if not any(isinstance(value, type(each)) and value == each for each in allowed):
-            raise ConfigError(f"{attribute.name}={value!r} is not known: give {' or '.join(map(repr, allowed))}")
+            raise ConfigError(f"{attribute.name}={shown(value)} is not known: give {' or '.join(map(repr, allowed))}")
 
     return check
 
@@ -72,7 +75,7 @@ def text(*, optional: bool = False) -> Validator:
 
     def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
         if not (value is None and optional) and (not isinstance(value, str) or not value):
-            raise ConfigError(f"{attribute.name}={value!r} must be text that is not empty{_or(optional)}")
+            raise ConfigError(f"{attribute.name}={shown(value)} must be text that is not empty{_or(optional)}")
 
     return check
 
@@ -82,9 +85,18 @@ def checkpoint(*, optional: bool = False) -> Validator:
 
     def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
         if not (value is None and optional) and (not isinstance(value, str | Path) or not str(value)):
-            raise ConfigError(f"{attribute.name}={value!r} must be a folder or a name{_or(optional)}")
+            raise ConfigError(f"{attribute.name}={shown(value)} must be a folder or a name{_or(optional)}")
 
     return check
+
+
+def shown(value: Any) -> str:
+    """A value as errors show it: cut where it is long, its type alone where it has no repr."""
+    try:
+        found = repr(value)
+    except Exception:  # Python refuses to write integers of thousands of digits, too
+        return f"<{type(value).__name__}>"
+    return found if len(found) <= MOST_SHOWN else f"{found[:MOST_SHOWN]}..."
 
 
 def is_number(value: Any) -> bool:

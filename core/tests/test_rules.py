@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -247,6 +248,15 @@ def test_a_processor_that_fails_fails_its_own_rows() -> None:
     ]
 
 
+class WordlessError(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("no text")
+
+
+def raise_wordless() -> None:
+    raise WordlessError
+
+
 @pytest.mark.parametrize(
     ("processor", "says"),
     [
@@ -260,6 +270,13 @@ def test_a_processor_that_fails_fails_its_own_rows() -> None:
             lambda logits, token_ids: token_ids.__setitem__(0, 1),
             "raised ValueError: assignment destination is read-only",
         ),
+        (lambda logits, token_ids: sys.exit(3), "raised SystemExit: 3"),
+        (lambda logits, token_ids: raise_wordless(), "raised WordlessError$"),
+        (
+            lambda logits, token_ids: logits.to_sparse(),
+            r"returned torch.float32 \[9\] torch.sparse_coo: it must return",
+        ),
+        (lambda logits, token_ids: logits.to("meta"), "returned a tensor that cannot be read: NotImplementedError: "),
     ],
 )
 def test_what_is_wrong_with_a_processor_is_said(processor: Any, says: str) -> None:

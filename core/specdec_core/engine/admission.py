@@ -13,6 +13,7 @@ from specdec_core.sampling.bad_words import tokenised
 from specdec_core.sampling.rules import Rules
 from specdec_core.sampling_params import SamplingParams
 from specdec_core.types import TargetInfo
+from specdec_core.validators import shown
 
 
 def checked_prompt(prompt_token_ids: Sequence[int], target: TargetInfo) -> np.ndarray:
@@ -109,4 +110,6 @@ def _check_that_some_token_is_left(rules: Rules, target: TargetInfo) -> None:
 def _check_ids(what: str, token_ids: Iterable[int], target: TargetInfo) -> None:
     outside = [token_id for token_id in token_ids if token_id >= target.vocab_size]
     if outside:
-        raise ConfigError(f"{what} {outside[:5]} are not in the vocabulary: allowed are 0 to {target.vocab_size - 1}")
+        raise ConfigError(
+            f"{what} {shown(outside[:5])} are not in the vocabulary: allowed are 0 to {target.vocab_size - 1}"
+        )

@@ -26,10 +26,11 @@ def run_processors(logits: torch.Tensor, rows: RuledRows) -> None:
         if not is_finite[position] or (depth == 0 and not is_root[position]):
             continue
         history = _read_only(asking.requests[owner].token_ids, paths[position, :depth][::-1])
-        processed = _processed(rules.processors, logits[row].clone(), history)
+        fault = _process(logits[row], rules.processors, history)
         if is_root[position]:
-            rules.fault = processed if isinstance(processed, str) else None
-        logits[row] = torch.nan if isinstance(processed, str) else processed
+            rules.fault = fault
+        if fault is not None:
+            logits[row] = torch.nan
 
 
 def _read_only(known: np.ndarray, path: np.ndarray) -> np.ndarray:
@@ -38,24 +39,39 @@ def _read_only(known: np.ndarray, path: np.ndarray) -> np.ndarray:
     return history
 
 
-def _processed(processors: Sequence[LogitsProcessor], logits: torch.Tensor, history: np.ndarray) -> torch.Tensor | str:
-    """What the last one returns, or what one of them did wrong."""
-    shape, dtype = logits.shape, logits.dtype
+def _process(logits: torch.Tensor, processors: Sequence[LogitsProcessor], history: np.ndarray) -> str | None:
+    """Put what the last one returns in the place of logits [vocab]. Returns what one of them did wrong."""
+    processed, wanted = logits.clone(), _kind(logits)
     for processor in processors:
         name = getattr(processor, "__qualname__", type(processor).__qualname__)
         try:
-            logits = processor(logits, history)
-        except Exception as error:
-            return f"logits processor {name} raised {type(error).__name__}: {error}"
-        if not isinstance(logits, torch.Tensor):
-            return f"logits processor {name} returned a {type(logits).__name__}: it must return the logits, a tensor"
-        if logits.shape != shape or logits.dtype != dtype:
-            return (
-                f"logits processor {name} returned {logits.dtype} {list(logits.shape)}: it must return {dtype} "
-                f"{list(shape)}"
-            )
+            processed = processor(processed, history)
+        except (Exception, SystemExit) as error:
+            return f"logits processor {name} raised {_described(error)}"
+        if not isinstance(processed, torch.Tensor):
+            return f"logits processor {name} returned a {type(processed).__name__}: it must return the logits, a tensor"
+        if _kind(processed) != wanted:
+            return f"logits processor {name} returned {_kind(processed)}: it must return {wanted}"
+    try:
+        logits.copy_(processed)
+    except Exception as error:  # a tensor without data, such as those of the device "meta"
+        return f"logits processor {name} returned a tensor that cannot be read: {_described(error)}"
     if not logits.amax().isfinite():
         return (
             "the logits processors returned NaN, or +inf, or -inf for every token: at least one token must be possible"
         )
-    return logits
+    return None
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    """Its type and shape, and how it is stored if not as one number after the other."""
+    layout = "" if tensor.layout == torch.strided else f" {tensor.layout}"
+    return f"{tensor.dtype} {list(tensor.shape)}{layout}"
+
+
+def _described(error: BaseException) -> str:
+    """The error's type and text; the type alone where its text cannot be made."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__

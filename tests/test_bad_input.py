@@ -188,7 +188,7 @@ SAMPLING = [
       for value in (-0.1, 1.01, NAN, INF, None, "0.5", True, np.array([0.0, 1.0]))),
     *(({name: value}, rf"{name}=.* give a number in \[-2.0, 2.0\]")
       for name in ("presence_penalty", "frequency_penalty") for value in (-2.1, 2.1, NAN, INF, None, "1", True)),
-    *(({"repetition_penalty": value}, r"repetition_penalty=.* give a number in \(0.0, 1000000.0\]")
+    *(({"repetition_penalty": value}, r"repetition_penalty=.* give a number in \[1e-06, 1000000.0\]")
       for value in (0, -1, NAN, INF, None, "1", True)),
     *(({"min_tokens": value}, "min_tokens=.* give an integer from 0 to")
       for value in (-1, 1.5, None, "5", False, NAN, 2**40)),

@@ -123,7 +123,7 @@ def measure(engines: Mapping[str, Engine], batch: int) -> dict[str, list[tuple[f
             forward.seconds, started = 0.0, perf_counter()
             engine.step()
             seconds = perf_counter() - started
-            steps[name].append((seconds * 1e3, (seconds - forward.seconds) * 1e3))
+            steps[name].append((round(seconds * 1e3, 3), round((seconds - forward.seconds) * 1e3, 3)))
     for engine in engines.values():
         while engine.has_unfinished:
             engine.step()
@@ -163,7 +163,7 @@ def main() -> None:
         "median_share_outside_forward": shares,
         "ms_and_ms_outside_forward": results,
     }
-    args.output.write_text(json.dumps(written, indent=2) + "\n")
+    args.output.write_text(json.dumps(written) + "\n")
 
 
 if __name__ == "__main__":

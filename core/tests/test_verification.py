@@ -13,6 +13,7 @@ from specdec_core.config import SpeculativeConfig
 from specdec_core.engine.verification import Verification
 from specdec_core.sampling.random import CounterRandom
 from specdec_core.types import Draft, DraftTree
+from specdec_core.verifier import VerifierSpec
 
 GREEDY, SAMPLED = SamplingParams(temperature=0), SamplingParams(temperature=0.7)
 Q = {"q": torch.full((1, 4), 0.25), "q_rows": torch.zeros(2, dtype=torch.int32)}
@@ -81,6 +82,26 @@ def test_what_a_named_verifier_cannot_do_is_refused() -> None:
         greedy.check(SAMPLED)
     with pytest.raises(PluginError, match="unknown verifier 'blocks'"):
         verification(verifier="blocks")
+
+
+def fails() -> Any:
+    raise OSError("no such file")
+
+
+class Careless:
+    def verify(self, *args: Any) -> Any:
+        raise KeyError("lost")
+
+
+@pytest.mark.parametrize(
+    ("build", "says"), [(Careless, "failed in a step: KeyError"), (fails, "could not be built: OSError")]
+)
+def test_a_verifier_that_raises_is_named(build: Any, says: str) -> None:
+    plugins = Plugins.load()
+    plugins.verifier = lambda name: VerifierSpec(name, build, 1)  # type: ignore[method-assign]
+    config = SpeculativeConfig(method="mine", num_speculative_tokens=2, verifier="mine")
+    with pytest.raises(PluginError, match=f"verifier 'mine' {says}"):
+        Verification(plugins, config).verify("mine", torch.zeros(3, 4), CHAIN, FirstToken())
 
 
 def test_options_of_a_verifier() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from specdec_core.engine.blame import blaming, blaming_in_step
 from specdec_core.engine.draft_check import check_draft
 from specdec_core.engine.request import Request
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_batch import StepBatch, observe, spread
-from specdec_core.errors import PluginError, SpecdecError
 from specdec_core.proposer import PLUGIN_API, BuildContext, Proposer, ProposerSpec
 from specdec_core.sampling.random import CounterRandom
 from specdec_core.types import Draft, Plan, ProposerBatch, TargetInfo, Verdict
@@ -21,22 +21,9 @@ from specdec_core.types import Draft, Plan, ProposerBatch, TargetInfo, Verdict
 METHODS = ("start", "propose", "observe", "reset", "finish")
 
 
-@contextmanager
-def blaming(name: str, what: str) -> Iterator[None]:
-    """Turn whatever a plugin raises into a PluginError that names its proposer; specdec's own errors say enough."""
-    try:
-        yield
-    except SpecdecError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise PluginError(
-            f"proposer {name!r} could not {what}: {type(error).__name__}: {error}. Report this to the plugin's author"
-        ) from error
-
-
 def planned(spec: ProposerSpec, options: Any, target: TargetInfo, num_speculative_tokens: int) -> Plan:
     """What a proposer will need. Raises PluginError if it cannot tell."""
-    with blaming(spec.name, "plan what it needs"):
+    with blaming(f"proposer {spec.name!r}", "plan what it needs"):
         plan = spec.plan(options, target, num_speculative_tokens)
         if not isinstance(plan, Plan):
             raise TypeError(f"plan returned {plan!r}, not a Plan")
@@ -49,7 +36,7 @@ def planned(spec: ProposerSpec, options: Any, target: TargetInfo, num_speculativ
 
 def built(spec: ProposerSpec, options: Any, context: BuildContext) -> Proposer:
     """A proposer. Raises PluginError if it cannot be made, or is none."""
-    with blaming(spec.name, "be built"):
+    with blaming(f"proposer {spec.name!r}", "be built"):
         proposer = spec.build(options, context)
         missing = [name for name in METHODS if not callable(getattr(proposer, name, None))]
         if missing:
@@ -139,11 +126,5 @@ class Speculation:
 
     @contextmanager
     def _called(self) -> Iterator[Proposer]:
-        try:
-            with torch.inference_mode():  # a request that is cancelled finishes between steps
-                yield self._proposer
-        except (Exception, SystemExit) as error:
-            raise PluginError(
-                f"proposer {self._name!r} failed in a step: {type(error).__name__}: {error}. The running requests were "
-                f"aborted, and the engine can go on; report this to the plugin's author"
-            ) from error
+        with blaming_in_step(f"proposer {self._name!r}"), torch.inference_mode():  # cancelled ones finish between steps
+            yield self._proposer

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from specdec_core.config import AUTO, SpeculativeConfig
+from specdec_core.engine.blame import blaming, blaming_in_step
 from specdec_core.errors import ConfigError, PluginError
 from specdec_core.plugins import Plugins
 from specdec_core.sampling_params import SamplingParams
@@ -63,7 +64,8 @@ class Verification:
     def verify(self, name: str, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         if name not in self._built:
             self._built[name] = _build(self._plugins.verifier(name), None)
-        verdict = self._built[name].verify(logits, draft, random)
+        with blaming_in_step(f"verifier {name!r}"):
+            verdict = self._built[name].verify(logits, draft, random)
         if name in ("greedy", "chosen"):
             return verdict
         return _with_own_tokens(verdict, self._is_plain(draft), logits, draft, random)
@@ -97,4 +99,5 @@ def _with_own_tokens(
 
 
 def _build(spec: VerifierSpec, options: object) -> Verifier:
-    return spec.build() if spec.config is None else spec.build(options)
+    with blaming(f"verifier {spec.name!r}", "be built"):
+        return spec.build() if spec.config is None else spec.build(options)

@@ -105,6 +105,32 @@ class Draft:
             max_depth=depth,
         )
 
+    @classmethod
+    def from_arrays(
+        cls,
+        token_ids: np.ndarray,
+        parents: np.ndarray,
+        counts: Sequence[int],
+        max_depth: int,
+        *,
+        scores: np.ndarray | None = None,
+        is_chain: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> Draft:
+        """Trees of chosen tokens, as code that drafts a whole batch at once has them: token_ids int64 [num_nodes],
+        parents int32 [num_nodes], nodes of each request counts [batch], scores float32 [num_nodes]. On a CPU the draft
+        shares the arrays' memory: make new ones for the next step."""
+        import torch
+
+        return cls(
+            token_ids=torch.from_numpy(token_ids).to(device),
+            parents=torch.from_numpy(parents).to(device),
+            offsets=_offsets(counts),
+            max_depth=max_depth,
+            scores=None if scores is None else torch.from_numpy(scores).to(device),
+            is_chain=is_chain,
+        )
+
     def tree(self, request: int) -> DraftTree:
         """One request's part, copied to the host (for tests and reports, not for the hot path)."""
         nodes = slice(self.offsets[request], self.offsets[request + 1])

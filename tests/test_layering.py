@@ -23,7 +23,7 @@ LAYERS = (
     {"hookspecs"},
     {"plugins"},
     {"ops"},
-    {"sampling", "kv", "verifiers", "target", "metrics", "drafting"},
+    {"sampling", "kv", "verifiers", "target", "metrics", "drafting", "merging"},
     {"builtin"},
     {"engine"},
     {"llm", "async_llm", "dry_run", "frontend", "legacy", "prompts", "outputs"},

@@ -21,6 +21,7 @@ _NAMES = {
     "hookspecs": ("hookimpl",),
     "kv_manager": ("KVManager", "KVManagerSpec"),
     "llm": ("LLM",),
+    "merging": ("merge_drafts",),
     "metrics": ("Counter", "DraftCounts", "Vector"),
     "outputs": ("CompletionOutput", "RequestOutput", "StreamOutput"),
     "plugins": ("PluginInfo", "PluginWarning", "Plugins"),
@@ -86,6 +87,9 @@ if TYPE_CHECKING:
     )
     from specdec_core.llm import (
         LLM as LLM,
+    )
+    from specdec_core.merging import (
+        merge_drafts as merge_drafts,
     )
     from specdec_core.metrics import (
         Counter as Counter,

@@ -24,6 +24,8 @@ from specdec_core.proposer import ProposerSpec
 from specdec_core.verifier import VerifierSpec
 
 if TYPE_CHECKING:
+    import click
+
     from specdec_core.types import StepReport
 
 PROJECT = "specdec"
@@ -67,6 +69,16 @@ def specdec_ops(device: str) -> Mapping[str, Callable[..., Any]]:
     Called once when an engine is built. device: the type of device it runs on, such as "cpu" or "cuda". Returns
     {name of the operation: function}, empty for a device that the plugin has nothing for; heavy imports belong into
     the body. Any plugin may implement it; two that replace the same operation are an error.
+    """
+
+
+@hookspec
+def specdec_commands() -> Sequence[click.Command]:
+    """Add commands to the command line: `spec-decode NAME` runs the one of that name, which may be a group.
+
+    Called when `spec-decode` is given a name that is none of core's own commands, lists its commands or lists plugins,
+    each time anew, and never for an engine. Whatever is slow to import belongs into the commands themselves. Any plugin
+    may implement it; one that takes the name of a command of core or of another plugin is refused that name.
     """
 
 

@@ -13,12 +13,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # helpers beside this file, however pytest imports it
 
+import merged_draft
 import random_tree
 import reference
 import table_draft
 from tiny_models import save_tiny_model
 
 MODELS = ["llama", "qwen3", "embedded"]
+SPECS = (random_tree.RANDOM_TREE, table_draft.TABLE_DRAFT, merged_draft.MERGED_DRAFT)
 PROMPT_LENGTHS = [1, 23, 60, 2, 7, 8, 15, 16, 17, 31, 32, 33, 5, 48, 3, 11]
 
 
@@ -29,7 +31,7 @@ class PluginsForTests:
         from specdec_core import Plugins
 
         self._installed = Plugins.load()
-        self._added = {spec.name: spec for spec in (random_tree.RANDOM_TREE, table_draft.TABLE_DRAFT)}
+        self._added = {spec.name: spec for spec in SPECS}
 
     def proposer(self, name: str) -> Any:
         return self._added[name] if name in self._added else self._installed.proposer(name)
@@ -54,7 +56,7 @@ def _make_llm(model_dir: Path, method: str | None, *, options: dict[str, Any] | 
         **kw,
     }
     if method is not None:
-        num_tokens = {"random_tree": 32, "table": 9}.get(method, 5)
+        num_tokens = {"random_tree": 32, "merged": 24, "table": 9}.get(method, 5)
         settings["speculative_config"] = {"method": method, "num_speculative_tokens": num_tokens, **(options or {})}
     return LLM(str(model_dir), plugins=PluginsForTests(), **settings)
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import warnings
+from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import specdec_core
 from specdec_core.errors import SpecdecError
+
+if TYPE_CHECKING:
+    from specdec_core.plugins import Plugins
 
 COMMANDS = ("bench", "check", "demo", "generate", "plugins")
 """Modules of this package, each with a click command called `command`, which is the subcommand of the module's name."""
@@ -21,18 +25,33 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 class LazyGroup(click.Group):
     """Imports a command when it is asked for. `--help` imports them all, so none imports torch before it runs.
 
-    Warnings and specdec's own errors are shown as one line of stderr each.
+    What core does not have is looked for in the plugins, which are not imported before. Warnings and specdec's own
+    errors are shown as one line of stderr each.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        added = _plugins(ctx).commands(COMMANDS)
+        for fault in added.faults:
+            _show_warning(str(fault.error))
+        return [*COMMANDS, *sorted(added.usable)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return None
+            return _plugins(ctx).command(cmd_name, COMMANDS)
         module = import_module(f"{__name__}.{cmd_name}")
         assert isinstance(module.command, click.Command), f"{module.__name__}.command is what click runs"
         return module.command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+            known = self.list_commands(ctx)
+            near = get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"No such command {name!r}.{hint} The commands are {', '.join(known)}.")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         with warnings.catch_warnings():
@@ -55,12 +74,25 @@ class LazyGroup(click.Group):
         """How the command line spells the keywords of `LLM` that an error mentions."""
         from specdec_core.cli.options import mentioned_keys
 
-        command = self.get_command(ctx, ctx.invoked_subcommand or "")
+        name = ctx.invoked_subcommand
+        command = self.get_command(ctx, name) if name is not None else None
         own = {parameter.name for parameter in command.params} if command is not None else set()
         keys = sorted(mentioned_keys(message) - own)
         if "engine" not in own or not keys:
             return ""
         return "\nhint: here, " + ", ".join(f"--engine {key}=VALUE" for key in keys) + ", or in a --config FILE"
+
+
+def _plugins(ctx: click.Context) -> Plugins:
+    """Loaded once for each command line."""
+    if __name__ not in ctx.meta:
+        from specdec_core.plugins import Plugins
+
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning  # `--help` is printed before `invoke`
+            ctx.meta[__name__] = Plugins.load()
+    plugins: Plugins = ctx.meta[__name__]
+    return plugins
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from specdec_core.cli import COMMANDS
 from specdec_core.plugins import PluginInfo, Plugins, PluginWarning
 
 
@@ -25,7 +26,7 @@ def command(as_json: bool, disable: tuple[str, ...]) -> None:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)  # the listing says the same, and more
-        plugins = Plugins.load(disable=disable).listing()
+        plugins = Plugins.load(disable=disable).listing(COMMANDS)
     if as_json:
         click.echo(json.dumps([attrs.asdict(plugin) for plugin in plugins], indent=2))
     else:

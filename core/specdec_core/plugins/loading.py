@@ -53,10 +53,24 @@ def load(entries: Sequence[Plugin], declared: set[str]) -> None:
 
 
 def provides(plugin: Plugin) -> tuple[str, ...]:
-    """What the plugin offers, such as "proposer ngram", "ops", "step_finished"."""
+    """What the plugin offers, such as "proposer ngram", "command ngram", "ops", "step_finished"."""
     named = [f"{KINDS[type(spec)]} {spec.name}" for spec in plugin.specs]
-    hooks = plugin.hooks.hook if plugin.hooks else None
-    return (*named, *(word for hook, word in OTHER_HOOKS.items() if hooks and getattr(hooks, hook).get_hookimpls()))
+    if _implements(plugin, "specdec_commands"):
+        named += _commands(plugin)
+    return (*named, *(word for hook, word in OTHER_HOOKS.items() if _implements(plugin, hook)))
+
+
+def _implements(plugin: Plugin, hook: str) -> bool:
+    return plugin.hooks is not None and bool(getattr(plugin.hooks.hook, hook).get_hookimpls())
+
+
+def _commands(plugin: Plugin) -> list[str]:
+    from specdec_core.plugins.commands import offered
+
+    try:
+        return [f"command {command.name}" for command in offered(plugin)]
+    except PluginError:  # the listing has it as the plugin's error
+        return ["commands"]
 
 
 def _import(plugin: Plugin) -> pluggy.PluginManager:
@@ -108,7 +122,7 @@ def _check(plugin: Plugin) -> None:
             f"{PLUGIN_API}: install a version of {plugin.distribution} for plugin API {PLUGIN_API}, or a specdec-core "
             f"with plugin API {foreign[0]}",
         )
-    elif not provides(plugin):
+    elif not plugin.specs and not any(_implements(plugin, hook) for hook in (*OTHER_HOOKS, "specdec_commands")):
         plugin.refuse(
             "failed",
             f"plugin {plugin.label} offers nothing: no function of {plugin.value} that is marked @hookimpl implements "

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
@@ -20,6 +20,9 @@ from specdec_core.proposer import ProposerSpec
 from specdec_core.verifier import VerifierSpec
 
 if TYPE_CHECKING:
+    import click
+
+    from specdec_core.plugins.commands import PluginCommands
     from specdec_core.types import StepReport
 
 BUILTINS = ("specdec_core.builtin",)
@@ -40,7 +43,7 @@ class PluginInfo:
     distribution: str
     version: str
     status: Status
-    provides: tuple[str, ...]  # "proposer ngram", "verifier greedy", "kv_manager paged", "ops", "step_finished"
+    provides: tuple[str, ...]  # "proposer ngram", "verifier greedy", "kv_manager paged", "command ngram", "ops" ...
     error: str | None  # why the status is not "ok", and what to do
 
 
@@ -174,20 +177,43 @@ class Plugins:
                     f"or disable it with SPECDEC_DISABLE={plugin.name}"
                 ) from error
 
-    def listing(self) -> list[PluginInfo]:
-        """Every plugin, the unusable ones too, with what is wrong."""
+    def commands(self, core: Collection[str] = ()) -> PluginCommands:
+        """What plugins add to the command line. core: the names of its own commands, which no plugin may take."""
+        from specdec_core.plugins.commands import PluginCommands
+
+        return PluginCommands.of(self._modules.values(), core)
+
+    def command(self, name: str, core: Collection[str] = ()) -> click.Command | None:
+        """The command of that name; None if there is none. Raises PluginError if a plugin of that name, or one that
+        offers it, is not usable."""
+        commands = self.commands(core)
+        if name in commands.usable:
+            return commands.usable[name]
+        for fault in commands.faults:
+            if fault.name == name:
+                raise fault.error
+        for plugin in self._plugins:
+            if plugin.error and plugin.name == name:
+                raise PluginError(plugin.error) from plugin.cause
+        return None
+
+    def listing(self, core_commands: Collection[str] = ()) -> list[PluginInfo]:
+        """Every plugin, the unusable ones too, with what is wrong. core_commands: see `commands`."""
         lines = []
+        faults = {plugin.value: fault for fault in self.commands(core_commands).faults for plugin in fault.plugins}
         for plugin in self._plugins:
             problems = [_missing_modules(plugin, spec) for spec in plugin.specs if plugin.status == "ok"]
-            missing = next(filter(None, problems), None)
+            if plugin.status == "ok" and plugin.value in faults:
+                problems.append(str(faults[plugin.value].error))
+            problem = next(filter(None, problems), None)
             lines.append(
                 PluginInfo(
                     name=plugin.name,
                     distribution=plugin.distribution,
                     version=plugin.version,
-                    status="failed" if missing else plugin.status,
+                    status="failed" if problem else plugin.status,
                     provides=loading.provides(plugin),
-                    error=missing or plugin.error,
+                    error=problem or plugin.error,
                 )
             )
         return lines

@@ -63,7 +63,8 @@ class Site:
 
     def python(self, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run code in a new interpreter that sees this folder."""
-        env = {**os.environ, "PYTHONPATH": str(self.path), **environment}
+        path = os.pathsep.join(filter(None, [str(self.path), os.environ.get("PYTHONPATH")]))
+        env = {**os.environ, "PYTHONPATH": path, **environment}
         command = [sys.executable, "-W", "error", "-c", code]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
 

@@ -57,7 +57,7 @@ BROKEN = {
     "unheard-of hook": (
         "from specdec_core import hookimpl\n@hookimpl\ndef zzz():\n    return []",
         PluginError,
-        "the hooks are specdec_kv_managers, specdec_ops, specdec_proposers, specdec_step_finished, specdec_verifiers",
+        "the hooks are specdec_commands, specdec_kv_managers, specdec_ops, specdec_proposers, specdec_step_finished",
     ),
     "wrong signature": (
         "from specdec_core import hookimpl\n@hookimpl\ndef specdec_proposers(model):\n    return []",

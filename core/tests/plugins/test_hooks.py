@@ -86,6 +86,17 @@ def test_specdec_ops_failing(site, result):
     assert caught.value.__cause__ is not None
 
 
+def test_specdec_commands(site):
+    """The rest is in test_commands.py."""
+    source = HEAD + "import click\n@hookimpl\ndef specdec_commands():\n    return (click.Command('bake'),)\n"
+    site.plugin("tools", source)
+    plugins = Plugins.load()
+    assert plugins.command("bake").name == "bake"
+    assert plugins.command("boil") is None
+    [line] = [line for line in plugins.listing() if line.name == "tools"]
+    assert line.provides == ("command bake",)
+
+
 def test_specdec_step_finished(site):
     source = HEAD + "heard = []\n@hookimpl\ndef specdec_step_finished(report):\n    heard.append(report)\n"
     for name in ("left", "right"):

@@ -1,0 +1,69 @@
+"""What plugins add to the command line. Nobody but `spec-decode` asks for it, so an engine never waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import click
+from attrs import frozen
+
+from specdec_core.errors import PluginError
+from specdec_core.plugins.discovery import Plugin
+
+
+@frozen
+class Fault:
+    """A command that cannot be had."""
+
+    name: str  # or the plugin's, where that cannot say which commands it has
+    plugins: tuple[Plugin, ...]
+    error: PluginError
+
+
+@frozen
+class PluginCommands:
+    usable: Mapping[str, click.Command]
+    faults: Sequence[Fault]
+
+    @classmethod
+    def of(cls, plugins: Iterable[Plugin], core: Collection[str]) -> PluginCommands:
+        """core: the names of core's own commands, which no plugin may take."""
+        usable: dict[str, click.Command] = {}
+        faults: list[Fault] = []
+        claims: dict[str, list[tuple[Plugin, click.Command]]] = {}
+        for plugin in plugins:
+            try:
+                for command in offered(plugin):
+                    claims.setdefault(str(command.name), []).append((plugin, command))
+            except PluginError as error:
+                faults.append(Fault(plugin.name, (plugin,), error))
+        for name, claimed in claims.items():
+            owners = tuple(plugin for plugin, _ in claimed)
+            if name in core or len(owners) > 1:
+                labels = [*(["specdec-core"] if name in core else []), *(plugin.label for plugin in owners)]
+                faults.append(Fault(name, owners, _refusal(name, labels, owners[-1])))
+            else:
+                usable[name] = claimed[0][1]
+        return cls(usable, faults)
+
+
+def offered(plugin: Plugin) -> list[click.Command]:
+    """The commands of one plugin. Raises PluginError that names it, whatever it does wrong."""
+    try:
+        commands = [command for part in plugin.loaded_hooks.hook.specdec_commands() for command in part]
+        for command in commands:
+            if not isinstance(command, click.Command) or not command.name:
+                raise TypeError(f"specdec_commands returned {command!r}, which is not a click command with a name")
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"plugin {plugin.label} failed to offer its commands: {type(error).__name__}: {error}. Repair it, or "
+            f"disable it with SPECDEC_DISABLE={plugin.name}"
+        ) from error
+    return commands
+
+
+def _refusal(name: str, labels: Sequence[str], last: Plugin) -> PluginError:
+    return PluginError(
+        f"the command {name!r} is claimed by {' and by '.join(labels)}: disable one of the plugins, as in "
+        f"SPECDEC_DISABLE={last.name}, or rename its command"
+    )

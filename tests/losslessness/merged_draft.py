@@ -1,0 +1,40 @@
+"""A proposer for tests: the random trees, and the chains of a look-up in the text so far, merged."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from random_tree import RandomTree, RandomTreeConfig, plan
+
+from specdec_core.merging import merge_drafts
+from specdec_core.proposer import ProposerSpec
+from specdec_core.types import Draft, ProposerBatch, RequestView
+
+NUM_MERGED = [0, 0]
+"""How many nodes were drafted, and how many of them were left by merging."""
+CHAIN_LEN, CHAIN_SCORE = 6, 0.7
+
+
+class MergedDraft(RandomTree):
+    def propose(self, batch: ProposerBatch) -> Draft:
+        tree = super().propose(batch)
+        scores = torch.rand(tree.num_nodes, generator=torch.Generator().manual_seed(tree.num_nodes))
+        chain = Draft.from_chains([looked_up(request) for request in batch.requests], self.device)
+        drafts = [
+            attrs.evolve(tree, scores=scores),
+            attrs.evolve(chain, scores=torch.full((chain.num_nodes,), CHAIN_SCORE)),
+        ]
+        merged = merge_drafts(drafts, batch.max_draft_tokens)
+        NUM_MERGED[0] += sum(draft.num_nodes for draft in drafts)
+        NUM_MERGED[1] += merged.num_nodes
+        return merged
+
+
+def looked_up(request: RequestView) -> list[int]:
+    """What followed the root's token when it last came."""
+    *before, root = request.token_ids.tolist()
+    last = max((i for i, token in enumerate(before) if token == root), default=len(before))
+    return before[last + 1 :][:CHAIN_LEN]
+
+
+MERGED_DRAFT = ProposerSpec(name="merged", config=RandomTreeConfig, build=MergedDraft, api=1, plan=plan)

@@ -7,7 +7,7 @@ every draft that some way of settling these ties leads to.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 
 import numpy as np
@@ -74,7 +74,11 @@ class Tree:
                     del self.following[string[:-1]]
 
     def count(self, string: String) -> int:
-        return self.following.get(string[:-1], Counter())[string[-1]]
+        return self.counts_after(string[:-1])[string[-1]]
+
+    def counts_after(self, string: String) -> Counter[int]:
+        """How often each token follows a string that is shorter than the depth."""
+        return self.following.get(string, Counter())
 
     def score(self, string: String, token_id: int) -> np.float32:
         """How often a token follows a string, of all the string's occurrences; a sequence may also end there."""
@@ -86,7 +90,7 @@ class Tree:
         They are few: all of them but an empty one have a probability of at least min_prob, none is the beginning of
         another, and each occurrence of the string is followed by at most one.
         """
-        counts = self.following.get(string) if len(string) < self.depth else None
+        counts = self.counts_after(string) if len(string) < self.depth else None
         if max_nodes == 0 or not counts:
             return [()]
         most = max(counts.values())
@@ -125,14 +129,15 @@ class Reference:
     """Requests are known by keys; a key may come again once its request has finished."""
 
     options: Options
+    new_tree: Callable[[int], Tree] = Tree
     requests: dict[str, Request] = field(factory=dict)  # active
     outputs: dict[int, list[int]] = field(factory=dict)  # in the global tree, by the request's number, oldest first
-    tree: Tree = field(default=Factory(lambda self: Tree(self.options.depth), takes_self=True))
+    tree: Tree = field(default=Factory(lambda self: self.new_tree(self.options.depth), takes_self=True))
     num_evicted: int = 0
     _numbers: Iterator[int] = field(factory=count)
 
     def start(self, key: str, num_prompt_tokens: int) -> None:
-        request = Request(next(self._numbers), num_prompt_tokens, Tree(self.options.depth))
+        request = Request(next(self._numbers), num_prompt_tokens, self.new_tree(self.options.depth))
         self.requests[key] = request
         if self.options.max_cached_requests > 0:
             self.outputs[request.number] = []

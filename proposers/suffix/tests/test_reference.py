@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from random import Random
 
 import pytest
 from attrs import Factory, define, evolve, field
 from suffix_fuzz import Drafted, Figures, Fuzz, Plan, Subject, View
 from suffix_plans import NUM_OPERATIONS, PLANS, TREES
-from suffix_reference import Options, Reference
+from suffix_reference import Options, Reference, Tree
+from suffix_scanned import ScannedTree
 
 
 def drafts(reference: Reference, key: str, budget: int = 9) -> list[list[int]]:
@@ -43,6 +45,21 @@ def test_eviction_is_first_in_first_out_but_never_of_active_requests():
     reference.finish("b")
     assert reference.num_evicted == 2
     assert reference.tree.following == {(): {ord("c"): 1}}
+
+
+@pytest.mark.parametrize("num_symbols", [2, 5])
+def test_counting_by_looking_is_counting(num_symbols):
+    random = Random(0)
+    counted, scanned = Tree(4), ScannedTree(4)
+    for length in (0, 1, 300, 7):
+        sequences: list[list[int]] = [[], []]
+        for token_id in random.choices(range(num_symbols), k=length):
+            for tree, sequence in zip((counted, scanned), sequences, strict=True):
+                tree.append(sequence, token_id)
+        for n in range(1, 5):
+            for string in product(range(num_symbols), repeat=n):
+                assert scanned.count(string) == counted.count(string)
+                assert n == 4 or scanned.counts_after(string) == counted.counts_after(string)
 
 
 ALL = PLANS | TREES

@@ -11,7 +11,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def compiled(function: F) -> F:
-    """Compiled at its first call for the types it is called with, and cached beside the source where that is writable."""
+    """Compiled when first called with arguments of some types, and cached beside the source where that is writable."""
     return _compiled(function)
 
 

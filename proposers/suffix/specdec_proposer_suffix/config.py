@@ -10,6 +10,8 @@ from specdec_core.validators import checkpoint, flag, number, one_of, whole_numb
 
 FIFO, LRU = "fifo", "lru"
 MOST = 1e9
+LONGEST = 2**16
+"""As many tokens as a request may draft in a step."""
 
 
 @frozen
@@ -19,7 +21,7 @@ class SuffixConfig:
     Raises ConfigError for a value outside of its range.
     """
 
-    suffix_decoding_max_tree_depth: int = field(default=24, validator=whole_number(1))  # tokens
+    suffix_decoding_max_tree_depth: int = field(default=24, validator=whole_number(1, LONGEST))  # tokens
     suffix_decoding_max_cached_requests: int = field(default=10000, validator=whole_number(0))
     suffix_decoding_max_memory_mb: int | None = field(default=None, validator=whole_number(1, optional=True))
     suffix_decoding_eviction: str = field(default=FIFO, validator=one_of(FIFO, LRU))

@@ -34,9 +34,7 @@ def best_path(
 
 
 @inlined
-def _follow(
-    store: Store, state: int, most: int, least_prob: np.float32, score: np.float32
-) -> tuple[np.float32, int]:
+def _follow(store: Store, state: int, most: int, least_prob: np.float32, score: np.float32) -> tuple[np.float32, int]:
     """Score and length of the chain from a state; given up, with score 0, once it cannot exceed `score`."""
     states = store.states
     prob, total = np.float32(1), np.float32(0)
@@ -55,9 +53,7 @@ def _follow(
 
 
 @inlined
-def write_path(
-    store: Store, state: int, token_ids: np.ndarray, parents: np.ndarray, scores: np.ndarray
-) -> None:
+def write_path(store: Store, state: int, token_ids: np.ndarray, parents: np.ndarray, scores: np.ndarray) -> None:
     """The tokens from a state, each's parent, and its probability given its parent."""
     states = store.states
     for i in range(len(token_ids)):

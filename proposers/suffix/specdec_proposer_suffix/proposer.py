@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import numpy as np
 
 from specdec_core import BuildContext, Draft, Proposer, ProposerBatch, RequestView
-
+from specdec_core.merging import merge_drafts
 from specdec_proposer_suffix.automaton import NUM_TOKENS, STATE, extend, free_automaton, new_root
 from specdec_proposer_suffix.batch import (
     BUDGETS,
     CACHED,
     DONE,
-    OWN,
     OWN_IS_FULL,
     OWN_ROOT,
     OWNER,
@@ -24,9 +22,9 @@ from specdec_proposer_suffix.batch import (
     take_over,
 )
 from specdec_proposer_suffix.cache import ROOT, SMALLEST, OutputCache
+from specdec_proposer_suffix.cache_file import SavedCache
 from specdec_proposer_suffix.config import LRU, SuffixConfig
 from specdec_proposer_suffix.store import NONE, Store, enlarged, has_room
-
 
 Nodes = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -49,6 +47,9 @@ class SuffixProposer(Proposer):
             None if megabytes is None else megabytes << 20,
             config.suffix_decoding_eviction == LRU,
         )
+        self._saved = SavedCache.named(config.suffix_decoding_cache_path)
+        for sequence in self._saved.load(self._vocab_size):
+            self.cache.add(sequence)
         self._own = Store.empty(SMALLEST)
         self._requests = np.empty((context.max_num_seqs, REQUEST_WIDTH), np.int64)
         self._free_slots = list(range(context.max_num_seqs))
@@ -86,6 +87,10 @@ class SuffixProposer(Proposer):
         self._look_up_after(removed)
         free_automaton(self._own, row[OWN_ROOT])
         self._free_slots.append(slot)
+        self._saved.save_if_due(lambda: self.cache.sequences)
+
+    def close(self) -> None:
+        self._saved.save(self.cache.sequences)
 
     def _plan(self, batch: ProposerBatch) -> tuple[np.ndarray, np.ndarray]:
         """`batch.py` says what is in them."""

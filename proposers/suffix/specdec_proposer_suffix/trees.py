@@ -32,14 +32,14 @@ def best_tree(
     parents: np.ndarray,
     scores: np.ndarray,
 ) -> tuple[int, int, int]:
-    """Write the tree with the highest score, the sum of its nodes' cumulative probabilities. Returns how many there are,
-    the depth of the deepest, and the context's state, NONE for no tree.
+    """Write the tree with the highest score, the sum of its nodes' cumulative probabilities. Returns how many nodes it
+    has, the depth of the deepest, and the context's state, NONE for no tree.
 
     Contexts and limits are as in `paths.best_path`. The arrays have room for `most` nodes; scores are given the parent.
     """
     states = store.states
     score, num_nodes, max_depth, chosen = np.float32(0), 0, 0, NONE
-    kept_ids, kept_parents, kept_scores = np.empty(most, np.int64), np.empty(most, np.int32), np.empty(most, np.float32)
+    kept = np.empty(most, np.int64), np.empty(most, np.int32), np.empty(most, np.float32)
     while states[state, LINK] != NONE:
         link = states[state, LINK]
         first = states[link, LENGTH] + 1
@@ -47,12 +47,12 @@ def best_tree(
         room = min(most, limits[context])
         if np.float32(room) > score:
             depth = len(limits) - context
-            found, num_found, deepest = _grow(store, state, depth, room, least_prob, kept_ids, kept_parents, kept_scores)
+            found, num_found, deepest = _grow(store, state, depth, room, least_prob, kept[0], kept[1], kept[2])
             if found > score:
                 score, num_nodes, max_depth, chosen = found, num_found, deepest, state
-                token_ids[:num_nodes] = kept_ids[:num_nodes]
-                parents[:num_nodes] = kept_parents[:num_nodes]
-                scores[:num_nodes] = kept_scores[:num_nodes]
+                token_ids[:num_nodes] = kept[0][:num_nodes]
+                parents[:num_nodes] = kept[1][:num_nodes]
+                scores[:num_nodes] = kept[2][:num_nodes]
         state, length = link, states[link, LENGTH]
     return num_nodes, max_depth, chosen
 

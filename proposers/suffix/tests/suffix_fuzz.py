@@ -160,7 +160,6 @@ class Fuzz:
         self._used_ids.add(key)
         self.subject.start(view)
         self.reference.start(key, num_prompt_tokens)
-        self._catch_up(view)
 
     def extend(self) -> None:
         """As a step would: some of the last draft, and a token that need not be of it. The subject is not told."""

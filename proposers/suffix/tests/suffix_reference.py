@@ -152,7 +152,11 @@ class Reference:
                 self.tree.append(self.outputs[request.number], token_id)
 
     def finish(self, key: str) -> None:
-        del self.requests[key]
+        number = self.requests.pop(key).number
+        if number in self.outputs and not self.options.evicts_active:
+            output = self.outputs.pop(number)
+            if output:
+                self.outputs[number] = output  # those that finished stand in that order, and are evicted in it
         self._evict()
 
     def _evict(self, newest: int = -1) -> None:

@@ -25,15 +25,17 @@ class Arctic(Peer):
         self.settings = {"max_tree_depth": depth, "max_cached_requests": max_cached_requests}
         self._cache = SuffixDecodingCache(**self.settings)
         self._depth = depth
+        self._num_seen: dict[str, int] = {}
         self._speculate = {"max_spec_tokens": max_nodes, **speculate}
         self.settings |= self._speculate
 
     def start(self, request: Replay) -> None:
         prompt = request.token_ids[: request.num_prompt_tokens].astype(np.int32)
         self._cache.start_request(request.id, prompt)
+        self._num_seen[request.id] = request.num_prompt_tokens
 
     def step(self, requests: Sequence[Replay]) -> tuple[Drafts, Seconds]:
-        new = [(request.id, request.new_token_ids) for request in requests]
+        new = [(request.id, self._new_token_ids(request)) for request in requests]
         contexts = [(request.id, request.token_ids[-self._depth :].astype(np.int32)) for request in requests]
         started = perf_counter()
         for request_id, token_ids in new:
@@ -44,7 +46,14 @@ class Arctic(Peer):
         return drafts, {"append": appended - started, "speculate": ended - appended, "total": ended - started}
 
     def finish(self, request: Replay) -> None:
+        self._cache.add_active_response(request.id, self._new_token_ids(request))
         self._cache.stop_request(request.id)
+        del self._num_seen[request.id]
+
+    def _new_token_ids(self, request: Replay) -> list[int]:
+        tokens: list[int] = request.token_ids[self._num_seen[request.id] :].tolist()
+        self._num_seen[request.id] = request.num_tokens
+        return tokens
 
     def cache(self, request: Replay) -> float:
         prompt = request.token_ids.astype(np.int32)

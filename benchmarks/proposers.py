@@ -5,7 +5,8 @@
 
 Streams are files of Python's standard library in the embedded model's tokens. Requests replay them: a proposer drafts,
 what matches the text is accepted, and one token more. All peers run in one process, on one thread, and take turns, a
-lap at a time; what is not installed is left out. Figures are medians over the laps of the mean time in a lap.
+lap at a time; what is not installed is left out. Figures are medians over the laps of the mean time in a lap. They are
+of warm caches: the first step of a lap does not count.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from laps import Lap, figures, in_turn, run, significant
+from laps import Lap, all_figures, in_turn, run, significant
 from measuring import RESULTS, command, machine, write
 from proposer_peers import Peer, about, made
 from proposer_plot import plot
@@ -94,7 +95,7 @@ def suffix(rounds: int, quick: int) -> dict[str, Any]:
             peer.name: significant(median(filled[peer.name] for filled in insertion)) for peer in peers
         },
         "bytes_per_cached_token": {name: memory(name, len(cached)) for name in SUFFIX if made([SUFFIX[name]])},
-        **{batch: {name: figures(its_laps) for name, its_laps in done.items()} for batch, done in laps.items()},
+        **{batch: all_figures(done) for batch, done in laps.items()},
     }
 
 
@@ -143,12 +144,12 @@ def at_context(length: int, batch: int, num_laps: int, most_steps: int) -> dict[
 
         parts = [slice(None)] if together else [slice(i, i + 1) for i in range(NUM_ALONE)]
         laps = [partial(one_lap, requests, parts[i % len(parts)], most_steps) for i in range(num_laps)]
-        found |= {name: figures(its_laps) for name, its_laps in in_turn(peers, laps).items()}
+        found |= all_figures(in_turn(peers, laps))
     return found
 
 
 def one_lap(requests: dict[str, list[Replay]], part: slice, most_steps: int, peer: Peer) -> Lap | None:
-    return run(peer, requests[peer.name][part], most_steps)
+    return run(peer, requests[peer.name][part], most_steps, leads_in=True)
 
 
 def contexts(rounds: int, lengths: list[int]) -> dict[str, Any]:
@@ -156,7 +157,7 @@ def contexts(rounds: int, lengths: list[int]) -> dict[str, Any]:
         f"batch {batch}": {
             str(length): at_context(length, batch, num_laps=4 * rounds, most_steps=steps) for length in lengths
         }
-        for batch, steps in ((1, 16), (MAX_NUM_SEQS, 2))
+        for batch, steps in ((1, 16), (MAX_NUM_SEQS, 4))
     }
 
 

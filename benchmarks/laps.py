@@ -71,8 +71,11 @@ def all_figures(done: dict[str, list[Lap]]) -> dict[str, Any]:
     found = {name: figures(laps) for name, laps in done.items() if laps}
     for name, laps in done.items():
         if laps and name != first:
-            ratios = [lap.us["total"] / other.us["total"] for lap, other in zip(laps, laps_of_first, strict=True)]
-            found[name][f"times {first}"] = significant(median(ratios))
+            for part in ("total", "append_and_speculate"):
+                pairs = zip(laps, laps_of_first, strict=True)
+                ratios = [lap.us[part] / other.us[part] for lap, other in pairs if part in lap.us and part in other.us]
+                if ratios:
+                    found[name][f"times {first}, {part}"] = significant(median(ratios))
     return found
 
 

@@ -14,7 +14,7 @@ from streams import Replay
 
 
 class Arctic(Peer):
-    """Its two calls a step for each request, in the arguments that vLLM gives them."""
+    """Its two calls a step for each request, with the arguments that vLLM gives them."""
 
     name = "arctic-inference"
     distribution = "arctic_inference"
@@ -35,6 +35,7 @@ class Arctic(Peer):
         self._num_seen[request.id] = request.num_prompt_tokens
 
     def step(self, requests: Sequence[Replay]) -> tuple[Drafts, Seconds]:
+        prepared = perf_counter()
         new = [(request.id, self._new_token_ids(request)) for request in requests]
         contexts = [(request.id, request.token_ids[-self._depth :].astype(np.int32)) for request in requests]
         started = perf_counter()
@@ -43,7 +44,14 @@ class Arctic(Peer):
         appended = perf_counter()
         drafts = [self._cache.speculate(name, context, **self._speculate).token_ids for name, context in contexts]
         ended = perf_counter()
-        return drafts, {"append": appended - started, "speculate": ended - appended, "total": ended - started}
+        append, speculate = appended - started, ended - appended
+        return drafts, {
+            "arguments": started - prepared,
+            "append": append,
+            "speculate": speculate,
+            "append_and_speculate": append + speculate,
+            "total": ended - prepared,
+        }
 
     def finish(self, request: Replay) -> None:
         self._cache.add_active_response(request.id, self._new_token_ids(request))

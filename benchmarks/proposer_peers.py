@@ -90,8 +90,26 @@ class Ours(Peer):
         self._proposer.finish(request, "length")
 
     def cached_bytes(self) -> int | None:
-        memory_bytes = getattr(self._proposer, "memory_bytes", None)
-        return None if memory_bytes is None else int(memory_bytes())
+        return getattr(self._proposer, "num_bytes", None)
+
+
+class OursSuffix(Ours):
+    """Its step in parts: its arguments, what arctic's two calls do, and the Draft made of it."""
+
+    @torch.inference_mode()
+    def step(self, requests: Sequence[Replay]) -> tuple[Drafts, Seconds]:
+        batch = batch_of(requests, [self._max_nodes] * len(requests), temperature=0.0)
+        started = perf_counter()
+        plan, tails, nodes = self._proposer.plan(batch)
+        planned = perf_counter()
+        self._proposer.chains(plan, tails, nodes)
+        found = perf_counter()
+        draft = self._proposer.draft(plan, nodes, is_chain=True)
+        ended = perf_counter()
+        tokens, offsets = draft.token_ids.tolist(), draft.offsets
+        drafts = [tokens[offsets[i] : offsets[i + 1]] for i in range(len(requests))]
+        parts = {"arguments": planned - started, "append_and_speculate": found - planned, "draft": ended - found}
+        return drafts, {**parts, "total": ended - started}
 
 
 def made(makers: Iterable[Callable[[], Peer]], say: Callable[[str], None] = lambda _: None) -> list[Peer]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from other_proposers import Arctic, TransformersLookup, VllmNgram
-from proposer_peers import Ours, Peer
+from proposer_peers import Ours, OursSuffix, Peer
 
 DEPTH, CACHED, FACTOR, OFFSET, MIN_PROB = 24, 10_000, 1.0, 0.0, 0.1
 SUFFIX_NODES = 24
@@ -27,7 +27,7 @@ def arctic() -> Peer:
 
 
 SUFFIX: dict[str, Callable[[], Peer]] = {
-    "specdec": lambda: Ours("suffix", SUFFIX_OPTIONS, SUFFIX_NODES, MAX_NUM_SEQS),
+    "specdec": lambda: OursSuffix("suffix", SUFFIX_OPTIONS, SUFFIX_NODES, MAX_NUM_SEQS),
     "arctic": arctic,
 }
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from specdec_core import BuildContext, Draft, Proposer, ProposerBatch, RequestView
@@ -38,7 +36,8 @@ class SuffixProposer(Proposer):
         self._limits = lengths_after(config)
         self._least_prob = float(config.suffix_decoding_min_token_prob)
         self._draws_trees = config.suffix_decoding_use_tree
-        self._device, self._vocab_size = context.device, context.target.vocab_size
+        self._vocab_size = context.target.vocab_size
+        self._device = None if context.device.type == "cpu" else context.device
         megabytes = config.suffix_decoding_max_memory_mb
         self.cache = OutputCache(
             limit,
@@ -70,10 +69,12 @@ class SuffixProposer(Proposer):
         self._look_up_after(removed)
 
     def propose(self, batch: ProposerBatch) -> Draft:
-        plan, tails = self._plan(batch)
-        if self._draws_trees:
-            return self._trees(plan, tails, batch.max_draft_tokens)
-        return self._chains(plan, tails, sum(batch.max_draft_tokens))
+        plan, tails, nodes = self.plan(batch)
+        if not self._draws_trees:
+            self.chains(plan, tails, nodes)
+            return self.draft(plan, nodes, is_chain=True)
+        drafts = [self.draft(*found, is_chain=False) for found in self.trees(plan, tails, nodes)]
+        return merge_drafts(drafts, batch.max_draft_tokens)
 
     def finish(self, request: RequestView, reason: str) -> None:
         slot, _ = self._running[request.id]
@@ -89,11 +90,16 @@ class SuffixProposer(Proposer):
         self._free_slots.append(slot)
         self._saved.save_if_due(lambda: self.cache.sequences)
 
+    @property
+    def num_bytes(self) -> int:
+        """All that it holds."""
+        return self._own.num_bytes + self.cache.num_bytes
+
     def close(self) -> None:
         self._saved.save(self.cache.sequences)
 
-    def _plan(self, batch: ProposerBatch) -> tuple[np.ndarray, np.ndarray]:
-        """`batch.py` says what is in them."""
+    def plan(self, batch: ProposerBatch) -> tuple[np.ndarray, np.ndarray, Nodes]:
+        """A step's plan and tails, which `batch.py` explains, and room for what it drafts."""
         slots, totals, ends, tails = [], [], [], []
         end, depth, seen = 0, len(self._limits), self._seen
         for request in batch.requests:
@@ -106,36 +112,36 @@ class SuffixProposer(Proposer):
             totals.append(total)
             ends.append(end)
             tails.append(text[start:])
-        return np.array((slots, totals, ends, batch.max_draft_tokens)), np.concatenate(tails)
+        plan = np.array((slots, totals, ends, batch.max_draft_tokens))
+        return plan, np.concatenate(tails), _room_for_nodes(sum(batch.max_draft_tokens))
 
-    def _chains(self, plan: np.ndarray, tails: np.ndarray, room: int) -> Draft:
-        nodes = _room_for_nodes(room)
+    def chains(self, plan: np.ndarray, tails: np.ndarray, nodes: Nodes) -> None:
+        """Do the step."""
         while True:
             state = draft_chains(
                 *self._own, *self.cache.store, self._vocab_size, self._requests, plan, tails, self._limits,
                 self._least_prob, *nodes,
             )  # fmt: skip
             if state == DONE:
-                return self._draft(plan, nodes, is_chain=True)
+                return
             self._make_room(state)
 
-    def _trees(self, plan: np.ndarray, tails: np.ndarray, max_draft_tokens: Sequence[int]) -> Draft:
-        """Both automata's trees, merged."""
+    def trees(self, plan: np.ndarray, tails: np.ndarray, nodes: Nodes) -> list[tuple[np.ndarray, Nodes]]:
+        """The same with trees, from requests' own automata and from that of all outputs, with a plan and nodes each."""
         limit = len(self._limits)
         while True:
             state = take_over(self._own, self.cache.store, limit, self._vocab_size, self._requests, plan, tails)
             if state == DONE:
                 break
             self._make_room(state)
-        drafts = []
-        for store in (self._own, self.cache.store):
-            own_plan, nodes = plan.copy(), _room_for_nodes(sum(max_draft_tokens))
-            is_cache = store is self.cache.store
-            draft_trees(store, is_cache, self._requests, own_plan, tails, self._limits, self._least_prob, *nodes)
-            drafts.append(self._draft(own_plan, nodes, is_chain=False))
-        return merge_drafts(drafts, max_draft_tokens)
+        found = [(plan.copy(), nodes), (plan, _room_for_nodes(len(nodes[0])))]
+        for store, is_cache, (its_plan, its_nodes) in zip(
+            (self._own, self.cache.store), (False, True), found, strict=True
+        ):
+            draft_trees(store, is_cache, self._requests, its_plan, tails, self._limits, self._least_prob, *its_nodes)
+        return found
 
-    def _draft(self, plan: np.ndarray, nodes: Nodes, is_chain: bool) -> Draft:
+    def draft(self, plan: np.ndarray, nodes: Nodes, is_chain: bool) -> Draft:
         counts, depths, sources = plan[:BUDGETS].tolist()
         self.cache.used(sources)
         num_nodes = sum(counts)

@@ -177,3 +177,19 @@ def removals_alike() -> dict[str, str]:
         + "\n# Result:\n"
         for i, (name, _, part) in enumerate(ALIKE, start=1)
     }
+
+
+def functions_alike() -> dict[str, str]:
+    """The first lines of ten functions that differ in what they are about: what comes next is in none of the prompts."""
+    return {
+        str(i): f'def median_{part}(values):\n    """Return the middle {part} of a sequence of numbers."""\n'
+        for i, (_, _, part) in enumerate(ALIKE, start=1)
+    }
+
+
+def readers_alike() -> dict[str, str]:
+    """The same with functions that read a file."""
+    return {
+        str(i): f"import csv\nfrom pathlib import Path\n\n\ndef read_{part}s(path):\n"
+        for i, (_, _, part) in enumerate(ALIKE, start=1)
+    }

@@ -17,7 +17,7 @@ from typing import Any
 
 from end_to_end import measure, say
 from measuring import DISTRIBUTIONS, RESULTS, command, machine, write
-from prompts import edit_prompts, plain_prompts, removals_alike, renames_alike
+from prompts import edit_prompts, functions_alike, plain_prompts, readers_alike, removals_alike, renames_alike
 
 from specdec_core import LLM, SamplingParams
 
@@ -25,7 +25,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "suffix": {"method": "suffix", "num_speculative_tokens": 24},
     "ngram": {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 5},
 }
-IN_A_ROW = ("renames alike", "removals alike")
+IN_A_ROW = {
+    "functions alike": functions_alike,
+    "readers alike": readers_alike,
+    "renames alike": renames_alike,
+    "removals alike": removals_alike,
+}
 NUM_LAST = 3
 
 
@@ -57,8 +62,7 @@ def main() -> None:
     sampled = SamplingParams(temperature=1.0, seed=0, max_tokens=args.max_tokens)
     kinds = {
         "edit": (edit_prompts(), greedy),
-        IN_A_ROW[0]: (renames_alike(), greedy),
-        IN_A_ROW[1]: (removals_alike(), greedy),
+        **{kind: (prompts(), greedy) for kind, prompts in IN_A_ROW.items()},
         "go on": (plain_prompts(), greedy),
         "go on, sampled": (plain_prompts(), sampled),
     }

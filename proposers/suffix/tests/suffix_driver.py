@@ -1,0 +1,101 @@
+"""A suffix proposer, driven by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, evolve, field
+
+from specdec_core.testing.drive import NO_TARGET, _build_context, batch_of
+from specdec_proposer_suffix.config import SuffixConfig
+from specdec_proposer_suffix.proposer import SuffixProposer
+from specdec_proposer_suffix.store import NUM_STATES
+
+
+def texts(number: int, length: int, *, seed: int, num_symbols: int = 50) -> list[list[int]]:
+    """Random walks with short memories: they repeat themselves, and each other."""
+    random = Random(seed)
+    after = [[random.randrange(num_symbols) for _ in range(3)] for _ in range(num_symbols)]
+    found = []
+    for _ in range(number):
+        text = [random.randrange(num_symbols)]
+        while len(text) < length:
+            again = random.random() < 0.9
+            text.append(random.choice(after[text[-1]]) if again else random.randrange(num_symbols))
+        found.append(text)
+    return found
+
+
+@define(eq=False)
+class Speaker:
+    """A `RequestView` that goes on."""
+
+    id: str
+    tokens: list[int]
+    num_prompt_tokens: int = field()
+    seed: int = 0
+
+    @num_prompt_tokens.default
+    def _all(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        array = np.array(self.tokens, np.int64)
+        array.flags.writeable = False
+        return array
+
+    def say(self, *token_ids: int) -> None:
+        self.tokens.extend(map(int, token_ids))
+
+
+class Driver:
+    def __init__(self, *, vocab_size: int = 32_000, budget: int = 24, **options: Any) -> None:
+        config = SuffixConfig(**{f"suffix_decoding_{name}": value for name, value in options.items()})
+        context = evolve(_build_context(budget), target=evolve(NO_TARGET, vocab_size=vocab_size))
+        self.proposer = SuffixProposer(config, context)
+        self.budget = budget
+        self._numbers = count()
+
+    @property
+    def num_own_bytes(self) -> int:
+        return self.proposer.num_bytes - self.proposer.cache.num_bytes
+
+    @property
+    def num_own_states(self) -> int:
+        return int(self.proposer._own.book[NUM_STATES])
+
+    def start(self, prompt: Sequence[int]) -> Speaker:
+        request = Speaker(f"request-{next(self._numbers)}", list(prompt))
+        self.proposer.start(request)
+        return request
+
+    def propose_all(self, requests: Sequence[Speaker]) -> list[list[int]]:
+        with torch.inference_mode():
+            draft = self.proposer.propose(batch_of(requests, [self.budget] * len(requests), temperature=0.0))
+        return [draft.tree(i).token_ids for i in range(draft.batch_size)]
+
+    def propose(self, *requests: Speaker) -> list[int]:
+        """The first one's draft."""
+        return self.propose_all(requests)[0]
+
+    def finish(self, request: Speaker) -> None:
+        self.proposer.finish(request, "stop")
+
+    def run(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """A request that is over before it is drafted for."""
+        request = self.start(prompt)
+        request.say(*output)
+        self.finish(request)
+
+    def ask(self, context: Sequence[int]) -> list[int]:
+        """What is drafted after a prompt, by a request that says nothing."""
+        request = self.start(context)
+        draft = self.propose(request)
+        self.finish(request)
+        return draft

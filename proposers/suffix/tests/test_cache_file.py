@@ -1,0 +1,124 @@
+"""The file that a cache lives on in: whole or refused, never written over what is not a cache."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+from suffix_driver import Driver
+
+from specdec_proposer_suffix.cache_file import UnusableFileError, load_sequences, save_sequences
+
+OUTPUT = [10, 11, 12, 13, 14]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of a cache with one output in it."""
+    path = tmp_path / "some" / "cache"
+    driver = Driver(cache_path=path)
+    driver.run([1], OUTPUT)
+    driver.proposer.close()
+    return path
+
+
+def test_outputs_outlive_the_engine(path: Path):
+    driver = Driver(cache_path=str(path))
+    assert driver.ask([10, 11]) == [12, 13]
+    driver.run([1], [20, 21, 22])
+    driver.proposer.close()
+    assert [sequence.tolist() for sequence in load_sequences(path, 100)] == [OUTPUT, [20, 21, 22]]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_oldest_are_dropped_where_fewer_may_be_kept(path: Path):
+    save_sequences(path, [np.arange(i, i + 5) for i in (10, 20, 30)])
+    driver = Driver(cache_path=path, max_cached_requests=2)
+    assert [sequence[0] for sequence in driver.proposer.cache.sequences] == [20, 30]
+
+
+def test_every_truncation_is_refused_and_starts_empty(path: Path):
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UnusableFileError):
+            load_sequences(path, 100)
+    with pytest.warns(UserWarning, match=r"cache_path='.*cache' .* starts empty and will not be saved: delete"):
+        driver = Driver(cache_path=path)
+    assert driver.ask([10, 11]) == []
+    driver.run([1], OUTPUT)
+    driver.proposer.close()
+    assert path.read_bytes() == whole[:-1]  # whatever it is, it is not overwritten
+
+
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.integers(0, 10_000), flip=st.integers(1, 255))
+def test_a_byte_that_changed_is_noticed(path: Path, tmp_path: Path, place: int, flip: int):
+    changed = bytearray(path.read_bytes())
+    place %= len(changed)
+    changed[place] ^= flip
+    other = tmp_path / "changed"
+    other.write_bytes(changed)
+    try:
+        found = [sequence.tolist() for sequence in load_sequences(other, 100)]
+    except UnusableFileError:
+        return
+    assert found == [OUTPUT]  # white space of the header, and its like
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"", "cannot be read"), (b"some text of mine\n" * 50, "cannot be read")],
+    ids=["empty", "text"],
+)
+def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes, says: str):
+    path = tmp_path / "mine.txt"
+    path.write_bytes(content)
+    with pytest.raises(UnusableFileError, match=says):
+        load_sequences(path, 100)
+
+
+def test_another_safetensors_file_is_refused(tmp_path: Path):
+    from safetensors.numpy import save_file
+
+    path = tmp_path / "model.safetensors"
+    save_file({"weight": np.zeros(3, np.float32)}, path)
+    with pytest.raises(UnusableFileError, match="no such cache"):
+        load_sequences(path, 100)
+
+
+def test_a_folder_is_refused(tmp_path: Path):
+    with pytest.warns(UserWarning, match="starts empty"):
+        Driver(cache_path=tmp_path)
+
+
+def test_tokens_of_another_model_are_refused(path: Path):
+    with pytest.warns(UserWarning, match="token ids up to 14, where the model's are below 12"):
+        driver = Driver(cache_path=path, vocab_size=12)
+    assert driver.proposer.cache.sequences == []
+
+
+def test_a_file_that_cannot_be_written_is_a_warning(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    driver = Driver(cache_path=tmp_path / "file" / "cache")
+    driver.run([1], OUTPUT)
+    with pytest.warns(UserWarning, match="cannot be saved"):
+        driver.proposer.close()
+
+
+def test_without_a_path_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    driver = Driver()
+    driver.run([1], OUTPUT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        driver.proposer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_sequences_are_a_cache_as_well(tmp_path: Path):
+    save_sequences(tmp_path / "cache", [])
+    assert load_sequences(tmp_path / "cache", 100) == []

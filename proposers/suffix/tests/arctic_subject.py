@@ -9,7 +9,7 @@ from arctic_inference.suffix_decoding import SuffixDecodingCache
 from attrs import define, evolve, field
 from suffix_fuzz import Drafted, Plan, View
 
-DIFFERENT = {"evicts_active": True, "matches_whole_context": False}
+DIFFERENT = {"evicts": "first started", "matches_whole_context": False}
 """Of the reference's options, those that arctic differs in."""
 
 

@@ -153,13 +153,14 @@ class Fuzz:
         num_prompt_tokens = self.random.randint(1, self.plan.longest_prompt)
         view = View(key, num_prompt_tokens)
         view.append(text.take(num_prompt_tokens, []))
-        if self.random.random() < 0.3:  # it may start with some of its output, where it was drafted for before
-            view.append(text.take(self.random.choice((1, 1, 3)), view.token_ids.tolist()))
         self.active[key] = view, text
         self.figures.events["id used again"] += key in self._used_ids
         self._used_ids.add(key)
         self.subject.start(view)
         self.reference.start(key, num_prompt_tokens)
+        self._catch_up(view)
+        if self.random.random() < 0.8:  # the target's first token is there unless the request ends before it
+            view.append(text.take(1, view.token_ids.tolist()))
 
     def extend(self) -> None:
         """As a step would: some of the last draft, and a token that need not be of it. The subject is not told."""

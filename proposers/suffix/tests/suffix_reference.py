@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
+from typing import Literal
 
 import numpy as np
 from attrs import Factory, define, field, frozen
@@ -41,7 +42,7 @@ class Options:
     factor: float = 1.0
     offset: float = 0.0
     min_prob: float = 0.1
-    evicts_active: bool = False  # arctic does: a request's own output may leave the global tree before it finished
+    evicts: Literal["first finished", "first started"] = "first finished"  # arctic the latter, also while it is active
     matches_whole_context: bool = True  # arctic does not: it leaves at least one token of the context unmatched
 
     def max_nodes(self, match_len: int, budget: int) -> int:
@@ -131,7 +132,7 @@ class Reference:
     options: Options
     new_tree: Callable[[int], Tree] = Tree
     requests: dict[str, Request] = field(factory=dict)  # active
-    outputs: dict[int, list[int]] = field(factory=dict)  # in the global tree, by the request's number, oldest first
+    outputs: dict[int, list[int]] = field(factory=dict)  # in the global tree, by the request's number
     tree: Tree = field(default=Factory(lambda self: self.new_tree(self.options.depth), takes_self=True))
     num_evicted: int = 0
     _numbers: Iterator[int] = field(factory=count)
@@ -153,15 +154,15 @@ class Reference:
 
     def finish(self, key: str) -> None:
         number = self.requests.pop(key).number
-        if number in self.outputs and not self.options.evicts_active:
+        if number in self.outputs and self.options.evicts == "first finished":
             output = self.outputs.pop(number)
-            if output:
-                self.outputs[number] = output  # those that finished stand in that order, and are evicted in it
+            if output:  # there is nothing to keep otherwise
+                self.outputs[number] = output  # now the last in the queue
         self._evict()
 
     def _evict(self, newest: int = -1) -> None:
         active = {request.number for request in self.requests.values()}
-        kept = {newest} if self.options.evicts_active else active
+        kept = active if self.options.evicts == "first finished" else {newest}
         for number in [number for number in self.outputs if number not in kept]:
             if len(self.outputs) <= self.options.max_cached_requests:
                 return

@@ -20,7 +20,7 @@ from typing import Any
 
 import known_output
 import torch
-from ngram import machine
+from measuring import machine
 from prompts import edit_prompts, plain_prompts
 from transformers import AutoModelForCausalLM
 

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ngram import HEADLINE, RESULTS, machine
+from measuring import RESULTS, machine
+from ngram import HEADLINE
 from prompts import edit_prompts, plain_prompts, read_prompts
 
 from specdec_core import LLM, SamplingParams

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ngram import machine
+from measuring import machine
 
 HERE = Path(__file__).parent
 PROMPT_TOKENS = 465

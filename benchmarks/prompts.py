@@ -130,6 +130,19 @@ OPENINGS = {
     "decorator": "import functools\nimport logging\n\n\ndef logged(function):\n    @functools.wraps(function)\n",
 }
 
+ALIKE = [  # class, place, what is counted
+    ("Inventory", "warehouse", "part"),
+    ("Pantry", "kitchen", "food"),
+    ("Library", "building", "book"),
+    ("Garage", "yard", "car"),
+    ("Toolbox", "workshop", "tool"),
+    ("Cellar", "basement", "bottle"),
+    ("Archive", "office", "file"),
+    ("Stable", "farm", "horse"),
+    ("Fleet", "harbour", "boat"),
+    ("Gallery", "museum", "picture"),
+]
+
 
 def edit_prompts() -> dict[str, str]:
     """In the format of the edit documents that the embedded model has seen in training; none of this code was."""
@@ -144,3 +157,23 @@ def read_prompts(path: Path) -> dict[str, str]:
     """A JSONL file with `id` and `prompt` on each line."""
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     return {str(record["id"]): record["prompt"] for record in records}
+
+
+def renames_alike() -> dict[str, str]:
+    """One instruction over ten classes that differ in a few names and a number, in the format of the edit documents."""
+    prompts = {}
+    for i, (name, place, part) in enumerate(ALIKE, start=1):
+        code = INVENTORY.replace("Inventory", name).replace("warehouse", place).replace("part", part)
+        code = code.replace("100", str(50 * i))
+        prompts[str(i)] = f"# Task: rename `amount` to `quantity`\n{code}\n# Result:\n"
+    return prompts
+
+
+def removals_alike() -> dict[str, str]:
+    """The same with another class and instruction."""
+    return {
+        str(i): "# Task: remove the type hints\n"
+        + CACHE.replace("TimedCache", f"{name}Cache").replace("entry", part).replace("60.0", f"{i}.5")
+        + "\n# Result:\n"
+        for i, (name, _, part) in enumerate(ALIKE, start=1)
+    }

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from attrs import frozen
-from ngram import machine
+from measuring import machine
 from plain import HERE, PROMPT_TOKENS, save_random_llama
 from plain_worker import NUM_THREADS, prompt
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set as AbstractSet
+from collections.abc import Callable, Mapping, Set as AbstractSet
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -84,10 +84,15 @@ class SpeculativeConfig:
 
     @classmethod
     def from_mapping(
-        cls, mapping: Mapping[str, Any], method_config: type, verifier_config: type | None = None
+        cls,
+        mapping: Mapping[str, Any],
+        method_config: type,
+        verifier_config: type | None = None,
+        default_num_speculative_tokens: Callable[[Any], int] | None = None,
     ) -> SpeculativeConfig:
         """One flat mapping of the core's keys, the method's and the verifier's, of which none may have the name of the
-        core's. Raises ConfigError that names the nearest key."""
+        core's. default_num_speculative_tokens: (the method's config) -> the number where the mapping has none. Raises
+        ConfigError that names the nearest key."""
         own = {attribute.name for attribute in fields(method_config)} - cls.core_keys()
         verifiers = {attribute.name for attribute in fields(verifier_config)} if verifier_config else set()
         where = f"speculative_config of method {mapping['method']!r}"
@@ -95,7 +100,7 @@ class SpeculativeConfig:
         for key in mapping:
             if key not in known:
                 raise _foreign_key(key, known, where)
-        if mapping.get("num_speculative_tokens") is None:
+        if mapping.get("num_speculative_tokens") is None and default_num_speculative_tokens is None:
             raise ConfigError(
                 f"{where} says no num_speculative_tokens: give the number of tokens to draft per step, such as 5"
             )
@@ -108,6 +113,8 @@ class SpeculativeConfig:
                 raise
             raise ConfigError(f"{where} is not complete: {error}") from error
         rest = {key: value for key, value in mapping.items() if key in cls.core_keys()}
+        if rest.get("num_speculative_tokens") is None and default_num_speculative_tokens is not None:
+            rest["num_speculative_tokens"] = default_num_speculative_tokens(options)
         return cls(**rest, options=options, verifier_options=verifier_options)
 
     def compute_hash(self) -> str:

@@ -64,8 +64,10 @@ def prepare(
         verifier, verifier_config = mapping.get("verifier", AUTO), None
         if isinstance(verifier, str) and verifier != AUTO:
             verifier_config = plugins.verifier(verifier).config
-        method_config = plugins.proposer(mapping["method"]).config
-        speculative = SpeculativeConfig.from_mapping(mapping, method_config, verifier_config)
+        method = plugins.proposer(mapping["method"])
+        speculative = SpeculativeConfig.from_mapping(
+            mapping, method.config, verifier_config, method.num_speculative_tokens
+        )
     load_config(  # its errors come first
         resolve_model(model),
         trust_remote_code=config.trust_remote_code,

@@ -133,6 +133,7 @@ class ProposerSpec:
     api: the plugin API that the plugin is written for: see PLUGIN_API.
     plan: (config, target, num_speculative_tokens) -> Plan, without loading weights.
     requires: modules that must be installed, looked up without importing them.
+    num_speculative_tokens: (config) -> the number where the user gives none; without it, they must give one.
     detect: (checkpoint config, {tensor name: shape}) -> bool, for a draft checkpoint given without a method.
     train: an optional training recipe.
     """
@@ -143,5 +144,6 @@ class ProposerSpec:
     api: int
     plan: Callable[[Any, TargetInfo, int], Plan] = lambda config, target, num_speculative_tokens: Plan()
     requires: tuple[str, ...] = ()
+    num_speculative_tokens: Callable[[Any], int] | None = None
     detect: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], bool] | None = None
     train: object | None = None

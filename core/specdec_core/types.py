@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -122,14 +122,24 @@ class Draft:
         shares the arrays' memory: make new ones for the next step."""
         import torch
 
-        return cls(
-            token_ids=torch.from_numpy(token_ids).to(device),
-            parents=torch.from_numpy(parents).to(device),
+        draft = cls(
+            token_ids=torch.from_numpy(token_ids),
+            parents=torch.from_numpy(parents),
             offsets=_offsets(counts),
             max_depth=max_depth,
-            scores=None if scores is None else torch.from_numpy(scores).to(device),
+            scores=None if scores is None else torch.from_numpy(scores),
             is_chain=is_chain,
         )
+        return draft if torch.device(device).type == "cpu" else draft.to(device)
+
+    def to(self, device: torch.device | str) -> Draft:
+        """The same with all tensors on a device."""
+        moved = {
+            name: tensor.to(device)
+            for name in ("token_ids", "parents", "q", "q_rows", "q_to_target", "scores")
+            if (tensor := getattr(self, name)) is not None
+        }
+        return evolve(self, **moved)
 
     def tree(self, request: int) -> DraftTree:
         """One request's part, copied to the host (for tests and reports, not for the hot path)."""

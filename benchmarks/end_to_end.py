@@ -1,0 +1,99 @@
+"""Speculative against plain decoding, end to end, and what it comes to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from attrs import frozen
+
+from specdec_core import LLM, SamplingParams
+from specdec_core.outputs import RequestOutput
+
+
+@frozen
+class Run:
+    seconds: float
+    output: RequestOutput
+
+
+def complete(llm: LLM, prompt: str, params: SamplingParams) -> Run:
+    started = time.perf_counter()
+    (output,) = llm.generate(prompt, params, use_tqdm=False)
+    return Run(time.perf_counter() - started, output)
+
+
+def measure(
+    plain: LLM, renew: Callable[[], dict[str, LLM]], prompts: dict[str, str], params: SamplingParams, rounds: int
+) -> dict[str, Any]:
+    """{setting: figures} over all prompts. renew: the engine of each setting for the next round, which need not be new
+    where nothing is kept of earlier requests."""
+    pairs: dict[str, dict[str, list[tuple[Run, Run]]]] = {}
+    for round_ in range(rounds + 1):  # the first one warms up
+        speculating = renew()
+        for prompt_name, prompt in prompts.items():
+            for setting, llm in speculating.items():
+                pair = complete(plain, prompt, params), complete(llm, prompt, params)
+                if round_ > 0:
+                    pairs.setdefault(setting, {}).setdefault(prompt_name, []).append(pair)
+    return {setting: figures(by_prompt) for setting, by_prompt in pairs.items()}
+
+
+def figures(by_prompt: dict[str, list[tuple[Run, Run]]]) -> dict[str, Any]:
+    def per_second(runs: list[Run]) -> float:
+        return median(len(run.output.outputs[0].token_ids) / run.seconds for run in runs)
+
+    prompts = {}
+    for name, pairs in by_prompt.items():
+        plain, speculative = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        prompts[name] = {
+            "num_tokens": len(plain[0].output.outputs[0].token_ids),
+            "plain_tokens_per_s": round(per_second(plain), 1),
+            "speculative_tokens_per_s": round(per_second(speculative), 1),
+            "speed_up": round(median(a.seconds / b.seconds for a, b in pairs), 3),
+            "acceptance_length": round(speculative[0].output.speculation.acceptance_length, 3),
+            "num_drafts": speculative[0].output.speculation.num_drafts,
+            "identical": all(a.output.outputs[0].token_ids == b.output.outputs[0].token_ids for a, b in pairs),
+        }
+    return {
+        "median_speed_up": round(median(p["speed_up"] for p in prompts.values()), 3),
+        "lowest_speed_up": min(p["speed_up"] for p in prompts.values()),
+        "median_acceptance_length": round(median(p["acceptance_length"] for p in prompts.values()), 3),
+        "all_identical": all(p["identical"] for p in prompts.values()),
+        "prompts": prompts,
+    }
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 0.32 * sum(len(r["headline"]["prompts"]) for r in results.values()) + 1.2))
+    names, values, colours = [], [], []
+    for colour, (kind, settings) in zip(
+        ("tab:blue", "tab:gray", "tab:olive", "tab:green"), results.items(), strict=False
+    ):
+        for name, prompt in settings["headline"]["prompts"].items():
+            names.append(f"{kind}: {name}")
+            values.append(prompt["speed_up"])
+            colours.append(colour)
+    axes.barh(names[::-1], values[::-1], color=colours[::-1])
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_xlabel("speed-up over plain decoding, one request at a time")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def say(results: dict[str, Any]) -> None:
+    for kind, by_setting in results.items():
+        for name, figure in by_setting.items():
+            print(
+                f"{kind:14} {name:22} speed-up {figure['median_speed_up']:.2f} "
+                f"(lowest {figure['lowest_speed_up']:.2f}) acceptance length "
+                f"{figure['median_acceptance_length']:.2f} identical {figure['all_identical']}"
+            )

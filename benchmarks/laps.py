@@ -1,0 +1,96 @@
+"""Peers at work in turn, a lap each, so that drift of the machine falls on all of them alike."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from statistics import median
+from typing import Any
+
+from attrs import frozen
+from proposer_peers import Peer
+from streams import Replay
+
+
+@frozen
+class Lap:
+    """What a peer did in some steps of a batch."""
+
+    us: dict[str, float]  # microseconds per request and step, of each part and in total
+    num_drafts: int  # requests times steps
+    num_drafted: int  # tokens
+    num_accepted: int
+
+
+def run(peer: Peer, requests: Sequence[Replay], most_steps: int | None = None, *, leads_in: bool = False) -> Lap | None:
+    """Steps of all the requests together, until one of them is over. None if one was from the beginning.
+
+    leads_in: one step more, at the beginning, does not count: it fetches what the peer before has displaced from the
+    processor's caches.
+    """
+    seconds: dict[str, float] = {}
+    num_steps = num_drafted = num_accepted = 0
+    for step in count(-1 if leads_in else 0):
+        if num_steps == most_steps or any(request.is_over for request in requests):
+            break
+        drafts, parts = peer.step(requests)
+        accepted = [request.verify(draft) for request, draft in zip(requests, drafts, strict=True)]
+        if step >= 0:
+            num_steps += 1
+            num_drafted += sum(map(len, drafts))
+            num_accepted += sum(accepted)
+            for part, took in parts.items():
+                seconds[part] = seconds.get(part, 0.0) + took
+    num_drafts = num_steps * len(requests)
+    if not num_drafts:
+        return None
+    return Lap({part: 1e6 * took / num_drafts for part, took in seconds.items()}, num_drafts, num_drafted, num_accepted)
+
+
+def in_turn(peers: Sequence[Peer], laps: Iterable[Callable[[Peer], Lap | None]]) -> dict[str, list[Lap]]:
+    """{name: its laps}: each lap run by every peer, another one first each time. Those that not all could run are left
+    out. Garbage is collected before and after."""
+    done: dict[str, list[Lap]] = {peer.name: [] for peer in peers}
+    gc.collect()
+    gc.disable()
+    try:
+        for first, lap in enumerate(laps):
+            results = {peer.name: lap(peer) for peer in (*peers[first % len(peers) :], *peers[: first % len(peers)])}
+            for name, result in results.items():
+                if result is not None and None not in results.values():
+                    done[name].append(result)
+    finally:
+        gc.enable()
+    return done
+
+
+def all_figures(done: dict[str, list[Lap]]) -> dict[str, Any]:
+    """Of every peer; and, lap by lap, how many times the first one's time it takes."""
+    first, laps_of_first = next(iter(done.items()), ("", []))
+    found = {name: figures(laps) for name, laps in done.items() if laps}
+    for name, laps in done.items():
+        if laps and name != first:
+            ratios = [lap.us["total"] / other.us["total"] for lap, other in zip(laps, laps_of_first, strict=True)]
+            found[name][f"times {first}"] = significant(median(ratios))
+    return found
+
+
+def figures(laps: Sequence[Lap]) -> dict[str, Any]:
+    """Medians over the laps of the mean time of a request's step; drafts as counted over all of them."""
+    parts = laps[0].us
+    totals = sorted(lap.us["total"] for lap in laps)
+    num_drafts = sum(lap.num_drafts for lap in laps)
+    return {
+        "us_per_request_step": significant(median(totals)),
+        **{f"{part}_us": significant(median(lap.us[part] for lap in laps)) for part in parts if part != "total"},
+        "lowest_lap_us": significant(totals[0]),
+        "highest_lap_us": significant(totals[-1]),
+        "num_laps": len(laps),
+        "drafted_per_step": round(sum(lap.num_drafted for lap in laps) / num_drafts, 3),
+        "accepted_per_step": round(sum(lap.num_accepted for lap in laps) / num_drafts, 3),
+    }
+
+
+def significant(value: float, digits: int = 3) -> float:
+    return float(f"{value:.{digits}g}")

@@ -1,0 +1,54 @@
+"""What every benchmark says about itself: where it ran, with which versions, by which command."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import specdec_core
+
+RESULTS = Path(__file__).parent / "results"
+DISTRIBUTIONS = ("specdec-core", "specdec-kernels", "specdec-proposer-ngram")
+
+
+def processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
+    return ", ".join(sorted(names)) or platform.machine()
+
+
+def machine(distributions: tuple[str, ...] = DISTRIBUTIONS) -> dict[str, Any]:
+    return {
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "avx512_bf16": torch.cpu._is_avx512_bf16_supported(),
+        "python": platform.python_version(),
+        **{name: installed(name) for name in ("torch", "transformers", "numba", *distributions)},
+    }
+
+
+def installed(distribution: str) -> str:
+    """Its version; ours share one, also where they are on the path without being installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        if not distribution.startswith("specdec-"):
+            raise
+        return specdec_core.__version__
+
+
+def command(script: str) -> str:
+    return shlex.join(["python", f"benchmarks/{script}", *sys.argv[1:]])
+
+
+def write(record: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,117 @@
+"""Token streams of real text: Python's standard library in the embedded model's tokens, as what a model says."""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from collections.abc import Sequence
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from attrs import define, field
+from tokenizers import Tokenizer
+
+from specdec_model_tiny import model_path
+
+NOT_TAKEN = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "pydoc_data", "encodings"}
+MARGIN = 32  # tokens at the end of a replay that are not asked for, so that no draft runs past it
+
+
+def source_files() -> list[Path]:
+    """Modules of the standard library without its tests and tables, in an order that is always the same."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = [path for path in sorted(root.rglob("*.py")) if not NOT_TAKEN & set(path.relative_to(root).parts)]
+    Random(0).shuffle(files)
+    return files
+
+
+@cache
+def _tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(model_path() / "tokenizer.json"))
+
+
+@cache
+def token_ids(path: Path) -> np.ndarray:
+    """int64 [num_tokens]   of a whole file."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return np.array(_tokenizer().encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+
+def documents(number: int, num_tokens: int) -> list[np.ndarray]:
+    """The beginnings of different files, each of num_tokens tokens."""
+    long_enough = (tokens for path in source_files() if len(tokens := token_ids(path)) >= num_tokens)
+    found = [tokens[:num_tokens] for tokens in islice(long_enough, number)]
+    if len(found) < number:
+        raise SystemExit(
+            f"only {len(found)} files of the standard library have {num_tokens} tokens; {number} are asked"
+        )
+    return found
+
+
+def stretches(number: int, num_tokens: int) -> list[np.ndarray]:
+    """Parts of num_tokens tokens of all files in a row, at even distances from each other: they may overlap."""
+    everything = np.concatenate([token_ids(path) for path in source_files()])
+    if len(everything) < num_tokens:
+        raise SystemExit(f"the standard library has {len(everything)} tokens here; {num_tokens} are asked for")
+    starts = np.linspace(0, len(everything) - num_tokens, number).astype(int)
+    return [everything[start : start + num_tokens] for start in starts]
+
+
+def random_documents(number: int, num_tokens: int) -> list[np.ndarray]:
+    """Words out of a few hundred, each of a few tokens and some far more frequent than others."""
+    random = Random(0)
+    words = [[random.randrange(64) for _ in range(random.randint(1, 8))] for _ in range(400)]
+    found = []
+    for _ in range(number):
+        tokens: list[int] = []
+        while len(tokens) < num_tokens:
+            tokens += words[min(int(random.expovariate(1 / 40)), len(words) - 1)]
+        found.append(np.array(tokens[:num_tokens], dtype=np.int64))
+    return found
+
+
+def digest(streams: Sequence[np.ndarray]) -> str:
+    return hashlib.sha256(np.concatenate(streams).tobytes()).hexdigest()[:16]
+
+
+@define(eq=False)
+class Replay:
+    """A `RequestView` whose target says what a text says: `num_tokens` of it are known so far."""
+
+    id: str
+    text: np.ndarray  # int64   prompt and all of the output
+    num_prompt_tokens: int
+    seed: int = 0
+    num_tokens: int = field(init=False)
+    num_new: int = 0  # of them, how many became known last
+
+    def __attrs_post_init__(self) -> None:
+        self.num_tokens = self.num_prompt_tokens
+        self.text.setflags(write=False)
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        return self.text[: self.num_tokens]
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.text) - self.num_tokens < MARGIN
+
+    @property
+    def new_token_ids(self) -> list[int]:
+        tokens: list[int] = self.text[self.num_tokens - self.num_new : self.num_tokens].tolist()
+        return tokens
+
+    def advance(self, num_new: int) -> None:
+        self.num_tokens += num_new
+        self.num_new = num_new
+
+    def verify(self, draft: Sequence[int]) -> int:
+        """Accept what a chain has in common with the text, and one token more. Returns the number of accepted ones."""
+        truth = self.text[self.num_tokens : self.num_tokens + len(draft)].tolist()
+        num_accepted = next((i for i, (a, b) in enumerate(zip(draft, truth, strict=True)) if a != b), len(draft))
+        self.advance(num_accepted + 1)
+        return num_accepted

@@ -1,0 +1,92 @@
+"""Suffix decoding against plain decoding: on code to edit, on requests that are much alike, one after the other, and on
+text sampled at temperature 1, which repeats least.
+
+    python benchmarks/suffix.py                    # writes benchmarks/results/suffix.json
+
+Each round runs every prompt plain and with suffix decoding, one request at a time, with a new engine: nothing of an
+earlier round is left to draft from, but what earlier requests of the round said is. Reported are medians over the
+rounds of the ratio within a pair. It stops if an output is not the one of plain decoding.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from end_to_end import measure, say
+from measuring import DISTRIBUTIONS, RESULTS, command, machine, write
+from prompts import edit_prompts, plain_prompts, removals_alike, renames_alike
+
+from specdec_core import LLM, SamplingParams
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "suffix": {"method": "suffix", "num_speculative_tokens": 24},
+    "ngram": {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 5},
+}
+IN_A_ROW = ("renames alike", "removals alike")
+NUM_LAST = 3
+
+
+def in_a_row(figures: dict[str, Any]) -> dict[str, Any]:
+    """The last requests against the first, which had none before it. Per token, as outputs differ in length; and of the
+    speed-ups, on which the machine's own drift does not fall."""
+    requests = list(figures["prompts"].values())
+    ms = [round(1e3 / request["speculative_tokens_per_s"], 2) for request in requests]
+    ups = [request["speed_up"] for request in requests]
+    return {
+        "ms_per_token": ms,
+        "speed_ups": ups,
+        "acceptance_lengths": [request["acceptance_length"] for request in requests],
+        "last_over_first_ms_per_token": round(median(ms[-NUM_LAST:]) / ms[0], 3),
+        "last_over_first_speed_up": round(median(ups[-NUM_LAST:]) / ups[0], 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--method", choices=SETTINGS, default="suffix", help="another one, to compare")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--out", type=Path, default=RESULTS / "suffix.json")
+    args = parser.parse_args()
+
+    greedy = SamplingParams(temperature=0.0, max_tokens=args.max_tokens)
+    sampled = SamplingParams(temperature=1.0, seed=0, max_tokens=args.max_tokens)
+    kinds = {
+        "edit": (edit_prompts(), greedy),
+        IN_A_ROW[0]: (renames_alike(), greedy),
+        IN_A_ROW[1]: (removals_alike(), greedy),
+        "go on": (plain_prompts(), greedy),
+        "go on, sampled": (plain_prompts(), sampled),
+    }
+    plain = LLM(args.model)
+
+    def renew() -> dict[str, LLM]:
+        return {"headline": LLM(args.model, speculative_config=SETTINGS[args.method])}
+
+    results = {kind: measure(plain, renew, prompts, params, args.rounds) for kind, (prompts, params) in kinds.items()}
+    say(results)
+    different = [kind for kind, by_setting in results.items() if not by_setting["headline"]["all_identical"]]
+    if different:
+        raise SystemExit(f"output differs from plain decoding: {', '.join(different)}")
+    record = {
+        "command": command("suffix.py"),
+        "model": args.model,
+        "dtype": str(plain.engine.target.info.dtype),
+        "rounds": args.rounds,
+        "max_tokens": args.max_tokens,
+        "machine": machine((*DISTRIBUTIONS[:2], f"specdec-proposer-{args.method}")),
+        "settings": {"headline": SETTINGS[args.method]},
+        "in_a_row": {kind: in_a_row(results[kind]["headline"]) for kind in IN_A_ROW},
+        "results": results,
+    }
+    write(record, args.out)
+    for kind, figures in record["in_a_row"].items():
+        print(f"{kind}: speed-ups {figures['speed_ups']}, last over first {figures['last_over_first_speed_up']}")
+
+
+if __name__ == "__main__":
+    main()

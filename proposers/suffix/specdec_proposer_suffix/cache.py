@@ -1,0 +1,109 @@
+"""The outputs of earlier requests, and of those that run: one automaton over all of them, bounded by eviction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from specdec_proposer_suffix.automaton import NUM_TOKENS, STATE, extend, match, new_root, remove
+from specdec_proposer_suffix.store import STATE_BYTES, Store, enlarged
+
+ROOT = 0
+SMALLEST = 1024
+"""States that a store has room for at first."""
+
+TOKEN_BYTES = 4
+"""Of a finished sequence, which has one token per state at most."""
+
+
+class OutputCache:
+    """Sequences have numbers, which rise with their age.
+
+    After one was removed (num_removed tells) the positions of those that run must be looked up again.
+
+    Finished ones are kept, with their tokens, until there are more than max_sequences, running ones included, or no
+    more room in max_bytes: then the oldest is removed, or with is_lru the one that has not been of use for longest.
+    """
+
+    def __init__(self, limit: int, vocab_size: int, max_sequences: int, max_bytes: int | None, is_lru: bool) -> None:
+        self.limit, self.vocab_size = limit, vocab_size
+        self.store = Store.empty(SMALLEST, records_last_seen=is_lru)
+        self.num_removed = 0
+        self.max_sequences, self._is_lru = max_sequences, is_lru
+        self._max_states = None if max_bytes is None else max(SMALLEST, int(max_bytes / (STATE_BYTES + TOKEN_BYTES)))
+        self._finished: dict[int, np.ndarray] = {}
+        self._num_running = self._next = 0
+        new_root(self.store)
+
+    @property
+    def sequences(self) -> list[np.ndarray]:
+        """The finished ones, int32 each, the first to be removed at the front."""
+        return list(self._finished.values())
+
+    @property
+    def num_bytes(self) -> int:
+        return self.store.num_bytes + sum(tokens.nbytes for tokens in self._finished.values())
+
+    def begin(self) -> int:
+        """Count a new sequence. Returns its number."""
+        self._num_running += 1
+        self._next += 1
+        self._remove_surplus()
+        return self._next - 1
+
+    def finish(self, number: int, token_ids: np.ndarray) -> None:
+        """Keep a sequence that ran, all tokens of which are in the automaton."""
+        self._num_running -= 1
+        if len(token_ids):
+            self._finished[number] = token_ids.astype(np.int32)
+        self._remove_surplus()
+
+    def drop(self, token_ids: np.ndarray) -> None:
+        """Forget a sequence that runs, of which token_ids are in the automaton."""
+        self._num_running -= 1
+        self._remove(token_ids)
+
+    def add(self, token_ids: np.ndarray) -> None:
+        """A whole sequence, while none runs. What exceeds all the room that there may be is left out."""
+        number, position, removed = self.begin(), np.array([ROOT, 0]), self.num_removed
+        while not extend(self.store, self.limit, self.vocab_size, position, token_ids[position[NUM_TOKENS] :], number):
+            if not self.make_room():
+                break
+            if self.num_removed > removed:
+                self.look_up(position, token_ids)
+        self.finish(number, token_ids[: position[NUM_TOKENS]])
+
+    def look_up(self, position: np.ndarray, token_ids: np.ndarray) -> None:
+        """Renew a position, of the sequence that begins with token_ids, after another was removed."""
+        num_tokens = position[NUM_TOKENS]
+        last = token_ids[max(0, num_tokens - self.limit + 1) : num_tokens]
+        position[STATE], _ = match(self.store, ROOT, self.limit, last)
+
+    def used(self, numbers: Iterable[int]) -> None:
+        """Drafts were taken from these sequences, of which some may be gone."""
+        if self._is_lru:
+            for number in numbers:
+                if number in self._finished:
+                    self._finished[number] = self._finished.pop(number)
+
+    def make_room(self) -> bool:
+        """Enlarge the store, or remove a finished sequence from it. False if neither can be."""
+        if self._max_states is None or len(self.store.states) < self._max_states:
+            self.store = enlarged(self.store, self._max_states)
+            return True
+        return self._remove_first()
+
+    def _remove_surplus(self) -> None:
+        while len(self._finished) + self._num_running > self.max_sequences and self._remove_first():
+            pass
+
+    def _remove_first(self) -> bool:
+        if not self._finished:
+            return False
+        self._remove(self._finished.pop(next(iter(self._finished))))
+        return True
+
+    def _remove(self, token_ids: np.ndarray) -> None:
+        remove(self.store, ROOT, self.limit, token_ids)
+        self.num_removed += 1

@@ -1,0 +1,69 @@
+"""`spec-decode suffix`: caches of outputs, made before there are any."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from specdec_core import ConfigError
+
+
+@click.group()
+def suffix() -> None:
+    """Caches for the method suffix."""
+
+
+@suffix.command()
+@click.argument("corpus", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The cache to write.")
+@click.option("--model", default="tiny", show_default=True, help="Whose tokenizer to use: a folder, or a name.")
+@click.option("--field", default="text", show_default=True, help="Where the text is, in a line of JSONL.")
+def build(corpus: tuple[Path, ...], out: Path, model: str, field: str) -> None:
+    """Make a cache from texts like those that will be generated.
+
+    CORPUS: text files, each of them one output; or files called .jsonl, with one in each line. A cache that exists is
+    added to. Name it in suffix_decoding_cache_path.
+    """
+    from specdec_core.config import EngineConfig
+    from specdec_core.prompts import load_tokenizer
+    from specdec_proposer_suffix.cache_file import UnusableFileError, load_sequences, save_sequences
+
+    tokenizer = load_tokenizer(EngineConfig(model=model), None)
+    try:
+        sequences = load_sequences(out, len(tokenizer)) if out.exists() else []
+    except UnusableFileError as error:
+        raise ConfigError(f"--out {str(out)!r} {error}: name another file, or delete it") from error
+    num_before = len(sequences)
+    for path in corpus:
+        for text in _texts(path, field):
+            token_ids = tokenizer(text, add_special_tokens=False, return_tensors="np")["input_ids"][0]
+            sequences.append(token_ids.astype("int32"))
+    save_sequences(out, sequences)
+    num_tokens = sum(map(len, sequences[num_before:]))
+    click.echo(f"{out}: {len(sequences) - num_before} outputs of {num_tokens} tokens added, {len(sequences)} in all")
+
+
+def _texts(path: Path, field: str) -> Iterator[str]:
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"corpus {str(path)!r} is not UTF-8 text: byte {error.start}") from error
+    if path.suffix.lower() != ".jsonl":
+        yield content
+        return
+    for number, line in enumerate(content.splitlines(), start=1):
+        if line.strip():
+            yield _text_of(line, field, f"corpus {str(path)!r}, line {number}")
+
+
+def _text_of(line: str, field: str, where: str) -> str:
+    try:
+        text = json.loads(line)[field]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{where} is {line!r:.60}: give a JSON object with a text as {field!r}") from error
+    if not isinstance(text, str):
+        raise ConfigError(f"{where} has {text!r:.60} as {field!r}: give a text")
+    return text

@@ -1,0 +1,32 @@
+"""The options of the method `suffix`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attrs import field, frozen
+
+from specdec_core.validators import checkpoint, flag, number, one_of, whole_number
+
+FIFO, LRU = "fifo", "lru"
+MOST = 1e9
+LONGEST = 2**16
+"""As many tokens as a request may draft in a step."""
+
+
+@frozen
+class SuffixConfig:
+    """Names, defaults and ranges are vLLM's where vLLM has the option. README.md says what each one does.
+
+    Raises ConfigError for a value outside of its range.
+    """
+
+    suffix_decoding_max_tree_depth: int = field(default=24, validator=whole_number(1, LONGEST))  # tokens
+    suffix_decoding_max_cached_requests: int = field(default=10000, validator=whole_number(0))
+    suffix_decoding_max_memory_mb: int | None = field(default=None, validator=whole_number(1, optional=True))
+    suffix_decoding_eviction: str = field(default=FIFO, validator=one_of(FIFO, LRU))
+    suffix_decoding_max_spec_factor: float = field(default=1.0, validator=number(0, MOST))
+    suffix_decoding_max_spec_offset: float = field(default=0.0, validator=number(0, MOST))
+    suffix_decoding_min_token_prob: float = field(default=0.1, validator=number(0, 1))
+    suffix_decoding_use_tree: bool = field(default=False, validator=flag)
+    suffix_decoding_cache_path: str | Path | None = field(default=None, validator=checkpoint(optional=True))

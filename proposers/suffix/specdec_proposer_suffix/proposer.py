@@ -1,0 +1,193 @@
+"""Suffix decoding (Oliaro et al. 2024): draft what most often followed the same context, in this request or others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specdec_core import BuildContext, Draft, Proposer, ProposerBatch, RequestView
+from specdec_core.merging import merge_drafts
+from specdec_proposer_suffix.automaton import NUM_TOKENS, STATE, extend, free_automaton, new_root
+from specdec_proposer_suffix.batch import (
+    BUDGETS,
+    CACHED,
+    DONE,
+    OWN_IS_FULL,
+    OWN_ROOT,
+    OWNER,
+    REQUEST_WIDTH,
+    draft_chains,
+    draft_trees,
+    take_over,
+)
+from specdec_proposer_suffix.cache import ROOT, SMALLEST, OutputCache
+from specdec_proposer_suffix.cache_file import SavedCache
+from specdec_proposer_suffix.config import LRU, SuffixConfig
+from specdec_proposer_suffix.store import NONE, Store, enlarged, has_room
+
+Nodes = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+class SuffixProposer(Proposer):
+    """Every request has an automaton of its own prompt and output, all of them in one store, and all outputs share one
+    more. Tokens are taken over at `propose` and `finish`, so that a preemption changes nothing."""
+
+    def __init__(self, config: SuffixConfig, context: BuildContext) -> None:
+        limit = config.suffix_decoding_max_tree_depth
+        self._limits = lengths_after(config)
+        self._least_prob = float(config.suffix_decoding_min_token_prob)
+        self._draws_trees = config.suffix_decoding_use_tree
+        self._device, self._vocab_size = context.device, context.target.vocab_size
+        megabytes = config.suffix_decoding_max_memory_mb
+        self.cache = OutputCache(
+            limit,
+            self._vocab_size,
+            config.suffix_decoding_max_cached_requests,
+            None if megabytes is None else megabytes << 20,
+            config.suffix_decoding_eviction == LRU,
+        )
+        self._saved = SavedCache.named(config.suffix_decoding_cache_path)
+        for sequence in self._saved.load(self._vocab_size):
+            self.cache.add(sequence)
+        self._own = Store.empty(SMALLEST)
+        self._requests = np.empty((context.max_num_seqs, REQUEST_WIDTH), np.int64)
+        self._free_slots = list(range(context.max_num_seqs))
+        self._seen = [0] * context.max_num_seqs  # tokens taken over, as `requests` has them too
+        self._running: dict[str, tuple[int, RequestView]] = {}
+
+    def start(self, request: RequestView) -> None:
+        slot = self._free_slots.pop()
+        self._running[request.id] = slot, request
+        self._seen[slot] = 0
+        while not has_room(self._own, 1, 0):
+            self._own = enlarged(self._own)
+        root, number, removed = new_root(self._own), NONE, self.cache.num_removed
+        if self.cache.max_sequences > 0:
+            number = self.cache.begin()
+        state = NONE if number == NONE else ROOT
+        self._requests[slot] = root, 0, state, 0, request.num_prompt_tokens, number, root
+        self._look_up_after(removed)
+
+    def propose(self, batch: ProposerBatch) -> Draft:
+        plan, tails = self._plan(batch)
+        if self._draws_trees:
+            return self._trees(plan, tails, batch.max_draft_tokens)
+        return self._chains(plan, tails, sum(batch.max_draft_tokens))
+
+    def finish(self, request: RequestView, reason: str) -> None:
+        slot, _ = self._running[request.id]
+        row, removed = self._requests[slot], self.cache.num_removed
+        output = request.token_ids[request.num_prompt_tokens :]
+        while row[CACHED][STATE] != NONE and not self._extend_cached(row, output):
+            self._make_room_in_cache()
+        del self._running[request.id]
+        if row[CACHED][STATE] != NONE:
+            self.cache.finish(int(row[OWNER]), output)
+        self._look_up_after(removed)
+        free_automaton(self._own, row[OWN_ROOT])
+        self._free_slots.append(slot)
+        self._saved.save_if_due(lambda: self.cache.sequences)
+
+    def close(self) -> None:
+        self._saved.save(self.cache.sequences)
+
+    def _plan(self, batch: ProposerBatch) -> tuple[np.ndarray, np.ndarray]:
+        """`batch.py` says what is in them."""
+        slots, totals, ends, tails = [], [], [], []
+        end, depth, seen = 0, len(self._limits), self._seen
+        for request in batch.requests:
+            slot, text = self._running[request.id][0], request.token_ids
+            total = len(text)
+            start = min(seen[slot], max(0, total - depth))
+            seen[slot] = total
+            end += total - start
+            slots.append(slot)
+            totals.append(total)
+            ends.append(end)
+            tails.append(text[start:])
+        return np.array((slots, totals, ends, batch.max_draft_tokens)), np.concatenate(tails)
+
+    def _chains(self, plan: np.ndarray, tails: np.ndarray, room: int) -> Draft:
+        nodes = _room_for_nodes(room)
+        while True:
+            state = draft_chains(
+                *self._own, *self.cache.store, self._vocab_size, self._requests, plan, tails, self._limits,
+                self._least_prob, *nodes,
+            )  # fmt: skip
+            if state == DONE:
+                return self._draft(plan, nodes, is_chain=True)
+            self._make_room(state)
+
+    def _trees(self, plan: np.ndarray, tails: np.ndarray, max_draft_tokens: Sequence[int]) -> Draft:
+        """Both automata's trees, merged."""
+        limit = len(self._limits)
+        while True:
+            state = take_over(self._own, self.cache.store, limit, self._vocab_size, self._requests, plan, tails)
+            if state == DONE:
+                break
+            self._make_room(state)
+        drafts = []
+        for store in (self._own, self.cache.store):
+            own_plan, nodes = plan.copy(), _room_for_nodes(sum(max_draft_tokens))
+            is_cache = store is self.cache.store
+            draft_trees(store, is_cache, self._requests, own_plan, tails, self._limits, self._least_prob, *nodes)
+            drafts.append(self._draft(own_plan, nodes, is_chain=False))
+        return merge_drafts(drafts, max_draft_tokens)
+
+    def _draft(self, plan: np.ndarray, nodes: Nodes, is_chain: bool) -> Draft:
+        counts, depths, sources = plan[:BUDGETS].tolist()
+        self.cache.used(sources)
+        num_nodes = sum(counts)
+        token_ids, parents, scores = (array[:num_nodes] for array in nodes)
+        return Draft.from_arrays(
+            token_ids, parents, counts, max(depths), scores=scores, is_chain=is_chain, device=self._device
+        )
+
+    def _make_room(self, full: int) -> None:
+        if full == OWN_IS_FULL:
+            self._own = enlarged(self._own)
+        else:
+            self._make_room_in_cache()
+
+    def _extend_cached(self, row: np.ndarray, output: np.ndarray) -> bool:
+        new = output[row[CACHED][NUM_TOKENS] :]
+        return extend(self.cache.store, len(self._limits), self._vocab_size, row[CACHED], new, row[OWNER])
+
+    def _make_room_in_cache(self) -> None:
+        """If there is no finished output to remove, it is the oldest running one; its request goes on without."""
+        removed = self.cache.num_removed
+        if not self.cache.make_room():
+            cached = [entry for entry in self._running.values() if self._requests[entry[0]][CACHED][STATE] != NONE]
+            slot, request = min(cached, key=lambda entry: self._requests[entry[0], OWNER])
+            self.cache.drop(_cached_output(request, self._requests[slot]))
+            self._requests[slot][CACHED] = NONE, 0
+        self._look_up_after(removed)
+
+    def _look_up_after(self, removed: int) -> None:
+        if self.cache.num_removed == removed:
+            return
+        for slot, request in self._running.values():
+            row = self._requests[slot]
+            if row[CACHED][STATE] != NONE:
+                self.cache.look_up(row[CACHED], _cached_output(request, row))
+
+
+def _room_for_nodes(num_nodes: int) -> Nodes:
+    """Token ids, parents and scores."""
+    return np.empty(num_nodes, np.int64), np.empty(num_nodes, np.int32), np.empty(num_nodes, np.float32)
+
+
+def _cached_output(request: RequestView, row: np.ndarray) -> np.ndarray:
+    start = request.num_prompt_tokens
+    return request.token_ids[start : start + row[CACHED][NUM_TOKENS]]
+
+
+def lengths_after(config: SuffixConfig) -> np.ndarray:
+    """int64 [tree depth]: the most tokens to draft after a context of each length, the shortest of which is 1."""
+    limit = config.suffix_decoding_max_tree_depth
+    contexts = np.arange(limit)
+    factor = np.float32(config.suffix_decoding_max_spec_factor)
+    offset = np.float32(config.suffix_decoding_max_spec_offset)
+    wanted = (contexts.astype(np.float32) * factor + offset).astype(np.float64) + 1e-6
+    return np.minimum(wanted, limit - contexts).astype(np.int64)

@@ -1,0 +1,98 @@
+"""Drafting a tree: the most probable continuations of a context, on whatever branch they lie."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specdec_proposer_suffix.compiled import compiled
+from specdec_proposer_suffix.store import (
+    BEST_TARGET,
+    BEST_TOKEN,
+    COUNT,
+    FIRST_EDGE,
+    LENGTH,
+    LINK,
+    NEXT,
+    NONE,
+    TARGET,
+    TOKEN,
+    Store,
+)
+
+
+@compiled
+def best_tree(
+    store: Store,
+    state: int,
+    length: int,
+    limits: np.ndarray,
+    most: int,
+    least_prob: np.float32,
+    token_ids: np.ndarray,
+    parents: np.ndarray,
+    scores: np.ndarray,
+) -> tuple[int, int, int]:
+    """Write the tree with the highest score, the sum of its nodes' cumulative probabilities. Returns how many nodes it
+    has, the depth of the deepest, and the context's state, NONE for no tree.
+
+    Contexts and limits are as in `paths.best_path`. The arrays have room for `most` nodes; scores are given the parent.
+    """
+    states = store.states
+    score, num_nodes, max_depth, chosen = np.float32(0), 0, 0, NONE
+    kept = np.empty(most, np.int64), np.empty(most, np.int32), np.empty(most, np.float32)
+    while states[state, LINK] != NONE:
+        link = states[state, LINK]
+        first = states[link, LENGTH] + 1
+        context = first + limits[first : length + 1].argmax()
+        room = min(most, limits[context])
+        if np.float32(room) > score:
+            depth = len(limits) - context
+            found, num_found, deepest = _grow(store, state, depth, room, least_prob, kept[0], kept[1], kept[2])
+            if found > score:
+                score, num_nodes, max_depth, chosen = found, num_found, deepest, state
+                token_ids[:num_nodes] = kept[0][:num_nodes]
+                parents[:num_nodes] = kept[1][:num_nodes]
+                scores[:num_nodes] = kept[2][:num_nodes]
+        state, length = link, states[link, LENGTH]
+    return num_nodes, max_depth, chosen
+
+
+@compiled
+def _grow(
+    store: Store,
+    state: int,
+    depth: int,
+    most: int,
+    least_prob: np.float32,
+    token_ids: np.ndarray,
+    parents: np.ndarray,
+    scores: np.ndarray,
+) -> tuple[np.float32, int, int]:
+    """Add the most probable node that may be added, again and again. Returns their score, number and depth."""
+    states, edges = store.states, store.edges
+    probs = np.empty((most, 2), np.float32)  # of nodes that may be added next: cumulative, and given the parent
+    nodes = np.empty((most, 4), np.int64)  # their tokens, states, parents and depths
+    num_waiting, num_nodes, total, deepest = 0, 0, np.float32(0), 0
+    parent, level, prob = NONE, 1, np.float32(1)
+    while True:
+        edge = states[state, FIRST_EDGE]
+        token, target = states[state, BEST_TOKEN], states[state, BEST_TARGET]
+        while level <= depth and (edge != NONE or token >= 0):
+            if edge != NONE:
+                token, target, edge = edges[edge, TOKEN], edges[edge, TARGET], edges[edge, NEXT]
+            own = np.float32(states[target, COUNT]) / np.float32(states[state, COUNT])
+            # Where there are more than can be added, the turn of the least probable one would never come.
+            place = num_waiting if num_waiting < most else probs[:, 0].argmin()
+            if prob * own >= least_prob and (num_waiting < most or prob * own > probs[place, 0]):
+                probs[place, 0], probs[place, 1] = prob * own, own
+                nodes[place, 0], nodes[place, 1], nodes[place, 2], nodes[place, 3] = token, target, parent, level
+                num_waiting = max(num_waiting, place + 1)
+            if edge == NONE:
+                break
+        if num_waiting == 0 or num_nodes == most:
+            return total, num_nodes, deepest
+        best = probs[:num_waiting, 0].argmax()
+        prob, state, parent, level = probs[best, 0], nodes[best, 1], num_nodes, nodes[best, 3] + 1
+        token_ids[num_nodes], parents[num_nodes], scores[num_nodes] = nodes[best, 0], nodes[best, 2], probs[best, 1]
+        num_nodes, num_waiting, total, deepest = num_nodes + 1, num_waiting - 1, total + prob, max(deepest, level - 1)
+        probs[best], nodes[best] = probs[num_waiting], nodes[num_waiting]

@@ -80,12 +80,16 @@ class AsyncLLM:
         return self._frontend.metrics.read()
 
     async def shutdown(self) -> None:
-        """Cancel what runs, which raises in its generators, and end the thread. It may be called again."""
+        """Cancel what runs, which raises in its generators, close the proposer and end the thread. It may be called
+        again. Raises PluginError if the proposer fails to close."""
+        errors: list[BaseException] = []
         with self._lock:
             self._is_shut_down = True
-            self._commands.append(self._end_all)
+            self._commands.append(partial(self._end_all, errors))
             thread = self._started_thread()
         await asyncio.to_thread(thread.join)
+        if errors:
+            raise errors[0]
 
     async def _generate(
         self, read: Callable[[], list[TokenizedPrompt]], sampling_params: SamplingParams | None
@@ -170,9 +174,13 @@ class AsyncLLM:
             stream.end(error)
             self._frontend.cancel([list(stream.running)])
 
-    def _end_all(self) -> None:
+    def _end_all(self, errors: list[BaseException]) -> None:
         for stream in list(self._streams):
             self._attempt(partial(self._end, stream, SpecdecError("the AsyncLLM was shut down meanwhile")))
+        try:
+            self._frontend.engine.close()
+        except BaseException as error:
+            errors.append(error)
 
 
 class _Stream:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from types import TracebackType
+from typing import Any, Literal, Self, overload
 
 from tqdm import tqdm
 
@@ -29,7 +30,8 @@ class LLM:
     model: a folder, a name on the model hub, or "tiny", the embedded model. speculative_config: one flat dict of
     `method`, `num_speculative_tokens`, the other keys of `SpeculativeConfig` and the method's own; None: plain
     decoding. The remaining keywords are those of `EngineConfig`. plugins: None: all that are installed. One thread at a
-    time may use it; several streams and `generate` may take turns. `AsyncLLM` is the one for asyncio.
+    time may use it; several streams and `generate` may take turns. `AsyncLLM` is the one for asyncio. `with LLM(...) as
+    llm:`, or `close`, ends it; without either, it ends when it is dropped, or at the interpreter's exit.
     """
 
     def __init__(
@@ -51,6 +53,22 @@ class LLM:
             **engine_config,
         )
         self.engine = self._frontend.engine
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Abort what runs and let the proposer save what it keeps; no prompt can be run any more. It may be called
+        again. Memory is given back when the LLM is dropped.
+
+        Raises PluginError if the proposer fails to close.
+        """
+        self.engine.close()
 
     @overload
     def generate(

@@ -33,8 +33,8 @@ class Proposer(Protocol):
     pass, prefill chunks included, unless the plan says observes=False) and `propose` (before a decode pass whose
     budget allows a draft); `reset` whenever the request is preempted, after which it is prefilled, hence observed,
     from position 0 again; `finish` once, after which the request is never mentioned again. State kept per request is
-    kept under its id. All of it runs in torch's inference mode. An exception from any of these aborts the running
-    requests and reaches the caller.
+    kept under its id. Last of all comes `close`, once. All of it runs in torch's inference mode. An exception from any
+    of these aborts the running requests and reaches the caller.
     """
 
     def start(self, request: RequestView) -> None:
@@ -55,6 +55,16 @@ class Proposer(Protocol):
 
     def finish(self, request: RequestView, reason: str) -> None:
         """Forget the request. reason: "stop", "length", "abort" or "error"."""
+        return
+
+    def close(self) -> None:
+        """Save what is to survive, such as a cache file: the engine is done with this proposer.
+
+        Called when the engine is closed (`LLM.close`, the end of `with LLM(...)`, `AsyncLLM.shutdown`), or else when it
+        is dropped or the interpreter exits; after `finish` for every request that was started, and with nothing after
+        it. There may have been no request at all. Where nobody is there to hear of it, an exception becomes a warning.
+        A process that is killed never calls it. Proposers that do not subclass Proposer may lack it.
+        """
         return
 
 

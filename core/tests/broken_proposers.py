@@ -348,6 +348,18 @@ class Unprepared(Recent):
         return super().chain(request, most)
 
 
+@breaks("test_close")
+class Unsaved(Recent):
+    """It takes for granted that there was a request."""
+
+    def start(self, request):
+        super().start(request)
+        self.was_used = True
+
+    def close(self):
+        assert self.was_used
+
+
 @breaks("test_nothing_is_kept_after_finish")
 class Hoarding(Recent):
     def finish(self, request, reason):

@@ -63,12 +63,13 @@ class ModelOptions:
         return ModelOptions({**self.keywords, **keywords}, self.disable)
 
     def load(self, plugins: Plugins | None = None) -> LLM:
-        """An `LLM`. plugins: None: those that are installed and not disabled."""
+        """An `LLM`, which is closed when the command ends. plugins: None: those that are installed and not disabled."""
         _quieten_transformers()
 
         from specdec_core.llm import LLM
 
-        return LLM(**self.keywords, plugins=plugins or Plugins.load(disable=self.disable))
+        llm = LLM(**self.keywords, plugins=plugins or Plugins.load(disable=self.disable))
+        return click.get_current_context().with_resource(llm)
 
     def dry_run(self) -> DryRun:
         """All of `load` that is possible without loading weights."""

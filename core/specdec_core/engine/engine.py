@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import count
 from threading import Lock
 from time import perf_counter
 from typing import Any
+from weakref import finalize
 
 import torch
 
@@ -45,6 +46,7 @@ class Engine:
 
     One thread at a time may use it. Listeners may call anything: they are told between steps. An exception inside a
     step aborts the running requests, whose state it may have left halfway; those that wait go on with the next step.
+    An engine that nobody closes closes its proposer when it is collected, or else at the interpreter's exit.
 
     plugins: where proposers, verifiers, KV managers and operations come from. tokenizer: None: token ids alone.
     """
@@ -101,6 +103,7 @@ class Engine:
             vocab_size=self.target.info.vocab_size,
             device=self._device,
         )
+        self._abandoned = finalize(self, self._speculation.abandon)
         self._scheduler = Scheduler(
             self.kv,
             self._budget,
@@ -114,7 +117,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._token_texts = TokenTexts(tokenizer)
         self._requests: dict[str, Request] = {}
-        self._news: deque[tuple[Request, Sequence[Piece]]] = deque()  # what listeners are yet to be told
+        self._news: deque[tuple[Listener | None, Request, Sequence[Piece]]] = deque()  # yet to be told
         self._turn = Lock()  # held by a step or a cancellation
         self._cancelled: list[str] = []  # meanwhile: a generator that is collected may cancel at any moment
         self._ids = count()
@@ -124,6 +127,10 @@ class Engine:
     def num_speculative_tokens(self) -> int:
         """Most draft tokens of a request in a step; 0 without speculation."""
         return self._budget.num_speculative_tokens
+
+    @property
+    def is_closed(self) -> bool:
+        return not self._abandoned.alive
 
     @property
     def has_unfinished(self) -> bool:
@@ -143,8 +150,10 @@ class Engine:
         """Queue a request and return its id.
 
         listener(request, pieces) hears each step's new tokens, with their text if is_streamed; at the last call
-        request.finish_reason is set. Raises ConfigError or CapacityError, touching no other request.
+        request.finish_reason is set. Raises ConfigError or CapacityError, touching no other request; SpecdecError once
+        the engine is closed.
         """
+        self._check_open()
         token_ids = checked_prompt(prompt_token_ids, self.target.info)
         check_params(params, self.num_speculative_tokens, self.target.info, has_text=self._tokenizer is not None)
         self._verification.check(params)
@@ -181,9 +190,25 @@ class Engine:
             self._finish(self._requests[request_id], "abort")
         self._tell()
 
+    def close(self) -> None:
+        """End all requests, with finish_reason "abort", and close the proposer. It may be called again.
+
+        Raises PluginError if the proposer fails in it; everything is closed then, too.
+        """
+        with ExitStack() as ending:
+            ending.callback(self._tell)
+            with self._in_turn() as has_turn, ExitStack() as closing:
+                if not has_turn:
+                    raise SpecdecError("a step is under way in another thread: end what it runs before you close it")
+                if self._abandoned.detach() is not None:
+                    closing.callback(self._speculation.close)
+                for request in list(self._requests.values()):
+                    closing.callback(self._finish, request, "abort")
+
     @torch.inference_mode()
     def step(self) -> StepReport:
         """One pass of the target over whatever is most urgent; none if there is nothing to do."""
+        self._check_open()
         with self._in_turn() as has_turn:
             if not has_turn:
                 raise SpecdecError("a step is under way in another thread: use an engine from one thread at a time")
@@ -279,7 +304,7 @@ class Engine:
                 accepted[request.id] = sum(piece.is_draft for piece in pieces)
                 request.counts.add(num_nodes, accepted[request.id])
             if request.finish_reason is None:
-                self._news.append((request, pieces))
+                self._news.append((request.listener, request, pieces))
             else:
                 self._finish(request, request.finish_reason, pieces)
         return accepted
@@ -299,15 +324,20 @@ class Engine:
         request.finish(reason)
         self._scheduler.remove(request)
         del self._requests[request.id]
-        self._news.append((request, pieces))
+        self._news.append((request.listener, request, pieces))
+        request.listener = None  # it may lead back to this engine, and a proposer may hold the last requests
         self._speculation.finish(request, reason)
 
     def _tell(self) -> None:
         """Call the listeners. One that raises leaves the rest of the news for the next time."""
         while self._news:
-            request, pieces = self._news.popleft()
-            if request.listener is not None:
-                request.listener(request, pieces)
+            listener, request, pieces = self._news.popleft()
+            if listener is not None:
+                listener(request, pieces)
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise SpecdecError("this engine was closed, as its LLM was: make another one")
 
     @contextmanager
     def _in_turn(self) -> Iterator[bool]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from numbers import Integral
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -14,11 +16,14 @@ from specdec_core.engine.draft_check import check_draft
 from specdec_core.engine.request import Request
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_batch import StepBatch, observe, spread
+from specdec_core.errors import PluginError
+from specdec_core.plugins import PluginWarning
 from specdec_core.proposer import PLUGIN_API, BuildContext, Proposer, ProposerSpec
 from specdec_core.sampling.random import CounterRandom
 from specdec_core.types import Draft, Plan, ProposerBatch, TargetInfo, Verdict
 
 METHODS = ("start", "propose", "observe", "reset", "finish")
+"""What a proposer must have. It may lack `close`, which is younger than this plugin API."""
 
 
 def planned(spec: ProposerSpec, options: Any, target: TargetInfo, num_speculative_tokens: int) -> Plan:
@@ -42,6 +47,12 @@ def built(spec: ProposerSpec, options: Any, context: BuildContext) -> Proposer:
         if missing:
             raise TypeError(f"build returned {proposer!r}, which has no {', '.join(missing)}: subclass Proposer")
     return proposer
+
+
+def close(proposer: Proposer) -> None:
+    """Close it, if it can be."""
+    if callable(method := getattr(proposer, "close", None)):
+        method()
 
 
 class NoProposer(Proposer):
@@ -72,6 +83,7 @@ class Speculation:
         self._observes = observes
         self._vocab_size = vocab_size
         self._device = device
+        self._started: WeakSet[Request] = WeakSet()  # weak: a request may lead to its engine, by way of its listener
 
     def announce(self, schedule: Schedule) -> None:
         """Tell of requests that were preempted, and of those scheduled for the first time."""
@@ -80,6 +92,7 @@ class Speculation:
         for request in schedule.requests:
             if not request.is_started:
                 request.is_started = True
+                self._started.add(request)
                 with self._called() as proposer:
                     proposer.start(request)
 
@@ -121,8 +134,33 @@ class Speculation:
     def finish(self, request: Request, reason: str) -> None:
         if request.is_started:
             request.is_started = False
+            self._started.discard(request)
             with self._called() as proposer:
                 proposer.finish(request, reason)
+
+    def close(self) -> None:
+        """Finish what was started and close the proposer: once, and nothing may be called afterwards."""
+        with ExitStack() as ending:
+            ending.callback(self._close)
+            for request in list(self._started):
+                ending.callback(self.finish, request, "abort")
+
+    def abandon(self) -> None:
+        """`close` where nobody hears an exception: when the engine is collected, or the interpreter exits."""
+        try:
+            self.close()
+        except PluginError as error:
+            warnings.warn(str(error), PluginWarning, stacklevel=2)
+
+    @torch.inference_mode()
+    def _close(self) -> None:
+        try:
+            close(self._proposer)
+        except (Exception, SystemExit) as error:
+            raise PluginError(
+                f"proposer {self._name!r} failed to close: {type(error).__name__}: {error}. What it was to keep may be "
+                f"lost; report this to the plugin's author"
+            ) from error
 
     @contextmanager
     def _called(self) -> Iterator[Proposer]:

@@ -32,7 +32,7 @@ S = TypeVar("S", ProposerSpec, VerifierSpec, KVManagerSpec)
 
 
 class PluginWarning(UserWarning):
-    """A plugin could not be loaded. The others are."""
+    """A plugin could not be loaded, and the others are; or it failed where nobody was there to hear of it."""
 
 
 @frozen

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from specdec_core.config import unknown_key
+from specdec_core.engine.speculation import close
 from specdec_core.errors import ConfigError
 from specdec_core.plugins import Plugins
 from specdec_core.proposer import BuildContext, Proposer, ProposerSpec
@@ -84,7 +85,10 @@ def propose(
 
     requests = [SimpleRequest(f"request-{i}", context, seed=seed + i) for i, context in enumerate(contexts)]
     batch = batch_of(requests, [num_speculative_tokens] * len(requests), temperature=temperature)
-    draft = one_step(proposer, batch, observes=plan.observes)
+    try:
+        draft = one_step(proposer, batch, observes=plan.observes)
+    finally:
+        close(proposer)
     return [draft.tree(i) for i in range(len(requests))]
 
 

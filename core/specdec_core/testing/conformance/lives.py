@@ -33,6 +33,20 @@ class LifeChecks:
         run_engine(llm, asked, journal, cancel_after={i: i for i in range(len(asked))})
         run_engine(llm, asked, journal, cancel_preempted=True)
 
+    def test_close(self, specdec_bench: Bench) -> None:
+        """`close` may come at any time: before the first request, or while some run, which are finished first. It must
+        not raise."""
+        for num_requests in (0, 3):
+            journal = Journal()
+            with specdec_bench.llm(journal) as llm:
+                for ask in specdec_bench.asks[:num_requests]:
+                    llm.engine.add_request(ask.prompt, ask.params)
+                for _ in range(num_requests):
+                    llm.engine.step()
+            assert journal.closed == [None], (
+                f"close raised {journal.closed[0]!r} after {num_requests} requests: save what there is, if anything"
+            )
+
     def test_nothing_is_kept_after_finish(self, specdec_bench: Bench) -> None:
         """After `finish` the proposer holds nothing of the request: a server runs millions of them.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 import numpy as np
 import torch
 
+from specdec_core.engine.speculation import close
 from specdec_core.plugins import Plugins
 from specdec_core.proposer import BuildContext, LayerAttention, Proposer, ProposerSpec
 from specdec_core.testing.conformance.rules import faults_of
@@ -106,6 +107,7 @@ class Journal:
     proposals: list[Proposal] = attrs.field(factory=list)
     changed: list[str] = attrs.field(factory=list)  # arguments that the proposer wrote to
     reset: set[str] = attrs.field(factory=set)  # engine's ids of requests that were preempted
+    closed: list[BaseException | None] = attrs.field(factory=list)  # what `close` raised, each time it was called
     views: list[weakref.ref[View]] = attrs.field(factory=list)  # of every request that was started
     proposer: Any = None
     context: Any = None
@@ -117,7 +119,7 @@ class RecordingProposer(Proposer):
     fault does not show as many."""
 
     def __init__(self, inner: Proposer, context: BuildContext, journal: Journal) -> None:
-        self._inner = inner
+        self._inner: Any = inner
         self._context = context
         self._journal = journal
         self._views: dict[str, View] = {}
@@ -132,7 +134,7 @@ class RecordingProposer(Proposer):
         reset = {self._views[request.id].id for request in batch.requests if request.id in self._journal.reset}
         batch = attrs.evolve(batch, requests=[self._views[request.id] for request in batch.requests])
         with self._unchanged("propose", batch):
-            draft = self._inner.propose(batch)
+            draft: Draft = self._inner.propose(batch)
         proposal = Proposal.of(batch, draft, self._context, reset)
         self._journal.proposals.append(proposal)
         if any(faults_of(proposal)):
@@ -151,6 +153,16 @@ class RecordingProposer(Proposer):
     def finish(self, request: RequestView, reason: str) -> None:
         self._inner.finish(self._views.pop(request.id), reason)
 
+    @torch.inference_mode()
+    def close(self) -> None:
+        inner, self._inner = self._inner, _Closed()
+        try:
+            close(inner)
+        except (Exception, SystemExit) as error:  # test_close speaks of it, and no other
+            self._journal.closed.append(error)
+        else:
+            self._journal.closed.append(None)
+
     @contextmanager
     def _unchanged(self, call: str, argument: ProposerBatch | Observation) -> Iterator[None]:
         given = _tensors(argument)
@@ -161,6 +173,13 @@ class RecordingProposer(Proposer):
         for request, old in zip(argument.requests, tokens, strict=True):
             names += ["token_ids of a request"] if not np.array_equal(request.token_ids, old) else []
         self._journal.changed += [f"{call} wrote to {name}" for name in names]
+
+
+class _Closed:
+    """In the place of a proposer that was closed."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AssertionError(f"the engine's own fault: it asked for {name} of a proposer that was closed")
 
 
 def _tensors(argument: ProposerBatch | Observation) -> dict[str, torch.Tensor]:

@@ -180,7 +180,7 @@ def removals_alike() -> dict[str, str]:
 
 
 def functions_alike() -> dict[str, str]:
-    """The first lines of ten functions that differ in what they are about: what comes next is in none of the prompts."""
+    """The first lines of ten functions that differ in what they are about; what comes next is in no prompt."""
     return {
         str(i): f'def median_{part}(values):\n    """Return the middle {part} of a sequence of numbers."""\n'
         for i, (_, _, part) in enumerate(ALIKE, start=1)

@@ -52,6 +52,8 @@ def make_engine(small_model: Path, make_llm: Any) -> Callable[..., Any]:
         options = {"num_speculative_tokens": traffic.NUM_SPECULATIVE_TOKENS}
         if method == "ngram":
             options |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
+        if method == "suffix":
+            options |= {"suffix_decoding_use_tree": True, "suffix_decoding_max_cached_requests": 40}
         settings = {"max_model_len": traffic.MAX_MODEL_LEN, "block_size": traffic.BLOCK_SIZE, **settings}
         return make_llm(small_model, method, options=options, **settings).engine
 
@@ -116,7 +118,7 @@ def send(wishes: list[Wish], alone: dict, make_engine: Any) -> Callable[..., Tra
     return run
 
 
-@pytest.mark.parametrize(("method", "num_requests"), [("random_tree", 500), ("ngram", 350), (None, 150)])
+@pytest.mark.parametrize(("method", "num_requests"), [("random_tree", 500), ("ngram", 250), ("suffix", 350), (None, 150)])
 def test_each_is_as_it_would_be_alone(
     method: str | None, num_requests: int, send: Any, alone: dict, record_property: Any
 ) -> None:

@@ -52,7 +52,7 @@ def load_sequences(path: Path, vocab_size: int) -> list[np.ndarray]:
         raise UnusableFileError("is damaged: its checksum is another")
     if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < vocab_size:
         raise UnusableFileError(f"has token ids up to {token_ids.max()}, where the model's are below {vocab_size}")
-    return np.split(token_ids, np.cumsum(lengths)[:-1])
+    return np.split(token_ids, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
 
 def _checksum(token_ids: np.ndarray, lengths: np.ndarray) -> int:

@@ -33,7 +33,8 @@ def test_a_corpus_becomes_a_cache_that_drafts(tmp_path: Path):
 
     from specdec_core import LLM, SamplingParams
 
-    with LLM("tiny", dtype="float32", speculative_config={"method": "suffix", "suffix_decoding_cache_path": str(out)}) as llm:
+    config = {"method": "suffix", "suffix_decoding_cache_path": str(out)}
+    with LLM("tiny", dtype="float32", speculative_config=config) as llm:
         (output,) = llm.generate("def add(left, right):\n", SamplingParams(max_tokens=8, temperature=0), use_tqdm=False)
         assert output.speculation.num_drafts > 0
     assert len(load_sequences(out, 8192)) == 5  # its own output, too

@@ -20,7 +20,7 @@ def plan(config: NgramConfig, target: TargetInfo, num_speculative_tokens: int) -
 def build(config: NgramConfig, context: BuildContext) -> Proposer:
     from specdec_proposer_ngram.proposer import NgramProposer
 
-    return NgramProposer(config, context.device)
+    return NgramProposer(config, context.max_num_seqs, context.device)
 
 
 @hookimpl

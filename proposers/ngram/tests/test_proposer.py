@@ -1,51 +1,20 @@
-"""The drafts of `ngram` against the most obvious way to write the same thing."""
+"""The drafts of `ngram` against the most obvious way to write the same thing, over the lives of many requests."""
 
 from __future__ import annotations
 
-from itertools import product
-from pathlib import Path
+import random
+import tracemalloc
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings, strategies as st
+from obvious_ngram import Request, batch_of, drafts, proposer, reference
 
-from specdec_core import Draft, ProposerBatch
-from specdec_core.testing import SimpleRequest
-from specdec_proposer_ngram import NgramConfig, proposer
-
-
-def reference(context: list[int], shortest: int, longest: int, match: str, budget: int) -> list[int]:
-    for n in range(longest, shortest - 1, -1):
-        if n > len(context):
-            continue
-        suffix = context[len(context) - n :]
-        ends = [end for end in range(n, len(context)) if context[end - n : end] == suffix]
-        if ends:
-            end = ends[0] if match == "first" else ends[-1]
-            text = list(context)
-            for i in range(budget):  # drafted tokens are context for those after them
-                text.append(text[end + i])
-            return text[len(context) :]
-    return []
-
-
-def draft(contexts, budgets, shortest=5, longest=5, match="last", module=proposer) -> Draft:
-    requests = [SimpleRequest(id=str(i), token_ids=context) for i, context in enumerate(contexts)]
-    batch = ProposerBatch(
-        requests=requests,
-        root_token_ids=torch.tensor([c[-1] if c else 0 for c in contexts], dtype=torch.int64),
-        root_positions=torch.tensor([len(c) - 1 for c in contexts], dtype=torch.int64),
-        temperature=torch.zeros(len(contexts)),
-        max_draft_tokens=tuple(budgets),
-        random=None,  # chosen tokens only
-    )
-    config = NgramConfig(shortest, longest, match)
-    return module.NgramProposer(config, torch.device("cpu")).propose(batch)
+from specdec_core.testing import propose
 
 
 def chain(context, budget=5, shortest=5, longest=5, match="last") -> list[int]:
-    return draft([context], [budget], shortest, longest, match).token_ids.tolist()
+    return drafts(proposer(shortest, longest, match), [Request("any", context)], [budget])[0]
 
 
 @pytest.mark.parametrize("match", ["first", "last"])
@@ -63,6 +32,7 @@ def chain(context, budget=5, shortest=5, longest=5, match="last") -> list[int]:
         ([1, 2, 3, 4, 1, 2], 1, 5, 4, [3, 4, 1, 2]),  # longer than any suffix that occurs: falls back to 2
         ([1, 2, 3, 1, 2], 2, 2, 7, [3, 1, 2, 3, 1, 2, 3]),  # period 3
         ([2**31, 5, 2**31 - 1, 2**31, 5], 2, 2, 2, [2**31 - 1, 2**31]),
+        ([2**32 - 1, 0, 7, 2**32 - 1, 0], 2, 2, 2, [7, 2**32 - 1]),
     ],
 )
 def test_drafts(context, shortest, longest, budget, expected, match):
@@ -84,80 +54,149 @@ def test_repeated_text_is_continued_to_the_budget_from_a_match_that_overlaps_the
 
 def test_requests_of_different_lengths_and_budgets_in_one_call():
     contexts = [[1, 2, 3, 1, 2], [4], list(range(9)), [7, 7, 7], [2, 5] * 20]
-    result = draft(contexts, [3, 5, 5, 1, 2], 1, 3)
+    requests = [Request(str(i), context) for i, context in enumerate(contexts)]
+    result = proposer(1, 3).propose(batch_of(requests, [3, 5, 5, 1, 2]))
     assert result.offsets == (0, 3, 3, 3, 4, 6)
     assert [result.tree(i).token_ids for i in range(5)] == [[3, 1, 2], [], [], [7], [2, 5]]
-    assert result.tree(0).parents == [-1, 0, 1]
     assert result.q_rows is None
     assert result.max_depth == 3
 
 
-def test_tokens_the_engine_may_still_append_to():
-    buffer = np.array([1, 2, 3, 1, 2, 9, 9], dtype=np.int64)
-    for writeable in (True, False):
-        buffer.setflags(write=writeable)
-        assert proposer.find_continuation(buffer[:5], 2, 2, True) == 2
+def test_no_requests():
+    assert propose("ngram", []) == []
+
+
+def test_drafts_of_earlier_steps_stay_as_they_were():
+    request, ngram = Request("any", [1, 2, 1]), proposer(1, 1)
+    before = ngram.propose(batch_of([request], [1]))
+    request.tokens += [3, 1, 2, 3]
+    ngram.propose(batch_of([request], [1]))
+    assert before.token_ids.tolist() == [2]
+
+
+def test_a_request_that_comes_again_with_the_same_tokens_gets_the_same_draft():
+    """Its last draft was of no use, or it was preempted."""
+    for match, expected in (("last", [9]), ("first", [8])):
+        request, ngram = Request("any", [1, 2, 8, 1, 2, 9, 1, 2]), proposer(1, 3, match)
+        for _ in range(3):
+            assert drafts(ngram, [request], [1]) == [expected]
+            ngram.reset(request)
+
+
+def test_nothing_is_left_of_a_finished_request():
+    ngram = proposer(1, 1, max_num_requests=1)
+    ngram.finish(Request("never drafted for"), "abort")
+    for tokens, expected in (([1, 2, 1], [2]), ([1], []), ([3, 1], []), ([3, 1, 3], [1])):
+        request = Request("one id", tokens)
+        ngram.start(request)
+        assert drafts(ngram, [request], [1]) == [expected]
+        ngram.finish(request, "stop")
 
 
 small = st.integers(0, 2)
-large = st.sampled_from([0, 1, 2**31 - 1, 2**31, -1])
-contexts = st.lists(st.lists(small, max_size=60) | st.lists(large, max_size=30), min_size=1, max_size=4)
+large = st.sampled_from([0, 1, 2**31 - 1, 2**31, 2**32 - 1])
+texts = st.lists(small, max_size=60) | st.lists(large, max_size=30)
 bounds = st.tuples(st.integers(1, 8), st.integers(1, 8)).map(sorted)
 
 
 @settings(max_examples=300, deadline=None)
-@given(contexts, bounds, st.sampled_from(["first", "last"]), st.data())
-def test_equals_the_reference(contexts, bounds, match, data):
-    budgets = data.draw(st.lists(st.integers(1, 9), min_size=len(contexts), max_size=len(contexts)))
-    result = draft(contexts, budgets, *bounds, match)
-    for i, (context, budget) in enumerate(zip(contexts, budgets, strict=True)):
-        assert result.tree(i).token_ids == reference(context, *bounds, match, budget)
+@given(st.lists(st.lists(texts, min_size=1, max_size=4), min_size=1, max_size=4), bounds, st.booleans(), st.data())
+def test_equals_the_reference(parts, bounds, is_last, data):
+    """parts: what comes to each request's text, step by step. A request that has no more is left out."""
+    match = "last" if is_last else "first"
+    ngram, requests = proposer(*bounds, match), [Request(str(i)) for i in range(len(parts))]
+    for step in range(max(map(len, parts))):
+        asked = [i for i in range(len(parts)) if step < len(parts[i])]
+        budgets = [data.draw(st.integers(1, 9)) for _ in asked]
+        for i in asked:
+            requests[i].tokens += parts[i][step]
+        result = drafts(ngram, [requests[i] for i in asked], budgets)
+        assert result == [reference(requests[i].tokens, *bounds, match, n) for i, n in zip(asked, budgets, strict=True)]
 
 
-def first_difference(module) -> object:
-    """Every text of two tokens up to length 7, with every bound up to 3: what differs from the reference, if any."""
-    texts = [list(text) for length in range(8) for text in product((0, 1), repeat=length)]
-    for (shortest, longest), match in product([(1, 1), (1, 3), (2, 3), (3, 3)], ["first", "last"]):
-        result = draft(texts, [4] * len(texts), shortest, longest, match, module)
-        for i, text in enumerate(texts):
-            if result.tree(i).token_ids != reference(text, shortest, longest, match, 4):
-                return text, shortest, longest, match
-    return None
+def lengthen(chance: random.Random, tokens: list[int], num_kinds: int) -> None:
+    """1 to 8 tokens: new ones, a copy of earlier ones, or the text's last few over and over."""
+    num, kind = chance.randint(1, 8), chance.random()
+    if kind < 0.3 or not tokens:
+        tokens += [chance.randrange(num_kinds) for _ in range(num)]
+    elif kind < 0.7:
+        start = chance.randrange(len(tokens))
+        tokens += tokens[start : start + num]
+    else:
+        period = chance.randint(1, 4)
+        for _ in range(num):
+            tokens.append(tokens[-min(period, len(tokens))])
 
 
-SOURCE = Path(proposer.__file__).read_text().replace("@compiled\n", "")
-MUTATIONS = [
-    ("range(1, num_tokens)", "range(2, num_tokens)"),  # misses the match next to the suffix
-    ("range(1, num_tokens)", "range(1, num_tokens - 1)"),  # misses the match farthest away
-    ("end = num_tokens - i if most_recent else i", "end = i if most_recent else num_tokens - i"),
-    ("min(longest, end)", "min(longest, end - 1)"),  # no match at the beginning
-    ("min(longest, end)", "min(longest, num_tokens)"),  # reads before the beginning
-    ("length > start_length", "length >= start_length"),  # the last one found, and too short ones
-    ("shortest - 1", "shortest"),
-    ("shortest - 1", "0"),  # ignores the lower bound
-    ("if length == longest:", "if length >= shortest:"),  # settles for a shorter match
-    ("tokens[start : start + budget]", "tokens[start - 1 : start - 1 + budget]"),
-    ("cycle(continuation)", "continuation"),  # stops at the end of the context
-]
+@pytest.mark.parametrize("match", ["first", "last"])
+@pytest.mark.parametrize(
+    ("shortest", "longest", "num_kinds"),
+    [(1, 1, 30), (1, 3, 3), (2, 2, 2), (2, 5, 4), (5, 5, 2), (3, 7, 1), (1, 100, 3), (30, 100, 1)],
+)
+def test_lives(shortest, longest, num_kinds, match):
+    """Requests that come, grow at their own pace, are preempted and end in any order, some with an old one's id."""
+    chance, ngram, seen = random.Random(f"{shortest} {longest} {match}"), proposer(shortest, longest, match, 6), 0
+    live: list[Request] = []
+    for step in range(150):
+        if len(live) < 6 and chance.random() < 0.3:
+            name = next(str(i) for i in range(7) if str(i) not in {request.id for request in live})
+            live.append(Request(name, [chance.randrange(num_kinds) for _ in range(chance.choice([1, 7, 70]))]))
+            ngram.start(live[-1])
+        for request in live:
+            lengthen(chance, request.tokens, num_kinds)
+        asked = [request for request in live if chance.random() < 0.8]
+        budgets = [chance.randint(1, 9) for _ in asked]
+        expected = [reference(r.tokens, shortest, longest, match, n) for r, n in zip(asked, budgets, strict=True)]
+        assert drafts(ngram, asked, budgets) == expected, f"step {step}"
+        seen += sum(map(bool, expected))
+        for request in list(live):
+            if chance.random() < 0.05:
+                ngram.reset(request)
+            if chance.random() < 0.03:
+                live.remove(request)
+                ngram.finish(request, chance.choice(["stop", "abort"]))
+    assert seen > 100
 
 
-def variant(old: str = "", new: str = ""):
-    assert old in SOURCE
-    namespace: dict[str, object] = {"__name__": "variant"}
-    exec(SOURCE.replace(old, new), namespace)
-    return type("Variant", (), namespace)
+def arrays_bytes() -> int:
+    ours = tracemalloc.DomainFilter(inclusive=True, domain=np.lib.tracemalloc_domain)
+    return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([ours]).traces)
 
 
-def test_all_small_texts_equal_the_reference():
-    assert first_difference(proposer) is None
-    assert first_difference(variant()) is None
+@pytest.fixture
+def traced():
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
 
 
-@pytest.mark.parametrize(("old", "new"), MUTATIONS)
-def test_a_wrong_algorithm_is_caught(old, new):
-    assert first_difference(variant(old, new)) is not None
+@pytest.mark.usefixtures("traced")
+def test_memory_is_given_back():
+    ngram = proposer(1, 4, max_num_requests=8)
+
+    def load(seed: int) -> int:
+        """Eight requests that outgrow their memory, and end in any order. Returns the bytes held afterwards."""
+        chance = random.Random(seed)
+        requests = [Request(str(i), [chance.randrange(5) for _ in range(chance.randint(1, 300))]) for i in range(8)]
+        while requests:
+            for request in requests:
+                request.tokens += [chance.randrange(5)] * chance.randint(1, 90)
+            drafts(ngram, requests, [2] * len(requests))
+            if chance.random() < 0.5:
+                ngram.finish(requests.pop(chance.randrange(len(requests))), "stop")
+        return arrays_bytes()
+
+    once = load(0)
+    assert [load(seed) for seed in range(20)] == [once] * 20
 
 
-def test_compiles_where_no_cache_can_be_written():
-    without_file = variant().find_continuation  # numba finds no place for the cache of code that is in no file
-    assert proposer.compiled(without_file)(np.array([1, 2, 3, 1, 2]), 2, 2, True) == 2
+@pytest.mark.parametrize("lengths", [(5, 5), (1, 100)])
+@pytest.mark.usefixtures("traced")
+def test_memory_per_token(lengths):
+    before = arrays_bytes()
+    ngram, request = proposer(*lengths), Request("any", [i * i % 1009 for i in range(20_000)])
+    drafts(ngram, [request], [1])
+    assert arrays_bytes() - before < 24.2 * 20_000  # as the README says
+    request.tokens += [1] * 20_000
+    drafts(ngram, [request], [1])
+    assert arrays_bytes() - before < 12.2 * 40_000

@@ -115,11 +115,11 @@ class Draft:
         *,
         scores: np.ndarray | None = None,
         is_chain: bool = False,
-        device: torch.device | str | None = None,
+        device: torch.device | str = "cpu",
     ) -> Draft:
         """Trees of chosen tokens, as code that drafts a whole batch at once has them: token_ids int64 [num_nodes],
-        parents int32 [num_nodes], nodes of each request counts [batch], scores float32 [num_nodes]. Without a device,
-        the draft shares the arrays' memory on the CPU: make new ones for the next step."""
+        parents int32 [num_nodes], nodes of each request counts [batch], scores float32 [num_nodes]. On a CPU the draft
+        shares the arrays' memory: make new ones for the next step."""
         import torch
 
         draft = cls(
@@ -130,7 +130,7 @@ class Draft:
             scores=None if scores is None else torch.from_numpy(scores),
             is_chain=is_chain,
         )
-        return draft if device is None else draft.to(device)
+        return draft if torch.device(device).type == "cpu" else draft.to(device)
 
     def to(self, device: torch.device | str) -> Draft:
         """The same with all tensors on a device."""

@@ -118,7 +118,10 @@ def send(wishes: list[Wish], alone: dict, make_engine: Any) -> Callable[..., Tra
     return run
 
 
-@pytest.mark.parametrize(("method", "num_requests"), [("random_tree", 500), ("ngram", 250), ("suffix", 350), (None, 150)])
+METHODS = [("random_tree", 500), ("ngram", 250), ("suffix", 350), (None, 150)]
+
+
+@pytest.mark.parametrize(("method", "num_requests"), METHODS)
 def test_each_is_as_it_would_be_alone(
     method: str | None, num_requests: int, send: Any, alone: dict, record_property: Any
 ) -> None:

@@ -36,8 +36,7 @@ class SuffixProposer(Proposer):
         self._limits = lengths_after(config)
         self._least_prob = float(config.suffix_decoding_min_token_prob)
         self._draws_trees = config.suffix_decoding_use_tree
-        self._vocab_size = context.target.vocab_size
-        self._device = None if context.device.type == "cpu" else context.device
+        self._device, self._vocab_size = context.device, context.target.vocab_size
         megabytes = config.suffix_decoding_max_memory_mb
         self.cache = OutputCache(
             limit,

@@ -24,7 +24,18 @@ KINDS = {
 }
 
 
-def ngram(record: dict[str, Any]) -> str:
+SUFFIX_KINDS = {
+    "edit": KINDS["edit"],
+    "functions alike": "ten functions in a row that differ in what they are about",
+    "readers alike": "ten functions in a row that read different files",
+    "removals alike": "ten classes in a row with the same edit",
+    "renames alike": "ten more with another edit",
+    "go on": KINDS["go on"],
+    "go on, sampled": KINDS["go on, sampled"],
+}
+
+
+def end_to_end(record: dict[str, Any], kinds: dict[str, str]) -> str:
     machine, config = record["machine"], record["settings"]["headline"]
     options = ", ".join(f"`{key}` {value}" for key, value in config.items())
     dtype = record["dtype"].removeprefix("torch.")
@@ -37,13 +48,56 @@ def ngram(record: dict[str, Any]) -> str:
         "| prompts | speed-up | lowest and highest of a prompt | acceptance length | identical output |",
         "|---|---|---|---|---|",
     ]
-    for kind, title in KINDS.items():
+    for kind, title in kinds.items():
         figures = record["results"][kind]["headline"]
         ups = [prompt["speed_up"] for prompt in figures["prompts"].values()]
         lines.append(
             f"| {len(ups)} x {title} | {figures['median_speed_up']:.2f} | {min(ups):.2f}, {max(ups):.2f} | "
             f"{figures['median_acceptance_length']:.2f} | {'yes' if figures['all_identical'] else 'no'} |"
         )
+    return "\n".join(lines)
+
+
+def ngram(record: dict[str, Any]) -> str:
+    return end_to_end(record, KINDS)
+
+
+def suffix(record: dict[str, Any]) -> str:
+    lines = [
+        end_to_end(record, SUFFIX_KINDS),
+        "",
+        "| requests in a row | speed-up of the first | median of the last three |",
+    ]
+    lines.append("|---|---|---|")
+    for kind, figures in record["in_a_row"].items():
+        ups = figures["speed_ups"]
+        lines.append(f"| {SUFFIX_KINDS[kind]} | {ups[0]:.2f} | {median(ups[-3:]):.2f} |")
+    return "\n".join(lines)
+
+
+def proposers(record: dict[str, Any]) -> str:
+    found, names = record["suffix"], ["specdec suffix", "arctic-inference"]
+    version = record["peers"]["arctic-inference"]["version"]
+    lines = [f"| µs, at most 24 tokens deep | specdec `suffix` | arctic-inference {version} |", "|---|---|---|"]
+    for batch in ("batch 1", "batch 64"):
+        shown = " | ".join(f"{found[batch][name]['append_and_speculate_us']}" for name in names)
+        lines.append(f"| a step of a request, {batch} | {shown} |")
+    shown = " | ".join(f"{found['insertion_us_per_token'][name]}" for name in names)
+    lines.append(f"| a token of an output to remember | {shown} |")
+    sizes = found["bytes_per_cached_token"]
+    lines.append(f"| and bytes | {sizes['specdec']['rss']:.0f} | {sizes['arctic']['rss']:.0f} |")
+    shown = " | ".join(f"{found['batch 1'][name]['accepted_per_step']:.2f}" for name in names)
+    lines.append(f"| accepted draft tokens a step | {shown} |")
+    peers = {"specdec ngram": "specdec `ngram`", "vLLM n-gram": "vLLM", "transformers prompt lookup": "transformers"}
+    about = record["peers"]
+    titles = [
+        title + (f" {about[name]['version']}" if name != "specdec ngram" else "") for name, title in peers.items()
+    ]
+    lines += ["", f"| µs a step of a request, context | {' | '.join(titles)} |", "|---|" + "---|" * len(peers)]
+    for batch, by_length in record["contexts"].items():
+        for length, figures in by_length.items():
+            shown = " | ".join(f"{figures[name]['us_per_request_step']}" for name in peers)
+            lines.append(f"| {int(length) // 1024}k, {batch} | {shown} |")
     return "\n".join(lines)
 
 
@@ -100,6 +154,8 @@ def verifiers(record: dict[str, Any]) -> str:
 END = "<!-- measured: end -->"
 TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("README.md", "ngram", ngram),
+    ("README.md", "suffix", suffix),
+    ("docs/performance.md", "proposers", proposers),
     ("docs/losslessness.md", "identity", identity),
     ("docs/losslessness.md", "verifiers", verifiers),
     ("docs/performance.md", "plain", plain),

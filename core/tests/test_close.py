@@ -290,7 +290,7 @@ def test_at_the_interpreters_exit(folder: Path) -> None:
     """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert (result.returncode, result.stdout) == (0, "the end\n['start', 'finish abort', 'close']\n"), result.stderr
     assert "PluginWarning: proposer 'failing' failed to close: OSError: the disk is full" in result.stderr
 

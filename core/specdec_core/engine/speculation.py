@@ -49,6 +49,7 @@ def built(spec: ProposerSpec, options: Any, context: BuildContext) -> Proposer:
     return proposer
 
 
+@torch.inference_mode()
 def close(proposer: Proposer) -> None:
     """Close it, if it can be."""
     if callable(method := getattr(proposer, "close", None)):
@@ -152,7 +153,6 @@ class Speculation:
         except PluginError as error:
             warnings.warn(str(error), PluginWarning, stacklevel=2)
 
-    @torch.inference_mode()
     def _close(self) -> None:
         try:
             close(self._proposer)

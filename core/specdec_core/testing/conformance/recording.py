@@ -153,7 +153,6 @@ class RecordingProposer(Proposer):
     def finish(self, request: RequestView, reason: str) -> None:
         self._inner.finish(self._views.pop(request.id), reason)
 
-    @torch.inference_mode()
     def close(self) -> None:
         inner, self._inner = self._inner, _Closed()
         try:

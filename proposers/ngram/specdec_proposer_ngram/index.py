@@ -142,6 +142,8 @@ def take_over(states, rows, new_tokens, num_new, shortest, longest, most_recent)
     """Append new tokens, and put all ends but the last: at least one token follows a match."""
     items = np.empty((NUM_ITEMS, 5), np.int64)
     num_items, first = 0, 0
+    for row in rows:
+        prefetch(tokens_of(states[row]), states[row, NUM_TOKENS])
     for b, row in enumerate(rows):
         state, num = states[row], num_new[b]
         before, after = state[NUM_TOKENS], state[NUM_TOKENS] + num

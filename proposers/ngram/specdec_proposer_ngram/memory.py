@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import define, field
 
-from specdec_core.types import RequestView
+from specdec_core import RequestView
 from specdec_proposer_ngram.index import SLOTS_PER_TOKEN
 
 LINE = 64
@@ -62,7 +62,7 @@ class Indexes:
 
     def _give(self, request_id: str, num_tokens: int) -> Block:
         """A new, empty block with room for as many tokens again. One that was outgrown is left: its index starts over,
-        so that a token is taken over twice on average."""
+        so that a token is taken over at most twice on average."""
         self.free(request_id)
         block = Block(self._free_rows.pop(), capacity=-(-max(num_tokens, 1) * 2 // LINE) * LINE)
         self.states[block.row] = block.state

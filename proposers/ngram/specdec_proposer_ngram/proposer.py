@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specdec_core import Draft, Proposer, ProposerBatch
-from specdec_core.types import RequestView
+from specdec_core import Draft, Proposer, ProposerBatch, RequestView
 from specdec_proposer_ngram import index
 from specdec_proposer_ngram.config import NgramConfig
 from specdec_proposer_ngram.memory import Indexes

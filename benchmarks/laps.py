@@ -50,7 +50,7 @@ def run(peer: Peer, requests: Sequence[Replay], most_steps: int | None = None, *
 
 def in_turn(peers: Sequence[Peer], laps: Iterable[Callable[[Peer], Lap | None]]) -> dict[str, list[Lap]]:
     """{name: its laps}: each lap run by every peer, another one first each time. Those that not all could run are left
-    out. Garbage is collected before and after."""
+    out. Garbage is collected before, and not meanwhile."""
     done: dict[str, list[Lap]] = {peer.name: [] for peer in peers}
     gc.collect()
     gc.disable()

@@ -25,6 +25,7 @@ _NAMES = {
     "metrics": ("Counter", "DraftCounts", "Vector"),
     "outputs": ("CompletionOutput", "RequestOutput", "StreamOutput"),
     "plugins": ("PluginInfo", "PluginWarning", "Plugins"),
+    "prompts": ("load_tokenizer",),
     "proposer": ("PLUGIN_API", "BuildContext", "LayerAttention", "Proposer", "ProposerSpec"),
     "sampling.logprobs": ("Logprob",),
     "sampling_params": ("SamplingParams",),
@@ -106,6 +107,7 @@ if TYPE_CHECKING:
         Plugins as Plugins,
         PluginWarning as PluginWarning,
     )
+    from specdec_core.prompts import load_tokenizer as load_tokenizer
     from specdec_core.proposer import (
         PLUGIN_API as PLUGIN_API,
         BuildContext as BuildContext,

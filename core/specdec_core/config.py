@@ -113,7 +113,7 @@ class SpeculativeConfig:
                 raise
             raise ConfigError(f"{where} is not complete: {error}") from error
         rest = {key: value for key, value in mapping.items() if key in cls.core_keys()}
-        if rest.get("num_speculative_tokens") is None and default_num_speculative_tokens is not None:
+        if default_num_speculative_tokens is not None and rest.get("num_speculative_tokens") is None:
             rest["num_speculative_tokens"] = default_num_speculative_tokens(options)
         return cls(**rest, options=options, verifier_options=verifier_options)
 

@@ -16,6 +16,7 @@ from transformers.utils import logging
 from specdec_core.config import AUTO, EngineConfig, SpeculativeConfig, speculative_mapping
 from specdec_core.config_file import KEYS
 from specdec_core.engine import Engine
+from specdec_core.engine.blame import blaming
 from specdec_core.engine.request import Piece, Request
 from specdec_core.errors import ConfigError
 from specdec_core.legacy import OLD_KEYS, without_old_keys
@@ -65,9 +66,10 @@ def prepare(
         if isinstance(verifier, str) and verifier != AUTO:
             verifier_config = plugins.verifier(verifier).config
         method = plugins.proposer(mapping["method"])
-        speculative = SpeculativeConfig.from_mapping(
-            mapping, method.config, verifier_config, method.num_speculative_tokens
-        )
+        with blaming(f"proposer {method.name!r}", "say how many tokens to draft"):
+            speculative = SpeculativeConfig.from_mapping(
+                mapping, method.config, verifier_config, method.num_speculative_tokens
+            )
     load_config(  # its errors come first
         resolve_model(model),
         trust_remote_code=config.trust_remote_code,

@@ -109,7 +109,7 @@ class PromptReader:
         return TokenizedPrompt(text, token_ids)
 
 
-def load_tokenizer(config: EngineConfig, name: str | Path | None) -> Any:
+def load_tokenizer(config: EngineConfig, name: str | Path | None = None) -> Any:
     """name: None: the model's own. Raises ConfigError."""
     found = resolve_model(name or config.model)
     refuse_revision(found, "tokenizer", "tokenizer_revision", config.tokenizer_revision)

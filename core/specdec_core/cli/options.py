@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ from attrs import frozen
 
 from specdec_core.config import unknown_key
 from specdec_core.config_file import KEYS, load_config_file
+from specdec_core.errors import SpecdecError
 from specdec_core.plugins import Plugins
 
 if TYPE_CHECKING:
@@ -108,7 +111,7 @@ def model_options(
         click.option("--set", "settings", type=Setting(), multiple=True,
                      help="A key of speculative_config (repeatable)."),
         click.option("--num-speculative-tokens", "num_tokens", type=click.IntRange(min=1), metavar="N",
-                     show_default=str(num_speculative_tokens), help="Most draft tokens per step."),
+                     show_default=f"the method's own, or {num_speculative_tokens}", help="Most draft tokens per step."),
         click.option("--dtype", "chosen_dtype", metavar="NAME", show_default=dtype,
                      help="auto, float32, bfloat16 or float16."),
         click.option("--engine", type=Setting(), multiple=True,
@@ -166,6 +169,14 @@ def _engine_keywords(settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _has_own_number(method: str | None) -> bool:
+    """Whether a method knows itself how many tokens to draft. Whatever is wrong with it is said when it is loaded."""
+    with warnings.catch_warnings(), suppress(SpecdecError):
+        warnings.simplefilter("ignore")
+        return method is not None and Plugins.load().proposer(method).num_speculative_tokens is not None
+    return False
+
+
 def _speculation(
     in_file: Mapping[str, Any] | None,
     method: str | None,
@@ -183,7 +194,7 @@ def _speculation(
         config = {}
     if not config:
         method = method or default["method"]
-        config = {"num_speculative_tokens": default["num_speculative_tokens"]}
+        config = {} if _has_own_number(method) else {"num_speculative_tokens": default["num_speculative_tokens"]}
     if method is None and not in_file:
         given = [f"--set {key}" for key, _ in settings]
         given += ["--num-speculative-tokens"] if num_speculative_tokens is not None else []

@@ -27,6 +27,7 @@ from specdec_proposer_suffix.store import (
     LINK,
     NEXT,
     NONE,
+    ROOT,
     TARGET,
     TOP,
     Store,
@@ -169,18 +170,18 @@ def _count(store: Store, state: int, length: int, reached: int, token: int, owne
 
 
 @compiled
-def remove(store: Store, root: int, limit: int, tokens: np.ndarray) -> None:
-    """Take a sequence out again, leaving the automaton of the others.
+def remove(store: Store, limit: int, tokens: np.ndarray) -> None:
+    """Take a sequence out of the automaton of ROOT again, leaving the automaton of the others.
 
     It walks the sequence once more and takes one occurrence from every state on the path of each place. A state
     without any is freed, a place later, when its last edge goes; one that has become indistinguishable from a longer
     one, its only child, is merged into it. Edges into either come from the path of the place before, so they are at
-    hand. The root must be state 0.
+    hand.
     """
     states = store.states
     before, num_before = np.empty(limit + 1, np.int64), 0  # states of the suffixes that end one place earlier
-    state, length = root, 0
-    reached = NONE if len(tokens) == 0 else target_of(store, root, tokens[0])
+    state, length = ROOT, 0
+    reached = NONE if len(tokens) == 0 else target_of(store, ROOT, tokens[0])
     for i in range(len(tokens)):
         length = min(length + 1, limit - 1)
         state = settled(store, reached, length)
@@ -190,12 +191,12 @@ def remove(store: Store, root: int, limit: int, tokens: np.ndarray) -> None:
             following = target_of(store, state, tokens[i + 1])
         here, num_here = np.empty(limit + 1, np.int64), 0
         target = reached
-        while target != root:
+        while target != ROOT:
             link = states[target, LINK]
-            here[num_here] = _take_one(store, limit, target, before[:num_before], root, tokens[i])
+            here[num_here] = _take_one(store, limit, target, before[:num_before], tokens[i])
             num_here += here[num_here] != NONE
             target = link
-        _repair(store, before[:num_before], root, tokens[i])
+        _repair(store, before[:num_before], tokens[i])
         for j in range(num_here):
             if states[here[j], COUNT] == 0:
                 states[here[j], COUNT] = DYING
@@ -206,7 +207,7 @@ def remove(store: Store, root: int, limit: int, tokens: np.ndarray) -> None:
 
 
 @compiled
-def _take_one(store: Store, limit: int, state: int, before: np.ndarray, root: int, token: int) -> int:
+def _take_one(store: Store, limit: int, state: int, before: np.ndarray, token: int) -> int:
     """One occurrence less of a state. Returns whose edges its strings now follow: its own, or those that its child took
     over when it was merged into it; NONE if the child had edges already, for those do not lead to the next place."""
     states = store.states
@@ -222,7 +223,7 @@ def _take_one(store: Store, limit: int, state: int, before: np.ndarray, root: in
     states[child, LINK] = link
     states[link, CHILDREN] ^= state ^ child
     for i in range(-1, len(before)):
-        source = root if i < 0 else before[i]
+        source = ROOT if i < 0 else before[i]
         if target_of(store, source, token) == state:
             redirect(store, source, token, child)
     heir = NONE
@@ -237,12 +238,12 @@ def _take_one(store: Store, limit: int, state: int, before: np.ndarray, root: in
 
 
 @compiled
-def _repair(store: Store, before: np.ndarray, root: int, token: int) -> None:
+def _repair(store: Store, before: np.ndarray, token: int) -> None:
     """After the states of a place lost an occurrence: delete the edges to those that died, doubt what was best, and
     free those of the place before that had died."""
     states = store.states
     for i in range(-1, len(before)):
-        source = root if i < 0 else before[i]
+        source = ROOT if i < 0 else before[i]
         target = target_of(store, source, token)
         if target != NONE:
             discount_edge(store, source, token, target)

@@ -7,7 +7,7 @@ import numpy as np
 from specdec_proposer_suffix.automaton import NUM_TOKENS, STATE, extend, match, settled
 from specdec_proposer_suffix.compiled import compiled, inlined
 from specdec_proposer_suffix.paths import best_path, write_path
-from specdec_proposer_suffix.store import NONE, Store, last_seen_in
+from specdec_proposer_suffix.store import NONE, ROOT, Store, last_seen_in
 from specdec_proposer_suffix.trees import best_tree
 
 # Columns of what is known of each request, int64 [max_num_seqs, REQUEST_WIDTH]
@@ -155,4 +155,4 @@ def cached_context(store: Store, request: np.ndarray, limit: int, tail: np.ndarr
     prompt, which ends in tail, belongs to the context as well."""
     if request[CACHED][STATE] != NONE and request[CACHED][NUM_TOKENS] >= limit - 1:
         return settled(store, request[CACHED][STATE], limit - 1), limit - 1
-    return match(store, 0, limit, tail[-limit:])
+    return match(store, ROOT, limit, tail[len(tail) - min(len(tail), limit - 1) :])

@@ -6,15 +6,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from specdec_core import ConfigError
 from specdec_proposer_suffix.automaton import NUM_TOKENS, STATE, extend, match, new_root, remove
-from specdec_proposer_suffix.store import STATE_BYTES, Store, enlarged
+from specdec_proposer_suffix.store import ROOT, STATE_BYTES, Store, enlarged, has_room_for_token
 
-ROOT = 0
 SMALLEST = 1024
 """States that a store has room for at first."""
 
-TOKEN_BYTES = 4
-"""Of a finished sequence, which has one token per state at most."""
+STORE_SHARE = 0.9
+"""Of the memory that may be used. The rest is for the tokens of finished sequences: 4 bytes each, 50 in the store."""
 
 
 class OutputCache:
@@ -31,7 +31,14 @@ class OutputCache:
         self.store = Store.empty(SMALLEST, records_last_seen=is_lru)
         self.num_removed = 0
         self.max_sequences, self._is_lru = max_sequences, is_lru
-        self._max_states = None if max_bytes is None else max(SMALLEST, int(max_bytes / (STATE_BYTES + TOKEN_BYTES)))
+        self._max_bytes = max_bytes
+        self._max_states = None if max_bytes is None else int(max_bytes * STORE_SHARE / STATE_BYTES)
+        if self._max_states is not None and not has_room_for_token(Store.empty(self._max_states), limit, vocab_size):
+            raise ConfigError(
+                f"suffix_decoding_max_memory_mb={max_bytes >> 20} is too little for suffix_decoding_max_tree_depth="
+                f"{limit}: raise the one or lower the other"
+            )
+        self._num_token_bytes = 0
         self._finished: dict[int, np.ndarray] = {}
         self._num_running = self._next = 0
         new_root(self.store)
@@ -43,7 +50,7 @@ class OutputCache:
 
     @property
     def num_bytes(self) -> int:
-        return self.store.num_bytes + sum(tokens.nbytes for tokens in self._finished.values())
+        return self.store.num_bytes + self._num_token_bytes
 
     def begin(self) -> int:
         """Count a new sequence. Returns its number."""
@@ -57,6 +64,7 @@ class OutputCache:
         self._num_running -= 1
         if len(token_ids):
             self._finished[number] = token_ids.astype(np.int32)
+            self._num_token_bytes += self._finished[number].nbytes
         self._remove_surplus()
 
     def drop(self, token_ids: np.ndarray) -> None:
@@ -67,6 +75,7 @@ class OutputCache:
     def add(self, token_ids: np.ndarray) -> None:
         """A whole sequence, while none runs. What exceeds all the room that there may be is left out."""
         number, position, removed = self.begin(), np.array([ROOT, 0]), self.num_removed
+        token_ids = token_ids.astype(np.int64)
         while not extend(self.store, self.limit, self.vocab_size, position, token_ids[position[NUM_TOKENS] :], number):
             if not self.make_room():
                 break
@@ -77,7 +86,7 @@ class OutputCache:
     def look_up(self, position: np.ndarray, token_ids: np.ndarray) -> None:
         """Renew a position, of the sequence that begins with token_ids, after another was removed."""
         num_tokens = position[NUM_TOKENS]
-        last = token_ids[max(0, num_tokens - self.limit + 1) : num_tokens]
+        last = token_ids[max(0, num_tokens - self.limit + 1) : num_tokens].astype(np.int64)
         position[STATE], _ = match(self.store, ROOT, self.limit, last)
 
     def used(self, numbers: Iterable[int]) -> None:
@@ -95,15 +104,23 @@ class OutputCache:
         return self._remove_first()
 
     def _remove_surplus(self) -> None:
-        while len(self._finished) + self._num_running > self.max_sequences and self._remove_first():
+        while self._is_too_much and self._remove_first():
             pass
+
+    @property
+    def _is_too_much(self) -> bool:
+        if len(self._finished) + self._num_running > self.max_sequences:
+            return True
+        return self._max_bytes is not None and self.num_bytes > self._max_bytes
 
     def _remove_first(self) -> bool:
         if not self._finished:
             return False
-        self._remove(self._finished.pop(next(iter(self._finished))))
+        token_ids = self._finished.pop(next(iter(self._finished)))
+        self._num_token_bytes -= token_ids.nbytes
+        self._remove(token_ids)
         return True
 
     def _remove(self, token_ids: np.ndarray) -> None:
-        remove(self.store, ROOT, self.limit, token_ids)
+        remove(self.store, self.limit, token_ids.astype(np.int64))
         self.num_removed += 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
 
 import numpy as np
-from attrs import define
+from attrs import define, field
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -48,10 +48,14 @@ def load_sequences(path: Path, vocab_size: int) -> list[np.ndarray]:
             checksum = file.metadata()["crc32"]
     except (SafetensorError, OSError, KeyError) as error:
         raise UnusableFileError(f"cannot be read: {error}") from error
+    if token_ids.dtype != np.int32 or lengths.dtype != np.int64 or token_ids.ndim != 1 or lengths.ndim != 1:
+        raise UnusableFileError("has other tensors than a cache")
     if str(_checksum(token_ids, lengths)) != checksum:
         raise UnusableFileError("is damaged: its checksum is another")
     if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < vocab_size:
         raise UnusableFileError(f"has token ids up to {token_ids.max()}, where the model's are below {vocab_size}")
+    if (lengths < 0).any() or lengths.sum() != len(token_ids):
+        raise UnusableFileError(f"has lengths that do not add up to its {len(token_ids)} tokens")
     return np.split(token_ids, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
 
@@ -61,21 +65,25 @@ def _checksum(token_ids: np.ndarray, lengths: np.ndarray) -> int:
 
 @define
 class SavedCache:
-    """The file that a cache lives on in; without a path, nothing happens."""
+    """The file that outputs are loaded from and added to; without a path, nothing happens.
+
+    Several engines may share a file: each adds what it saw, to what the file has by then. Of two that save in the same
+    instant, one's may be lost. most: sequences that a file is to have, of which the oldest are dropped, but no fewer
+    than it has.
+    """
 
     path: Path | None
-    _next_save_s: float = 0.0
+    vocab_size: int
+    most: int
+    _new: list[np.ndarray] = field(factory=list, init=False)
+    _next_save_s: float = field(init=False, factory=lambda: time.monotonic() + SAVE_EVERY_S)
 
-    @classmethod
-    def named(cls, path: str | Path | None) -> SavedCache:
-        return cls(None if path is None else Path(path).expanduser(), time.monotonic() + SAVE_EVERY_S)
-
-    def load(self, vocab_size: int) -> list[np.ndarray]:
-        """Nothing if there is no file. One that is unusable causes a warning, and is not written to later."""
+    def load(self) -> list[np.ndarray]:
+        """Nothing if there is no file. One that is unusable causes a warning, and is left alone from then on."""
         if self.path is None or not self.path.exists():
             return []
         try:
-            return load_sequences(self.path, vocab_size)
+            return load_sequences(self.path, self.vocab_size)
         except UnusableFileError as error:
             warnings.warn(
                 f"suffix_decoding_cache_path={str(self.path)!r} {error}. The cache starts empty and will not be saved: "
@@ -85,17 +93,22 @@ class SavedCache:
             self.path = None
             return []
 
-    def save_if_due(self, sequences: Callable[[], Sequence[np.ndarray]]) -> None:
-        """At most once a minute, so that a crash costs no more than that."""
+    def add(self, token_ids: np.ndarray) -> None:
+        """An output to save, at most a minute later, so that a crash costs no more."""
+        if self.path is None or not len(token_ids):
+            return
+        self._new.append(token_ids.astype(np.int32))
         if time.monotonic() >= self._next_save_s:
-            self.save(sequences())
+            self.save()
 
-    def save(self, sequences: Sequence[np.ndarray]) -> None:
+    def save(self) -> None:
         """A file that cannot be written causes a warning."""
         self._next_save_s = time.monotonic() + SAVE_EVERY_S
-        if self.path is None:
+        before = self.load() if self._new else []
+        if self.path is None or not self._new:
             return
         try:
-            save_sequences(self.path, sequences)
+            save_sequences(self.path, [*before, *self._new][-max(self.most, len(before)) :])
+            self._new.clear()
         except OSError as error:
             warnings.warn(f"suffix_decoding_cache_path={str(self.path)!r} cannot be saved: {error}", stacklevel=2)

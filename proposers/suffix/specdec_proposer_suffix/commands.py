@@ -27,11 +27,10 @@ def build(corpus: tuple[Path, ...], out: Path, model: str, field: str) -> None:
     CORPUS: text files, each of them one output; or files called .jsonl, with one in each line. A cache that exists is
     added to. Name it in suffix_decoding_cache_path.
     """
-    from specdec_core.config import EngineConfig
-    from specdec_core.prompts import load_tokenizer
+    from specdec_core import EngineConfig, load_tokenizer
     from specdec_proposer_suffix.cache_file import UnusableFileError, load_sequences, save_sequences
 
-    tokenizer = load_tokenizer(EngineConfig(model=model), None)
+    tokenizer = load_tokenizer(EngineConfig(model=model))
     try:
         sequences = load_sequences(out, len(tokenizer)) if out.exists() else []
     except UnusableFileError as error:
@@ -54,7 +53,7 @@ def _texts(path: Path, field: str) -> Iterator[str]:
     if path.suffix.lower() != ".jsonl":
         yield content
         return
-    for number, line in enumerate(content.splitlines(), start=1):
+    for number, line in enumerate(content.split("\n"), start=1):
         if line.strip():
             yield _text_of(line, field, f"corpus {str(path)!r}, line {number}")
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 from attrs import field, frozen
 
-from specdec_core.validators import checkpoint, flag, number, one_of, whole_number
+from specdec_core.validators import flag, number, one_of, text, whole_number
 
 FIFO, LRU = "fifo", "lru"
 MOST = 1e9
 LONGEST = 2**16
 """As many tokens as a request may draft in a step."""
+
+
+def _path_as_text(value: Any) -> Any:
+    return value.__fspath__() if hasattr(value, "__fspath__") else value
 
 
 @frozen
@@ -29,4 +33,4 @@ class SuffixConfig:
     suffix_decoding_max_spec_offset: float = field(default=0.0, validator=number(0, MOST))
     suffix_decoding_min_token_prob: float = field(default=0.1, validator=number(0, 1))
     suffix_decoding_use_tree: bool = field(default=False, validator=flag)
-    suffix_decoding_cache_path: str | Path | None = field(default=None, validator=checkpoint(optional=True))
+    suffix_decoding_cache_path: str | None = field(default=None, converter=_path_as_text, validator=text(optional=True))

@@ -8,7 +8,7 @@ from specdec_proposer_suffix.compiled import inlined
 from specdec_proposer_suffix.store import BEST_COUNT, BEST_TOKEN, COUNT, LENGTH, LINK, NONE, Store, best_of
 
 ROUNDING = np.float32(1.00001)
-"""More than float32 sums of probabilities can be off by."""
+"""More than sums of a hundred float32 can be off by; of longer chains, one may lose to another that is no better."""
 
 
 @inlined

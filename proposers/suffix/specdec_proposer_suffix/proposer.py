@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from weakref import ref
+
 import numpy as np
 
 from specdec_core import BuildContext, Draft, Proposer, ProposerBatch, RequestView
@@ -19,10 +22,10 @@ from specdec_proposer_suffix.batch import (
     draft_trees,
     take_over,
 )
-from specdec_proposer_suffix.cache import ROOT, SMALLEST, OutputCache
+from specdec_proposer_suffix.cache import SMALLEST, OutputCache
 from specdec_proposer_suffix.cache_file import SavedCache
 from specdec_proposer_suffix.config import LRU, SuffixConfig
-from specdec_proposer_suffix.store import NONE, Store, enlarged, has_room
+from specdec_proposer_suffix.store import NONE, ROOT, Store, enlarged, has_room
 
 Nodes = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -45,27 +48,27 @@ class SuffixProposer(Proposer):
             None if megabytes is None else megabytes << 20,
             config.suffix_decoding_eviction == LRU,
         )
-        self._saved = SavedCache.named(config.suffix_decoding_cache_path)
-        for sequence in self._saved.load(self._vocab_size):
+        path, most = config.suffix_decoding_cache_path, config.suffix_decoding_max_cached_requests
+        self._saved = SavedCache(None if path is None else Path(path).expanduser(), self._vocab_size, most)
+        for sequence in self._saved.load()[-most:] if most else []:
             self.cache.add(sequence)
         self._own = Store.empty(SMALLEST)
         self._requests = np.empty((context.max_num_seqs, REQUEST_WIDTH), np.int64)
         self._free_slots = list(range(context.max_num_seqs))
         self._seen = [0] * context.max_num_seqs  # tokens taken over, as `requests` has them too
-        self._running: dict[str, tuple[int, RequestView]] = {}
+        self._num_removed = self.cache.num_removed
+        self._running: dict[str, tuple[int, ref[RequestView]]] = {}  # weak: it may lead to an engine
 
     def start(self, request: RequestView) -> None:
         slot = self._free_slots.pop()
-        self._running[request.id] = slot, request
+        self._running[request.id] = slot, ref(request)
         self._seen[slot] = 0
         while not has_room(self._own, 1, 0):
             self._own = enlarged(self._own)
-        root, number, removed = new_root(self._own), NONE, self.cache.num_removed
-        if self.cache.max_sequences > 0:
-            number = self.cache.begin()
-        state = NONE if number == NONE else ROOT
+        root = new_root(self._own)
+        state, number = (ROOT, self.cache.begin()) if self.cache.max_sequences > 0 else (NONE, NONE)
         self._requests[slot] = root, 0, state, 0, request.num_prompt_tokens, number, root
-        self._look_up_after(removed)
+        self._look_up_after_removal()
 
     def propose(self, batch: ProposerBatch) -> Draft:
         plan, tails, nodes = self.plan(batch)
@@ -77,17 +80,17 @@ class SuffixProposer(Proposer):
 
     def finish(self, request: RequestView, reason: str) -> None:
         slot, _ = self._running[request.id]
-        row, removed = self._requests[slot], self.cache.num_removed
+        row = self._requests[slot]
         output = request.token_ids[request.num_prompt_tokens :]
         while row[CACHED][STATE] != NONE and not self._extend_cached(row, output):
             self._make_room_in_cache()
         del self._running[request.id]
         if row[CACHED][STATE] != NONE:
             self.cache.finish(int(row[OWNER]), output)
-        self._look_up_after(removed)
+            self._saved.add(output)
+        self._look_up_after_removal()
         free_automaton(self._own, row[OWN_ROOT])
         self._free_slots.append(slot)
-        self._saved.save_if_due(lambda: self.cache.sequences)
 
     @property
     def num_bytes(self) -> int:
@@ -95,7 +98,7 @@ class SuffixProposer(Proposer):
         return self._own.num_bytes + self.cache.num_bytes
 
     def close(self) -> None:
-        self._saved.save(self.cache.sequences)
+        self._saved.save()
 
     def plan(self, batch: ProposerBatch) -> tuple[np.ndarray, np.ndarray, Nodes]:
         """A step's plan and tails, which `batch.py` explains, and room for what it drafts."""
@@ -156,22 +159,23 @@ class SuffixProposer(Proposer):
             self._make_room_in_cache()
 
     def _extend_cached(self, row: np.ndarray, output: np.ndarray) -> bool:
-        new = output[row[CACHED][NUM_TOKENS] :]
+        new = output[row[CACHED][NUM_TOKENS] :].astype(np.int64)  # one type to compile for
         return extend(self.cache.store, len(self._limits), self._vocab_size, row[CACHED], new, row[OWNER])
 
     def _make_room_in_cache(self) -> None:
         """If there is no finished output to remove, it is the oldest running one; its request goes on without."""
-        removed = self.cache.num_removed
         if not self.cache.make_room():
             cached = [entry for entry in self._running.values() if self._requests[entry[0]][CACHED][STATE] != NONE]
             slot, request = min(cached, key=lambda entry: self._requests[entry[0], OWNER])
             self.cache.drop(_cached_output(request, self._requests[slot]))
             self._requests[slot][CACHED] = NONE, 0
-        self._look_up_after(removed)
+        self._look_up_after_removal()
 
-    def _look_up_after(self, removed: int) -> None:
-        if self.cache.num_removed == removed:
+    def _look_up_after_removal(self) -> None:
+        """Renew the positions of running outputs if one was removed since the last time."""
+        if self.cache.num_removed == self._num_removed:
             return
+        self._num_removed = self.cache.num_removed
         for slot, request in self._running.values():
             row = self._requests[slot]
             if row[CACHED][STATE] != NONE:
@@ -183,13 +187,15 @@ def _room_for_nodes(num_nodes: int) -> Nodes:
     return np.empty(num_nodes, np.int64), np.empty(num_nodes, np.int32), np.empty(num_nodes, np.float32)
 
 
-def _cached_output(request: RequestView, row: np.ndarray) -> np.ndarray:
-    start = request.num_prompt_tokens
-    return request.token_ids[start : start + row[CACHED][NUM_TOKENS]]
+def _cached_output(request: ref[RequestView], row: np.ndarray) -> np.ndarray:
+    view = request()
+    assert view is not None, "an engine keeps a request until it has finished"
+    start = view.num_prompt_tokens
+    return view.token_ids[start : start + row[CACHED][NUM_TOKENS]]
 
 
 def lengths_after(config: SuffixConfig) -> np.ndarray:
-    """int64 [tree depth]: the most tokens to draft after a context of each length, the shortest of which is 1."""
+    """int64 [tree depth]: at n, the most tokens to draft after a context of n. There is none of 0."""
     limit = config.suffix_decoding_max_tree_depth
     contexts = np.arange(limit)
     factor = np.float32(config.suffix_decoding_max_spec_factor)

@@ -11,9 +11,10 @@ from attrs import evolve, frozen
 from specdec_core import BuildContext, ProposerBatch
 from specdec_proposer_suffix.config import SuffixConfig
 from specdec_proposer_suffix.proposer import SuffixProposer
+from specdec_proposer_suffix.store import enlarged
 
 
-@frozen
+@frozen(eq=False)
 class _Request:
     id: str
     token_ids: np.ndarray
@@ -41,3 +42,5 @@ def rehearse(config: SuffixConfig, context: BuildContext) -> None:
             proposer.start(request)
             proposer.propose(cast("ProposerBatch", _Batch([request])))
             proposer.finish(request, "stop")
+    proposer.cache.add(token_ids)
+    proposer.cache.store = enlarged(proposer.cache.store)

@@ -21,9 +21,10 @@ LENGTH = 0  # of its longest string, in tokens. A free state: NONE
 LINK = 1  # the state of the longest suffix that has other occurrences too. A free state: the next free one
 COUNT = 2  # occurrences of each of its strings
 FIRST_EDGE = 3  # of its edges in the table; NONE: it has at most one, its best
-BEST_TOKEN = 4  # the most frequent next one, of equally frequent ones the last seen; NONE: there is none; STALE
+BEST_TOKEN = 4  # the most frequent next one, of equally frequent ones the last seen (after a removal, any of them);
+#                 NONE: there is none; STALE
 BEST_TARGET = 5  # where that leads to
-BEST_COUNT = 6  # how often; what leads somewhere comes by whenever that is counted, so this is kept up here
+BEST_COUNT = 6  # COUNT of BEST_TARGET: whatever changes that comes by here
 CHILDREN = 7  # exclusive or of the states whose link this is: tells which, if there is but one
 STATE_WIDTH = 8  # half a cache line: what is read together stands together
 
@@ -38,11 +39,11 @@ NEXT = 3  # in its state's list, NONE: the last
 PREVIOUS = 4  # NONE: the first
 EDGE_WIDTH = 5
 
-EDGES_PER_STATE = 1.0
-"""Places in the table: source code needs 0.75 per state, and a quarter of them stays free."""
+STATE_BYTES = 4 * (STATE_WIDTH + EDGE_WIDTH + 1)
+"""Of a store, per state that it has room for, with a place in the table: source code needs fewer than one."""
 
-STATE_BYTES = 4 * (STATE_WIDTH + EDGES_PER_STATE * EDGE_WIDTH)
-"""Of a store, per state that it has room for."""
+ROOT = 0
+"""The root of the one automaton in a store that sequences are removed from."""
 
 # Entries of `book`
 FREE = 0  # first free state, NONE: none
@@ -54,13 +55,13 @@ LAST_SEEN = 4  # from here on, if it is recorded: the number of the sequence tha
 
 class Store(NamedTuple):
     states: np.ndarray  # int32 [state capacity, STATE_WIDTH]
-    edges: np.ndarray  # int32 [edge capacity, EDGE_WIDTH]
+    edges: np.ndarray  # int32 [state capacity, EDGE_WIDTH]
     book: np.ndarray  # int32 [LAST_SEEN]   or with the state capacity in addition
 
     @classmethod
     def empty(cls, num_states: int, records_last_seen: bool = False) -> Store:
         states = np.empty((num_states, STATE_WIDTH), np.int32)
-        edges = np.full((int(num_states * EDGES_PER_STATE) + 1, EDGE_WIDTH), NONE, np.int32)
+        edges = np.full((num_states, EDGE_WIDTH), NONE, np.int32)
         book = np.zeros(LAST_SEEN + num_states * records_last_seen, np.int32)
         book[FREE] = NONE
         return cls(states, edges, book)

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from suffix_driver import Driver, texts
 
+from specdec_core import ConfigError
+
 MEGABYTE = 1 << 20
 
 
@@ -61,6 +63,21 @@ def test_memory_is_the_same_after_20_times_as_much(requests):
     assert min(cached) > 10
     if "max_memory_mb" in requests:
         assert max(sizes) - driver.num_own_bytes <= MEGABYTE
+
+
+@pytest.mark.parametrize("eviction", ["fifo", "lru"])
+def test_outputs_that_are_all_alike_keep_within_the_memory(eviction):
+    """They share their states, so that tokens are what fills it."""
+    driver = Driver(max_memory_mb=1, eviction=eviction)
+    for _ in range(600):
+        driver.run([1], range(10, 1010))
+        assert driver.proposer.cache.num_bytes <= MEGABYTE
+    assert driver.ask(range(500, 510)) == list(range(510, 520))
+
+
+def test_too_little_memory_for_the_depth_is_refused():
+    with pytest.raises(ConfigError, match=r"max_memory_mb=1 is too little for .*max_tree_depth=65536: raise"):
+        Driver(max_memory_mb=1, max_tree_depth=65536)
 
 
 def test_nothing_is_left_of_requests_without_a_cache():

@@ -38,6 +38,39 @@ def test_the_oldest_are_dropped_where_fewer_may_be_kept(path: Path):
     save_sequences(path, [np.arange(i, i + 5) for i in (10, 20, 30)])
     driver = Driver(cache_path=path, max_cached_requests=2)
     assert [sequence[0] for sequence in driver.proposer.cache.sequences] == [20, 30]
+    driver.run([1], OUTPUT)
+    driver.proposer.close()
+    assert len(load_sequences(path, 100)) == 3  # of the file, none for an engine that keeps fewer
+
+
+def test_engines_that_share_a_file_add_to_it(path: Path):
+    first, second, idle, few = (Driver(cache_path=path, max_cached_requests=n) for n in (10, 10, 10, 1))
+    first.run([1], [20, 21])
+    second.run([1], [30, 31])
+    few.run([1], [40, 41])
+    for driver in (first, second, idle, few):
+        driver.proposer.close()
+    assert [sequence[0] for sequence in load_sequences(path, 100)] == [20, 30, 40]
+
+
+def test_without_a_cache_the_file_stays(path: Path):
+    driver, content = Driver(cache_path=path, max_cached_requests=0), path.read_bytes()
+    driver.run([1], [20, 21, 22])
+    driver.proposer.close()
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("lengths", [[3], [30, 5], [8, -3], [5, 0, 1]])
+def test_lengths_that_do_not_add_up_are_refused(tmp_path: Path, lengths: list[int]):
+    from safetensors.numpy import save_file
+
+    from specdec_proposer_suffix.cache_file import FORMAT, _checksum
+
+    tensors = {"token_ids": np.arange(5, dtype=np.int32), "lengths": np.array(lengths)}
+    described = {"format": FORMAT, "crc32": str(_checksum(**tensors))}
+    save_file(tensors, tmp_path / "cache", described)
+    with pytest.raises(UnusableFileError, match="do not add up"):
+        load_sequences(tmp_path / "cache", 100)
 
 
 def test_every_truncation_is_refused_and_starts_empty(path: Path):

@@ -15,10 +15,10 @@ from attrs import define, evolve, field
 from suffix_fuzz import VOCABULARY, Drafted, Fuzz, Plan, View
 from suffix_plans import NUM_OPERATIONS, PLANS, TREES
 
+import specdec_proposer_suffix as suffix
 from specdec_core import BuildContext, Proposer, TargetInfo
 from specdec_core.testing.drive import batch_of
 
-suffix = pytest.importorskip("specdec_proposer_suffix")
 CPU = torch.device("cpu")
 
 

@@ -13,6 +13,7 @@ from specdec_core import SamplingParams
 from specdec_core.config import DraftModelConfig, EngineConfig, SpeculativeConfig
 from specdec_core.verifiers.config import TypicalConfig
 from specdec_proposer_ngram import NgramConfig
+from specdec_proposer_suffix import SuffixConfig
 
 TEXT = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text()
 ROW = re.compile(r"^\| `(\w+)` \| (?:`(.*?)`)? ?\|", re.MULTILINE)
@@ -41,6 +42,7 @@ def defaults(config: type) -> dict[str, Any]:
         (EngineConfig, "the keys of `EngineConfig`"),
         (SpeculativeConfig, "these keys, and the method's own"),
         (NgramConfig, "Method `ngram`"),
+        (SuffixConfig, "Method `suffix`"),
         (TypicalConfig, "Verifier `typical`"),
         (DraftModelConfig, "the keys of `DraftModelConfig`"),
         (SamplingParams, "`SamplingParams(...)`, one for all"),

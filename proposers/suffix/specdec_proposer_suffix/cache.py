@@ -6,15 +6,19 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from specdec_core import ConfigError
 from specdec_proposer_suffix.automaton import NUM_TOKENS, STATE, extend, match, new_root, remove
-from specdec_proposer_suffix.store import ROOT, STATE_BYTES, Store, enlarged, has_room_for_token
+from specdec_proposer_suffix.store import ROOT, STATE_BYTES, Store, enlarged
 
 SMALLEST = 1024
 """States that a store has room for at first."""
 
 STORE_SHARE = 0.9
-"""Of the memory that may be used. The rest is for the tokens of finished sequences: 4 bytes each, 50 in the store."""
+"""Of the memory that may be used. The rest is for the tokens of finished sequences, 4 bytes each."""
+
+
+def most_states(max_bytes: int) -> int:
+    """That there may be room for."""
+    return int(max_bytes * STORE_SHARE / STATE_BYTES)
 
 
 class OutputCache:
@@ -32,12 +36,7 @@ class OutputCache:
         self.num_removed = 0
         self.max_sequences, self._is_lru = max_sequences, is_lru
         self._max_bytes = max_bytes
-        self._max_states = None if max_bytes is None else int(max_bytes * STORE_SHARE / STATE_BYTES)
-        if self._max_states is not None and not has_room_for_token(Store.empty(self._max_states), limit, vocab_size):
-            raise ConfigError(
-                f"suffix_decoding_max_memory_mb={max_bytes >> 20} is too little for suffix_decoding_max_tree_depth="
-                f"{limit}: raise the one or lower the other"
-            )
+        self._max_states = None if max_bytes is None else most_states(max_bytes)
         self._num_token_bytes = 0
         self._finished: dict[int, np.ndarray] = {}
         self._num_running = self._next = 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from zlib import crc32
 
 import numpy as np
@@ -16,6 +17,9 @@ from safetensors.numpy import save
 
 SAVE_EVERY_S = 60.0
 
+SAVING = Lock()
+"""Engines of one process that share a file read and write it one after the other."""
+
 FORMAT = "specdec-suffix-cache-1"
 
 
@@ -24,15 +28,20 @@ class UnusableFileError(Exception):
 
 
 def save_sequences(path: Path, sequences: Sequence[np.ndarray]) -> None:
-    """Write sequences of token ids. Whoever reads the file meanwhile, or after a crash, finds this one or the last one,
-    whole. Raises OSError."""
+    """Write sequences of token ids. Whoever reads the file meanwhile, or after the process was killed, finds it whole:
+    this one or the last one. Raises OSError."""
     token_ids = np.concatenate([np.empty(0, np.int32), *sequences]).astype(np.int32)
     lengths = np.array([len(sequence) for sequence in sequences], np.int64)
     described = {"format": FORMAT, "crc32": str(_checksum(token_ids, lengths))}
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    number, name = tempfile.mkstemp(prefix=".suffix-", dir=path.parent)
+    unfinished = Path(name)
     try:
-        unfinished.write_bytes(save({"token_ids": token_ids, "lengths": lengths}, described))
+        with open(number, "wb") as file:
+            file.write(save({"token_ids": token_ids, "lengths": lengths}, described))
+        if path.exists():
+            unfinished.chmod(path.stat().st_mode & 0o777)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -67,9 +76,9 @@ def _checksum(token_ids: np.ndarray, lengths: np.ndarray) -> int:
 class SavedCache:
     """The file that outputs are loaded from and added to; without a path, nothing happens.
 
-    Several engines may share a file: each adds what it saw, to what the file has by then. Of two that save in the same
-    instant, one's may be lost. most: sequences that a file is to have, of which the oldest are dropped, but no fewer
-    than it has.
+    Several engines may share a file: each adds what it saw, to what the file has by then. Of two processes that save in
+    the same instant, one's may be lost. most: sequences that a file is to have, of which the oldest are dropped, but no
+    fewer than it has; and how many may wait to be saved.
     """
 
     path: Path | None
@@ -86,29 +95,31 @@ class SavedCache:
             return load_sequences(self.path, self.vocab_size)
         except UnusableFileError as error:
             warnings.warn(
-                f"suffix_decoding_cache_path={str(self.path)!r} {error}. The cache starts empty and will not be saved: "
-                f"delete the file, or name another",
+                f"suffix_decoding_cache_path={str(self.path)!r} {error}. It is not used and not written to, and what "
+                f"is not saved yet will be lost: delete the file, or name another",
                 stacklevel=2,
             )
             self.path = None
             return []
 
     def add(self, token_ids: np.ndarray) -> None:
-        """An output to save, at most a minute later, so that a crash costs no more."""
+        """An output to save: now, if the last time was a minute ago."""
         if self.path is None or not len(token_ids):
             return
         self._new.append(token_ids.astype(np.int32))
+        del self._new[: -self.most]
         if time.monotonic() >= self._next_save_s:
             self.save()
 
     def save(self) -> None:
         """A file that cannot be written causes a warning."""
         self._next_save_s = time.monotonic() + SAVE_EVERY_S
-        before = self.load() if self._new else []
-        if self.path is None or not self._new:
-            return
-        try:
-            save_sequences(self.path, [*before, *self._new][-max(self.most, len(before)) :])
-            self._new.clear()
-        except OSError as error:
-            warnings.warn(f"suffix_decoding_cache_path={str(self.path)!r} cannot be saved: {error}", stacklevel=2)
+        with SAVING:
+            before = self.load() if self._new else []
+            if self.path is None or not self._new:
+                return
+            try:
+                save_sequences(self.path, [*before, *self._new][-max(self.most, len(before)) :])
+                self._new.clear()
+            except OSError as error:
+                warnings.warn(f"suffix_decoding_cache_path={str(self.path)!r} cannot be saved: {error}", stacklevel=2)

@@ -31,18 +31,19 @@ def build(corpus: tuple[Path, ...], out: Path, model: str, field: str) -> None:
     from specdec_proposer_suffix.cache_file import UnusableFileError, load_sequences, save_sequences
 
     tokenizer = load_tokenizer(EngineConfig(model=model))
+    new = []
+    for path in corpus:
+        for text in _texts(path, field):
+            token_ids = tokenizer(text, add_special_tokens=False, return_tensors="np")["input_ids"][0]
+            if len(token_ids):
+                new.append(token_ids.astype("int32"))
     try:
         sequences = load_sequences(out, len(tokenizer)) if out.exists() else []
     except UnusableFileError as error:
         raise ConfigError(f"--out {str(out)!r} {error}: name another file, or delete it") from error
-    num_before = len(sequences)
-    for path in corpus:
-        for text in _texts(path, field):
-            token_ids = tokenizer(text, add_special_tokens=False, return_tensors="np")["input_ids"][0]
-            sequences.append(token_ids.astype("int32"))
-    save_sequences(out, sequences)
-    num_tokens = sum(map(len, sequences[num_before:]))
-    click.echo(f"{out}: {len(sequences) - num_before} outputs of {num_tokens} tokens added, {len(sequences)} in all")
+    save_sequences(out, [*sequences, *new])
+    num_tokens = sum(map(len, new))
+    click.echo(f"{out}: {len(new)} outputs of {num_tokens} tokens added, {len(sequences) + len(new)} in all")
 
 
 def _texts(path: Path, field: str) -> Iterator[str]:

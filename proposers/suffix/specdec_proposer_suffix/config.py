@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
 
+from specdec_core import ConfigError
 from specdec_core.validators import flag, number, one_of, text, whole_number
 
 FIFO, LRU = "fifo", "lru"
 MOST = 1e9
+BYTES_PER_DEPTH = 256
+"""What a token may need at most: two edges for each of its suffixes, in a table with room to spare."""
+
 LONGEST = 2**16
 """As many tokens as a request may draft in a step."""
 
@@ -34,3 +40,19 @@ class SuffixConfig:
     suffix_decoding_min_token_prob: float = field(default=0.1, validator=number(0, 1))
     suffix_decoding_use_tree: bool = field(default=False, validator=flag)
     suffix_decoding_cache_path: str | None = field(default=None, converter=_path_as_text, validator=text(optional=True))
+
+    def __attrs_post_init__(self) -> None:
+        megabytes, depth = self.suffix_decoding_max_memory_mb, self.suffix_decoding_max_tree_depth
+        if megabytes is not None and megabytes << 20 < depth * BYTES_PER_DEPTH:
+            raise ConfigError(
+                f"suffix_decoding_max_memory_mb={megabytes} is too little for suffix_decoding_max_tree_depth={depth}: "
+                f"raise the one, or lower the other to {(megabytes << 20) // BYTES_PER_DEPTH}"
+            )
+        path = self.suffix_decoding_cache_path
+        try:
+            if path is not None:
+                os.stat(Path(path).expanduser())
+        except FileNotFoundError:
+            pass  # it will be made
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ConfigError(f"suffix_decoding_cache_path={path!r} is no path of a file: {error}") from error

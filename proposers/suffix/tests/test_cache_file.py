@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ def test_every_truncation_is_refused_and_starts_empty(path: Path):
         path.write_bytes(whole[:length])
         with pytest.raises(UnusableFileError):
             load_sequences(path, 100)
-    with pytest.warns(UserWarning, match=r"cache_path='.*cache' .* starts empty and will not be saved: delete"):
+    with pytest.warns(UserWarning, match=r"cache_path='.*cache' .* is not used and not written to, .*: delete"):
         driver = Driver(cache_path=path)
     assert driver.ask([10, 11]) == []
     driver.run([1], OUTPUT)
@@ -124,7 +125,7 @@ def test_another_safetensors_file_is_refused(tmp_path: Path):
 
 
 def test_a_folder_is_refused(tmp_path: Path):
-    with pytest.warns(UserWarning, match="starts empty"):
+    with pytest.warns(UserWarning, match="is not used"):
         Driver(cache_path=tmp_path)
 
 
@@ -155,3 +156,41 @@ def test_without_a_path_nothing_is_written(tmp_path: Path, monkeypatch: pytest.M
 def test_no_sequences_are_a_cache_as_well(tmp_path: Path):
     save_sequences(tmp_path / "cache", [])
     assert load_sequences(tmp_path / "cache", 100) == []
+
+
+def test_threads_that_share_a_file_lose_nothing(tmp_path: Path):
+    drivers = [Driver(cache_path=tmp_path / "cache") for _ in range(4)]
+
+    def work(driver: Driver, number: int) -> None:
+        for i in range(20):
+            driver.run([1], [number, i])
+            driver.proposer.close()
+
+    threads = [Thread(target=work, args=(driver, number)) for number, driver in enumerate(drivers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = sorted(tuple(sequence.tolist()) for sequence in load_sequences(tmp_path / "cache", 100))
+    assert found == sorted((number, i) for number in range(4) for i in range(20))
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
+def test_a_link_and_its_permissions_stay(path: Path, tmp_path: Path):
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    path.chmod(0o640)
+    driver = Driver(cache_path=link)
+    driver.run([1], [20, 21])
+    driver.proposer.close()
+    assert link.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert len(load_sequences(path, 100)) == 2
+
+
+def test_what_cannot_be_saved_does_not_pile_up(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    driver = Driver(cache_path=tmp_path / "file" / "cache", max_cached_requests=5)
+    for _ in range(20):
+        driver.run([1], OUTPUT)
+    assert len(driver.proposer._saved._new) == 5

@@ -28,6 +28,9 @@ def test_the_defaults_are_vllms():
         ("use_tree", 1, "use_tree=1 must be True or False"),
         ("cache_path", 3, "cache_path=3"),
         ("cache_path", "", "cache_path=''"),
+        ("cache_path", "a\0b", "no path of a file"),
+        ("cache_path", "~nosuchuser/c", "no path of a file"),
+        ("cache_path", "x" * 300, "no path of a file"),
     ],
 )
 def test_refused_with_the_value_and_what_is_allowed(name, value, says):

@@ -136,8 +136,8 @@ def test_tokens_of_another_model_are_refused(path: Path):
 
 
 def test_a_file_that_cannot_be_written_is_a_warning(tmp_path: Path):
-    (tmp_path / "file").write_text("")
     driver = Driver(cache_path=tmp_path / "file" / "cache")
+    (tmp_path / "file").write_text("")
     driver.run([1], OUTPUT)
     with pytest.warns(UserWarning, match="cannot be saved"):
         driver.proposer.close()
@@ -189,8 +189,8 @@ def test_a_link_and_its_permissions_stay(path: Path, tmp_path: Path):
 
 
 def test_what_cannot_be_saved_does_not_pile_up(tmp_path: Path):
-    (tmp_path / "file").write_text("")
     driver = Driver(cache_path=tmp_path / "file" / "cache", max_cached_requests=5)
+    (tmp_path / "file").write_text("")
     for _ in range(20):
         driver.run([1], OUTPUT)
     assert len(driver.proposer._saved._new) == 5

@@ -31,6 +31,7 @@ def test_the_defaults_are_vllms():
         ("cache_path", "a\0b", "no path of a file"),
         ("cache_path", "~nosuchuser/c", "no path of a file"),
         ("cache_path", "x" * 300, "no path of a file"),
+        ("cache_path", f"{__file__}/cache", "no path of a file"),
     ],
 )
 def test_refused_with_the_value_and_what_is_allowed(name, value, says):

@@ -78,7 +78,9 @@ def suffix(record: dict[str, Any]) -> str:
 def proposers(record: dict[str, Any]) -> str:
     found, names = record["suffix"], ["specdec suffix", "arctic-inference"]
     version = record["peers"]["arctic-inference"]["version"]
-    lines = [f"| µs, at most 24 tokens deep | specdec `suffix` | arctic-inference {version} |", "|---|---|---|"]
+    machine = record["machine"]
+    lines = [f"{machine['processor']}, torch {machine['torch']}: `{record['command']}`.", ""]
+    lines += [f"| µs, at most 24 tokens deep | specdec `suffix` | arctic-inference {version} |", "|---|---|---|"]
     for batch in ("batch 1", "batch 64"):
         shown = " | ".join(f"{found[batch][name]['append_and_speculate_us']}" for name in names)
         lines.append(f"| a step of a request, {batch} | {shown} |")

@@ -18,7 +18,7 @@ OWNER = 5  # its output's number
 OWN_ROOT = 6
 REQUEST_WIDTH = 7
 
-# Rows of a step's plan, int64 [PLAN_HEIGHT, batch]
+# Rows of a step's plan, int64 [4, batch]
 SLOTS = 0  # the request's row above
 TOTALS = 1  # how many tokens it has by now
 ENDS = 2  # where its last ones end in `tails`, which has all new ones, and as many as a context may have

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,26 @@ from statistics import median
 from typing import Any
 
 from attrs import frozen
+from measuring import RESULTS
 
 from specdec_core import LLM, SamplingParams
 from specdec_core.outputs import RequestOutput
+
+
+def arguments(description: str | None, result: str) -> argparse.ArgumentParser:
+    """Those that every comparison has. result: the name of its JSON file."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--out", type=Path, default=RESULTS / result)
+    return parser
+
+
+def ways_to_sample(max_tokens: int) -> tuple[SamplingParams, SamplingParams]:
+    """Greedily, and at temperature 1, which repeats least."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    return greedy, SamplingParams(temperature=1.0, seed=0, max_tokens=max_tokens)
 
 
 @frozen

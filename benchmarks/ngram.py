@@ -10,30 +10,24 @@ on both sides of a pair alike. Reported are medians over the rounds of the ratio
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from end_to_end import measure, plot, say
-from measuring import RESULTS, command, machine, write
+from end_to_end import arguments, measure, plot, say, ways_to_sample
+from measuring import command, machine, write
 from prompts import edit_prompts, plain_prompts, read_prompts
 
-from specdec_core import LLM, SamplingParams
+from specdec_core import LLM
 
 HEADLINE = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tiny")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--max-tokens", type=int, default=128)
+    parser = arguments(__doc__, "ngram.json")
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--most-prompts", type=int, default=20, help="of --prompts")
-    parser.add_argument("--out", type=Path, default=RESULTS / "ngram.json")
     args = parser.parse_args()
 
-    greedy = SamplingParams(temperature=0.0, max_tokens=args.max_tokens)
-    sampled = SamplingParams(temperature=1.0, seed=0, max_tokens=args.max_tokens)
+    greedy, sampled = ways_to_sample(args.max_tokens)
     kinds = {
         "edit": (edit_prompts(), greedy),
         "go on": (plain_prompts(), greedy),

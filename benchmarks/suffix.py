@@ -10,16 +10,14 @@ rounds of the ratio within a pair. It stops if an output is not the one of plain
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from end_to_end import measure, say
-from measuring import DISTRIBUTIONS, RESULTS, command, machine, write
+from end_to_end import arguments, measure, say, ways_to_sample
+from measuring import DISTRIBUTIONS, command, machine, write
 from prompts import edit_prompts, functions_alike, plain_prompts, readers_alike, removals_alike, renames_alike
 
-from specdec_core import LLM, SamplingParams
+from specdec_core import LLM
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "suffix": {"method": "suffix", "num_speculative_tokens": 24},
@@ -50,16 +48,11 @@ def in_a_row(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tiny")
+    parser = arguments(__doc__, "suffix.json")
     parser.add_argument("--method", choices=SETTINGS, default="suffix", help="another one, to compare")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--out", type=Path, default=RESULTS / "suffix.json")
     args = parser.parse_args()
 
-    greedy = SamplingParams(temperature=0.0, max_tokens=args.max_tokens)
-    sampled = SamplingParams(temperature=1.0, seed=0, max_tokens=args.max_tokens)
+    greedy, sampled = ways_to_sample(args.max_tokens)
     kinds = {
         "edit": (edit_prompts(), greedy),
         **{kind: (prompts(), greedy) for kind, prompts in IN_A_ROW.items()},

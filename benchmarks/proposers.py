@@ -36,6 +36,7 @@ NUM_ONLINE, PROMPT_TOKENS, ONLINE_TOKENS = 20, 500, 2500
 CONTEXTS = (1024, 16 * 1024, 128 * 1024)
 ROOM = 2048  # tokens that a request at a context length may say
 NUM_COMPARED = 6  # requests whose drafts are compared, token by token
+STEPS = 16  # of a lap
 NUM_ALONE = 8  # requests at batch 1, one after the other
 
 
@@ -58,7 +59,7 @@ def online(texts: list[np.ndarray], number: int, peer: Peer) -> Lap | None:
     return lap
 
 
-def batches(peers: list[Peer], texts: list[np.ndarray], num_laps: int, most_steps: int) -> dict[str, list[Lap]]:
+def batches(peers: list[Peer], texts: list[np.ndarray], num_laps: int) -> dict[str, list[Lap]]:
     """All requests together, and every peer at its own place in them."""
     requests = {
         peer.name: [Replay(f"batch-{i}", text, PROMPT_TOKENS) for i, text in enumerate(texts)] for peer in peers
@@ -68,7 +69,7 @@ def batches(peers: list[Peer], texts: list[np.ndarray], num_laps: int, most_step
             peer.start(request)
             request.advance(1)
         run(peer, requests[peer.name], 1)  # takes over the prompts
-    return in_turn(peers, [partial(one_lap, requests, slice(None), most_steps)] * num_laps)
+    return in_turn(peers, [partial(one_lap, requests, slice(None), STEPS)] * num_laps)
 
 
 def suffix(rounds: int, quick: int) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def suffix(rounds: int, quick: int) -> dict[str, Any]:
         peers = made(SUFFIX.values())
         filled = fill(peers, cached)
         one = in_turn(peers, [partial(online, alone, i) for i in range(len(alone))])
-        many = batches(peers, together, num_laps=8, most_steps=16)
+        many = batches(peers, together, num_laps=8)
         if round_ == 0:  # the first one warms up
             continue
         insertion.append(filled)
@@ -125,7 +126,7 @@ def equality(quick: int) -> dict[str, Any]:
     }
 
 
-def at_context(length: int, batch: int, num_laps: int, most_steps: int) -> dict[str, Any]:
+def at_context(length: int, batch: int, num_laps: int) -> dict[str, Any]:
     """Figures of every peer on requests whose prompts have that many tokens."""
     together = batch > 1
     texts = stretches(batch if together else NUM_ALONE, length + ROOM)
@@ -143,7 +144,7 @@ def at_context(length: int, batch: int, num_laps: int, most_steps: int) -> dict[
                 run(peer, requests[peer.name], 2)
 
         parts = [slice(None)] if together else [slice(i, i + 1) for i in range(NUM_ALONE)]
-        laps = [partial(one_lap, requests, parts[i % len(parts)], most_steps) for i in range(num_laps)]
+        laps = [partial(one_lap, requests, parts[i % len(parts)], STEPS) for i in range(num_laps)]
         found |= all_figures(in_turn(peers, laps))
     return found
 
@@ -155,9 +156,9 @@ def one_lap(requests: dict[str, list[Replay]], part: slice, most_steps: int, pee
 def contexts(rounds: int, lengths: list[int]) -> dict[str, Any]:
     return {
         f"batch {batch}": {
-            str(length): at_context(length, batch, num_laps=4 * rounds, most_steps=steps) for length in lengths
+            str(length): at_context(length, batch, num_laps=4 * rounds) for length in lengths
         }
-        for batch, steps in ((1, 16), (MAX_NUM_SEQS, 4))
+        for batch in (1, MAX_NUM_SEQS)
     }
 
 

@@ -1,16 +1,12 @@
-"""Where a request's tokens have occurred before: an index that grows with them, compiled, for a whole batch per call.
+"""Where a request's n-grams have last occurred: an index that grows with its tokens, compiled, a whole batch per call.
 
-An *end* is a number of tokens: the text up to there. Every end is kept in one slot of a hash table, at some length n,
-found by the hash of the n tokens before it. Ends come in at the shortest length. Where two meet, having the same n
-tokens, the better one (the more recent, or the leftmost) stays, and the other moves on to the first length at which the
-two differ. Beyond the longest it is forgotten: it would never be chosen.
+An *end* is a number of tokens: the text up to there. A hash table has a slot for each n-gram of the lengths wanted,
+with the end of its most recent (or of its leftmost) occurrence. A new end looks into the slots of the n-grams before
+it, sees where those were last, and takes their place. So what the text's own end is to be continued with is known as
+soon as it is taken over, and a step visits one slot for each new token and length, however long the text.
 
-The match wanted is the end that agrees with the text's own on most tokens, say m, and the best of those. Whatever made
-it move on was better, so it agrees with it on fewer than m tokens: with m or more it would be the match itself. So the
-match is kept at a length of at most m, where the slot of the text's own last tokens has it.
-
-Memory is what costs time: a slot or token of a long text is in no cache. So work is done on many ends at a time, and in
-rounds: ask for all their slots, ask for all the tokens that those point to, and only then compare.
+Memory is what costs time: a slot of a long text is in no cache. So those of many ends are asked for before the first of
+them is read.
 """
 
 from __future__ import annotations
@@ -19,22 +15,20 @@ import numpy as np
 
 from specdec_proposer_ngram.compiled import array_at, compiled, inner, prefetch
 
-ADDRESS, CAPACITY, NUM_TOKENS, END_BITS = range(4)
-"""Columns of states, int64 [num_rows, 4], a row for each request: where its memory begins, how many tokens have room
-there, how many there are, and how many bits of a slot an end takes. The other bits, of the hash, are called the mark.
+SLOTS, NUM_SLOTS, TOKENS, CAPACITY, NUM_TOKENS, START = range(6)
+"""Columns of states, int64 [num_rows, 6], a row for each request: where its slots and its tokens are and how many of
+them there is room for, how many tokens there are, and the end to draft from, 0 for none.
 
-The memory: tokens uint32 [capacity], then slots uint32 [capacity * SLOTS_PER_TOKEN]; a slot is mark | end, 0 if empty.
+Slots are uint64 [num_slots], mark | end, 0 if empty, and more than are ever filled. Tokens are uint32 [capacity].
 """
 
-SLOTS_PER_TOKEN = 2
-"""Collisions are few if half of the slots are empty. A text has fewer ends than tokens to keep."""
+END_BITS = np.uint64(28)
+END = np.uint64((1 << 28) - 1)
+"""The bits of a slot that hold an end. The other 36, its mark, are of the n-gram's hash, and stand for the n-gram: once
+in 2**36 times the slot of another is taken for its own, and a draft is worse for it."""
 
-ROW, END, LENGTH, HOME, MARK = range(5)
-"""Columns of items, int64 [n, 5], ends that are being put or looked for: of whom, at which length, where the search for
-the slot begins, and the mark it has."""
-
-NUM_ITEMS = 512
-"""How many ends are put at a time: enough for memory to work on, and few enough to stay in the cache meanwhile."""
+NUM_ENDS = 128
+"""How many ends are taken over at a time: enough for memory to work on, and few enough for the cache to hold."""
 
 NO_TOKENS = np.uint64(0x9E3779B97F4A7C15)
 """The hash of no tokens: any number but 0, and odd. Multiplying by it stirs the upper half, which is folded into the
@@ -46,12 +40,12 @@ LOW = np.uint64(0xFFFFFFFF)
 
 @inner
 def tokens_of(state):
-    return array_at(state[ADDRESS], state[CAPACITY], np.uint32)
+    return array_at(state[TOKENS], state[CAPACITY], np.uint32)
 
 
 @inner
 def slots_of(state):
-    return array_at(state[ADDRESS] + 4 * state[CAPACITY], state[CAPACITY] * SLOTS_PER_TOKEN, np.uint32)
+    return array_at(state[SLOTS], state[NUM_SLOTS], np.uint64)
 
 
 @inner
@@ -62,135 +56,71 @@ def with_token(hashed, token):
 
 
 @inner
-def ask_for_slot(state, item, hashed):
-    """hashed: of the item's n-gram."""
-    slots = slots_of(state)
-    item[HOME] = np.int64(((hashed >> HALF) * np.uint64(len(slots))) >> HALF)
-    item[MARK] = np.int64((hashed << np.uint64(state[END_BITS])) & LOW)
-    prefetch(slots, item[HOME])
+def home_of(hashed, num_slots):
+    """Where the search for an n-gram's slot begins."""
+    return np.int64(((hashed & LOW) * np.uint64(num_slots)) >> HALF)
 
 
 @inner
-def marked_end(state, slot, mark):
-    """The end in a slot, 0 if there is none or another mark."""
-    end = np.int64(slot) ^ mark
-    return end if end >> state[END_BITS] == 0 else 0
+def ask_for_slots(state, end, shortest, longest, hashes):
+    """Those of the n-grams before an end, whose hashes are written to hashes, uint64 [longest - shortest + 1]."""
+    tokens, slots, hashed = tokens_of(state), slots_of(state), NO_TOKENS
+    for n in range(1, min(end, longest) + 1):
+        hashed = with_token(hashed, tokens[end - n])
+        if n >= shortest:
+            hashes[n - shortest] = hashed
+            prefetch(slots, home_of(hashed, len(slots)))
 
 
 @inner
-def ask_for_tokens(states, items, longest):
-    """Those before the ends that the items' slots hold."""
-    for item in items:
-        state = states[item[ROW]]
-        end = marked_end(state, slots_of(state)[item[HOME]], item[MARK])
-        if end > 0:
-            prefetch(tokens_of(state), end - 1)
-            prefetch(tokens_of(state), end - longest)  # maybe in another cache line
-
-
-@inner
-def num_common(tokens, end, other, longest):
-    """On how many tokens before them two ends agree, up to the longest."""
-    most = min(end, other, longest)
-    length = 0
-    while length < most and tokens[end - 1 - length] == tokens[other - 1 - length]:
-        length += 1
-    return length
-
-
-@inner
-def put(states, items, longest, most_recent):
-    """Keep the items' ends, each at its length or a greater one."""
-    num_left = len(items)
-    while num_left > 0:
-        for item in items[:num_left]:
-            tokens, hashed = tokens_of(states[item[ROW]]), NO_TOKENS
-            for n in range(item[LENGTH]):
-                hashed = with_token(hashed, tokens[item[END] - 1 - n])
-            ask_for_slot(states[item[ROW]], item, hashed)
-        ask_for_tokens(states, items[:num_left], longest)
-        num_moved = 0
-        for item in items[:num_left]:
-            end, length = put_one(states[item[ROW]], item, longest, most_recent)
-            if length < min(end, longest):
-                items[num_moved, ROW], items[num_moved, END], items[num_moved, LENGTH] = item[ROW], end, length + 1
-                num_moved += 1
-        num_left = num_moved
-
-
-@inner
-def put_one(state, item, longest, most_recent):
-    """Put an end at its length. Returns the end that has to move on, and on how many tokens it agrees with the one that
-    stays; for none, 0 and 0."""
-    tokens, slots = tokens_of(state), slots_of(state)
-    i, end = item[HOME], item[END]
+def exchange(slots, hashed, end, most_recent):
+    """The end of an n-gram's occurrence so far, 0 if there is none. It is replaced by a more recent one, if wanted."""
+    i = home_of(hashed, len(slots))
     while slots[i] != 0:
-        other = marked_end(state, slots[i], item[MARK])
-        length = num_common(tokens, end, other, longest)
-        if length >= item[LENGTH]:
-            if (end > other) == most_recent:
-                slots[i] = item[MARK] | end
-                return other, length
-            return end, length
+        if (slots[i] ^ hashed) >> END_BITS == 0:
+            before = np.int64(slots[i] & END)
+            if most_recent:
+                slots[i] = (hashed & ~END) | np.uint64(end)
+            return before
         i = i + 1 if i + 1 < len(slots) else 0
-    slots[i] = item[MARK] | end
-    return 0, 0
+    slots[i] = (hashed & ~END) | np.uint64(end)
+    return 0
+
+
+@inner
+def take_over_ends(states, rows, ends, hashes, shortest, longest, most_recent):
+    """Exchange them, and draft from where the longest n-gram that was there before has occurred."""
+    for k, row in enumerate(rows):
+        slots, start = slots_of(states[row]), 0
+        for n in range(min(ends[k], longest), shortest - 1, -1):
+            before = exchange(slots, hashes[k, n - shortest], ends[k], most_recent)
+            if start == 0:
+                start = before
+        states[row, START] = start
 
 
 @inner
 def take_over(states, rows, new_tokens, num_new, shortest, longest, most_recent):
-    """Append new tokens, and put all ends but the last: at least one token follows a match."""
-    items = np.empty((NUM_ITEMS, 5), np.int64)
-    num_items, first = 0, 0
+    """Append new tokens, and take over the ends that come with them, in order."""
+    ends, rows_of_ends = np.empty(NUM_ENDS, np.int64), np.empty(NUM_ENDS, np.int64)
+    hashes = np.empty((NUM_ENDS, longest - shortest + 1), np.uint64)
     for row in rows:
         prefetch(tokens_of(states[row]), states[row, NUM_TOKENS])
+    k, first = 0, 0
     for b, row in enumerate(rows):
-        state, num = states[row], num_new[b]
-        before, after = state[NUM_TOKENS], state[NUM_TOKENS] + num
-        tokens = tokens_of(state)
-        for i in range(num):
-            tokens[before + i] = new_tokens[first + i]
-        first += num
-        state[NUM_TOKENS] = after
-        for end in range(max(before, shortest), after):
-            items[num_items, ROW], items[num_items, END], items[num_items, LENGTH] = row, end, shortest
-            num_items += 1
-            if num_items == NUM_ITEMS:
-                put(states, items, longest, most_recent)
-                num_items = 0
-    put(states, items[:num_items], longest, most_recent)
-
-
-@inner
-def look_up(states, rows, shortest, longest):
-    """Items for the last tokens of each request at all lengths that it has, in order."""
-    items = np.empty((len(rows) * (longest - shortest + 1), 5), np.int64)
-    num_items = 0
-    for row in rows:
         state = states[row]
-        tokens, end, hashed = tokens_of(state), state[NUM_TOKENS], NO_TOKENS
-        for n in range(1, min(end, longest) + 1):
-            hashed = with_token(hashed, tokens[end - n])
-            if n >= shortest:
-                items[num_items, ROW] = row
-                ask_for_slot(state, items[num_items], hashed)
-                num_items += 1
-    ask_for_tokens(states, items[:num_items], longest)
-    return items[:num_items]
-
-
-@inner
-def better_end(state, item, start, length, shortest, longest, most_recent):
-    """start, a match of length tokens, or what is better than it among the ends in an item's slots."""
-    tokens, slots = tokens_of(state), slots_of(state)
-    i = item[HOME]
-    while slots[i] != 0:
-        end = marked_end(state, slots[i], item[MARK])
-        num = num_common(tokens, end, state[NUM_TOKENS], longest)
-        if num >= shortest and (num > length or (num == length and (end > start) == most_recent)):
-            start, length = end, num
-        i = i + 1 if i + 1 < len(slots) else 0
-    return start, length
+        tokens = tokens_of(state)
+        for i in range(num_new[b]):
+            tokens[state[NUM_TOKENS]] = new_tokens[first + i]
+            state[NUM_TOKENS] += 1
+            rows_of_ends[k], ends[k] = row, state[NUM_TOKENS]
+            ask_for_slots(state, ends[k], shortest, longest, hashes[k])
+            k += 1
+            if k == NUM_ENDS:
+                take_over_ends(states, rows_of_ends, ends, hashes, shortest, longest, most_recent)
+                k = 0
+        first += num_new[b]
+    take_over_ends(states, rows_of_ends[:k], ends, hashes, shortest, longest, most_recent)
 
 
 @compiled("(i8[:,::1], i8[::1], i8[::1], i8[::1], i8[::1], i8, i8, b1, i8[::1], i4[::1], i8[::1])")
@@ -210,18 +140,16 @@ def draft(
     """Take over new tokens, and draft what followed the best match: of the longest suffix of the tokens, of shortest to
     longest tokens, that occurs before, the most recent or the leftmost occurrence."""
     take_over(states, rows, new_tokens, num_new, shortest, longest, most_recent)
-    items = look_up(states, rows, shortest, longest)
-    k, node = 0, 0
+    for b, row in enumerate(rows):
+        prefetch(tokens_of(states[row]), states[row, START])
+        prefetch(tokens_of(states[row]), states[row, START] + budgets[b] - 1)  # maybe in another line of the cache
+    node = 0
     for b, row in enumerate(rows):
         state = states[row]
-        start, length = 0, 0
-        while k < len(items) and items[k, ROW] == row:
-            start, length = better_end(state, items[k], start, length, shortest, longest, most_recent)
-            k += 1
-        counts[b] = budgets[b] if start > 0 else 0
-        tokens, i = tokens_of(state), start
+        tokens, i = tokens_of(state), state[START]
+        counts[b] = budgets[b] if i > 0 else 0
         for depth in range(counts[b]):
             token_ids[node], parents[node] = tokens[i], depth - 1
             node += 1
             # Cut short by the end of the text, it is a whole period of a text that repeats itself: so it goes round.
-            i = i + 1 if i + 1 < state[NUM_TOKENS] else start
+            i = i + 1 if i + 1 < state[NUM_TOKENS] else state[START]

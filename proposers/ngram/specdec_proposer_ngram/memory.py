@@ -2,42 +2,72 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 from attrs import define, field
 
 from specdec_core import RequestView
-from specdec_proposer_ngram.index import SLOTS_PER_TOKEN
+
+HUGE_PAGE = 2 << 20
+"""Bytes. Where Linux gives them, a long text has few pages, and the processor knows where all of them are: else finding
+the page costs about as much as fetching the slot."""
+
 
 LINE = 64
-"""Bytes in a line of the cache. Tokens and slots begin with a line."""
+"""Bytes in a line of the cache."""
+
+
+def zeros(num_bytes: int) -> np.ndarray:
+    """uint8 [num_bytes or more]."""
+    if num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.zeros(num_bytes, dtype=np.uint8)
+    whole_pages = -(-num_bytes // HUGE_PAGE) * HUGE_PAGE
+    memory = mmap.mmap(-1, whole_pages, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype=np.uint8)
 
 
 @define(eq=False)
 class Block:
-    """What one request has. capacity: in tokens, a multiple of LINE."""
+    """What one request has. capacity: in tokens."""
 
     row: int  # of Indexes.states
     capacity: int
+    num_lengths: int  # of n-grams
     num_tokens: int = field(init=False, default=0)  # of the request, known to its index
     _memory: np.ndarray = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._memory = np.zeros(4 * self.capacity * (1 + SLOTS_PER_TOKEN) + LINE, dtype=np.uint8)
+        self._memory = zeros(self._shift + 8 * self.num_slots + 4 * self.capacity)
 
     @property
-    def state(self) -> tuple[int, int, int, int]:
+    def num_slots(self) -> int:
+        """An end fills at most one for each length. A table that is nearly full is slow: an eighth stays empty."""
+        return self.capacity * self.num_lengths * 8 // 7 + 1
+
+    @property
+    def _shift(self) -> int:
+        """Bytes. Memory begins with a page: the ends of texts of one length would all have the same few lines of the
+        cache."""
+        return self.row % 64 * LINE
+
+    @property
+    def state(self) -> tuple[int, ...]:
         """Its row of states, as `index` has them."""
-        address = self._memory.ctypes.data
-        return address + -address % LINE, self.capacity, self.num_tokens, self.capacity.bit_length()
+        address = self._memory.ctypes.data + self._shift
+        return address, self.num_slots, address + 8 * self.num_slots, self.capacity, self.num_tokens, 0
 
 
 class Indexes:
     """The indexes of requests, by id. states: see `index`."""
 
-    def __init__(self, max_num_requests: int) -> None:
-        self.states = np.zeros((max_num_requests, 4), dtype=np.int64)
+    def __init__(self, max_num_requests: int, num_lengths: int) -> None:
+        self.states = np.zeros((max_num_requests, 6), dtype=np.int64)
+        self._num_lengths = num_lengths
         self._free_rows = list(range(max_num_requests))
         self._blocks: dict[str, Block] = {}
 
@@ -61,10 +91,10 @@ class Indexes:
             self._free_rows.append(block.row)
 
     def _give(self, request_id: str, num_tokens: int) -> Block:
-        """A new, empty block with room for as many tokens again. One that was outgrown is left: its index starts over,
-        so that a token is taken over at most twice on average."""
+        """A new, empty block with room for half as many tokens again. One that was outgrown is left: its index starts
+        over, so that a token is taken over at most three times on average."""
         self.free(request_id)
-        block = Block(self._free_rows.pop(), capacity=-(-max(num_tokens, 1) * 2 // LINE) * LINE)
+        block = Block(self._free_rows.pop(), capacity=num_tokens * 3 // 2 + 64, num_lengths=self._num_lengths)
         self.states[block.row] = block.state
         self._blocks[request_id] = block
         return block

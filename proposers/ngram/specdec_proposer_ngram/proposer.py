@@ -24,7 +24,7 @@ class NgramProposer(Proposer):
     def __init__(self, config: NgramConfig, max_num_requests: int, device: torch.device) -> None:
         self._shortest, self._longest = config.lengths
         self._most_recent = config.prompt_lookup_match == "last"
-        self._indexes = Indexes(max_num_requests)
+        self._indexes = Indexes(max_num_requests, num_lengths=self._longest - self._shortest + 1)
         self._device = device
 
     def propose(self, batch: ProposerBatch) -> Draft:

@@ -155,9 +155,7 @@ def one_lap(requests: dict[str, list[Replay]], part: slice, most_steps: int, pee
 
 def contexts(rounds: int, lengths: list[int]) -> dict[str, Any]:
     return {
-        f"batch {batch}": {
-            str(length): at_context(length, batch, num_laps=4 * rounds) for length in lengths
-        }
+        f"batch {batch}": {str(length): at_context(length, batch, num_laps=4 * rounds) for length in lengths}
         for batch in (1, MAX_NUM_SEQS)
     }
 

@@ -70,6 +70,7 @@ class Ours(Peer):
             embed=lambda _: _,
             output_head=lambda _: _,
             attention=None,
+            load_model=lambda _: _,
             speed_up=lambda _: None,
         )
         self._proposer = spec.build(spec.config(**options), context)

@@ -13,8 +13,9 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "async_llm": ("AsyncLLM",),
-    "config": ("DraftModelConfig", "EngineConfig", "SpeculativeConfig"),
+    "config": ("DraftModelConfig", "DraftSamplingConfig", "EngineConfig", "SpeculativeConfig"),
     "config_file": ("load_config_file",),
+    "drafting": ("DraftBuilder", "DynamicTree", "Grown", "Level", "NodePass", "StaticTree", "TreeGrower", "grow"),
     "engine": ("Engine",),
     "engine.request": ("Piece", "Request"),
     "errors": ("CapacityError", "CompatibilityError", "ConfigError", "PluginError", "SpecdecError"),
@@ -26,9 +27,11 @@ _NAMES = {
     "outputs": ("CompletionOutput", "RequestOutput", "StreamOutput"),
     "plugins": ("PluginInfo", "PluginWarning", "Plugins"),
     "prompts": ("load_tokenizer",),
-    "proposer": ("PLUGIN_API", "BuildContext", "LayerAttention", "Proposer", "ProposerSpec"),
+    "proposer": ("PLUGIN_API", "BuildContext", "CausalLM", "LayerAttention", "Proposer", "ProposerSpec"),
     "sampling.logprobs": ("Logprob",),
     "sampling_params": ("SamplingParams",),
+    "target.outline": ("Outline", "outline_draft"),
+    "token_tree": ("TokenTree",),
     "types": (
         "DEAD",
         "Draft",
@@ -59,11 +62,22 @@ if TYPE_CHECKING:
     )
     from specdec_core.config import (
         DraftModelConfig as DraftModelConfig,
+        DraftSamplingConfig as DraftSamplingConfig,
         EngineConfig as EngineConfig,
         SpeculativeConfig as SpeculativeConfig,
     )
     from specdec_core.config_file import (
         load_config_file as load_config_file,
+    )
+    from specdec_core.drafting import (
+        DraftBuilder as DraftBuilder,
+        DynamicTree as DynamicTree,
+        Grown as Grown,
+        Level as Level,
+        NodePass as NodePass,
+        StaticTree as StaticTree,
+        TreeGrower as TreeGrower,
+        grow as grow,
     )
     from specdec_core.engine import (
         Engine as Engine,
@@ -111,6 +125,7 @@ if TYPE_CHECKING:
     from specdec_core.proposer import (
         PLUGIN_API as PLUGIN_API,
         BuildContext as BuildContext,
+        CausalLM as CausalLM,
         LayerAttention as LayerAttention,
         Proposer as Proposer,
         ProposerSpec as ProposerSpec,
@@ -121,6 +136,11 @@ if TYPE_CHECKING:
     from specdec_core.sampling_params import (
         SamplingParams as SamplingParams,
     )
+    from specdec_core.target.outline import (
+        Outline as Outline,
+        outline_draft as outline_draft,
+    )
+    from specdec_core.token_tree import TokenTree as TokenTree
     from specdec_core.types import (
         DEAD as DEAD,
         Draft as Draft,

@@ -18,6 +18,8 @@ MOST_DRAFT_TOKENS = 2**16
 AUTO = "auto"
 """The verifier that means: whichever fits."""
 
+GREEDY, PROBABILISTIC = "greedy", "probabilistic"
+
 DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
@@ -60,6 +62,13 @@ class DraftModelConfig:
     draft_tensor_parallel_size: int = field(default=1, validator=_one_process, metadata=UNHASHED)
     enforce_eager: bool = field(default=False, validator=flag)
     disable_padded_drafter_batch: bool = field(default=False, validator=flag, metadata=UNHASHED)
+
+
+@frozen(kw_only=True)
+class DraftSamplingConfig:
+    """The key of methods that have distributions to draw from: their config classes inherit from this one."""
+
+    draft_sample_method: str = field(default=GREEDY, validator=one_of(GREEDY, PROBABILISTIC))
 
 
 @frozen(kw_only=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import frozen
 
+from specdec_core.config import DraftModelConfig
 from specdec_core.types import (
     Draft,
     KVMetadata,
@@ -107,6 +108,25 @@ class LayerAttention(Protocol):
         ...
 
 
+class CausalLM(Protocol):
+    """A whole language model as a draft: one from transformers, with its keys and values in the plan's group."""
+
+    @property
+    def info(self) -> TargetInfo: ...
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        metadata: KVMetadata,
+        visibility: Visibility,
+        rows: torch.Tensor,
+    ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        """One pass over int64 token_ids and positions [num_tokens], padded to `LayerAttention.padded`. Returns the
+        logits [num_rows, vocab] of some rows, int64 [num_rows], and no features."""
+        ...
+
+
 @frozen(eq=False)
 class BuildContext:
     """What the engine lends a proposer that it builds."""
@@ -120,6 +140,7 @@ class BuildContext:
     embed: Callable[[torch.Tensor], torch.Tensor]  # int64 [n] -> [n, hidden]
     output_head: Callable[[torch.Tensor], torch.Tensor]  # [n, hidden] after the final norm -> logits [n, vocab]
     attention: LayerAttention | None  # if the plan has a kv_layout
+    load_model: Callable[[DraftModelConfig], CausalLM]  # in the target's dtype; its layers are bound to that attention
     speed_up: Callable[[torch.nn.Module], None]  # in place, a module for inference that is loaded: as is done with the
     #                                              target's own layers
 

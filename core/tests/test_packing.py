@@ -18,7 +18,9 @@ from torch.nn.functional import linear, pad
 from specdec_core.kv import PagedKVManager
 from specdec_core.ops import REFERENCE
 from specdec_core.ops.linear import pack_linear
+from specdec_core.ops.padding import Padding
 from specdec_core.target import Target
+from specdec_core.target.attention import PagedAttention
 from specdec_core.target.packing import PackedLinear, pack_linears, recording_shared_inputs
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
@@ -220,8 +222,8 @@ def test_a_target_holds_its_weights_once(checkpoint: Path) -> None:
     target = Target(checkpoint, device=device, dtype="float32")
     originals = [weakref.ref(module) for module in target._model.modules() if type(module) is nn.Linear]
     kv = PagedKVManager(1, 16, device)
-    kv.add_group(target.kv_layout)
-    target.attach(kv, REFERENCE, ())
+    group = kv.add_group(target.kv_layout)
+    target.attach(PagedAttention(kv, group, REFERENCE, Padding.of(device)), REFERENCE)
     gc.collect()
     assert originals
     assert not any(original() for original in originals)

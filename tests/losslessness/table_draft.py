@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from attrs import field, frozen
 
-from specdec_core import Proposer
-from specdec_core.drafting import DraftBuilder, DraftSamplingConfig
+from specdec_core import DraftSamplingConfig, Proposer
+from specdec_core.drafting import DraftBuilder
 from specdec_core.proposer import PLUGIN_API, BuildContext, ProposerSpec
 from specdec_core.types import Draft, Plan, ProposerBatch
 from specdec_core.validators import one_of

@@ -10,10 +10,11 @@ from specdec_core.engine.request import Request
 @frozen
 class DraftBudget:
     """num_speculative_tokens: the engine's number, 0 without a proposer. disable_by_batch_size: no drafts at all while
-    more requests than this are running."""
+    more requests than this are running. max_model_len: of the proposer's plan."""
 
     num_speculative_tokens: int
     disable_by_batch_size: int | None = None
+    max_model_len: int | None = None
 
     def __call__(self, request: Request, num_running: int) -> int:
         """Nodes that request may have in this step, decided before anything is drafted.
@@ -27,4 +28,7 @@ class DraftBudget:
             return 0
         asked = request.params.num_speculative_tokens
         wanted = self.num_speculative_tokens if asked is None else asked
-        return min(wanted, request.max_total_tokens - request.num_tokens - 1)
+        room = request.max_total_tokens - request.num_tokens - 1
+        if self.max_model_len is not None:
+            room = min(room, max(0, self.max_model_len - request.num_tokens))
+        return min(wanted, room)

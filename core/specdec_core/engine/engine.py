@@ -19,6 +19,7 @@ from specdec_core import ops
 from specdec_core.config import EngineConfig, SpeculativeConfig
 from specdec_core.engine.admission import check_params, checked_prompt, checked_rules
 from specdec_core.engine.budget import DraftBudget
+from specdec_core.engine.draft_model import load_draft_model
 from specdec_core.engine.logprobs import TokenTexts, add_prompt_logprobs, output_logprobs, prompt_parts, rows_of
 from specdec_core.engine.memory import plan_memory
 from specdec_core.engine.request import Listener, Piece, Request
@@ -28,6 +29,7 @@ from specdec_core.engine.step_batch import StepBatch
 from specdec_core.engine.text import OutputText
 from specdec_core.engine.verification import Verification
 from specdec_core.errors import PluginError, SpecdecError
+from specdec_core.ops.padding import Padding
 from specdec_core.plugins import Plugins
 from specdec_core.proposer import BuildContext
 from specdec_core.sampling.logprobs import TokenLogprobs
@@ -36,6 +38,7 @@ from specdec_core.sampling.random import CounterRandom
 from specdec_core.sampling.rules import RuledRows, why_not_finite
 from specdec_core.sampling_params import SamplingParams
 from specdec_core.target import Target
+from specdec_core.target.attention import PagedAttention
 from specdec_core.target.load import default_device
 from specdec_core.target.model import speed_up
 from specdec_core.types import Draft, StepReport, Verdict
@@ -69,13 +72,13 @@ class Engine:
             code_revision=config.code_revision,
             quantization=config.quantization,
         )
-        spec, options, self._budget = PLAIN, None, DraftBudget(num_speculative_tokens=0)
+        spec, options, num_speculative_tokens, most_requests = PLAIN, None, 0, None
         if speculative_config is not None:
             spec, options = plugins.proposer(speculative_config.method), speculative_config.options
-            self._budget = DraftBudget(
-                speculative_config.num_speculative_tokens, speculative_config.disable_by_batch_size
-            )
-        plan = planned(spec, options, self.target.info, self._budget.num_speculative_tokens)
+            num_speculative_tokens = speculative_config.num_speculative_tokens
+            most_requests = speculative_config.disable_by_batch_size
+        plan = planned(spec, options, self.target.info, num_speculative_tokens)
+        self._budget = DraftBudget(num_speculative_tokens, most_requests, plan.max_model_len)
         layouts = [self.target.kv_layout, *([plan.kv_layout] if plan.kv_layout else [])]
         memory = plan_memory(
             config, self.target.kv_layout, plan, max_model_len=self.target.info.max_model_len, device=self._device
@@ -83,17 +86,20 @@ class Engine:
         self.kv = plugins.kv_manager("paged").build(memory.num_blocks, config.block_size, self._device)
         groups = [self.kv.add_group(layout) for layout in layouts]
         resolved = ops.resolve(plugins.ops(self._device.type))
-        self.target.attach(self.kv, resolved, plan.taps)
+        attention = PagedAttention(self.kv, groups[0], resolved, Padding.of(self._device))
+        self.target.attach(attention, resolved, plan.taps)
 
+        of_draft = attention.of_group(groups[1]) if plan.kv_layout else None
         context = BuildContext(
             target=self.target.info,
-            num_speculative_tokens=self._budget.num_speculative_tokens,
+            num_speculative_tokens=num_speculative_tokens,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             device=self._device,
             embed=self.target.embed,
             output_head=self.target.output_head,
-            attention=self.target.attention.of_group(groups[1]) if plan.kv_layout else None,
+            attention=of_draft,
+            load_model=partial(load_draft_model, target=self.target.info, attention=of_draft, ops=resolved),
             speed_up=partial(speed_up, ops=resolved),
         )
         self._speculation = Speculation(

@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 from specdec_core.errors import CompatibilityError, ConfigError
-from specdec_core.kv_manager import KVManager
-from specdec_core.ops.padding import Padding
 from specdec_core.target.attention import PagedAttention, probe
 from specdec_core.target.ends import Ends, recording_ends
 from specdec_core.target.load import load_config, load_weights, parse_dtype, resolve_model
@@ -24,10 +22,10 @@ from specdec_core.types import KVLayout, KVMetadata, TargetInfo, Visibility
 
 
 class Target:
-    """A causal LM from transformers, run without its own cache.
+    """A causal LM from transformers, run without its own cache: the target, or a draft that is such a model.
 
-    Public attributes: info (TargetInfo), kv_layout (KVLayout of its group, which must be the first), eos_token_ids
-    (frozenset of int), attention (PagedAttention, once attached).
+    Public attributes: info (TargetInfo), kv_layout (KVLayout of its group), eos_token_ids (frozenset of int), attention
+    (PagedAttention, once attached).
     """
 
     def __init__(
@@ -75,9 +73,11 @@ class Target:
         self.eos_token_ids = _eos_token_ids(self._model.generation_config, text_config)
         self._features: dict[str, torch.Tensor] = {}
 
-    def attach(self, kv: KVManager, ops: Mapping[str, Callable[..., Any]], taps: Sequence[str]) -> None:
-        """Route attention into the first group of `kv`, compute by `ops`, and record `taps` in every forward."""
-        self.attention = PagedAttention(kv, 0, ops, Padding.of(self.info.device))
+    def attach(
+        self, attention: PagedAttention, ops: Mapping[str, Callable[..., Any]], taps: Sequence[str] = ()
+    ) -> None:
+        """Route attention through `attention`, compute by `ops`, and record `taps` in every forward."""
+        self.attention = attention
         self.attention.bind(self._attention_modules)
         pack_linears(self._model, ops["pack_linear"], self._linear_groups)
         self._linear_groups.clear()  # the layers in them have the weights that are packed now

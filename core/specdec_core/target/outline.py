@@ -11,6 +11,7 @@ from attrs import frozen
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from specdec_core.config import DraftModelConfig
 from specdec_core.errors import CompatibilityError, ConfigError
 from specdec_core.target.attention import IMPLEMENTATION, probe
 from specdec_core.target.load import load_config, no_attention, parse_dtype, resolve_model
@@ -60,6 +61,19 @@ def outline(
     if getattr(config, "quantization_config", None) is not None and stored is not None:
         weight_bytes = stored
     return Outline(info, _kv_layout(empty, info), weight_bytes)
+
+
+def outline_draft(config: DraftModelConfig, target: TargetInfo) -> Outline:
+    """The outline of a draft model that is a causal LM, as `BuildContext.load_model` loads it. It raises what `outline`
+    does."""
+    return outline(
+        config.model,
+        device=target.device,
+        dtype=target.dtype,
+        revision=config.revision,
+        code_revision=config.code_revision,
+        quantization=config.quantization,
+    )
 
 
 def _empty_model(config: PretrainedConfig, dtype: torch.dtype, **kwargs: Any) -> Any:

@@ -143,8 +143,8 @@ def _refuse_what_needs_a_target(method: str, plan: Plan) -> None:
 
 
 def _build_context(num_speculative_tokens: int) -> BuildContext:
-    def no_target(_: torch.Tensor) -> NoReturn:
-        raise ConfigError("there is no target here, hence neither its embedding nor its output head: run it with LLM")
+    def no_target(_: object) -> NoReturn:
+        raise ConfigError("there is no target here, nor what a draft would share with it: run it with LLM")
 
     return BuildContext(
         target=NO_TARGET,
@@ -155,6 +155,7 @@ def _build_context(num_speculative_tokens: int) -> BuildContext:
         embed=no_target,
         output_head=no_target,
         attention=None,
+        load_model=no_target,
         speed_up=lambda module: None,
     )
 

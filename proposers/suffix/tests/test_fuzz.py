@@ -48,6 +48,7 @@ def build(plan: Plan) -> Proposer:
         embed=not_used,
         output_head=not_used,
         attention=None,
+        load_model=not_used,
         speed_up=not_used,
     )
     return spec.build(config, context)

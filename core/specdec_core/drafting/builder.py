@@ -6,20 +6,10 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import torch
-from attrs import field, frozen
 
+from specdec_core.config import GREEDY, PROBABILISTIC
 from specdec_core.sampling_params import SMALLEST_TEMPERATURE
 from specdec_core.types import Draft, ProposerBatch, Stream
-from specdec_core.validators import one_of
-
-GREEDY, PROBABILISTIC = "greedy", "probabilistic"
-
-
-@frozen(kw_only=True)
-class DraftSamplingConfig:
-    """The key of methods that have distributions to draw from: their config classes inherit from this one."""
-
-    draft_sample_method: str = field(default=GREEDY, validator=one_of(GREEDY, PROBABILISTIC))
 
 
 class Grown(NamedTuple):
@@ -60,14 +50,28 @@ class DraftBuilder:
         self._levels: list[_Level] = []
         self._q: list[torch.Tensor] = []
 
-    def grow(self, logits: torch.Tensor, requests: torch.Tensor, parents: torch.Tensor, num_children: int = 1) -> Grown:
+    @property
+    def room(self) -> torch.Tensor:
+        """int64 [batch]   nodes that each request may still get."""
+        return self._room
+
+    def grow(
+        self,
+        logits: torch.Tensor,
+        requests: torch.Tensor,
+        parents: torch.Tensor,
+        num_children: int | torch.Tensor = 1,
+    ) -> Grown:
         """Add up to num_children nodes below each of some nodes or roots, none of which has any yet.
 
         logits float [n, draft_vocab], of the token below each; requests int64 [n], indices into the batch, ascending;
-        parents int64 [n], numbers of nodes as an earlier `grow` returned them, -1: the root.
+        parents int64 [n], numbers of nodes as an earlier `grow` returned them, -1: the root; num_children of all, or
+        int64 [n].
         """
-        before = num_children * _rank(requests)  # children of the request's earlier rows in this call
-        allowed = (self._room[requests] - before).clamp(0, min(num_children, logits.shape[-1]))
+        wanted = torch.as_tensor(num_children, device=requests.device).expand(len(requests))
+        earlier = wanted.cumsum(0) - wanted
+        before = earlier - earlier[torch.searchsorted(requests, requests)]  # of the request's earlier rows in this call
+        allowed = torch.minimum(self._room[requests] - before, wanted.clamp(max=logits.shape[-1])).clamp(min=0)
         is_sound = logits.amax(dim=-1).isfinite()
         allowed, logits = allowed * is_sound, logits.masked_fill(~is_sound.unsqueeze(1), 0)
         if not bool(allowed.any()):
@@ -89,7 +93,7 @@ class DraftBuilder:
         nodes = self._num_nodes[request] + _rank(request)
         added = torch.bincount(request, minlength=len(self._room))
         self._room, self._num_nodes = self._room - added, self._num_nodes + added
-        self._num_keys += num_children * torch.bincount(requests, minlength=len(self._room))
+        self._num_keys.index_add_(0, requests, wanted)
         q_rows = torch.where(is_sampled, is_sampled.cumsum(0) - 1 + first_q_row, -1)[row]
         token_ids = column if self._q_to_target is None else self._q_to_target[column]
         self._levels.append(_Level(request, parents[row], token_ids, q_rows, probs[row, column]))

@@ -1,0 +1,6 @@
+"""For proposers that have distributions: trees of drafts, grown a level at a time."""
+
+from specdec_core.drafting.builder import DraftBuilder as DraftBuilder, Grown as Grown
+from specdec_core.drafting.dynamic import DynamicTree as DynamicTree
+from specdec_core.drafting.level import Level as Level, NodePass as NodePass, TreeGrower as TreeGrower, grow as grow
+from specdec_core.drafting.static import StaticTree as StaticTree

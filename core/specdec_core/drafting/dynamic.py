@@ -1,0 +1,109 @@
+"""The dynamic tree of EAGLE-2 (Li et al. 2024, section 4): expand the likeliest nodes, keep the likeliest of all."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+
+from specdec_core.drafting.level import Level
+from specdec_core.types import Draft, ProposerBatch
+
+IMPOSSIBLE = float("-inf")
+
+
+class DynamicTree:
+    """Grows the same number of candidates for every request, and keeps as many as its budget allows.
+
+    At each level the top_k nodes that are likeliest, by the product of the draft's probabilities down to them, get
+    their top_k likeliest children; depth times after the root's. What is kept are the likeliest of all candidates,
+    in the order in which they came up. All are chosen. Nothing is kept where logits are not finite. Ties go to the
+    candidate that came up first.
+
+    q_to_target: see `DraftBuilder`.
+    """
+
+    def __init__(self, batch: ProposerBatch, top_k: int, depth: int, q_to_target: torch.Tensor | None = None) -> None:
+        self._budgets = batch.max_draft_tokens
+        self._size, self._device = len(self._budgets), batch.root_token_ids.device
+        self._top_k, self._levels_left, self._q_to_target = top_k, depth, q_to_target
+        # Candidates of each level: [batch, n], n = top_k at first and its square later.
+        self._token_ids: list[torch.Tensor] = []
+        self._parents: list[torch.Tensor] = []  # which candidate, over all levels; -1: the root
+        self._scores: list[torch.Tensor] = []  # log of the probability of the whole path
+        self._probs: list[torch.Tensor] = []  # of the token alone
+        self._num_candidates = 0
+        # What is to be expanded: the roots, then top_k candidates of each request.
+        self._frontier = torch.full((self._size, 1), -1, device=self._device)
+        self._frontier_scores = torch.zeros(self._size, 1, device=self._device)
+        self._ancestors = torch.empty(self._size, 1, 0, dtype=torch.int64, device=self._device)
+        self._num_forwarded = 0  # nodes of each request
+
+    def grow(self, logits: torch.Tensor) -> Level | None:
+        num_rows = self._frontier.shape[1]
+        log_probs = logits.float().log_softmax(dim=-1).view(self._size, num_rows, -1)
+        best = log_probs.nan_to_num(IMPOSSIBLE, IMPOSSIBLE, IMPOSSIBLE).topk(min(self._top_k, logits.shape[-1]), dim=-1)
+        scores = (self._frontier_scores.unsqueeze(2) + best.values).flatten(1)
+        columns = best.indices.flatten(1)
+        token_ids = columns if self._q_to_target is None else self._q_to_target[columns]
+        num_children = best.indices.shape[2]
+        self._token_ids.append(token_ids)
+        self._parents.append(self._frontier.repeat_interleave(num_children, dim=1))
+        self._scores.append(scores)
+        self._probs.append(best.values.exp().flatten(1))
+        first, self._num_candidates = self._num_candidates, self._num_candidates + scores.shape[1]
+        if self._levels_left == 0:
+            return None
+        self._levels_left -= 1
+
+        self._frontier_scores, chosen = _best(scores, self._top_k)
+        self._frontier = first + chosen
+        count = chosen.shape[1]
+        own = torch.arange(self._num_forwarded, self._num_forwarded + count, device=self._device)
+        rows = chosen // num_children
+        above = self._ancestors.gather(1, rows.unsqueeze(2).expand(-1, -1, self._ancestors.shape[2]))
+        self._ancestors = torch.cat([above, own.view(1, -1, 1).expand(self._size, -1, 1)], dim=2)
+        requests = torch.arange(self._size, device=self._device)
+        level = Level(
+            requests=requests.repeat_interleave(count),
+            rows=(rows + num_rows * requests.unsqueeze(1)).flatten(),
+            token_ids=token_ids.gather(1, chosen).flatten(),
+            ancestors=self._ancestors.flatten(0, 1),
+            starts=(self._num_forwarded,) * self._size,
+            counts=(count,) * self._size,
+            is_chain=self._top_k == 1,
+        )
+        self._num_forwarded += count
+        return level
+
+    def build(self) -> Draft:
+        """The draft over all requests of the batch. `scores` are the draft's own probabilities."""
+        token_ids, parents, scores, probs = (
+            torch.cat(each, dim=1) for each in (self._token_ids, self._parents, self._scores, self._probs)
+        )
+        # No child is likelier than its parent, which came up before it: whoever is kept has its parent kept.
+        kept_scores, kept = _best(scores, max(self._budgets))
+        budgets = torch.tensor(self._budgets, device=self._device).unsqueeze(1)
+        is_kept = (torch.arange(kept.shape[1], device=self._device) < budgets) & (kept_scores > IMPOSSIBLE)
+        mask = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, kept, is_kept)
+        number = mask.cumsum(1) - 1  # of each candidate among those that are kept
+        parent_numbers = number.gather(1, parents.clamp(min=0)).masked_fill(parents < 0, -1)
+        counts = mask.sum(dim=1).tolist()
+        level_of = torch.repeat_interleave(
+            torch.arange(len(self._scores), device=self._device),
+            torch.tensor([each.shape[1] for each in self._scores], device=self._device),
+        )
+        return Draft(
+            token_ids=token_ids[mask],
+            parents=parent_numbers[mask].to(torch.int32),
+            offsets=tuple(accumulate(counts, initial=0)),
+            max_depth=int((level_of + 1).expand_as(mask)[mask].max()) if any(counts) else 0,
+            scores=probs[mask],
+            is_chain=self._top_k == 1,
+        )
+
+
+def _best(scores: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The highest scores [batch, n] and where they are, the first ones among equals."""
+    values, indices = scores.sort(dim=1, descending=True, stable=True)
+    return values[:, :number], indices[:, :number]

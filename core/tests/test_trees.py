@@ -1,0 +1,172 @@
+"""Shapes that users write, and trees that grow from a model's probabilities, static and dynamic."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from test_drafting import batch_of
+
+from specdec_core.drafting import DynamicTree, Level, StaticTree, TreeGrower, grow
+from specdec_core.engine.draft_check import check_draft
+from specdec_core.errors import ConfigError
+from specdec_core.token_tree import TokenTree
+from specdec_core.types import Draft
+
+CPU = torch.device("cpu")
+VOCAB = 12
+Path = tuple[int, ...]
+SHAPES = [
+    "[(0,)]",
+    "[(0,), (0, 0), (0, 0, 0)]",
+    "[(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 0), (2, 0, 0), (2, 0, 1)]",
+]
+
+
+def logits_after(request: int, path: Path) -> torch.Tensor:
+    """Of the token after a path of tokens below the root: of all paths different ones."""
+    generator = torch.Generator().manual_seed(hash((request, path)) % 2**31)
+    return 2 * torch.randn(VOCAB, generator=generator)
+
+
+def grown(grower: TreeGrower, num_requests: int, spoil: Callable[[Level], None] = lambda level: None) -> Draft:
+    """The draft of a model that knows each node's path by what the levels say about parents."""
+    paths: list[tuple[int, Path]] = [(b, ()) for b in range(num_requests)]
+    by_number: list[dict[int, int]] = [{} for _ in range(num_requests)]
+
+    def forward(level: Level) -> torch.Tensor:
+        nonlocal paths
+        spoil(level)
+        paths = [
+            (paths[row][0], (*paths[row][1], token))
+            for row, token in zip(level.rows.tolist(), level.token_ids.tolist(), strict=True)
+        ]
+        assert [b for b, _ in paths] == level.requests.tolist() == sorted(level.requests.tolist())
+        for (b, path), numbers in zip(paths, level.ancestors.tolist(), strict=True):
+            by_number[b][numbers[-1]] = path[-1]
+            assert tuple(by_number[b][number] for number in numbers) == path  # ancestors, the node itself last
+        own = [
+            [n[-1] for (b, _), n in zip(paths, level.ancestors.tolist(), strict=True) if b == c]
+            for c in range(len(by_number))
+        ]
+        assert [list(range(s, s + c)) for s, c in zip(level.starts, level.counts, strict=True)] == own
+        return torch.stack([logits_after(b, path) for b, path in paths])
+
+    return grow(grower, torch.stack([logits_after(b, ()) for b in range(num_requests)]), forward)
+
+
+def tokens_of(draft: Draft, request: int) -> list[Path]:
+    token_ids, parents = draft.tree(request)
+    paths: list[Path] = []
+    for token, parent in zip(token_ids, parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("budgets", [[100], [100, 100, 3], [1, 2, 4, 7]])
+def test_a_static_tree_has_the_likeliest_tokens_in_its_shape(shape, budgets):
+    tree = TokenTree.parse(shape)
+    draft = grown(StaticTree(batch_of(budgets, [0.0] * len(budgets)), tree), len(budgets))
+    check_draft(draft, budgets, VOCAB, CPU)
+    for b, budget in enumerate(budgets):
+        tokens: dict[Path, Path] = {(): ()}
+        for path in tree.paths:
+            above = tokens[path[:-1]]
+            ranked = logits_after(b, above).argsort(descending=True).tolist()
+            tokens[path] = (*above, ranked[path[-1]])
+        assert tokens_of(draft, b) == [tokens[path] for path in tree.paths[:budget]]
+    assert draft.is_chain == (tree.is_chain or max(budgets) == 1)
+
+
+def dynamic_reference(request: int, top_k: int, depth: int, budget: int) -> tuple[list[Path], list[float]]:
+    """Written for one request, without tensors: candidates (log probability, path), in the order they come up."""
+
+    def children(score: float, path: Path) -> list[tuple[float, Path]]:
+        log_probs = logits_after(request, path).log_softmax(0).tolist()
+        best = heapq.nlargest(top_k, range(VOCAB), key=lambda token: log_probs[token])
+        return [(score + log_probs[token], (*path, token)) for token in best]
+
+    level = children(0.0, ())
+    candidates = list(level)
+    for _ in range(depth):
+        frontier = sorted(level, key=lambda each: -each[0])[:top_k]
+        level = [child for score, path in frontier for child in children(score, path)]
+        candidates += level
+    kept = set(sorted(range(len(candidates)), key=lambda i: -candidates[i][0])[:budget])
+    return [candidates[i][1] for i in sorted(kept)], [candidates[i][0] for i in sorted(kept)]
+
+
+@settings(max_examples=40)
+@given(top_k=st.integers(1, 5), depth=st.integers(0, 4), budgets=st.lists(st.integers(1, 40), min_size=1, max_size=4))
+def test_the_dynamic_tree_is_that_of_the_paper(top_k, depth, budgets):
+    draft = grown(DynamicTree(batch_of(budgets, [0.0] * len(budgets)), top_k, depth), len(budgets))
+    check_draft(draft, budgets, VOCAB, CPU)
+    for b, budget in enumerate(budgets):
+        paths, scores = dynamic_reference(b, top_k, depth, budget)
+        assert tokens_of(draft, b) == paths
+        probs = draft.scores[draft.offsets[b] : draft.offsets[b + 1]].double()
+        product: dict[Path, float] = {(): 0.0}
+        for path, prob in zip(paths, probs.tolist(), strict=True):
+            product[path] = product[path[:-1]] + float(torch.tensor(prob).log())
+        torch.testing.assert_close([product[path] for path in paths], scores, atol=1e-4, rtol=1e-4)
+    assert draft.max_depth == max(len(path) for b in range(len(budgets)) for path in tokens_of(draft, b))
+
+
+def test_more_children_than_tokens():
+    draft = grown(DynamicTree(batch_of([1000], [0.0]), VOCAB + 5, 1), 1)
+    assert draft.num_nodes == VOCAB + VOCAB * VOCAB
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_cost_one_request_its_draft(bad):
+    logits = torch.stack([logits_after(0, ()), torch.full((VOCAB,), bad)])
+    for grower in (
+        DynamicTree(batch_of([5, 5], [0.0, 0.0]), 2, 2),
+        StaticTree(batch_of([5, 5], [0.0, 0.0]), TokenTree.chain(5)),
+    ):
+        draft = grow(grower, logits, lambda level: torch.stack([logits_after(0, ())] * len(level.token_ids)))
+        check_draft(draft, [5, 5], VOCAB, CPU)
+        assert draft.num_nodes_per_request == [5, 0]
+
+
+def test_tokens_of_another_vocabulary():
+    to_target = torch.arange(VOCAB).flip(0) * 3
+    plain, mapped = (grown(DynamicTree(batch_of([6], [0.0]), 3, 0, table), 1) for table in (None, to_target))
+    assert mapped.token_ids.tolist() == to_target[plain.token_ids].tolist()
+
+
+@given(st.text(max_size=30) | st.lists(st.lists(st.integers(-1, 3), max_size=3), max_size=6))
+def test_a_shape_is_a_tree_or_an_error_that_says_what_to_give(given_shape):
+    try:
+        tree = TokenTree.parse(given_shape)
+    except ConfigError:
+        return
+    assert sum(tree.num_children) == len(tree.paths)
+    assert TokenTree.parse(str(list(reversed(tree.paths)))) == tree
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ("[(0,), (0, 1)]", r"has the path \(0, 1\) without \(0, 0\): add it"),
+        ("[(0,), (1, 0)]", r"has the path \(1, 0\) without \(1,\): add it"),
+        ("[(0,), (0,)]", "must have every path once"),
+        ("[]", "must have every path once, and at least one"),
+        ("(0,)", "no list of paths"),
+        ("__import__('os')", "no list of paths"),
+    ],
+)
+def test_what_is_no_tree_is_explained(shape, message):
+    with pytest.raises(ConfigError, match=message):
+        TokenTree.parse(shape)
+
+
+def test_a_shape_in_numbers():
+    tree = TokenTree.parse([(0,), (1,), (0, 0), (1, 0), (1, 1)])
+    assert (tree.depth, tree.is_chain, tree.num_children) == (2, False, (2, 1, 2, 0, 0, 0))
+    assert tree.first_children == (1, 3, 4, 6, 6, 6)
+    assert TokenTree.chain(3) == TokenTree.parse("[(0,), (0, 0), (0, 0, 0)]")

@@ -64,7 +64,7 @@ class DraftModelConfig:
     disable_padded_drafter_batch: bool = field(default=False, validator=flag, metadata=UNHASHED)
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)  # with slots, no class could inherit from it and another
 class DraftSamplingConfig:
     """The key of methods that have distributions to draw from: their config classes inherit from this one."""
 

@@ -33,10 +33,10 @@ class Run:
         """What was asked, with the tree that came back and which of its nodes were sampled; without those that break a
         rule."""
         return {
-            asked: (tree, rows)
+            asked: (tree, is_sampled)
             for proposal in self.journal.proposals
             if not any(faults_of(proposal))
-            for asked, after_reset, tree, rows in _trees(proposal)
+            for asked, after_reset, tree, is_sampled in _trees(proposal)
             if after_reset or not only_after_reset
         }
 
@@ -44,8 +44,9 @@ class Run:
 def _trees(proposal: Proposal) -> list[tuple[Asked, bool, Any, Any]]:
     draft, found = proposal.draft, []
     for i, asked in enumerate(proposal.asked):
-        rows = None if draft.q_rows is None else (draft.q_rows[draft.offsets[i] : draft.offsets[i + 1]] >= 0).tolist()
-        found.append((asked, proposal.after_reset[i], draft.tree(i), rows))
+        nodes = slice(draft.offsets[i], draft.offsets[i + 1])
+        is_sampled = [False] * draft.num_nodes if draft.q_rows is None else (draft.q_rows >= 0).tolist()
+        found.append((asked, proposal.after_reset[i], draft.tree(i), is_sampled[nodes]))
     return found
 
 

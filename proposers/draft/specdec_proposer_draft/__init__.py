@@ -1,0 +1,45 @@
+"""Draft models as a specdec plugin: the method `draft_model` runs a smaller causal language model ahead of the target.
+
+The entry point names this module, so it imports nothing heavy: `plan` and `build` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec_core import BuildContext, Plan, Proposer, ProposerSpec, TargetInfo, hookimpl
+from specdec_proposer_draft.config import DraftConfig
+
+__all__ = ["DraftConfig", "specdec_proposers"]
+
+
+def plan(config: DraftConfig, target: TargetInfo, num_speculative_tokens: int) -> Plan:
+    from specdec_core import outline_draft
+    from specdec_proposer_draft.vocabulary import check_vocabulary
+
+    draft = outline_draft(config, target)
+    check_vocabulary(config, draft.info, target)
+    return Plan(
+        kv_layout=draft.kv_layout,
+        weight_bytes=draft.weight_bytes,
+        max_model_len=config.checked_max_model_len(draft.info.max_model_len, target.max_model_len),
+    )
+
+
+def build(config: DraftConfig, context: BuildContext) -> Proposer:
+    from specdec_proposer_draft.proposer import DraftModelProposer
+
+    return DraftModelProposer(config, context)
+
+
+@hookimpl
+def specdec_proposers() -> Sequence[ProposerSpec]:
+    spec = ProposerSpec(
+        name="draft_model",
+        config=DraftConfig,
+        build=build,
+        api=1,
+        plan=plan,
+        num_speculative_tokens=lambda config: config.default_num_speculative_tokens,
+    )
+    return [spec]

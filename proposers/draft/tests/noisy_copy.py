@@ -1,0 +1,22 @@
+"""Draft models for tests: copies of a target, with noise on their weights, that still agree with it now and then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+
+def noisy_copy(target: Path, folder: Path, noise: float = 0.05, seed: int = 0) -> Path:
+    """noise: its standard deviation, as a part of each weight's own."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = load_file(target / "model.safetensors")
+    for weight in weights.values():
+        if weight.dim() == 2:
+            weight += noise * weight.std() * torch.randn(weight.shape, generator=generator)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    for name in ("config.json", "generation_config.json"):
+        (folder / name).write_bytes((target / name).read_bytes())
+    return folder

@@ -10,26 +10,16 @@ from typing import Any
 
 import reference
 import torch
-from attrs import frozen
 from probe_layers import KEY_DIM, NUM_HEADS, NUM_KV_HEADS, ROTARY_BASE, VALUE_DIM, ProbeModel
+from probe_recorder import Drafted
 from probe_trees import shape_of
+from recorded_runs import Expected
 
 from specdec_core.sampling.random import CounterRandom
 from specdec_core.types import Stream
 
 LOGIT_MARGIN = 1e-3
 PROBABILITY_MARGIN = 1e-5
-
-
-@frozen(eq=False)
-class Expected:
-    """draft_probs: of each node, None if it was chosen. is_clear: no decision was so close that rounding could make
-    another one."""
-
-    token_ids: list[int]
-    parents: list[int]
-    draft_probs: list[torch.Tensor | None]
-    is_clear: bool
 
 
 class DenseDraft:
@@ -46,14 +36,14 @@ class DenseDraft:
         self.features[request_id] = torch.cat([states[i][0] for i in (1, 2, -1)], dim=-1).double()
 
     @torch.inference_mode()
-    def draft(
-        self, request_id: str, history: Sequence[int], *, seed: int, temperature: float, max_draft_tokens: int
-    ) -> Expected:
-        """history: prompt and output so far, the root included."""
+    def __call__(self, drafted: Drafted, text: list[int]) -> Expected:
+        if drafted.request_id not in self.features:
+            self.read(drafted.request_id, text)
+        history, temperature = drafted.history, drafted.temperature
         num_slots = len(history) - 1
-        fused = unit(self.features[request_id][:num_slots] @ self.model.fuse.weight.T)
-        shape = shape_of(seed, num_slots)[:max_draft_tokens]
-        random = CounterRandom([seed], torch.tensor([num_slots]))
+        fused = unit(self.features[drafted.request_id][:num_slots] @ self.model.fuse.weight.T)
+        shape = shape_of(drafted.seed, num_slots)[: drafted.max_draft_tokens]
+        random = CounterRandom([drafted.seed], torch.tensor([num_slots]))
         tokens: list[int] = []
         all_probs: list[torch.Tensor | None] = []
         outputs: dict[int, torch.Tensor] = {}  # of the nodes, and of the root as -1

@@ -1,4 +1,4 @@
-"""Everything that the proposer in probe_draft.py drafted in an engine, and what happened around it."""
+"""Everything that a proposer drafted in an engine, and what happened around it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import torch
 from attrs import define, field, frozen
-from probe_draft import PROBE, Probe
+from probe_draft import PROBE
 
 from specdec_core import Draft, Observation, Plugins, Proposer, ProposerBatch, RequestView
 
@@ -86,12 +86,15 @@ class Recorder(Proposer):
         return draft
 
 
-class PluginsWithProbe:
+class RecordingPlugins:
+    """What is installed, with every proposer recorded, and the one of probe_draft.py."""
+
     def __init__(self, journal: Journal) -> None:
         self._installed, self._journal = Plugins.load(), journal
 
     def proposer(self, name: str) -> Any:
-        return attrs.evolve(PROBE, build=lambda config, context: Recorder(Probe(config, context), self._journal))
+        spec = PROBE if name == PROBE.name else self._installed.proposer(name)
+        return attrs.evolve(spec, build=lambda *args: Recorder(spec.build(*args), self._journal))
 
     def ops(self, device_type: str) -> dict[str, Any]:
         return {}  # core's own, whatever is installed

@@ -1,0 +1,44 @@
+"""What the method `draft_model` must draft, computed by transformers' own model over whole paths, without any cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import reference
+import torch
+from probe_recorder import Drafted
+from recorded_runs import Expected
+
+from specdec_core import TokenTree
+
+LOGIT_MARGIN = 1e-3
+
+
+class DraftModelFromScratch:
+    """is_sampled: tokens were drawn, where the temperature is not 0. Then those of the draft are taken as they are."""
+
+    def __init__(self, model_dir: Path, shape: TokenTree, *, is_sampled: bool) -> None:
+        self.model, self.shape, self.is_sampled = reference.load(model_dir), shape, is_sampled
+
+    @torch.inference_mode()
+    def __call__(self, drafted: Drafted, text: list[int]) -> Expected:
+        tokens: list[int] = []
+        parents: list[int] = []
+        all_probs: list[torch.Tensor | None] = []
+        is_clear = True
+        numbers: dict[tuple[int, ...], int] = {(): -1}
+        for number, path in enumerate(self.shape.paths[: drafted.max_draft_tokens]):
+            numbers[path] = number
+            above = [tokens[numbers[path[: i + 1]]] for i in range(len(path) - 1)]
+            logits = self.model(torch.tensor([[*drafted.history, *above]]), use_cache=False).logits[0, -1].double()
+            parents.append(numbers[path[:-1]])
+            if self.is_sampled and drafted.temperature > 0:
+                tokens.append(drafted.token_ids[number])
+                all_probs.append((logits / drafted.temperature).softmax(dim=-1))
+                continue
+            rank = path[-1]
+            ordered = logits.sort(descending=True)
+            is_clear &= bool((-ordered.values.diff()[max(rank - 1, 0) : rank + 1]).min() > LOGIT_MARGIN)
+            tokens.append(int(ordered.indices[rank]))
+            all_probs.append(None)
+        return Expected(tokens, parents, all_probs, is_clear)

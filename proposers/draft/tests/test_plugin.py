@@ -1,0 +1,151 @@
+"""What the method says before weights are loaded, and whom it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from noisy_copy import noisy_copy
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from specdec_core import LLM, CompatibilityError, ConfigError, Plan, SamplingParams, TokenTree
+from specdec_core.dry_run import dry_run
+from specdec_core.testing import tiny_target
+from specdec_proposer_draft import DraftConfig
+
+SETTINGS = {"dtype": "float32", "num_kv_blocks": 64, "max_num_batched_tokens": 32, "skip_tokenizer_init": True}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_target(tmp_path_factory.mktemp("target"))
+
+
+def planned(target: Path, draft: Path, **options: Any) -> Plan:
+    config = {"method": "draft_model", "model": str(draft), **options}
+    return dry_run(str(target), speculative_config=config, skip_tokenizer_init=True).plan
+
+
+def save_tokenizer(folder: Path, words: list[str]) -> None:
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+
+
+def test_the_entry_module_is_light():
+    code = (
+        "import sys, specdec_proposer_draft as p; p.specdec_proposers(); p.DraftConfig(model='any'); "
+        "print(sorted({'torch', 'numpy', 'transformers'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_the_plan_is_the_models(target, tmp_path):
+    draft = tiny_target(tmp_path, num_hidden_layers=1, num_key_value_heads=2, max_position_embeddings=128)
+    plan = planned(target, draft)
+    layout = plan.kv_layout
+    assert (layout.num_layers, layout.num_kv_heads, layout.key_dim, layout.keeps_nodes) == (1, 2, 16, True)
+    assert plan.weight_bytes > 0.9 * (draft / "model.safetensors").stat().st_size / 2  # bfloat16, or float32
+    assert plan.max_model_len == 128
+
+
+@pytest.mark.parametrize(("asked", "draft_len", "expected"), [(None, 600, 512), (None, 100, 100), (64, 100, 64)])
+def test_drafts_go_as_far_as_both_models(asked, draft_len, expected, target, tmp_path):
+    draft = tiny_target(tmp_path, max_position_embeddings=draft_len)
+    assert planned(target, draft, max_model_len=asked).max_model_len == expected
+
+
+@pytest.mark.parametrize(("draft_len", "whose"), [(100, "the draft model takes 100"), (700, "the target takes 512")])
+def test_more_than_a_model_takes_is_refused(draft_len, whose, target, tmp_path):
+    draft = tiny_target(tmp_path, max_position_embeddings=draft_len)
+    with pytest.raises(ConfigError, match=f"max_model_len=600, but {whose} tokens at most"):
+        planned(target, draft, max_model_len=600)
+
+
+def test_no_drafts_beyond_what_the_draft_takes(target, tmp_path):
+    draft = noisy_copy(target, tmp_path, noise=0.0)
+    config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 4, "max_model_len": 24}
+    prompt, params = [{"prompt_token_ids": list(range(10))}], SamplingParams(temperature=0, max_tokens=30)
+    plain = LLM(str(target), **SETTINGS).generate(prompt, params, use_tqdm=False)
+    llm = LLM(str(target), speculative_config=config, **SETTINGS)
+    assert llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids == plain[0].outputs[0].token_ids
+    counts = llm.get_metrics()
+    (drafted,) = (metric.value for metric in counts if metric.name.endswith("num_draft_tokens"))
+    assert 8 <= drafted <= 14, "24 tokens, of which 10 are the prompt"
+
+
+class TestVocabulary:
+    def test_padding_of_either_model_is_accepted(self, target, tmp_path):
+        for size in (40, 64):
+            draft = tiny_target(tmp_path / str(size), vocab_size=size, seed=1)
+            words = [f"w{i}" for i in range(40)]
+            for folder in (draft, with_tokenizer := tiny_target(tmp_path / f"target{size}")):
+                save_tokenizer(folder, words)
+            config = {"method": "draft_model", "model": str(draft), "draft_sample_method": "probabilistic"}
+            llm = LLM(str(with_tokenizer), speculative_config=config, **SETTINGS)
+            prompts = [{"prompt_token_ids": [41, 45, 3]}]  # the first of which only the target has
+            (plain,) = LLM(str(with_tokenizer), **SETTINGS).generate(
+                prompts, SamplingParams(temperature=0, max_tokens=20), use_tqdm=False
+            )
+            (output,) = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=20), use_tqdm=False)
+            assert output.outputs[0].token_ids == plain.outputs[0].token_ids
+            llm.generate(prompts * 3, SamplingParams(temperature=1.5, max_tokens=20, seed=1), use_tqdm=False)
+
+    def test_other_tokens_are_named(self, target, tmp_path):
+        words = [f"w{i}" for i in range(48)]
+        draft, with_tokenizer = tiny_target(tmp_path / "draft"), tiny_target(tmp_path / "target")
+        save_tokenizer(with_tokenizer, words)
+        save_tokenizer(draft, [*words[:7], "other", *words[8:]])
+        with pytest.raises(
+            CompatibilityError, match=r"2 entries differ, the first at id 7 \('w7' in the target, 'other'"
+        ):
+            planned(with_tokenizer, draft)
+
+    def test_another_size_without_tokenizers_is_refused(self, target, tmp_path):
+        with pytest.raises(CompatibilityError, match=r"has 50 token ids and the target 48.*without both tokenizers"):
+            planned(target, tiny_target(tmp_path, vocab_size=50))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "model"),
+        ({"model": ""}, "model"),
+        ({"model": "no/such/folder/here"}, "cannot be read"),
+        ({"model": "any", "draft_sample_method": "beam"}, "draft_sample_method='beam'"),
+        ({"model": "any", "speculative_token_tree": "[(1,)]"}, r"has the path \(1,\) without \(0,\)"),
+        ({"model": "any", "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2"),
+        ({"model": "any", "speculative_token_trees": "[(0,)]"}, "did you mean 'speculative_token_tree'"),
+    ],
+)
+def test_wrong_options_are_explained(options, message, target):
+    with pytest.raises(ConfigError, match=message):
+        dry_run(str(target), speculative_config={"method": "draft_model", **options}, skip_tokenizer_init=True)
+
+
+def test_a_quantisation_that_is_not_installed_is_explained(target, tmp_path):
+    draft = noisy_copy(target, tmp_path)
+    with pytest.raises(ConfigError, match="quantization"):
+        planned(target, draft, quantization="no_such_method")
+
+
+def test_a_tree_says_how_many_tokens_to_draft():
+    assert DraftConfig(model="any").default_num_speculative_tokens == 5
+    config = DraftConfig(model="any", speculative_token_tree=[(0,), (1,), (0, 0)])
+    assert (config.default_num_speculative_tokens, config.shape(9).depth) == (3, 2)
+    assert DraftConfig(model="any").shape(9) == TokenTree.chain(9)
+
+
+def test_the_same_weights_are_accepted_whole(target, tmp_path):
+    """A draft model that is the target is right every time."""
+    draft = noisy_copy(target, tmp_path, noise=0.0)
+    config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 4}
+    llm = LLM(str(target), speculative_config=config, **SETTINGS)
+    prompts = [{"prompt_token_ids": [7] * n} for n in (1, 5, 40)]
+    for output in llm.generate(prompts, SamplingParams(temperature=0, max_tokens=21), use_tqdm=False):
+        assert output.speculation.acceptance_length == 5

@@ -57,7 +57,7 @@ DEFAULT = Shape()
 
 @frozen
 class Draw:
-    """Draws a head's tensors. A matrix keeps an input of unit entries at unit entries."""
+    """Draws a head's tensors. A matrix by itself takes an input of unit entries to unit entries."""
 
     seed: int
     shape: Shape
@@ -97,14 +97,15 @@ class Draw:
         in_draft[token_ids] = True
         return {"d2t": token_ids.sort().values - torch.arange(self.draft_vocab_size), "t2d": in_draft}
 
-    def layers(self, first_width: int) -> dict[str, Tensor]:
+    def layers(self, first_width: int, strength: float) -> dict[str, Tensor]:
+        """Layers by their names; `strength` is how much attention and MLP weigh against the residual stream."""
         tensors: dict[str, Tensor] = {}
         for i in range(self.shape.num_hidden_layers):
-            layer = self._layer(first_width if i == 0 else self.hidden_size)
+            layer = self._layer(first_width if i == 0 else self.hidden_size, strength)
             tensors |= {f"layers.{i}.{name}": tensor for name, tensor in layer.items()}
         return tensors
 
-    def _layer(self, input_width: int) -> dict[str, Tensor]:
+    def _layer(self, input_width: int, strength: float) -> dict[str, Tensor]:
         shape, hidden_size = self.shape, self.hidden_size
         query_width, kv_width = shape.num_attention_heads * self.head_dim, shape.num_key_value_heads * self.head_dim
         tensors = {
@@ -113,10 +114,10 @@ class Draw:
             "self_attn.q_proj.weight": 2 * self.matrix(query_width, input_width),
             "self_attn.k_proj.weight": self.matrix(kv_width, input_width),
             "self_attn.v_proj.weight": self.matrix(kv_width, input_width),
-            "self_attn.o_proj.weight": 2 * self.matrix(hidden_size, query_width),
+            "self_attn.o_proj.weight": strength * self.matrix(hidden_size, query_width),
             "mlp.gate_proj.weight": 2 * self.matrix(shape.intermediate_size, hidden_size),
             "mlp.up_proj.weight": self.matrix(shape.intermediate_size, hidden_size),
-            "mlp.down_proj.weight": self.matrix(hidden_size, shape.intermediate_size),
+            "mlp.down_proj.weight": strength * self.matrix(hidden_size, shape.intermediate_size),
         }
         biased = [name for name in tensors if name.startswith("self_attn") and shape.attention_bias]
         biased += [name for name in tensors if name.startswith("mlp") and shape.mlp_bias]

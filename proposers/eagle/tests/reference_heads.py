@@ -156,6 +156,6 @@ def _fused_features(head: Head, features: Tensor) -> Tensor:
         features = head.norm("input_norm", features)
     if head.config.get("fc_norm", False):
         width = head.config.get("target_hidden_size", head.config["hidden_size"])
-        parts = features.split(width, dim=-1)
+        parts = features.chunk(features.shape[1] // width, dim=-1)
         features = torch.cat([head.norm(f"fc_norm.{i}", part) for i, part in enumerate(parts)], dim=-1)
     return head.linear("fc", features) if head.has("fc.weight") else features

@@ -102,7 +102,7 @@ def _llama3_frequency(frequency: float, rope: Mapping[str, Any]) -> float:
     turns = rope["original_max_position_embeddings"] * frequency / (2 * pi)  # made within the original context
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     kept = min(max((turns - low) / (high - low), 0.0), 1.0)
-    return kept * frequency + (1 - kept) * frequency / rope["factor"]
+    return float(kept * frequency + (1 - kept) * frequency / rope["factor"])
 
 
 def _rope(config: Config) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _refuse_unknown(config: Config) -> None:
     """Raises NotImplementedError for what a config may ask and this reference does not do."""
     rope = _rope(config)
     rotated = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
-    asked = {
+    asked: dict[str, tuple[Any, set[Any]]] = {
         "rope type": (rope["type"], {"default", "linear", "llama3"}),
         "partial_rotary_factor": (rotated, {1.0}),
         "hidden_act": (config.get("hidden_act", "silu"), {"silu"}),

@@ -20,8 +20,10 @@ from reference_heads import (
 )
 from reference_layer import Head, inverse_frequencies, rotate
 from reference_tree import DynamicTree, dynamic_tree
-from tiny_heads import Shape, Target, TinyHead, llama3_rope, write_eagle, write_eagle3, write_speculators
+from tiny_heads import TinyHead, llama3_rope, write_eagle, write_eagle3, write_speculators
+from tiny_weights import Shape, Target
 from torch import Tensor
+from torch.nn.functional import rms_norm
 from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
@@ -208,6 +210,24 @@ def test_norms_forget_the_scale_of_what_they_norm(tmp_path: Path, shape: Shape, 
     each = torch.tensor([1.0, 2.0, 4.0]).repeat_interleave(32)
     assert logits(tokens, 3 * features, TREE).allclose(rows) == of_all
     assert logits(tokens, each * features, TREE).allclose(rows) == of_each
+
+
+def test_norms_before_fc_are_a_plain_head_on_normed_features(tmp_path: Path) -> None:
+    tokens, features = context(8, 5, 96)
+    for shape, num_norms in [(Shape(fc_norm=True), 3), (Shape(norm_before_fc=True), 1)]:
+        head = write_eagle3(tmp_path, TARGET, 9, shape=shape)
+        norms = [name for name in head.tensors if name.startswith(("fc_norm", "input_norm"))]
+        plain = {name: tensor for name, tensor in head.tensors.items() if name not in norms}
+        normed = torch.cat(
+            [
+                rms_norm(part, part.shape[1:], head.tensors[name].double(), shape.rms_norm_eps)
+                for part, name in zip(features.chunk(num_norms, dim=-1), sorted(norms), strict=True)
+            ],
+            dim=-1,
+        )
+        config = {**head.config, "fc_norm": False, "norm_before_fc": False}
+        expected = eagle3(TinyHead(head.folder, config, plain))(tokens, normed, TREE)
+        torch.testing.assert_close(eagle3(head)(tokens, features, TREE), expected)
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:

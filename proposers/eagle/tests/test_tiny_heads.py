@@ -11,8 +11,6 @@ from reference_heads import reference_eagle, reference_eagle3, target_token_ids
 from tiny_heads import (
     BIN,
     SAFETENSORS,
-    Shape,
-    Target,
     TinyHead,
     llama3_rope,
     write_eagle,
@@ -20,6 +18,7 @@ from tiny_heads import (
     write_specforge,
     write_speculators,
 )
+from tiny_weights import Shape, Target
 from torch import Tensor
 
 TARGET = Target(hidden_size=16, vocab_size=50, num_hidden_layers=8)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from attrs import evolve, frozen
@@ -59,12 +59,13 @@ def write_eagle(
     *,
     bias: bool = True,
     para_norm: bool = False,
-    file: Literal["pytorch_model.bin", "model.safetensors"] = BIN,
+    file: str = BIN,
     shape: Shape = DEFAULT,
 ) -> TinyHead:
     """An EAGLE-1/2 head of SafeAILab/EAGLE. With `bias` the config says nothing of it, as published.
 
     Args:
+        file: BIN or SAFETENSORS.
         para_norm: HASS's variant, norms of the embedding and of the feature before fc.
     """
     draw = Draw(seed, shape, target, hidden_size=target.hidden_size)
@@ -93,7 +94,7 @@ def write_eagle3(
     target: Target,
     seed: int = 0,
     *,
-    file: Literal["pytorch_model.bin", "model.safetensors"] = BIN,
+    file: str = BIN,
     shape: Shape = DEFAULT,
 ) -> TinyHead:
     """An EAGLE-3 head of SafeAILab/EAGLE: midlayer, and no d2t and t2d where the vocabularies are the same.

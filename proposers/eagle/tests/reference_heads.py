@@ -1,0 +1,161 @@
+"""EAGLE and EAGLE-3 draft heads, written to be read: float64, no cache, everything computed again for each node.
+
+Sources: Li et al. 2401.15077 (EAGLE), 2406.16858 (EAGLE-2), 2503.01840 (EAGLE-3), and the projects' own forwards.
+
+Both functions take a head as published: `tensors` by the names in its file, `config` as in its config.json. Slot i of a
+request holds the embedding of x_{i+1} and the target's feature of x_i, at rotary position i. A node at depth d (from 1)
+holds its own token's embedding and what the head put out for its parent, at rotary position n - 1 + d; it sees the n
+slots, its ancestors and itself. So the path to a node is a plain causal sequence, and that is what runs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from reference_layer import Config, Head, Tensors
+from torch import Tensor
+
+Tree = Sequence[tuple[int, int]]  # (token id of the target's vocabulary, parent: -1 the root, else an earlier node)
+
+
+def reference_eagle(
+    tensors: Tensors,
+    config: Config,
+    embed: Callable[[Tensor], Tensor],
+    lm_head: Callable[[Tensor], Tensor],
+    tokens: Sequence[int],
+    features: Tensor,
+    tree: Tree = (),
+) -> Tensor:
+    """Logits of an EAGLE-1/2 head, float64 [1 + len(tree), vocab_size]: at the root's slot n - 1, then at every node.
+
+    Args:
+        embed: token ids int64 [s] -> the target's embeddings [s, hidden_size]; the head's own embed_tokens comes first.
+        lm_head: the target's output head, float64 [s, hidden_size] -> [s, vocab_size].
+        tokens: n + 1 token ids x_0 .. x_n; the last is the root, which is pending.
+        features: [n, hidden_size], the target's output after its last norm at x_0 .. x_{n-1}.
+        tree: the nodes drafted so far.
+    """
+    head = Head(tensors, config, embed)
+
+    def fuse(embeddings: Tensor, hidden: Tensor) -> Tensor:
+        if config.get("add_para_norm", False):
+            embeddings = head.norm("embedding_layernorm", embeddings)
+            hidden = head.norm("hidden_states_layernorm", hidden)
+        return head.linear("fc", torch.cat([embeddings, hidden], dim=-1))
+
+    def forward(embeddings: Tensor, hidden: Tensor) -> Tensor:
+        x = fuse(embeddings, hidden)
+        for i in range(head.num_layers):
+            normed = x if i == 0 else head.norm(f"layers.{i}.input_layernorm", x)
+            x = head.layer(f"layers.{i}", normed, residual=x)
+        return x
+
+    outputs = _at_root_and_nodes(head, forward, tokens, features, tree)
+    head.check_all_used()
+    return lm_head(outputs).double()
+
+
+def reference_eagle3(
+    tensors: Tensors,
+    config: Config,
+    embed: Callable[[Tensor], Tensor],
+    lm_head: Callable[[Tensor], Tensor],
+    tokens: Sequence[int],
+    features: Tensor,
+    tree: Tree = (),
+) -> Tensor:
+    """Logits of an EAGLE-3 head over its draft vocabulary, float64 [1 + len(tree), draft_vocab_size].
+
+    As `reference_eagle`, but `features` are the target's auxiliary features side by side, lowest layer first:
+    [n, 3 * target hidden size]. `embed` and `lm_head` are used where the head has none of its own. `config` may be a
+    plain one or a speculators one, the layers may be called midlayer or layers.N.
+    """
+    config = flat_config(config)
+    head = Head({name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}, config, embed)
+    feeds_normed = config.get("norm_output", False)
+
+    def forward(embeddings: Tensor, hidden: Tensor) -> Tensor:
+        normed = head.norm("layers.0.hidden_norm", hidden)
+        first = torch.cat([head.norm("layers.0.input_layernorm", embeddings), normed], dim=-1)
+        x = head.layer("layers.0", first, residual=normed if config.get("norm_before_residual", False) else hidden)
+        for i in range(1, head.num_layers):
+            x = head.layer(f"layers.{i}", head.norm(f"layers.{i}.input_layernorm", x), residual=x)
+        return head.norm("norm", x) if feeds_normed else x
+
+    outputs = _at_root_and_nodes(head, forward, tokens, _fused_features(head, features), tree)
+    normed = outputs if feeds_normed else head.norm("norm", outputs)
+    logits = head.linear("lm_head", normed) if head.has("lm_head.weight") else lm_head(normed).double()
+    head.check_all_used()
+    return logits
+
+
+def flat_config(config: Config) -> dict[str, Any]:
+    """A speculators config as one flat dict, its layer's keys below its own; of any other, eagle_config spread."""
+    nested = {**config.get("transformer_layer_config", {}), **(config.get("eagle_config") or {})}
+    return {**nested, **{key: value for key, value in config.items() if value is not None}}
+
+
+def target_token_ids(tensors: Tensors, draft_vocab_size: int) -> Tensor:
+    """The target's token id of each draft token id, int64 [draft_vocab_size]: d2t holds offsets. None: the same."""
+    token_ids = torch.arange(draft_vocab_size)
+    return token_ids + tensors["d2t"] if "d2t" in tensors else token_ids
+
+
+def next_log_probs(
+    logits: Callable[[Tree], Tensor], token_ids: Tensor | None = None
+) -> Callable[[tuple[int, ...]], dict[int, float]]:
+    """The head as `reference_tree.dynamic_tree` takes it: a path of tokens below the root -> what may follow it.
+
+    Args:
+        logits: one of the references above with all but its tree given.
+        token_ids: the target's token id of each draft token id, where the vocabularies differ.
+    """
+
+    def after(path: tuple[int, ...]) -> dict[int, float]:
+        log_probs = logits([(token, depth - 1) for depth, token in enumerate(path)])[-1].log_softmax(dim=-1)
+        ids = range(len(log_probs)) if token_ids is None else token_ids.tolist()
+        return dict(zip(ids, log_probs.tolist(), strict=True))
+
+    return after
+
+
+def _at_root_and_nodes(
+    head: Head, forward: Callable[[Tensor, Tensor], Tensor], tokens: Sequence[int], features: Tensor, tree: Tree
+) -> Tensor:
+    """What `forward` puts out at the root's slot and at each node, [1 + len(tree), hidden_size]."""
+    if not len(tokens) - 1 == len(features) > 0:
+        raise ValueError(
+            f"{len(tokens)} tokens, {len(features)} features: allowed is one feature less, and at least one"
+        )
+    known, features = [int(token) for token in tokens[1:]], features.double()
+    outputs = [forward(head.embeddings(known), features)[-1]]
+    for node in range(len(tree)):
+        path = _path(tree, node)
+        hidden = features
+        for depth in range(len(path)):  # the parent's output is found from the root on, in a pass for each ancestor
+            parent_output = forward(head.embeddings([*known, *path[:depth]]), hidden)[-1]
+            hidden = torch.cat([hidden, parent_output[None]])
+        outputs.append(forward(head.embeddings([*known, *path]), hidden)[-1])
+    return torch.stack(outputs)
+
+
+def _path(tree: Tree, node: int) -> list[int]:
+    token, parent = tree[node]
+    if not -1 <= parent < node:
+        raise ValueError(f"node {node} has parent {parent}: allowed are -1 and the nodes before it")
+    return [token] if parent == -1 else [*_path(tree, parent), token]
+
+
+def _fused_features(head: Head, features: Tensor) -> Tensor:
+    """The auxiliary features brought to the head's width, [n, hidden_size]."""
+    features = features.double()
+    if head.config.get("norm_before_fc", False):
+        features = head.norm("input_norm", features)
+    if head.config.get("fc_norm", False):
+        width = head.config.get("target_hidden_size", head.config["hidden_size"])
+        parts = features.chunk(features.shape[1] // width, dim=-1)
+        features = torch.cat([head.norm(f"fc_norm.{i}", part) for i, part in enumerate(parts)], dim=-1)
+    return head.linear("fc", features) if head.has("fc.weight") else features

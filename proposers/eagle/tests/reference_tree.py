@@ -1,0 +1,83 @@
+"""EAGLE-2's dynamic draft tree (Li et al. 2406.16858, section 4), written to be read.
+
+Candidates are numbered as they are generated: the root's children by their rank first, then level by level those of the
+frontier's nodes, the frontier in the order in which it was chosen (best first) and each node's children by their rank.
+
+Ties: of equal values the one that stands first wins, everywhere. Among a node's children that is the lower token id, or
+the earlier entry of a mapping (the draft vocabulary's order); among candidates the lower number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from attrs import frozen
+from torch import Tensor
+
+LogProbs = Tensor | Sequence[float] | Mapping[int, float]  # by token id of the target's vocabulary
+
+
+class DynamicTree(NamedTuple):
+    token_ids: list[int]
+    parents: list[int]  # -1 the root, else the index of an earlier node
+    depths: list[int]  # the root's children have 1
+    scores: list[float]  # log-probability of the path from the root, this node included
+
+
+@frozen
+class _Candidate:
+    path: tuple[int, ...]  # the tokens below the root, its own last
+    parent: int  # number of the candidate; -1 the root
+    score: float
+
+
+def dynamic_tree(
+    next_log_probs: Callable[[tuple[int, ...]], LogProbs], top_k: int, depth: int, num_nodes: int
+) -> DynamicTree:
+    """The best `num_nodes` of all candidates, in the order of their numbers; all of them if there are fewer.
+
+    Args:
+        next_log_probs: the draft's log-probabilities after a path of token ids below the root, () the root itself.
+        top_k: children of a node, and nodes of a level that get children; all there are if there are fewer.
+        depth: how many times a frontier gets children, as the method's authors count: the deepest nodes stand at
+            depth + 1, and 0 leaves the root's children alone.
+        num_nodes: the root not included (the authors' total_token includes it).
+    """
+    candidates = _children(next_log_probs, (), -1, 0.0, top_k)
+    level = list(range(len(candidates)))
+    for _ in range(depth):
+        frontier = _best(level, candidates, top_k)
+        first = len(candidates)
+        for number in frontier:
+            node = candidates[number]
+            candidates += _children(next_log_probs, node.path, number, node.score, top_k)
+        level = list(range(first, len(candidates)))
+    kept = sorted(_best(range(len(candidates)), candidates, num_nodes))
+    # A parent scores no less than its children and has a lower number, so it is kept if one of them is.
+    index = {-1: -1} | {number: i for i, number in enumerate(kept)}
+    nodes = [candidates[number] for number in kept]
+    return DynamicTree(
+        [node.path[-1] for node in nodes],
+        [index[node.parent] for node in nodes],
+        [len(node.path) for node in nodes],
+        [node.score for node in nodes],
+    )
+
+
+def _children(
+    next_log_probs: Callable[[tuple[int, ...]], LogProbs],
+    path: tuple[int, ...],
+    parent: int,
+    parent_score: float,
+    top_k: int,
+) -> list[_Candidate]:
+    log_probs = next_log_probs(path)
+    entries = log_probs.items() if isinstance(log_probs, Mapping) else enumerate(map(float, log_probs))
+    ranked = sorted(entries, key=lambda entry: -entry[1])  # stable: equal values stay in their order
+    return [_Candidate((*path, token), parent, parent_score + log_prob) for token, log_prob in ranked[:top_k]]
+
+
+def _best(numbers: Sequence[int], candidates: Sequence[_Candidate], count: int) -> list[int]:
+    """The numbers of the `count` best candidates, best first."""
+    return sorted(numbers, key=lambda number: -candidates[number].score)[:count]

@@ -23,7 +23,7 @@ LAYERS = (
     {"hookspecs"},
     {"plugins"},
     {"ops"},
-    {"sampling", "kv", "verifiers", "target", "metrics", "drafting", "merging"},
+    {"sampling", "kv", "verifiers", "target", "metrics", "drafting", "merging", "checkpoint"},
     {"builtin"},
     {"engine"},
     {"llm", "async_llm", "dry_run", "frontend", "legacy", "prompts", "outputs"},

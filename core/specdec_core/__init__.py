@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "async_llm": ("AsyncLLM",),
+    "checkpoint": ("Checkpoint",),
     "config": ("DraftModelConfig", "DraftSamplingConfig", "EngineConfig", "SpeculativeConfig"),
     "config_file": ("load_config_file",),
     "drafting": ("DraftBuilder", "DynamicTree", "Grown", "Level", "NodePass", "StaticTree", "TreeGrower", "grow"),
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from specdec_core.async_llm import (
         AsyncLLM as AsyncLLM,
     )
+    from specdec_core.checkpoint import Checkpoint as Checkpoint
     from specdec_core.config import (
         DraftModelConfig as DraftModelConfig,
         DraftSamplingConfig as DraftSamplingConfig,

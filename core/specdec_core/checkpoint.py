@@ -1,0 +1,125 @@
+"""A draft's checkpoint: its configuration and its tensors, named and measured before they are loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from attrs import frozen
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
+from safetensors import SafetensorError, safe_open
+
+from specdec_core.errors import ConfigError
+
+CONFIG = "config.json"
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+"""In the order in which they are looked for."""
+
+
+@frozen
+class Checkpoint:
+    """A folder, or a repository of the model hub, with config.json and weights as safetensors or as a file of torch's.
+
+    Nothing but tensors is ever unpickled. All of it raises ConfigError where something is missing, cut off or unsafe.
+    """
+
+    name: str
+    revision: str | None = None
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """config.json as it is."""
+        file = self._find(CONFIG)
+        if file is None:
+            raise ConfigError(f"there is no {CONFIG} in {self.name!r}: give a folder or repository with a draft model")
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{file} cannot be read: {error}. Download or save it again") from error
+        if not isinstance(found, dict):
+            raise ConfigError(f"{file} holds {type(found).__name__}, not an object: download or save it again")
+        return found
+
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """{name: shape} of all tensors, without loading them."""
+        return {name: tuple(tensor.shape) for file in self._files for name, tensor in self._outlines(file)}
+
+    def load(self) -> dict[str, torch.Tensor]:
+        """{name: tensor} on the CPU."""
+        return {name: tensor for file in self._files for name, tensor in self._tensors(file)}
+
+    @cached_property
+    def _files(self) -> list[Path]:
+        found = next(filter(None, map(self._find, WEIGHTS)), None)
+        if found is None:
+            raise ConfigError(f"there are no weights in {self.name!r}: one of {', '.join(WEIGHTS)} must be there")
+        if not found.name.endswith(".index.json"):
+            return [found]
+        try:
+            names = sorted(set(json.loads(found.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise self._unreadable(found, error) from error
+        files = {name: self._find(name) for name in names if Path(name).name == name}
+        missing = [name for name in names if files.get(name) is None]
+        if missing:
+            raise ConfigError(f"{found} names {', '.join(missing)}, which is not there: download or save it again")
+        return [file for file in files.values() if file is not None]
+
+    def _outlines(self, file: Path) -> Iterable[tuple[str, torch.Tensor]]:
+        if file.suffix != ".safetensors":
+            return self._unpickled(file, "meta").items()
+        try:
+            with safe_open(file, framework="pt") as opened:  # it compares the file's size with what the header says
+                names = list(opened.keys())
+                return [(name, torch.empty(opened.get_slice(name).get_shape(), device="meta")) for name in names]
+        except (OSError, SafetensorError) as error:
+            raise self._unreadable(file, error) from error
+
+    def _tensors(self, file: Path) -> Iterable[tuple[str, torch.Tensor]]:
+        if file.suffix != ".safetensors":
+            return self._unpickled(file, "cpu").items()
+        try:
+            with safe_open(file, framework="pt") as opened:
+                return [(name, opened.get_tensor(name)) for name in list(opened.keys())]
+        except (OSError, SafetensorError) as error:
+            raise self._unreadable(file, error) from error
+
+    def _unpickled(self, file: Path, device: str) -> dict[str, torch.Tensor]:
+        try:
+            found = torch.load(file, map_location=device, weights_only=True)
+        except UnpicklingError as error:
+            raise ConfigError(
+                f"{file} holds more than tensors, or is damaged, so for safety it is not loaded: convert it to "
+                f"safetensors"
+            ) from error
+        except Exception as error:  # whatever a broken file makes its reader raise
+            raise self._unreadable(file, error) from error
+        if not isinstance(found, Mapping) or not all(isinstance(each, torch.Tensor) for each in found.values()):
+            raise ConfigError(f"{file} holds no tensors by their names: save a state dict")
+        return {str(name): tensor for name, tensor in found.items()}
+
+    def _find(self, file_name: str) -> Path | None:
+        """A file of the checkpoint, downloaded if it must be; None if there is none."""
+        if Path(self.name).is_dir():
+            return file if (file := Path(self.name, file_name)).is_file() else None
+        try:
+            return Path(hf_hub_download(self.name, file_name, revision=self.revision))
+        except EntryNotFoundError:
+            return None
+        except Exception as error:  # whatever the hub, or its absence, makes it raise
+            raise ConfigError(
+                f"the draft model {self.name!r} is no folder, and {file_name} of a repository of that name cannot be "
+                f"had: {error}"
+            ) from error
+
+    def _unreadable(self, file: Path, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"the weights in {file} cannot be read: {type(error).__name__}: {error}. Download or save them again"
+        )

@@ -1,0 +1,52 @@
+"""EAGLE as a specdec plugin: the methods `eagle` (EAGLE-1 and -2) and `eagle3`.
+
+The entry point names this module, so it imports nothing heavy: `plan` and `build` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from specdec_core import BuildContext, Plan, Proposer, ProposerSpec, TargetInfo, hookimpl
+from specdec_proposer_eagle.config import EagleConfig
+
+__all__ = ["EagleConfig", "specdec_proposers"]
+
+
+def plan(config: EagleConfig, target: TargetInfo, num_speculative_tokens: int, *, is_eagle3: bool) -> Plan:
+    from specdec_core import KVLayout
+    from specdec_proposer_eagle.loading import num_bytes, read_config
+
+    head = read_config(config, target, is_eagle3=is_eagle3)
+    size = head.layer.head_dim
+    return Plan(
+        taps=head.taps,
+        kv_layout=KVLayout(head.num_layers, head.layer.num_key_value_heads, size, size, target.dtype),
+        scratch_slots=config.scratch_slots(num_speculative_tokens),
+        weight_bytes=num_bytes(head, target.dtype),
+        max_model_len=config.max_model_len,
+    )
+
+
+def build(config: EagleConfig, context: BuildContext, *, is_eagle3: bool) -> Proposer:
+    from specdec_proposer_eagle.loading import load, read_config
+    from specdec_proposer_eagle.proposer import EagleProposer
+
+    head = read_config(config, context.target, is_eagle3=is_eagle3)
+    return EagleProposer(config, context, head, *load(config, head, context.target))
+
+
+@hookimpl
+def specdec_proposers() -> Sequence[ProposerSpec]:
+    return [
+        ProposerSpec(
+            name=name,
+            config=EagleConfig,
+            build=partial(build, is_eagle3=is_eagle3),
+            api=1,
+            plan=partial(plan, is_eagle3=is_eagle3),
+            num_speculative_tokens=lambda config: config.default_num_speculative_tokens,
+        )
+        for name, is_eagle3 in (("eagle", False), ("eagle3", True))
+    ]

@@ -1,0 +1,80 @@
+"""The options of the methods `eagle` and `eagle3`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import field, frozen
+
+from specdec_core import ConfigError, DraftModelConfig, DraftSamplingConfig, TokenTree
+from specdec_core.validators import whole_number
+
+MOST_CHILDREN, MOST_LEVELS = 64, 64
+DEFAULT_TOP_K, DEFAULT_DEPTH, DEFAULT_NUM_NODES = 10, 7, 59  # of EAGLE-2's authors
+DEFAULT_CHAIN = 5
+
+
+def _shape(given: Any) -> TokenTree | None:
+    return given if given is None or isinstance(given, TokenTree) else TokenTree.parse(given)
+
+
+@frozen(kw_only=True)
+class EagleConfig(DraftModelConfig, DraftSamplingConfig):
+    """Which tree is drafted.
+
+    The dynamic tree of EAGLE-2 is the default: eagle_topk nodes of each level get eagle_topk children, and of all
+    candidates the num_speculative_tokens likeliest are kept; eagle_depth levels are expanded below the root's children.
+    eagle_topk=1 makes it a chain. speculative_token_tree is a shape of its own instead: paths such as
+    [(0,), (1,), (0, 0)]. draft_sample_method "probabilistic" draws tokens at the request's temperature, in chains or in
+    such a shape; a dynamic tree is always of the likeliest tokens. Raises ConfigError.
+    """
+
+    eagle_topk: int | None = field(default=None, validator=whole_number(1, MOST_CHILDREN, optional=True))
+    eagle_depth: int | None = field(default=None, validator=whole_number(0, MOST_LEVELS, optional=True))
+    speculative_token_tree: TokenTree | None = field(default=None, converter=_shape)
+
+    def __attrs_post_init__(self) -> None:
+        if self.speculative_token_tree and (self.eagle_topk is not None or self.eagle_depth is not None):
+            raise ConfigError(
+                "speculative_token_tree is a shape, and eagle_topk and eagle_depth are of trees without one: leave "
+                "either out"
+            )
+        if self.draft_sample_method != "greedy" and (self.eagle_topk or 1) > 1:
+            raise ConfigError(
+                f"draft_sample_method={self.draft_sample_method!r} draws tokens, and eagle_topk={self.eagle_topk} is "
+                f"of trees of the likeliest ones: leave eagle_topk out for a chain, or give a speculative_token_tree"
+            )
+
+    @property
+    def is_dynamic(self) -> bool:
+        is_chain = self.eagle_topk == 1 or self.draft_sample_method != "greedy"
+        return self.speculative_token_tree is None and not is_chain
+
+    @property
+    def top_k(self) -> int:
+        return self.eagle_topk or DEFAULT_TOP_K
+
+    @property
+    def depth(self) -> int:
+        return DEFAULT_DEPTH if self.eagle_depth is None else self.eagle_depth
+
+    @property
+    def default_num_speculative_tokens(self) -> int:
+        if self.speculative_token_tree:
+            return len(self.speculative_token_tree.paths)
+        if self.is_dynamic:
+            return DEFAULT_NUM_NODES
+        return DEFAULT_CHAIN if self.eagle_depth is None else self.eagle_depth + 1
+
+    def shape(self, num_speculative_tokens: int) -> TokenTree:
+        """Of trees that are not dynamic."""
+        if self.speculative_token_tree:
+            return self.speculative_token_tree
+        most = num_speculative_tokens if self.eagle_depth is None else self.eagle_depth + 1
+        return TokenTree.chain(min(num_speculative_tokens, most))
+
+    def scratch_slots(self, num_speculative_tokens: int) -> int:
+        """Nodes that the head forwards at most: of all levels but the last."""
+        if not self.is_dynamic:
+            return num_speculative_tokens
+        return self.top_k * self.depth

@@ -1,0 +1,124 @@
+"""What a head is, read off its published configuration and the names and shapes of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+from transformers import LlamaConfig
+
+from specdec_core import CompatibilityError, TargetInfo
+
+Shapes = Mapping[str, tuple[int, ...]]
+NESTED = ("transformer_layer_config", "eagle_config")
+"""Where `speculators`, and the authors of EAGLE, keep a part of the configuration."""
+
+TABLES = frozenset({"d2t", "t2d"})
+"""From the draft's vocabulary to the target's, and back."""
+
+
+@frozen(eq=False)
+class HeadConfig:
+    """shapes: of the head's tensors, by the names that our modules have. layer: a layer's sizes, its rotary positions."""
+
+    is_eagle3: bool
+    layer: LlamaConfig
+    shapes: Shapes
+    num_layers: int
+    target_hidden_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    aux_layer_ids: tuple[int, ...]  # layers of the target whose inputs are features; (): its final output is
+    norm_before_residual: bool
+    norm_output: bool
+
+    def has(self, name: str) -> bool:
+        return name in self.shapes
+
+    @property
+    def taps(self) -> tuple[str, ...]:
+        return tuple(f"input.{i}" for i in self.aux_layer_ids) or ("final",)
+
+    @property
+    def feature_size(self) -> int:
+        """Of all taps together."""
+        return self.target_hidden_size * max(1, len(self.aux_layer_ids))
+
+
+def our_name(published: str) -> str:
+    return published.replace("midlayer.", "layers.0.", 1) if published.startswith("midlayer.") else published
+
+
+def read(config: Mapping[str, Any], shapes: Shapes, target: TargetInfo, *, is_eagle3: bool) -> HeadConfig:
+    """config: the published config.json. shapes: by the published names. Raises CompatibilityError for a head of
+    another target."""
+    flat = flattened(config)
+    ours = {our_name(name): shape for name, shape in shapes.items() if name not in TABLES}
+    layer = _layer_config(flat)
+    num_layers = 1 + max((int(name.split(".")[1]) for name in ours if name.startswith("layers.")), default=0)
+    aux_layer_ids = _aux_layer_ids(config, flat, target.num_layers) if is_eagle3 else ()
+    head = HeadConfig(
+        is_eagle3=is_eagle3,
+        layer=layer,
+        shapes=ours,
+        num_layers=num_layers,
+        target_hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=ours["lm_head.weight"][0] if "lm_head.weight" in ours else target.vocab_size,
+        aux_layer_ids=aux_layer_ids,
+        norm_before_residual=bool(flat.get("norm_before_residual", False)),
+        norm_output=bool(flat.get("norm_output", False)),
+    )
+    _check_target(head, flat, shapes, target)
+    return head
+
+
+def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The outermost key counts."""
+    flat: dict[str, Any] = {}
+    for name in NESTED:
+        flat |= config.get(name) or {}
+    return flat | {key: value for key, value in config.items() if key not in NESTED}
+
+
+def _layer_config(flat: Mapping[str, Any]) -> LlamaConfig:
+    known = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act")
+    known += ("rms_norm_eps", "max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "mlp_bias")
+    given = {key: flat[key] for key in known if flat.get(key) is not None}
+    missing = [key for key in known[:3] if key not in given]
+    if missing:
+        raise CompatibilityError(f"the draft head's config.json says no {', '.join(missing)}: it is not one of EAGLE's")
+    try:
+        return LlamaConfig(**given)
+    except Exception as error:  # whatever values that make no sense make transformers raise
+        raise CompatibilityError(f"the draft head's config.json makes no sense: {error}") from error
+
+
+def _aux_layer_ids(config: Mapping[str, Any], flat: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    """Two conventions are in use. At the top level ids are of layers whose inputs are taken; in `eagle_config`, as
+    SpecForge writes them, of layers whose outputs are, which is the next one's input."""
+    ids = config.get("eagle_aux_hidden_state_layer_ids")
+    if ids is None:
+        nested = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+        ids = [i + 1 for i in nested] if nested is not None else [2, num_layers // 2, num_layers - 3]
+    if not all(type(i) is int and 0 <= i < num_layers for i in ids):
+        raise CompatibilityError(
+            f"the draft head takes the inputs of the layers {list(ids)}, and the target has {num_layers}: it was made "
+            f"for another target, or its config.json lacks eagle_aux_hidden_state_layer_ids"
+        )
+    return tuple(ids)
+
+
+def _check_target(head: HeadConfig, flat: Mapping[str, Any], shapes: Shapes, target: TargetInfo) -> None:
+    stated = {
+        "target_hidden_size": (flat.get("target_hidden_size"), target.hidden_size),
+        "vocab_size": (flat.get("vocab_size"), target.vocab_size),
+        "the length of t2d": (shapes["t2d"][0] if "t2d" in shapes else None, target.vocab_size),
+    }
+    for what, (its, wanted) in stated.items():
+        if its is not None and its != wanted:
+            raise CompatibilityError(
+                f"the draft head was made for another target: {what} is {its}, and this target's is {wanted}. Use a "
+                f"head that was trained for {target.model!r}"
+            )

@@ -1,0 +1,135 @@
+"""The heads of EAGLE (Li et al. 2024) and EAGLE-3 (Li et al. 2025) as modules.
+
+Shapes: tokens are a flat batch, [num_tokens, ...]. Keys and values are no business of these modules: `attend` stores
+them and answers queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+from specdec_proposer_eagle.head_config import HeadConfig
+
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(layer, query [n, num_heads, head_dim], key, value [n, num_kv_heads, head_dim]) -> [n, num_heads, head_dim]."""
+
+
+class Attention(nn.Module):
+    def __init__(self, head: HeadConfig, layer: int, input_size: int) -> None:
+        super().__init__()
+        config, name = head.layer, f"layers.{layer}.self_attn"
+        self._layer, self._head_dim = layer, config.head_dim
+        sizes = {"q": config.num_attention_heads, "k": config.num_key_value_heads, "v": config.num_key_value_heads}
+        for kind, num_heads in sizes.items():
+            bias = head.has(f"{name}.{kind}_proj.bias")
+            self.add_module(f"{kind}_proj", nn.Linear(input_size, num_heads * config.head_dim, bias=bias))
+        width = config.num_attention_heads * config.head_dim
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=head.has(f"{name}.o_proj.bias"))
+        has_norms = head.has(f"{name}.q_norm.weight")
+        self.q_norm = LlamaRMSNorm(config.head_dim, config.rms_norm_eps) if has_norms else nn.Identity()
+        self.k_norm = LlamaRMSNorm(config.head_dim, config.rms_norm_eps) if has_norms else nn.Identity()
+
+    def forward(
+        self, hidden: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], attend: Attend
+    ) -> torch.Tensor:
+        query, key, value = (
+            projected(hidden).unflatten(-1, (-1, self._head_dim))
+            for projected in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, key = (heads.transpose(0, 1).unsqueeze(0) for heads in (self.q_norm(query), self.k_norm(key)))
+        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+        attended = attend(self._layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value)
+        return self.o_proj(attended.flatten(-2))
+
+
+class Layer(nn.Module):
+    """A decoder layer. EAGLE-3's first one takes an embedding and a feature side by side; EAGLE's has no norm at its
+    input."""
+
+    def __init__(self, head: HeadConfig, layer: int) -> None:
+        super().__init__()
+        size, eps = head.layer.hidden_size, head.layer.rms_norm_eps
+        self._takes_both = head.is_eagle3 and layer == 0
+        self._norm_before_residual = head.norm_before_residual
+        self.self_attn = Attention(head, layer, 2 * size if self._takes_both else size)
+        self.input_layernorm = LlamaRMSNorm(size, eps) if head.is_eagle3 or layer > 0 else nn.Identity()
+        self.hidden_norm = LlamaRMSNorm(size, eps) if self._takes_both else nn.Identity()
+        self.post_attention_layernorm = LlamaRMSNorm(size, eps)
+        self.mlp = LlamaMLP(head.layer)
+
+    def forward(
+        self,
+        embedded: torch.Tensor,
+        hidden: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attend: Attend,
+    ) -> torch.Tensor:
+        if self._takes_both:
+            normed = self.hidden_norm(hidden)
+            residual = normed if self._norm_before_residual else hidden
+            entering = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
+        else:
+            residual, entering = hidden, self.input_layernorm(hidden)
+        hidden = residual + self.self_attn(entering, position_embeddings, attend)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class Head(nn.Module):
+    """Everything of a head but what it borrows of the target: `embed_tokens` and `lm_head` are None where it does."""
+
+    def __init__(self, head: HeadConfig) -> None:
+        super().__init__()
+        size, eps = head.layer.hidden_size, head.layer.rms_norm_eps
+        self._is_eagle3, self._norm_output = head.is_eagle3, head.norm_output
+        own_embedding, own_output = head.has("embed_tokens.weight"), head.has("lm_head.weight")
+        self.embed_tokens = nn.Embedding(head.vocab_size, size) if own_embedding else None
+        self.lm_head = nn.Linear(size, head.draft_vocab_size, bias=False) if own_output else None
+        in_size = head.feature_size if head.is_eagle3 else size + head.target_hidden_size
+        self.fc = nn.Linear(in_size, size, bias=head.has("fc.bias"))
+        # Variants of the input: EAGLE-3's features normed one by one, or side by side; EAGLE's and the embedding.
+        self.fc_norm = nn.ModuleList(
+            LlamaRMSNorm(head.target_hidden_size, eps) for i in range(9) if head.has(f"fc_norm.{i}.weight")
+        )
+        self.input_norm = LlamaRMSNorm(in_size, eps) if head.has("input_norm.weight") else nn.Identity()
+        has_both = head.has("embedding_layernorm.weight")
+        self.embedding_layernorm = LlamaRMSNorm(size, eps) if has_both else nn.Identity()
+        self.hidden_states_layernorm = LlamaRMSNorm(head.target_hidden_size, eps) if has_both else nn.Identity()
+        self.layers = nn.ModuleList(Layer(head, i) for i in range(head.num_layers))
+        self.norm = LlamaRMSNorm(size, eps) if head.is_eagle3 else nn.Identity()
+        self.rotary = LlamaRotaryEmbedding(head.layer)
+
+    def fused(self, features: torch.Tensor) -> torch.Tensor:
+        """The target's features [n, feature_size] as the head takes them: EAGLE's as they are."""
+        if not self._is_eagle3:
+            return features
+        if self.fc_norm:
+            parts = features.chunk(len(self.fc_norm), dim=-1)
+            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return self.fc(self.input_norm(features))
+
+    def forward(
+        self, embedded: torch.Tensor, feature: torch.Tensor, positions: torch.Tensor, attend: Attend
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """embedded [n, hidden], of the next token; feature: what `fused` gave, or this did for the slot before.
+
+        Returns what the head's output layer takes, and what the next node takes as its feature.
+        """
+        if self._is_eagle3:
+            hidden = feature
+        else:
+            both = self.embedding_layernorm(embedded), self.hidden_states_layernorm(feature)
+            hidden = self.fc(torch.cat(both, dim=-1))
+        position_embeddings = self.rotary(hidden, positions.unsqueeze(0))
+        for layer in self.layers:
+            hidden = layer(embedded, hidden, position_embeddings, attend)
+        normed = self.norm(hidden)
+        return normed, normed if self._norm_output else hidden

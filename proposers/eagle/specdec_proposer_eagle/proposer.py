@@ -1,0 +1,127 @@
+"""Drafts from the target's own features: EAGLE's heads, in chains, in trees of a given shape or in dynamic ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from specdec_core import (
+    BuildContext,
+    Draft,
+    DynamicTree,
+    KVMetadata,
+    Level,
+    NodePass,
+    Observation,
+    Proposer,
+    ProposerBatch,
+    RequestView,
+    StaticTree,
+    TreeGrower,
+    Visibility,
+    grow,
+)
+from specdec_proposer_eagle.config import EagleConfig
+from specdec_proposer_eagle.head_config import HeadConfig
+from specdec_proposer_eagle.modules import Head
+
+
+class EagleProposer(Proposer):
+    """Slot i of the head's cache has (the embedding of token i + 1, the target's features of token i), and says what
+    token i + 2 is. `observe` fills it with what became final; what was drafted in the slots from the root's on, of
+    features that the head made itself, is overwritten. The last slot that is filled has the root's embedding, so its
+    output, kept for each request, is where the next draft begins.
+    """
+
+    def __init__(
+        self,
+        config: EagleConfig,
+        context: BuildContext,
+        head: HeadConfig,
+        module: Head,
+        to_target: torch.Tensor | None,
+    ) -> None:
+        assert context.attention is not None
+        self._config, self._context, self._attention = config, context, context.attention
+        self._taps, self._head, self._to_target = head.taps, module, to_target
+        self._shape = config.shape(context.num_speculative_tokens)
+        context.speed_up(module)
+        size = context.max_num_seqs, head.layer.hidden_size
+        kind = {"device": context.device, "dtype": context.target.dtype}
+        self._outputs, self._features = torch.zeros(size, **kind), torch.zeros(size, **kind)  # of each last slot
+        self._rows: dict[str, int] = {}  # of those, by request
+        self._free_rows = list(range(context.max_num_seqs))
+
+    def start(self, request: RequestView) -> None:
+        self._rows[request.id] = self._free_rows.pop()
+
+    def finish(self, request: RequestView, reason: str) -> None:
+        self._free_rows.append(self._rows.pop(request.id))
+
+    def observe(self, observation: Observation) -> None:
+        features = torch.cat([observation.features[tap] for tap in self._taps], dim=-1)
+        positions = observation.positions
+        metadata = self._attention.metadata(
+            observation.requests, observation.starts, np.diff(observation.offsets).tolist()
+        )
+        outputs, next_features = self._forward(
+            observation.following_token_ids,
+            self._head.fused(features),
+            Visibility(positions, positions + 1),
+            metadata,
+        )
+        rows = self._rows_of(observation.requests)
+        self._outputs[rows] = outputs[observation.last_rows]
+        self._features[rows] = next_features[observation.last_rows]
+
+    def propose(self, batch: ProposerBatch) -> Draft:
+        rows = self._rows_of(batch.requests)
+        first_slots = [len(request.token_ids) - 1 for request in batch.requests]
+        features = self._features[rows]
+
+        def forward(level: Level) -> torch.Tensor:
+            nonlocal features
+            nodes = NodePass.of(level, batch, self._attention, first_slots)
+            outputs, features = self._forward(nodes.token_ids, features[level.rows], nodes.visibility, nodes.metadata)
+            return self._logits(outputs)
+
+        return grow(self._grower(batch), self._logits(self._outputs[rows]), forward)
+
+    def _grower(self, batch: ProposerBatch) -> TreeGrower:
+        if self._config.is_dynamic:
+            return DynamicTree(batch, self._config.top_k, self._config.depth, self._to_target)
+        return StaticTree(batch, self._shape, self._config.draft_sample_method, self._to_target)
+
+    def _forward(
+        self, token_ids: torch.Tensor, features: torch.Tensor, visibility: Visibility, metadata: KVMetadata
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Everything but the features, [n, hidden], may be padded already. Returns two tensors of n rows."""
+        num_tokens = len(features)
+        num_padded = self._attention.padded(num_tokens)
+
+        def padded(tensor: torch.Tensor) -> torch.Tensor:
+            return pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, num_padded - len(tensor)))
+
+        visibility = Visibility(
+            padded(visibility.positions),
+            padded(visibility.prefix_lens),
+            None if visibility.more_slots is None else padded(visibility.more_slots),
+        )
+        with self._attention.forwarding(metadata, visibility):
+            embedded = self._embed(padded(token_ids))
+            outputs, next_features = self._head(
+                embedded, padded(features), visibility.positions, self._attention.attend
+            )
+        return outputs[:num_tokens], next_features[:num_tokens]
+
+    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        own = self._head.embed_tokens
+        return self._context.embed(token_ids) if own is None else own(token_ids)
+
+    def _logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        own = self._head.lm_head
+        return self._context.output_head(outputs) if own is None else own(outputs)
+
+    def _rows_of(self, requests: object) -> torch.Tensor:
+        return torch.tensor([self._rows[request.id] for request in requests], device=self._context.device)

@@ -20,7 +20,7 @@ TABLES = frozenset({"d2t", "t2d"})
 
 @frozen(eq=False)
 class HeadConfig:
-    """shapes: of the head's tensors, by the names that our modules have. layer: a layer's sizes, its rotary positions."""
+    """shapes: of the head's tensors, by our modules' names for them. layer: a layer's sizes and rotary positions."""
 
     is_eagle3: bool
     layer: LlamaConfig

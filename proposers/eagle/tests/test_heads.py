@@ -1,0 +1,87 @@
+"""Heads of all published layouts compute what the references do, which were written from the papers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reference_heads import reference_eagle, reference_eagle3, target_token_ids
+from tiny_heads import SAFETENSORS, TinyHead, llama3_rope, write_eagle, write_eagle3, write_specforge, write_speculators
+from tiny_weights import Shape, Target
+
+from specdec_core import TargetInfo
+from specdec_proposer_eagle.config import EagleConfig
+from specdec_proposer_eagle.loading import load, read_config
+
+TARGET = Target(hidden_size=32, vocab_size=40, num_hidden_layers=8)
+INFO = TargetInfo("any", "llama", 40, 32, 8, 512, torch.float64, torch.device("cpu"))
+KNOWN, NODES = 9, 4
+
+HEADS: dict[str, Callable[[Path], TinyHead]] = {
+    "eagle": partial(write_eagle, target=TARGET),
+    "eagle, no bias, safetensors": partial(write_eagle, target=TARGET, bias=False, file=SAFETENSORS),
+    "eagle, embeddings": partial(write_eagle, target=TARGET, shape=Shape(own_embeddings=True, head_dim=16)),
+    "eagle, norms": partial(write_eagle, target=TARGET, para_norm=True),
+    "eagle3": partial(write_eagle3, target=TARGET),
+    "eagle3, small vocabulary": partial(write_eagle3, target=TARGET, shape=Shape(draft_vocab_size=17)),
+    "eagle3, biases, llama3": partial(
+        write_eagle3,
+        target=TARGET,
+        file=SAFETENSORS,
+        shape=Shape(attention_bias=True, mlp_bias=True, rope_scaling=llama3_rope(), head_dim=12),
+    ),
+    "eagle3, two layers": partial(write_eagle3, target=TARGET, shape=Shape(num_hidden_layers=2)),
+    "eagle3, norms before fc": partial(write_eagle3, target=TARGET, shape=Shape(norm_before_fc=True)),
+    "eagle3, another width": partial(write_eagle3, target=TARGET, shape=Shape(hidden_size=24, own_embeddings=True)),
+    "SpecForge": partial(write_specforge, target=TARGET, shape=Shape(rope_theta=500.0)),
+    "speculators": partial(
+        write_speculators, target=TARGET, shape=Shape(norm_before_residual=True, draft_vocab_size=20)
+    ),
+    "speculators, Qwen3": partial(
+        write_speculators, target=TARGET, shape=Shape(qk_norm=True, fc_norm=True, norm_output=True, rms_norm_eps=1e-3)
+    ),
+}
+
+
+def dense(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Every row sees those up to its own."""
+    per_kv_head = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(per_kv_head, dim=1) for each in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query, key) * query.shape[-1] ** -0.5
+    hidden = torch.ones(len(query), len(query)).triu(1).bool()
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), value)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_chain_of_logits_equals_the_reference(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    written = HEADS[name](tmp_path)
+    is_eagle3 = not name.startswith("eagle,") and name != "eagle"
+    config = EagleConfig(model=tmp_path)
+    head = read_config(config, INFO, is_eagle3=is_eagle3)
+    module, to_target = load(config, head, INFO)
+    embedding, output = torch.randn(40, 32, dtype=torch.float64), torch.randn(40, 32, dtype=torch.float64)
+    tokens = torch.randint(40, (KNOWN + 1,))
+    nodes = torch.randint(40, (NODES,))
+    features = torch.randn(KNOWN, head.feature_size, dtype=torch.float64)
+    shared: Any = lambda ids: embedding[ids], lambda hidden: hidden @ output.T
+
+    reference = reference_eagle3 if is_eagle3 else reference_eagle
+    tree = [(int(token), i - 1) for i, token in enumerate(nodes)]
+    expected = reference(written.tensors, written.config, *shared, tokens.tolist(), features, tree)
+
+    embed = module.embed_tokens or shared[0]
+    inputs, entering, found = tokens[1:], module.fused(features), []
+    for i in range(NODES + 1):
+        outputs, leaving = module(embed(inputs), entering, torch.arange(len(inputs)), dense)
+        found.append((module.lm_head or shared[1])(outputs[-1]))
+        inputs, entering = torch.cat([inputs, nodes[i : i + 1]]), torch.cat([entering, leaving[-1:]])
+    # float32 in the cosines of transformers' rotary embedding
+    torch.testing.assert_close(torch.stack(found), expected, atol=1e-4, rtol=1e-5)
+
+    ids = target_token_ids(written.tensors, expected.shape[1]).tolist()
+    assert ids == (list(range(40)) if to_target is None else to_target.tolist())

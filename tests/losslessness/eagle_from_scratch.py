@@ -1,0 +1,114 @@
+"""What the methods `eagle` and `eagle3` must draft: transformers' own target over the whole text, and the references of
+the heads and of the dynamic tree, which were written from the papers and keep no cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+
+import reference
+import torch
+from probe_recorder import Drafted
+from recorded_runs import Expected
+from reference_heads import reference_eagle, reference_eagle3, target_token_ids
+from reference_tree import dynamic_tree
+from tiny_heads import TinyHead
+
+from specdec_core import TokenTree
+
+MARGIN = 1e-3
+Path_ = tuple[int, ...]
+
+
+class EagleFromScratch:
+    """shape: of static trees; None: dynamic ones of top_k and depth. is_sampled: tokens were drawn, where the
+    temperature is not 0. Then those of the draft are taken as they are."""
+
+    def __init__(
+        self,
+        target: Path,
+        head: TinyHead,
+        taps: list[int],
+        *,
+        shape: TokenTree | None = None,
+        top_k: int = 0,
+        depth: int = 0,
+        is_sampled: bool = False,
+    ) -> None:
+        self.target, self.head, self.taps = reference.load(target).double(), head, taps
+        self.reference = reference_eagle if taps == [-1] else reference_eagle3
+        self.shape, self.top_k, self.depth, self.is_sampled = shape, top_k, depth, is_sampled
+        self.features: dict[str, torch.Tensor] = {}  # float64 of each request's whole text
+
+    @torch.inference_mode()
+    def __call__(self, drafted: Drafted, text: list[int]) -> Expected:
+        if drafted.request_id not in self.features:
+            states = self.target(torch.tensor([text]), output_hidden_states=True, use_cache=False).hidden_states
+            self.features[drafted.request_id] = torch.cat([states[i][0] for i in self.taps], dim=-1)
+        num_slots = len(drafted.history) - 1
+        logits_of = partial(
+            self.reference,
+            self.head.tensors,
+            self.head.config,
+            self.target.get_input_embeddings(),
+            self.target.get_output_embeddings(),
+            drafted.history,
+            self.features[drafted.request_id][:num_slots],
+        )
+
+        @cache
+        def after(path: Path_) -> torch.Tensor:
+            return logits_of([(token, depth - 1) for depth, token in enumerate(path)])[-1]
+
+        if self.shape is not None:
+            return self._static(drafted, after)
+        return self._dynamic(drafted, after)
+
+    def _static(self, drafted: Drafted, after: Callable[[Path_], torch.Tensor]) -> Expected:
+        assert self.shape is not None
+        tokens: list[int] = []
+        parents: list[int] = []
+        all_probs: list[torch.Tensor | None] = []
+        is_clear = True
+        numbers: dict[Path_, int] = {(): -1}
+        for number, path in enumerate(self.shape.paths[: drafted.max_draft_tokens]):
+            numbers[path] = number
+            logits = after(tuple(tokens[numbers[path[: i + 1]]] for i in range(len(path) - 1)))
+            ids = target_token_ids(self.head.tensors, len(logits))
+            parents.append(numbers[path[:-1]])
+            if self.is_sampled and drafted.temperature > 0:
+                probs = (logits / drafted.temperature).softmax(dim=-1)
+                if float(probs.max()) > 1 - 2e-7 and not self.shape.is_chain:
+                    return Expected([], [], [], is_clear=False)  # there may be nothing left for a sibling to be
+                tokens.append(drafted.token_ids[number])
+                all_probs.append(probs)
+                continue
+            rank = path[-1]
+            ordered = logits.sort(descending=True)
+            is_clear &= bool((-ordered.values.diff()[max(rank - 1, 0) : rank + 1]).min() > MARGIN)
+            tokens.append(int(ids[ordered.indices[rank]]))
+            all_probs.append(None)
+        return Expected(tokens, parents, all_probs, is_clear)
+
+    def _dynamic(self, drafted: Drafted, after: Callable[[Path_], torch.Tensor]) -> Expected:
+        """Near ties anywhere among the candidates may decide what is kept, and in which order."""
+
+        def next_log_probs(path: Path_) -> dict[int, float]:
+            log_probs = after(path).log_softmax(dim=-1)
+            return dict(
+                zip(target_token_ids(self.head.tensors, len(log_probs)).tolist(), log_probs.tolist(), strict=True)
+            )
+
+        trees = [
+            dynamic_tree(partial(_nudged, next_log_probs, amount), self.top_k, self.depth, drafted.max_draft_tokens)
+            for amount in (0.0, MARGIN / 10, -MARGIN / 10)
+        ]
+        tree = trees[0]
+        is_clear = all((other.token_ids, other.parents) == (tree.token_ids, tree.parents) for other in trees)
+        return Expected(tree.token_ids, tree.parents, [None] * len(tree.token_ids), is_clear)
+
+
+def _nudged(next_log_probs: Callable[[Path_], dict[int, float]], amount: float, path: Path_) -> dict[int, float]:
+    """A little more for some, and less for others. A probability stays one."""
+    return {token: min(0.0, p + amount * (-1) ** (token + sum(path))) for token, p in next_log_probs(path).items()}

@@ -1,0 +1,195 @@
+"""What EAGLE's heads draft in an engine is what the references draft from scratch, whatever became of other drafts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recorded_runs import (
+    VOCAB_SIZE,
+    Asked,
+    Outcome,
+    check_outputs,
+    mismatches,
+    plain_outputs,
+    random_requests,
+    run,
+    save_talkative_model,
+    what_happened,
+)
+
+sys.path.append(str(Path(__file__).parents[2] / "proposers" / "eagle" / "tests"))  # the references
+
+from eagle_from_scratch import EagleFromScratch
+from fitted_heads import fitted
+from tiny_heads import TinyHead, write_eagle, write_specforge
+from tiny_weights import Shape, Target
+
+from specdec_core import NodePass, Observation, TokenTree
+from specdec_core.types import Visibility
+from specdec_proposer_eagle.proposer import EagleProposer
+
+Patch = pytest.MonkeyPatch
+NUM_REQUESTS = 1100 if os.environ.get("SPECDEC_NIGHTLY") else 110
+NUM_COMPARED = 3 * NUM_REQUESTS // 2
+TOLERANCE = 5e-4  # a head takes its own output up to six times: of 1040 rows in float32, 1% differ by over 1e-5
+NUM_LAYERS = 6
+TAPS = {"eagle": [-1], "eagle3": [2, NUM_LAYERS // 2, NUM_LAYERS - 3]}
+TREE = TokenTree.parse("[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0), (1, 0, 0), (1, 0, 1), (1, 0, 0, 0)]")
+DYNAMIC = {"top_k": 3, "depth": 3}
+WAYS: dict[str, dict[str, Any]] = {
+    "chain": {"eagle_topk": 1, "num_speculative_tokens": 6},
+    "sampled chain": {"draft_sample_method": "probabilistic", "num_speculative_tokens": 6},
+    "tree": {"speculative_token_tree": str(list(TREE.paths))},
+    "sampled tree": {"speculative_token_tree": str(list(TREE.paths)), "draft_sample_method": "probabilistic"},
+    "dynamic tree": {"eagle_topk": 3, "eagle_depth": 3, "num_speculative_tokens": 12},
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_talkative_model(tmp_path_factory.mktemp("target"), certainty=1, num_hidden_layers=NUM_LAYERS)
+
+
+@pytest.fixture(scope="module")
+def heads(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, TinyHead]:
+    sizes = Target(32, VOCAB_SIZE, NUM_LAYERS, embedding_rms=1.2, feature_rms=1.0)
+    folder = tmp_path_factory.mktemp("heads")
+    eagle = write_eagle(folder / "eagle", sizes, seed=3)
+    eagle3 = write_specforge(folder / "eagle3", sizes, seed=4, shape=Shape(draft_vocab_size=8))
+    return {
+        "eagle": fitted(eagle, target, folder / "fitted", TAPS["eagle"]),
+        "eagle3": fitted(eagle3, target, folder / "fitted3", TAPS["eagle3"]),
+    }
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[Asked]:
+    return random_requests(NUM_REQUESTS)
+
+
+def drafted_by(head: TinyHead, method: str, way: str, target: Path, asked: list[Asked], **settings: Any) -> Outcome:
+    return run(target, asked, method=method, model=str(head.folder), **WAYS[way], **settings)
+
+
+def from_scratch(head: TinyHead, method: str, way: str, target: Path) -> EagleFromScratch:
+    kind: dict[str, Any] = (
+        DYNAMIC if way == "dynamic tree" else {"shape": TREE if "tree" in way else TokenTree.chain(6)}
+    )
+    return EagleFromScratch(target, head, TAPS[method], **kind, is_sampled="sampled" in way)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_drafts_are_those_computed_from_scratch(
+    method: str, way: str, target: Path, heads: dict[str, TinyHead], asked: list[Asked]
+) -> None:
+    head = heads[method]
+    outcome = drafted_by(head, method, way, target, asked)
+    differing = list(mismatches(outcome, from_scratch(head, method, way, target), NUM_COMPARED, TOLERANCE))
+    assert not differing, differing[:3]
+    check_outputs(outcome, asked, plain_outputs(target, asked))
+    happened = what_happened(outcome)
+    del happened["no draft"]
+    assert min(happened.values()) >= 3, happened
+    assert set(outcome.journal.num_in_batch) == set(range(1, 9))
+
+
+def features_of_drafted_nodes_stay(patch: Patch) -> None:
+    """Only the first token of an observed decode pass, its root, is stored."""
+    observe = EagleProposer.observe
+    forward = EagleProposer._forward
+    seen: list[Observation] = []
+
+    def observing(self: Any, observation: Observation) -> None:
+        seen.append(observation)
+        observe(self, observation)
+        seen.clear()
+
+    def forwarding(self: Any, token_ids: Any, features: Any, visibility: Any, metadata: Any) -> Any:
+        if seen:
+            observation = seen[0]
+            for i, request in enumerate(observation.requests):
+                if observation.starts[i] >= request.num_prompt_tokens:
+                    rows = slice(observation.offsets[i] + 1, observation.offsets[i + 1])
+                    metadata.slot_mapping[rows] = -1
+        return forward(self, token_ids, features, visibility, metadata)
+
+    patch.setattr(EagleProposer, "observe", observing)
+    patch.setattr(EagleProposer, "_forward", forwarding)
+
+
+def _observe(patch: Patch, change: Any) -> None:
+    observe = EagleProposer.observe
+    patch.setattr(EagleProposer, "observe", lambda self, observation: observe(self, change(observation)))
+
+
+def _with(observation: Observation, **changes: Any) -> Observation:
+    import attrs
+
+    return attrs.evolve(observation, **changes)
+
+
+def embeddings_are_those_of_the_features_own_tokens(patch: Patch) -> None:
+    patch.setattr(Observation, "following_token_ids", property(lambda self: self.token_ids))
+
+
+def the_last_row_is_taken_whether_it_counts_or_not(patch: Patch) -> None:
+    patch.setattr(Observation, "last_rows", property(lambda self: torch.tensor(self.offsets[1:]) - 1))
+
+
+def positions_begin_at_one(patch: Patch) -> None:
+    _observe(patch, lambda observation: _with(observation, positions=observation.positions + 1))
+
+
+def _see(patch: Patch, change: Any) -> None:
+    of = NodePass.of.__func__
+
+    def changed(cls: Any, level: Any, *args: Any) -> Any:
+        nodes = of(cls, level, *args)
+        return NodePass(nodes.metadata, Visibility(*change(nodes.visibility)), nodes.token_ids, nodes.num_nodes)
+
+    patch.setattr(NodePass, "of", classmethod(changed))
+
+
+def nodes_stand_where_the_targets_do(patch: Patch) -> None:
+    _see(patch, lambda seen: (seen.positions + 1, seen.prefix_lens, seen.more_slots))
+
+
+def nodes_do_not_see_the_last_slot(patch: Patch) -> None:
+    _see(patch, lambda seen: (seen.positions, (seen.prefix_lens - 1).clamp(min=0), seen.more_slots))
+
+
+def nodes_see_no_ancestors(patch: Patch) -> None:
+    _see(patch, lambda seen: (seen.positions, seen.prefix_lens, seen.more_slots[:, :1].expand_as(seen.more_slots)))
+
+
+def the_root_has_another_requests_output(patch: Patch) -> None:
+    rows_of = EagleProposer._rows_of
+    patch.setattr(EagleProposer, "_rows_of", lambda self, requests: rows_of(self, requests).roll(1))
+
+
+FAULTS = [
+    features_of_drafted_nodes_stay,
+    embeddings_are_those_of_the_features_own_tokens,
+    the_last_row_is_taken_whether_it_counts_or_not,
+    positions_begin_at_one,
+    nodes_stand_where_the_targets_do,
+    nodes_do_not_see_the_last_slot,
+    nodes_see_no_ancestors,
+    the_root_has_another_requests_output,
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_faults_are_noticed(
+    fault: Any, target: Path, heads: dict[str, TinyHead], asked: list[Asked], monkeypatch: Patch
+) -> None:
+    fault(monkeypatch)
+    outcome = drafted_by(heads["eagle3"], "eagle3", "tree", target, asked[:60])
+    scratch = from_scratch(heads["eagle3"], "eagle3", "tree", target)
+    assert next(mismatches(outcome, scratch, len(outcome.journal.drafts)), None) is not None

@@ -23,15 +23,15 @@ class Lap:
     num_accepted: int
 
 
-def run(peer: Peer, requests: Sequence[Replay], most_steps: int | None = None, *, leads_in: bool = False) -> Lap | None:
+def run(peer: Peer, requests: Sequence[Replay], most_steps: int | None = None, *, num_before: int = 0) -> Lap | None:
     """Steps of all the requests together, until one of them is over. None if one was from the beginning.
 
-    leads_in: one step more, at the beginning, does not count: it fetches what the peer before has displaced from the
-    processor's caches.
+    num_before: steps more, at the beginning, that do not count: they fetch what the peers before have displaced from
+    the processor's caches, and what the machine below a virtual one has put aside meanwhile.
     """
     seconds: dict[str, float] = {}
     num_steps = num_drafted = num_accepted = 0
-    for step in count(-1 if leads_in else 0):
+    for step in count(-num_before):
         if num_steps == most_steps or any(request.is_over for request in requests):
             break
         drafts, parts = peer.step(requests)

@@ -6,7 +6,7 @@
 Streams are files of Python's standard library in the embedded model's tokens. Requests replay them: a proposer drafts,
 what matches the text is accepted, and one token more. All peers run in one process, on one thread, and take turns, a
 lap at a time; what is not installed is left out. Figures are medians over the laps of the mean time in a lap. They are
-of warm caches: the first step of a lap does not count.
+of warm caches: the first steps of a lap do not count.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NUM_ONLINE, PROMPT_TOKENS, ONLINE_TOKENS = 20, 500, 2500
 CONTEXTS = (1024, 16 * 1024, 128 * 1024)
 ROOM = 2048  # tokens that a request at a context length may say
 NUM_COMPARED = 6  # requests whose drafts are compared, token by token
-STEPS = 16  # of a lap
+STEPS, STEPS_BEFORE = 32, 16  # of a lap: those that count, and those that bring its memory back
 NUM_ALONE = 8  # requests at batch 1, one after the other
 
 
@@ -69,7 +69,7 @@ def batches(peers: list[Peer], texts: list[np.ndarray], num_laps: int) -> dict[s
             peer.start(request)
             request.advance(1)
         run(peer, requests[peer.name], 1)  # takes over the prompts
-    return in_turn(peers, [partial(one_lap, requests, slice(None), STEPS)] * num_laps)
+    return in_turn(peers, [partial(one_lap, requests, slice(None), 16, 1)] * num_laps)
 
 
 def suffix(rounds: int, quick: int) -> dict[str, Any]:
@@ -144,18 +144,18 @@ def at_context(length: int, batch: int, num_laps: int) -> dict[str, Any]:
                 run(peer, requests[peer.name], 2)
 
         parts = [slice(None)] if together else [slice(i, i + 1) for i in range(NUM_ALONE)]
-        laps = [partial(one_lap, requests, parts[i % len(parts)], STEPS) for i in range(num_laps)]
+        laps = [partial(one_lap, requests, parts[i % len(parts)], STEPS, STEPS_BEFORE) for i in range(num_laps)]
         found |= all_figures(in_turn(peers, laps))
     return found
 
 
-def one_lap(requests: dict[str, list[Replay]], part: slice, most_steps: int, peer: Peer) -> Lap | None:
-    return run(peer, requests[peer.name][part], most_steps, leads_in=True)
+def one_lap(requests: dict[str, list[Replay]], part: slice, most_steps: int, num_before: int, peer: Peer) -> Lap | None:
+    return run(peer, requests[peer.name][part], most_steps, num_before=num_before)
 
 
 def contexts(rounds: int, lengths: list[int]) -> dict[str, Any]:
     return {
-        f"batch {batch}": {str(length): at_context(length, batch, num_laps=4 * rounds) for length in lengths}
+        f"batch {batch}": {str(length): at_context(length, batch, num_laps=3 * rounds) for length in lengths}
         for batch in (1, MAX_NUM_SEQS)
     }
 

@@ -12,6 +12,8 @@ import pytest
 from specdec_core import SamplingParams
 from specdec_core.config import DraftModelConfig, EngineConfig, SpeculativeConfig
 from specdec_core.verifiers.config import TypicalConfig
+from specdec_proposer_draft import DraftConfig
+from specdec_proposer_eagle import EagleConfig
 from specdec_proposer_ngram import NgramConfig
 from specdec_proposer_suffix import SuffixConfig
 
@@ -43,6 +45,8 @@ def defaults(config: type) -> dict[str, Any]:
         (SpeculativeConfig, "these keys, and the method's own"),
         (NgramConfig, "Method `ngram`"),
         (SuffixConfig, "Method `suffix`"),
+        (DraftConfig, "Method `draft_model`"),
+        (EagleConfig, "Methods `eagle`"),
         (TypicalConfig, "Verifier `typical`"),
         (DraftModelConfig, "the keys of `DraftModelConfig`"),
         (SamplingParams, "`SamplingParams(...)`, one for all"),
@@ -50,6 +54,8 @@ def defaults(config: type) -> dict[str, Any]:
 )
 def test_every_key_and_its_default(config, heading):
     expected = defaults(config)
+    if issubclass(config, DraftModelConfig) and config is not DraftModelConfig:  # those have a table of their own
+        expected = {key: default for key, default in expected.items() if key not in defaults(DraftModelConfig)}
     for others in ("options", "verifier_options"):  # the method's own keys and the verifier's, in the same dict
         expected.pop(others, None)
     if config is SamplingParams:

@@ -26,7 +26,7 @@ LAYERS = (
     {"sampling", "kv", "verifiers", "target", "metrics", "drafting", "merging", "checkpoint"},
     {"builtin"},
     {"engine"},
-    {"llm", "async_llm", "dry_run", "frontend", "legacy", "prompts", "outputs"},
+    {"llm", "async_llm", "dry_run", "draft_checkpoint", "frontend", "legacy", "prompts", "outputs"},
     {"testing"},
     {"cli", "__main__"},
 )

@@ -183,8 +183,8 @@ class EngineConfig:
 
 
 def speculative_mapping(mapping: Any) -> dict[str, Any]:
-    """speculative_config as users write it, with its method named. A name in square brackets, as older versions of
-    vLLM write it, is a method's, also where a model's would stand. Raises ConfigError."""
+    """speculative_config as users write it, with its method named or a draft model to tell it by. A name in square
+    brackets, as older versions of vLLM write it, is a method's, also where a model's would stand. Raises ConfigError."""
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"speculative_config={mapping!r} must be a dict such as {{'method': 'ngram', ...}}")
     plain = dict(mapping)
@@ -194,6 +194,8 @@ def speculative_mapping(mapping: Any) -> dict[str, Any]:
         if method not in (None, _unbracketed(model)):
             raise ConfigError(f"speculative_config names two methods, {method!r} and {model!r}: leave one out")
         method = _unbracketed(model)
+    if method is None and isinstance(plain.get("model"), str | Path):
+        return {key: value for key, value in plain.items() if key != "method"}
     if not isinstance(method, str):
         raise ConfigError(
             f"speculative_config names no method (method={method!r}): give one that `spec-decode plugins` lists"

@@ -13,8 +13,9 @@ from typing import Any
 from attrs import frozen
 from transformers.utils import logging
 
-from specdec_core.config import AUTO, EngineConfig, SpeculativeConfig, speculative_mapping
+from specdec_core.config import AUTO, EngineConfig, SpeculativeConfig
 from specdec_core.config_file import KEYS
+from specdec_core.draft_checkpoint import completed
 from specdec_core.engine import Engine
 from specdec_core.engine.blame import blaming
 from specdec_core.engine.request import Piece, Request
@@ -61,7 +62,7 @@ def prepare(
     plugins = plugins or Plugins.load()
     speculative = None
     if speculative_config is not None:
-        mapping = speculative_mapping(speculative_config)
+        mapping = completed(speculative_config, model, plugins)
         verifier, verifier_config = mapping.get("verifier", AUTO), None
         if isinstance(verifier, str) and verifier != AUTO:
             verifier_config = plugins.verifier(verifier).config

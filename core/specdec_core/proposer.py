@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 
 from specdec_core.config import DraftModelConfig
 from specdec_core.types import (
@@ -157,6 +157,7 @@ class ProposerSpec:
     num_speculative_tokens: (config) -> the number where the user gives none; without it, they must give one.
     detect: (checkpoint config, {tensor name: shape}) -> bool, for a draft checkpoint given without a method.
     train: an optional training recipe.
+    published: {target: the draft that was published for it}, names on the model hub, for the error about a missing one.
     """
 
     name: str
@@ -168,3 +169,4 @@ class ProposerSpec:
     num_speculative_tokens: Callable[[Any], int] | None = None
     detect: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], bool] | None = None
     train: object | None = None
+    published: Mapping[str, str] = field(factory=dict)

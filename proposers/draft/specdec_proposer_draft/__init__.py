@@ -5,7 +5,8 @@ The entry point names this module, so it imports nothing heavy: `plan` and `buil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from specdec_core import BuildContext, Plan, Proposer, ProposerSpec, TargetInfo, hookimpl
 from specdec_proposer_draft.config import DraftConfig
@@ -32,6 +33,11 @@ def build(config: DraftConfig, context: BuildContext) -> Proposer:
     return DraftModelProposer(config, context)
 
 
+def is_causal_lm(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """A whole model has its embedding and its layers under one name, which transformers gives to what all share."""
+    return any(name.endswith("embed_tokens.weight") and name != "embed_tokens.weight" for name in shapes)
+
+
 @hookimpl
 def specdec_proposers() -> Sequence[ProposerSpec]:
     spec = ProposerSpec(
@@ -41,5 +47,6 @@ def specdec_proposers() -> Sequence[ProposerSpec]:
         api=1,
         plan=plan,
         num_speculative_tokens=lambda config: config.default_num_speculative_tokens,
+        detect=is_causal_lm,
     )
     return [spec]

@@ -34,6 +34,9 @@ class EagleConfig(DraftModelConfig, DraftSamplingConfig):
     speculative_token_tree: TokenTree | None = field(default=None, converter=_shape)
 
     def __attrs_post_init__(self) -> None:
+        for key in ("quantization", "code_revision"):
+            if getattr(self, key) is not None:
+                raise ConfigError(f"{key} is for draft models that are language models themselves: leave it out")
         if self.speculative_token_tree and (self.eagle_topk is not None or self.eagle_depth is not None):
             raise ConfigError(
                 "speculative_token_tree is a shape, and eagle_topk and eagle_depth are of trees without one: leave "

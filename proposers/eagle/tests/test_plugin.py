@@ -1,0 +1,241 @@
+"""What the methods say before weights are loaded, what they find by themselves, and which heads they refuse."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_heads import BIN, SAFETENSORS, TinyHead, write_eagle, write_eagle3, write_specforge, write_speculators
+from tiny_weights import Shape, Target
+
+from specdec_core import LLM, CompatibilityError, ConfigError, Plan, PluginError, SamplingParams, SpecdecError
+from specdec_core.dry_run import dry_run
+from specdec_core.testing import tiny_target
+from specdec_proposer_eagle import EagleConfig
+
+SIZES = Target(hidden_size=32, vocab_size=48, num_hidden_layers=8)
+SETTINGS: dict[str, Any] = {"dtype": "float32", "num_kv_blocks": 64, "skip_tokenizer_init": True}
+Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], object]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_target(tmp_path_factory.mktemp("target"), num_hidden_layers=8)
+
+
+def planned(target: Path, **config: Any) -> Plan:
+    return dry_run(str(target), speculative_config=config, skip_tokenizer_init=True).plan
+
+
+def changed(head: TinyHead, change: Change) -> Path:
+    """A head of safetensors with something else in its configuration or tensors."""
+    config, tensors = json.loads((head.folder / "config.json").read_text()), load_file(head.folder / SAFETENSORS)
+    change(config, tensors)
+    (head.folder / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, head.folder / SAFETENSORS)
+    return head.folder
+
+
+def test_the_entry_module_is_light():
+    code = (
+        "import sys, specdec_proposer_eagle as p; p.specdec_proposers(); p.EagleConfig(model='any'); "
+        "print(sorted({'torch', 'numpy', 'transformers'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_the_plan_is_the_heads(target, tmp_path):
+    head = write_eagle3(tmp_path, SIZES, shape=Shape(head_dim=12, num_hidden_layers=2))
+    plan = planned(target, method="eagle3", model=str(head.folder), eagle_topk=4, eagle_depth=3)
+    layout = plan.kv_layout
+    assert plan.taps == ("input.2", "input.4", "input.5")
+    assert (layout.num_layers, layout.num_kv_heads, layout.key_dim, layout.keeps_nodes) == (2, 2, 12, False)
+    assert plan.scratch_slots == 12
+    assert plan.weight_bytes >= 2 * sum(tensor.numel() for tensor in head.tensors.values())
+
+
+@pytest.mark.parametrize(
+    ("write", "method"),
+    [(write_eagle, "eagle"), (write_eagle3, "eagle3"), (write_specforge, "eagle3"), (write_speculators, "eagle3")],
+)
+def test_a_head_tells_its_method(write, method, target, tmp_path):
+    head = write(tmp_path, SIZES)
+    found = dry_run(str(target), speculative_config={"model": str(head.folder)}, skip_tokenizer_init=True).speculative
+    assert found is not None
+    assert (found.method, found.num_speculative_tokens) == (method, 59)
+
+
+def test_a_whole_model_is_no_head(target, tmp_path):
+    draft = tiny_target(tmp_path, num_hidden_layers=1)
+    found = dry_run(str(target), speculative_config={"model": str(draft)}, skip_tokenizer_init=True).speculative
+    assert found is not None
+    assert found.method == "draft_model"
+
+
+def test_what_nobody_knows_is_refused(target, tmp_path):
+    save_file({"any": torch.zeros(2)}, tmp_path / SAFETENSORS)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(PluginError, match="no installed proposer recognises the draft checkpoint"):
+        planned(target, model=str(tmp_path))
+
+
+def test_a_head_beside_its_target_is_found(tmp_path):
+    target = tiny_target(tmp_path / "target", num_hidden_layers=8)
+    with pytest.raises(ConfigError, match="names no model, and none comes with the target"):
+        planned(target, method="eagle3")
+    write_eagle3(target / "drafts" / "eagle3", SIZES)
+    assert planned(target, method="eagle3").taps == ("input.2", "input.4", "input.5")
+
+
+def test_the_published_head_is_named(tmp_path):
+    target = tiny_target(tmp_path / "Llama-3.1-8B-Instruct")
+    with pytest.raises(ConfigError, match="give model='yuhuili/EAGLE3-LLaMA3.1-Instruct-8B'"):
+        planned(target, method="eagle3")
+
+
+def _tensor(name: str, value: torch.Tensor | None) -> Change:
+    def change(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        tensors.pop(name, None)
+        if value is not None:
+            tensors[name] = value
+
+    return change
+
+
+MISFITS: dict[str, tuple[Change, str]] = {
+    "a missing tensor": (_tensor("fc.weight", None), r"fc.weight \[32, 96\] is missing"),
+    "an extra one": (_tensor("fd.weight", torch.zeros(3)), r"fd.weight \[3\] is not known"),
+    "a misshapen one": (_tensor("norm.weight", torch.zeros(31)), r"norm.weight is \[31\], not \[32\]"),
+    "several": (
+        lambda config, tensors: (tensors.pop("norm.weight"), tensors.pop("midlayer.mlp.up_proj.weight")),
+        r"layers.0.mlp.up_proj.weight \[48, 32\] is missing; norm.weight \[32\] is missing",
+    ),
+    "integers": (
+        lambda config, tensors: tensors.update({"fc.weight": tensors["fc.weight"].to(torch.int8)}),
+        "fc.weight torch.int8",
+    ),
+    "no table": (_tensor("d2t", None), r"no d2t \[20\] that says which"),
+    "a table of another length": (_tensor("d2t", torch.zeros(19, dtype=torch.int64)), r"is \[19\], not \[20\]"),
+    "a table beyond the target": (
+        _tensor("d2t", torch.full((20,), 40)),
+        "does not lead to 20 different ids below 48",
+    ),
+    "a table with repetitions": (_tensor("d2t", -torch.arange(20)), "does not lead to 20 different ids below 48"),
+    "layers that the target lacks": (
+        lambda config, tensors: config.update(eagle_aux_hidden_state_layer_ids=[2, 4, 8]),
+        r"takes the inputs of the layers \[2, 4, 8\], and the target has 8",
+    ),
+    "other heads": (lambda config, tensors: config.update(num_attention_heads=8), "k_proj.weight is"),
+    "sizes that make no sense": (lambda config, tensors: config.update(hidden_size=-3), ""),
+    "no sizes": (lambda config, tensors: config.pop("hidden_size"), "says no hidden_size"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_head_that_is_not_whole_is_refused(name, target, tmp_path):
+    change, message = MISFITS[name]
+    folder = changed(write_eagle3(tmp_path, SIZES, file=SAFETENSORS, shape=Shape(draft_vocab_size=20)), change)
+    with pytest.raises(SpecdecError, match=message):
+        LLM(str(target), speculative_config={"method": "eagle3", "model": str(folder)}, **SETTINGS)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (Target(40, 48, 8), "40"),
+        (Target(32, 50, 8), "vocab_size is 50, and this target's is 48"),
+    ],
+)
+def test_another_targets_head_is_refused(method, sizes, message, target, tmp_path):
+    write = write_eagle if method == "eagle" else write_eagle3
+    head = write(tmp_path, sizes)
+    with pytest.raises(CompatibilityError, match=message):
+        planned(target, method=method, model=str(head.folder))
+
+
+def test_eagle_is_not_eagle3(target, tmp_path):
+    head = write_eagle3(tmp_path, SIZES)
+    with pytest.raises(CompatibilityError, match="is not known"):
+        planned(target, method="eagle", model=str(head.folder))
+
+
+@pytest.mark.parametrize("file", [BIN, SAFETENSORS])
+def test_a_file_that_was_cut_off_is_refused(file, target, tmp_path):
+    head = write_eagle3(tmp_path, SIZES, file=file)
+    weights = tmp_path / file
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    for method in ({"method": "eagle3"}, {}):
+        with pytest.raises(ConfigError, match=r"cannot be read|is damaged"):
+            planned(target, model=str(head.folder), **method)
+
+
+class _Code:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize("save", [torch.save, lambda value, file: file.write_bytes(pickle.dumps(value))])
+def test_code_in_a_checkpoint_is_not_run(save, target, tmp_path):
+    head = write_eagle3(tmp_path, SIZES)
+    traces = tmp_path / "it was run"
+    save({**head.tensors, "norm.weight": _Code(traces)}, tmp_path / BIN)
+    for method in ({"method": "eagle3"}, {}):
+        with pytest.raises(ConfigError, match="for safety it is not loaded|cannot be read"):
+            LLM(str(target), speculative_config={"model": str(head.folder), **method}, **SETTINGS)
+    assert not traces.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eagle_topk": 0}, "eagle_topk=0"),
+        ({"eagle_depth": -1}, "eagle_depth=-1"),
+        ({"quantization": "int8"}, "quantization is for draft models"),
+        ({"eagle_topk": 2, "speculative_token_tree": "[(0,)]"}, "leave either out"),
+        ({"eagle_topk": 2, "draft_sample_method": "probabilistic"}, "leave eagle_topk out for a chain"),
+        ({"eagle_top_k": 2}, "did you mean 'eagle_topk'"),
+    ],
+)
+def test_wrong_options_are_explained(options, message, target, tmp_path):
+    head = write_eagle3(tmp_path, SIZES)
+    with pytest.raises(ConfigError, match=message):
+        planned(target, method="eagle3", model=str(head.folder), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "number", "is_dynamic"),
+    [
+        ({}, 59, True),
+        ({"eagle_topk": 1}, 5, False),
+        ({"eagle_topk": 1, "eagle_depth": 2}, 3, False),
+        ({"draft_sample_method": "probabilistic"}, 5, False),
+        ({"speculative_token_tree": [(0,), (1,)]}, 2, False),
+    ],
+)
+def test_how_many_nodes(options, number, is_dynamic):
+    config = EagleConfig(model="any", **options)
+    assert (config.default_num_speculative_tokens, config.is_dynamic) == (number, is_dynamic)
+
+
+def test_half_precision_heads_run(target, tmp_path):
+    head = write_eagle3(tmp_path, SIZES, file=SAFETENSORS, shape=Shape(dtype=torch.float16))
+    llm = LLM(str(target), speculative_config={"model": str(head.folder), "num_speculative_tokens": 8}, **SETTINGS)
+    params = SamplingParams(temperature=0, max_tokens=12)
+    plain = LLM(str(target), **SETTINGS).generate([{"prompt_token_ids": [1, 2]}], params, use_tqdm=False)
+    outputs = llm.generate([{"prompt_token_ids": [1, 2]}], params, use_tqdm=False)
+    assert outputs[0].outputs[0].token_ids == plain[0].outputs[0].token_ids

@@ -183,8 +183,10 @@ class EngineConfig:
 
 
 def speculative_mapping(mapping: Any) -> dict[str, Any]:
-    """speculative_config as users write it, with its method named or a draft model to tell it by. A name in square
-    brackets, as older versions of vLLM write it, is a method's, also where a model's would stand. Raises ConfigError."""
+    """speculative_config as users write it, with its method named, or with a draft model to tell it by. A name in
+    square brackets, as older versions of vLLM write it, is a method's, also where a model's would stand. Raises
+    ConfigError.
+    """
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"speculative_config={mapping!r} must be a dict such as {{'method': 'ngram', ...}}")
     plain = dict(mapping)

@@ -98,7 +98,7 @@ def test_a_head_beside_its_target_is_found(tmp_path):
 
 def test_the_published_head_is_named(tmp_path):
     target = tiny_target(tmp_path / "Llama-3.1-8B-Instruct")
-    with pytest.raises(ConfigError, match="give model='yuhuili/EAGLE3-LLaMA3.1-Instruct-8B'"):
+    with pytest.raises(ConfigError, match=r"give model='yuhuili/EAGLE3-LLaMA3.1-Instruct-8B'"):
         planned(target, method="eagle3")
 
 
@@ -135,7 +135,7 @@ MISFITS: dict[str, tuple[Change, str]] = {
         r"takes the inputs of the layers \[2, 4, 8\], and the target has 8",
     ),
     "other heads": (lambda config, tensors: config.update(num_attention_heads=8), "k_proj.weight is"),
-    "sizes that make no sense": (lambda config, tensors: config.update(hidden_size=-3), ""),
+    "sizes that make no sense": (lambda config, tensors: config.update(hidden_size=-3), "makes no sense"),
     "no sizes": (lambda config, tensors: config.pop("hidden_size"), "says no hidden_size"),
 }
 
@@ -195,7 +195,7 @@ def test_code_in_a_checkpoint_is_not_run(save, target, tmp_path):
     traces = tmp_path / "it was run"
     save({**head.tensors, "norm.weight": _Code(traces)}, tmp_path / BIN)
     for method in ({"method": "eagle3"}, {}):
-        with pytest.raises(ConfigError, match="for safety it is not loaded|cannot be read"):
+        with pytest.raises(ConfigError, match=r"for safety it is not loaded|cannot be read"):
             LLM(str(target), speculative_config={"model": str(head.folder), **method}, **SETTINGS)
     assert not traces.exists()
 

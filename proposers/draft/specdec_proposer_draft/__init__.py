@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from specdec_core import BuildContext, Plan, Proposer, ProposerSpec, TargetInfo, hookimpl
 from specdec_proposer_draft.config import DraftConfig
+from specdec_proposer_draft.recipe import RECIPE
 
 __all__ = ["DraftConfig", "specdec_proposers"]
 
@@ -41,5 +42,6 @@ def specdec_proposers() -> Sequence[ProposerSpec]:
         api=1,
         plan=plan,
         num_speculative_tokens=lambda config: config.default_num_speculative_tokens,
+        train=RECIPE,
     )
     return [spec]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from specdec_core import BuildContext, Plan, Proposer, ProposerSpec, TargetInfo, hookimpl
+from specdec_proposer_eagle import recipes
 from specdec_proposer_eagle.config import EagleConfig
 
 __all__ = ["EagleConfig", "specdec_proposers"]
@@ -47,6 +48,7 @@ def specdec_proposers() -> Sequence[ProposerSpec]:
             api=1,
             plan=partial(plan, is_eagle3=is_eagle3),
             num_speculative_tokens=lambda config: config.default_num_speculative_tokens,
+            train=recipe,
         )
-        for name, is_eagle3 in (("eagle", False), ("eagle3", True))
+        for name, is_eagle3, recipe in (("eagle", False, recipes.EAGLE), ("eagle3", True, recipes.EAGLE3))
     ]

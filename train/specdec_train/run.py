@@ -114,7 +114,8 @@ class Run:
         norm = torch.nn.utils.clip_grad_norm_(self._trainee.parameters(), self._settings.clip)
         self._optimizer.step()
         self._num_tokens += sum(len(self._learned[row].token_ids) for row in rows)
-        return {"loss": loss.detach(), "gradient_norm": norm, **{name: value.detach() for name, value in metrics.items()}}
+        values = {"loss": loss, "gradient_norm": norm, **metrics}
+        return {name: value.detach() for name, value in values.items()}
 
     def _loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         with torch.autocast(self._target.info.device.type, torch.bfloat16, enabled=self._settings.autocast):

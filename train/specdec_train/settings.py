@@ -60,7 +60,7 @@ class Settings:
     features: Path | None = field(
         default=None,
         metadata={
-            "help": "Compute the target's features once, and keep them in this folder. Default: compute them each time.",
+            "help": "Compute the target's features once, and keep them in this folder. Default: anew in each step.",
             **UNCHECKED,
         },
     )

@@ -33,9 +33,9 @@ def _one_thread():
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a target, and texts that it said."""
     folder = tmp_path_factory.mktemp("given")
-    target = tiny_target(folder / "target", initializer_range=0.5, num_hidden_layers=3)
+    target = tiny_target(folder / "target", initializer_range=0.5, num_hidden_layers=1)
     starts = np.random.default_rng(0).integers(0, 48, (200, 2)).tolist()
-    params = SamplingParams(temperature=0.7, max_tokens=30, seed=0)
+    params = SamplingParams(temperature=1, max_tokens=30, seed=0)
     with LLM(target, dtype="float32", skip_tokenizer_init=True, num_kv_blocks=512) as llm:
         outputs = llm.generate([{"prompt_token_ids": start} for start in starts], params, use_tqdm=False)
     said = [[*start, *output.outputs[0].token_ids] for start, output in zip(starts, outputs, strict=True)]
@@ -67,17 +67,17 @@ def log(out: Path) -> list[dict[str, Any]]:
     [
         ("eagle3", {"ttt_steps": 3, "draft_vocab_size": 40}),
         ("eagle", {"token_weight": 1.0}),
-        ("draft_model", {"from_layers": 2}),
+        ("draft_model", {"hidden_size": 32, "num_heads": 2, "num_layers": 1}),
     ],
 )
 def test_a_draft_learns_its_target(method, options, specs, folder, tmp_path):
     out = tmp_path / "out"
-    run(specs[method], folder, out, options=options, steps=120, lr=1e-2, evaluate_every=0)
+    run(specs[method], folder, out, options=options, steps=150, lr=1e-2, evaluate_every=0)
     measured = [line for line in log(out) if "held_out_loss" in line]
     first, last = measured
     assert last["held_out_loss"] < 0.9 * first["held_out_loss"]
-    for name in ("greedy", "temperature_1"):
-        assert last["acceptance_length"][name] > first["acceptance_length"][name] + 0.15, measured
+    for name, gain in (("greedy", 0.3), ("temperature_1", 0.05)):
+        assert last["acceptance_length"][name] > first["acceptance_length"][name] + gain, measured
     assert (out / "curves.png").stat().st_size > 1000
 
     speculative = {"method": method, "model": str(out), "num_speculative_tokens": 4}
@@ -111,9 +111,9 @@ def killed_in(spec: ProposerSpec, num_steps: int) -> ProposerSpec:
     return attrs.evolve(spec, train=recipe)
 
 
-@pytest.mark.parametrize(("method", "killed_after"), [("eagle", 8), ("eagle", 3), ("draft_model", 8)])
+@pytest.mark.parametrize(("method", "killed_after"), [("eagle", 8), ("draft_model", 3)])
 def test_a_run_that_was_killed_ends_the_same(method, killed_after, specs, folder, tmp_path):
-    given = {"steps": 12, "save_every": 5, "evaluate_every": 4, "log_every": 1, "eval_prompts": 2}
+    given = {"steps": 12, "save_every": 5, "evaluate_every": 6, "log_every": 1, "eval_prompts": 2, "eval_tokens": 8}
     run(specs[method], folder, tmp_path / "whole", **given)
     with pytest.raises(KeyboardInterrupt):
         run(killed_in(specs[method], killed_after), folder, tmp_path / "out", **given)
@@ -212,10 +212,10 @@ def test_the_command_has_the_recipes_options(specs, folder, tmp_path):
     command.main(
         [
             *("--target", str(folder / "target"), "--data", str(folder / "said.npy"), "--out", str(tmp_path / "out")),
-            *("--steps", "1", "--eval-prompts", "0", "--draft-vocab-size", "30", "--aux-layers", "0,2"),
+            *("--steps", "1", "--eval-prompts", "0", "--draft-vocab-size", "30", "--aux-layers", "0"),
             *("--length", "16", "--dtype", "float32"),
         ],
         standalone_mode=False,
     )
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert (config["draft_vocab_size"], config["eagle_aux_hidden_state_layer_ids"]) == (30, [0, 2])
+    assert (config["draft_vocab_size"], config["eagle_aux_hidden_state_layer_ids"]) == (30, [0])

@@ -14,6 +14,7 @@ from torch.nn.functional import smooth_l1_loss
 from transformers import LlamaConfig
 
 from specdec_core import ConfigError, TrainingBatch, TrainingTarget
+from specdec_proposer_eagle.cross_entropy import soft_cross_entropy
 from specdec_proposer_eagle.head_config import HeadConfig
 from specdec_proposer_eagle.modules import Head
 from specdec_proposer_eagle.recipes import Eagle3Options, EagleOptions, HeadOptions
@@ -45,7 +46,7 @@ class EagleTrainee(nn.Module):
             logits = self._target.output_head(output.to(batch.features["final"].dtype)).float()
             of_feature = smooth_l1_loss(output, wanted_feature, reduction="none").mean(-1)
             of_feature = (of_feature * weight).sum()
-            of_tokens = (_cross_entropy(logits, wanted_logits.softmax(-1)) * weight).sum()
+            of_tokens = (soft_cross_entropy(logits, wanted_logits.softmax(-1)) * weight).sum()
             total = total + options.decay**step * (
                 options.feature_weight * of_feature + options.token_weight * of_tokens
             )
@@ -91,15 +92,16 @@ class Eagle3Trainee(nn.Module):
             counts = batch.counts.clone()
             counts[:, 1:] &= self.is_drafted[logits.argmax(-1)][:, :-1]
             wanted = logits[..., self.target_ids].softmax(-1)
+            likeliest = wanted.argmax(-1)
         total, metrics = fused.new_zeros(()), {}
         steps = unroll(self.head, self._target.embed, batch.token_ids, fused, self._options.ttt_steps)
         for step, output in enumerate(steps):
             weight, its_wanted = _weight(counts, step), wanted[:, 1 + step :]
             drafted = self.head.lm_head(output[:, : -1 - step])
-            loss = (_cross_entropy(drafted, its_wanted) * weight).sum()
+            loss = (soft_cross_entropy(drafted, its_wanted) * weight).sum()
             total = total + self._options.decay**step * loss
             metrics[f"loss_{step}"] = loss
-            metrics[f"accuracy_{step}"] = ((drafted.argmax(-1) == its_wanted.argmax(-1)) * weight).sum()
+            metrics[f"accuracy_{step}"] = ((drafted.argmax(-1) == likeliest[:, 1 + step :]) * weight).sum()
         return total, metrics
 
     def save(self, folder: Path) -> None:
@@ -132,10 +134,6 @@ def _weight(counts: torch.Tensor, step: int) -> torch.Tensor:
     weight = torch.zeros_like(counts[:, 1 + step :], dtype=torch.float32)
     weight[:, :-1] = counts[:, 2 + step :]
     return weight / weight.sum().clamp(min=1)
-
-
-def _cross_entropy(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    return -(wanted * logits.float().log_softmax(-1)).sum(-1)
 
 
 def _head_config(

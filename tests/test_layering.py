@@ -19,7 +19,7 @@ LAYERS = (
     {"__init__"},
     {"types", "errors", "tree_layout", "token_tree", "validators", "converters", "hashing"},
     {"config", "config_file", "sampling_params"},
-    {"proposer", "verifier", "kv_manager"},
+    {"proposer", "verifier", "kv_manager", "training"},
     {"hookspecs"},
     {"plugins"},
     {"ops"},

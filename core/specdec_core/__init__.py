@@ -33,6 +33,7 @@ _NAMES = {
     "sampling_params": ("SamplingParams",),
     "target.outline": ("Outline", "outline_draft"),
     "token_tree": ("TokenTree",),
+    "training": ("Trainee", "TrainingBatch", "TrainingRecipe", "TrainingTarget"),
     "types": (
         "DEAD",
         "Draft",
@@ -143,6 +144,12 @@ if TYPE_CHECKING:
         outline_draft as outline_draft,
     )
     from specdec_core.token_tree import TokenTree as TokenTree
+    from specdec_core.training import (
+        Trainee as Trainee,
+        TrainingBatch as TrainingBatch,
+        TrainingRecipe as TrainingRecipe,
+        TrainingTarget as TrainingTarget,
+    )
     from specdec_core.types import (
         DEAD as DEAD,
         Draft as Draft,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from attrs import field, frozen
 
 from specdec_core.config import DraftModelConfig
+from specdec_core.training import TrainingRecipe
 from specdec_core.types import (
     Draft,
     KVMetadata,
@@ -156,7 +157,7 @@ class ProposerSpec:
     requires: modules that must be installed, looked up without importing them.
     num_speculative_tokens: (config) -> the number where the user gives none; without it, they must give one.
     detect: (checkpoint config, {tensor name: shape}) -> bool, for a draft checkpoint given without a method.
-    train: an optional training recipe.
+    train: how its drafts are trained, if they are.
     published: {target: the draft that was published for it}, names on the model hub, for the error about a missing one.
     """
 
@@ -168,5 +169,5 @@ class ProposerSpec:
     requires: tuple[str, ...] = ()
     num_speculative_tokens: Callable[[Any], int] | None = None
     detect: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], bool] | None = None
-    train: object | None = None
+    train: TrainingRecipe | None = None
     published: Mapping[str, str] = field(factory=dict)

@@ -10,6 +10,7 @@ from typing import Any
 
 from specdec_core import BuildContext, Plan, Proposer, ProposerSpec, TargetInfo, hookimpl
 from specdec_proposer_draft.config import DraftConfig
+from specdec_proposer_draft.recipe import RECIPE
 
 __all__ = ["DraftConfig", "specdec_proposers"]
 
@@ -48,5 +49,6 @@ def specdec_proposers() -> Sequence[ProposerSpec]:
         plan=plan,
         num_speculative_tokens=lambda config: config.default_num_speculative_tokens,
         detect=is_causal_lm,
+        train=RECIPE,
     )
     return [spec]

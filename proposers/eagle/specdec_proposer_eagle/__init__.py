@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from specdec_core import BuildContext, Plan, Proposer, ProposerSpec, TargetInfo, hookimpl
-from specdec_proposer_eagle import published
+from specdec_proposer_eagle import published, recipes
 from specdec_proposer_eagle.config import EagleConfig
 
 __all__ = ["EagleConfig", "specdec_proposers"]
@@ -50,6 +50,7 @@ def specdec_proposers() -> Sequence[ProposerSpec]:
             num_speculative_tokens=lambda config: config.default_num_speculative_tokens,
             detect=published.is_eagle3 if is_eagle3 else published.is_eagle,
             published=published.EAGLE3 if is_eagle3 else published.EAGLE,
+            train=recipe,
         )
-        for name, is_eagle3 in (("eagle", False), ("eagle3", True))
+        for name, is_eagle3, recipe in (("eagle", False, recipes.EAGLE), ("eagle3", True, recipes.EAGLE3))
     ]

@@ -1,0 +1,102 @@
+"""A draft model in training: its loss, and the checkpoint it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
+
+from specdec_core import ConfigError, EngineConfig, TrainingBatch, TrainingTarget, load_tokenizer
+from specdec_proposer_draft.recipe import DraftTrainingOptions
+
+HEAD_DIM = 64
+
+
+class DraftTrainee(nn.Module):
+    """A small Llama with the target's vocabulary, or the target's own first layers."""
+
+    def __init__(self, options: DraftTrainingOptions, target: TrainingTarget) -> None:
+        super().__init__()
+        self._options, self._target = options, target
+        self.model = _small(options, target) if options.from_layers is None else _first_layers(options, target)
+        self.model.float().train().requires_grad_(True)
+
+    def forward(self, batch: TrainingBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        with torch.no_grad():
+            wanted = self._target.output_head(batch.features["final"]).float()[:, :-1]
+        logits = self.model(batch.token_ids, use_cache=False).logits.float()[:, :-1]
+        weight = batch.counts[:, 1:].float()
+        weight = weight / weight.sum().clamp(min=1)
+        soft = -(wanted.softmax(-1) * logits.log_softmax(-1)).sum(-1)
+        hard = cross_entropy(logits.transpose(1, 2), batch.token_ids[:, 1:], reduction="none")
+        share = self._options.hard_weight
+        loss = (((1 - share) * soft + share * hard) * weight).sum()
+        accuracy = ((logits.argmax(-1) == wanted.argmax(-1)) * weight).sum()
+        return loss, {"soft_loss": (soft * weight).sum(), "hard_loss": (hard * weight).sum(), "accuracy": accuracy}
+
+    def save(self, folder: Path) -> None:
+        """As transformers saves it, with the target's tokenizer if there is one."""
+        dtype = getattr(self._target.config, "dtype", None) or torch.float32
+        weights = {name: tensor.detach().to("cpu", dtype) for name, tensor in self.model.state_dict().items()}
+        had_bar = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            saved = deepcopy(self.model).to("cpu", dtype)
+            saved.load_state_dict(weights)
+            saved.save_pretrained(folder)
+        finally:
+            if had_bar:
+                logging.enable_progress_bar()
+        try:
+            tokenizer = load_tokenizer(EngineConfig(model=self._target.info.model))
+        except ConfigError:
+            return
+        tokenizer.save_pretrained(folder)
+
+
+def _small(options: DraftTrainingOptions, target: TrainingTarget) -> Any:
+    its = target.config
+    size = options.hidden_size or max(2, target.info.hidden_size // 2)
+    num_heads = options.num_heads or max(1, size // HEAD_DIM)
+    if size % num_heads or size // num_heads % 2:
+        raise ConfigError(
+            f"hidden_size={size} cannot be divided among num_heads={num_heads} attention heads of an even size: choose "
+            f"others"
+        )
+    config = LlamaConfig(
+        vocab_size=target.info.vocab_size,
+        hidden_size=size,
+        intermediate_size=options.intermediate_size or 3 * size,
+        num_hidden_layers=options.num_layers or 2,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_heads,
+        max_position_embeddings=target.info.max_model_len,
+        tie_word_embeddings=options.tie,
+        **{name: getattr(its, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
+    )
+    return LlamaForCausalLM(config)
+
+
+def _first_layers(options: DraftTrainingOptions, target: TrainingTarget) -> Any:
+    num_layers = options.from_layers
+    assert num_layers is not None
+    if num_layers >= target.info.num_layers:
+        raise ConfigError(
+            f"from_layers={num_layers}, but the target has {target.info.num_layers} layers: a draft needs fewer"
+        )
+    config = deepcopy(target.model.config)
+    text_config = config.get_text_config()
+    text_config.num_hidden_layers = num_layers
+    if getattr(text_config, "layer_types", None):
+        text_config.layer_types = text_config.layer_types[:num_layers]
+    model = type(target.model)(config)
+    wanted, found = model.state_dict(), target.model.state_dict()
+    model.load_state_dict({name: found[name] for name in wanted})
+    return model

@@ -1,0 +1,87 @@
+"""Draft models in training: what they begin as, what they are taught, and what they leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from specdec_core import ConfigError, TargetInfo, TrainingBatch, TrainingTarget
+from specdec_core.testing import tiny_target
+from specdec_proposer_draft.recipe import RECIPE, DraftTrainingOptions
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> TrainingTarget:
+    folder = tiny_target(tmp_path_factory.mktemp("target"), num_hidden_layers=3)
+    words = {f"w{i}": i for i in range(48)}
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0"))).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval().requires_grad_(False)
+    info = TargetInfo(str(folder), "llama", 48, 32, 3, 512, torch.float32, torch.device("cpu"))
+    return TrainingTarget(info, model.config, model, model.get_input_embeddings(), model.get_output_embeddings())
+
+
+def batch_of(target: TrainingTarget) -> TrainingBatch:
+    token_ids = torch.arange(20).reshape(2, 10)
+    final = target.model.model(token_ids).last_hidden_state
+    return TrainingBatch(token_ids, torch.ones(2, 10, dtype=torch.bool), {"final": final})
+
+
+def made(target: TrainingTarget, **options):
+    torch.manual_seed(0)
+    return RECIPE.make(DraftTrainingOptions(**options), target, None)
+
+
+def test_the_loss_is_the_distance_to_the_target(target):
+    """The target's own weights have no distance to it: the loss is its entropy then."""
+    trainee = made(target, from_layers=2)
+    trainee.model = target.model
+    batch = batch_of(target)
+    loss, metrics = trainee(batch)
+    log_probs = target.model(batch.token_ids).logits[:, :-1].log_softmax(-1)
+    torch.testing.assert_close(loss, -(log_probs.exp() * log_probs).sum(-1).mean())
+    following = log_probs.gather(-1, batch.token_ids[:, 1:, None])
+    torch.testing.assert_close(metrics["hard_loss"], -following.mean())
+    assert metrics["accuracy"] == 1
+
+
+def test_the_first_layers_are_the_targets(target, tmp_path):
+    trainee = made(target, from_layers=2)
+    ids = torch.arange(10)[None]
+    states = target.model(ids, output_hidden_states=True).hidden_states
+    expected = target.output_head(target.model.model.norm(states[2]))
+    with torch.no_grad():
+        torch.testing.assert_close(trainee.model(ids).logits, expected)
+    assert all(parameter.requires_grad for parameter in trainee.parameters())
+    assert not any(parameter.requires_grad for parameter in target.model.parameters())
+    assert target.model.config.num_hidden_layers == 3
+
+
+@pytest.mark.parametrize("options", [{"from_layers": 1}, {"tie": False}, {"hidden_size": 24, "num_heads": 3}])
+def test_what_is_saved(options, target, tmp_path):
+    trainee = made(target, **options)
+    trainee.save(tmp_path)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    ids = torch.arange(10)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(saved(ids).logits, trainee.model.eval()(ids).logits)
+    assert AutoTokenizer.from_pretrained(tmp_path).get_vocab() == {f"w{i}": i for i in range(48)}
+    assert Path(tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"from_layers": 3}, "from_layers=3, but the target has 3 layers"),
+        ({"from_layers": 1, "num_layers": 2}, "and num_layers says otherwise"),
+        ({"hidden_size": 30, "num_heads": 4}, "hidden_size=30 cannot be divided among num_heads=4"),
+        ({"hard_weight": 2}, "hard_weight=2"),
+    ],
+)
+def test_wrong_options_are_explained(options, message, target):
+    with pytest.raises(ConfigError, match=message):
+        made(target, **options)

@@ -1,0 +1,115 @@
+"""How heads are trained: EAGLE's as in Li et al. 2024, EAGLE-3's with the training-time test of Li et al. 2025."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from attrs import field, frozen
+
+from specdec_core import ConfigError, TargetInfo, TrainingRecipe, TrainingTarget, flag, number, whole_number
+from specdec_proposer_eagle.config import MOST_LEVELS
+
+MOST_DRAFT_VOCAB = 32000
+"""Tokens that a head of EAGLE-3 has by default, at most: as many as the authors' have."""
+
+
+def _described(text: str, **kwargs: Any) -> Any:
+    return field(metadata={"help": text}, **kwargs)
+
+
+@frozen(kw_only=True)
+class HeadOptions:
+    num_layers: int = _described("Layers of the head.", default=1, validator=whole_number(1, 64))
+    intermediate_size: int | None = _described(
+        "Width of its MLP. Default: the target's.", default=None, validator=whole_number(1, optional=True)
+    )
+    decay: float = _described(
+        "The loss of each further step of the training-time test counts this much of the one before.",
+        default=0.8,
+        validator=number(0, 1, low_open=True),
+    )
+
+
+@frozen(kw_only=True)
+class EagleOptions(HeadOptions):
+    ttt_steps: int = _described(
+        "Steps of drafting that are trained at once; 1: as the paper of EAGLE has it.",
+        default=1,
+        validator=whole_number(1, MOST_LEVELS),
+    )
+    noise: float = _described("Width of the uniform noise on features.", default=0.2, validator=number(0, 100))
+    feature_weight: float = _described("Of the distance to the feature.", default=1.0, validator=number(0, 1e6))
+    token_weight: float = _described("Of the cross entropy.", default=0.1, validator=number(0, 1e6))
+    bias: bool = _described("Whether fc has a bias.", default=True, validator=flag)
+
+
+@frozen(kw_only=True)
+class Eagle3Options(HeadOptions):
+    ttt_steps: int = _described(
+        "Steps of drafting that are trained at once.", default=7, validator=whole_number(1, MOST_LEVELS)
+    )
+    draft_vocab_size: int | None = _described(
+        f"Tokens that can be drafted: the data's most frequent. Default: {MOST_DRAFT_VOCAB}, or all if fewer.",
+        default=None,
+        validator=whole_number(1, optional=True),
+    )
+    aux_layers: tuple[int, ...] | None = _described(
+        "Layers of the target whose inputs are the features, as in 2,16,29. Default: a low, the middle and a high one.",
+        default=None,
+        converter=lambda given: _numbers(given) if isinstance(given, str) else given,
+    )
+
+    def layers(self, target: TargetInfo) -> tuple[int, ...]:
+        """Raises ConfigError for one that the target has not."""
+        num_layers = target.num_layers
+        if self.aux_layers is None:
+            if num_layers >= 7:  # as published
+                return 2, num_layers // 2, num_layers - 3
+            return tuple(sorted({min(1, num_layers // 4), num_layers // 2, num_layers - 1}))
+        if not self.aux_layers or not all(0 <= layer < num_layers for layer in self.aux_layers):
+            raise ConfigError(
+                f"aux_layers={','.join(map(str, self.aux_layers))}, but the target's layers are 0 to {num_layers - 1}: "
+                f"give some of these"
+            )
+        return self.aux_layers
+
+    def vocab_size(self, target: TargetInfo) -> int:
+        """Raises ConfigError if it is larger than the target's."""
+        if self.draft_vocab_size is not None and self.draft_vocab_size > target.vocab_size:
+            raise ConfigError(
+                f"draft_vocab_size={self.draft_vocab_size}, but the target has {target.vocab_size} tokens: give at "
+                f"most as many"
+            )
+        return self.draft_vocab_size or min(MOST_DRAFT_VOCAB, target.vocab_size)
+
+
+def _numbers(given: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in given.split(","))
+    except ValueError as error:
+        raise ConfigError(f"aux_layers={given!r} is not a list of layers: write them as in 2,16,29") from error
+
+
+def _make_eagle(options: EagleOptions, target: TrainingTarget, token_counts: Any) -> Any:
+    from specdec_proposer_eagle.trainees import EagleTrainee
+
+    return EagleTrainee(options, target)
+
+
+def _make_eagle3(options: Eagle3Options, target: TrainingTarget, token_counts: Any) -> Any:
+    from specdec_proposer_eagle.trainees import Eagle3Trainee
+
+    return Eagle3Trainee(options, target, token_counts)
+
+
+_CHAIN = MappingProxyType({"eagle_topk": 1, "num_speculative_tokens": 5})
+
+EAGLE = TrainingRecipe(options=EagleOptions, make=_make_eagle, learning_rate=3e-4, evaluation=_CHAIN)
+EAGLE3 = TrainingRecipe(
+    options=Eagle3Options,
+    make=_make_eagle3,
+    learning_rate=3e-4,
+    taps=lambda options, target: tuple(f"input.{layer}" for layer in options.layers(target)),
+    evaluation=_CHAIN,
+)

@@ -1,0 +1,198 @@
+"""Heads in training: their losses, and the checkpoints they leave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn.functional import smooth_l1_loss
+from transformers import LlamaConfig
+
+from specdec_core import ConfigError, TrainingBatch, TrainingTarget
+from specdec_proposer_eagle.cross_entropy import soft_cross_entropy
+from specdec_proposer_eagle.head_config import HeadConfig
+from specdec_proposer_eagle.modules import Head
+from specdec_proposer_eagle.recipes import Eagle3Options, EagleOptions, HeadOptions
+from specdec_proposer_eagle.unrolling import unroll
+
+Metrics = Mapping[str, torch.Tensor]
+
+
+class EagleTrainee(nn.Module):
+    """A head of EAGLE: its outputs shall be the target's next features, and say the same with the target's head."""
+
+    def __init__(self, options: EagleOptions, target: TrainingTarget) -> None:
+        super().__init__()
+        shapes = {"fc.bias": (target.info.hidden_size,)} if options.bias else {}
+        self._options, self._target = options, target
+        self._config = _head_config(options, target, shapes, is_eagle3=False)
+        self.head = Head(self._config)
+
+    def forward(self, batch: TrainingBatch) -> tuple[torch.Tensor, Metrics]:
+        options, final = self._options, batch.features["final"].float()
+        features = final + (torch.rand_like(final) - 0.5) * options.noise
+        with torch.no_grad():
+            wanted = self._target.output_head(batch.features["final"]).float()
+        total, metrics = final.new_zeros(()), {}
+        steps = unroll(self.head, self._target.embed, batch.token_ids, features, options.ttt_steps)
+        for step, output in enumerate(steps):
+            weight, output = _weight(batch.counts, step), output[:, : -1 - step]
+            wanted_feature, wanted_logits = final[:, 1 + step :], wanted[:, 1 + step :]
+            logits = self._target.output_head(output.to(batch.features["final"].dtype)).float()
+            of_feature = smooth_l1_loss(output, wanted_feature, reduction="none").mean(-1)
+            of_feature = (of_feature * weight).sum()
+            of_tokens = (soft_cross_entropy(logits, wanted_logits.softmax(-1)) * weight).sum()
+            total = total + options.decay**step * (
+                options.feature_weight * of_feature + options.token_weight * of_tokens
+            )
+            metrics |= {f"feature_loss_{step}": of_feature, f"token_loss_{step}": of_tokens}
+            metrics[f"accuracy_{step}"] = ((logits.argmax(-1) == wanted_logits.argmax(-1)) * weight).sum()
+        return total, metrics
+
+    def save(self, folder: Path) -> None:
+        keys = {"architectures": ["LlamaForCausalLM"], "bias": self._options.bias}
+        _write(folder, self._config, self._target, self.head.state_dict(), keys)
+
+
+class Eagle3Trainee(nn.Module):
+    """A head of EAGLE-3: at each step of the training-time test it shall say what the target says, of the tokens that
+    it has. Where the target's likeliest token is none of those, nothing is learned."""
+
+    target_ids: torch.Tensor  # int64 [draft_vocab], ascending
+    is_drafted: torch.Tensor  # bool [vocab]
+
+    def __init__(self, options: Eagle3Options, target: TrainingTarget, token_counts: torch.Tensor) -> None:
+        super().__init__()
+        size, vocab_size = options.vocab_size(target.info), target.info.vocab_size
+        self._options, self._target, self._taps = options, target, options.layers(target.info)
+        self._config = _head_config(
+            options, target, {"lm_head.weight": (size, target.info.hidden_size)}, is_eagle3=True, layers=self._taps
+        )
+        self.head = Head(self._config)
+        ids = most_frequent(token_counts, size)
+        is_drafted = torch.zeros(vocab_size, dtype=torch.bool)
+        is_drafted[ids] = True
+        self.register_buffer("target_ids", ids)
+        self.register_buffer("is_drafted", is_drafted)
+        output = target.model.get_output_embeddings()
+        assert self.head.lm_head is not None
+        with torch.no_grad():  # what the target says of the same feature is where to begin
+            self.head.lm_head.weight.copy_(output.weight[ids.to(output.weight.device)])
+
+    def forward(self, batch: TrainingBatch) -> tuple[torch.Tensor, Metrics]:
+        taken = [batch.features[tap] for tap in self._config.taps]
+        fused = self.head.fused(torch.cat(taken, dim=-1).float())
+        with torch.no_grad():
+            logits = self._target.output_head(batch.features["final"]).float()
+            counts = batch.counts.clone()
+            counts[:, 1:] &= self.is_drafted[logits.argmax(-1)][:, :-1]
+            wanted = logits[..., self.target_ids].softmax(-1)
+            likeliest = wanted.argmax(-1)
+        total, metrics = fused.new_zeros(()), {}
+        steps = unroll(self.head, self._target.embed, batch.token_ids, fused, self._options.ttt_steps)
+        for step, output in enumerate(steps):
+            weight, its_wanted = _weight(counts, step), wanted[:, 1 + step :]
+            drafted = self.head.lm_head(output[:, : -1 - step])
+            loss = (soft_cross_entropy(drafted, its_wanted) * weight).sum()
+            total = total + self._options.decay**step * loss
+            metrics[f"loss_{step}"] = loss
+            metrics[f"accuracy_{step}"] = ((drafted.argmax(-1) == likeliest[:, 1 + step :]) * weight).sum()
+        return total, metrics
+
+    def save(self, folder: Path) -> None:
+        tensors = dict(self.head.state_dict())
+        if self._config.num_layers == 1:
+            tensors = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in tensors.items()}
+        if len(self.target_ids) < len(self.is_drafted):
+            own_ids = torch.arange(len(self.target_ids), device=self.target_ids.device)
+            tensors |= {"d2t": self.target_ids - own_ids, "t2d": self.is_drafted}
+        keys = {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "draft_vocab_size": len(self.target_ids),
+            "target_hidden_size": self._target.info.hidden_size,
+            "eagle_aux_hidden_state_layer_ids": list(self._taps),  # layers whose inputs are taken
+            "eagle_config": {"use_aux_hidden_state": True},
+        }
+        if min(self._taps) > 0:  # layers whose outputs are
+            keys["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [layer - 1 for layer in self._taps]
+        _write(folder, self._config, self._target, tensors, keys)
+
+
+def most_frequent(token_counts: torch.Tensor, size: int) -> torch.Tensor:
+    """The ids of the tokens that occur most often, ascending; of equally frequent ones those with the lower ids."""
+    return token_counts.cpu().argsort(descending=True, stable=True)[:size].sort().values
+
+
+def _weight(counts: torch.Tensor, step: int) -> torch.Tensor:
+    """Of each slot that has something to learn at a step, [batch, length - 1 - step]: together 1. A slot says the token
+    2 + step after its own, and a text's last slot one that is not known to count."""
+    weight = torch.zeros_like(counts[:, 1 + step :], dtype=torch.float32)
+    weight[:, :-1] = counts[:, 2 + step :]
+    return weight / weight.sum().clamp(min=1)
+
+
+def _head_config(
+    options: HeadOptions,
+    target: TrainingTarget,
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    is_eagle3: bool,
+    layers: tuple[int, ...] = (),
+) -> HeadConfig:
+    """shapes: of the parts that not every head has. Raises ConfigError if the target does not say its sizes."""
+    its, size = target.config, target.info.hidden_size
+    num_heads = getattr(its, "num_attention_heads", None)
+    if not isinstance(num_heads, int):
+        raise ConfigError(f"the target {target.info.model!r} does not say its num_attention_heads: use another")
+    num_kv_heads = getattr(its, "num_key_value_heads", None) or num_heads
+    layer = LlamaConfig(
+        vocab_size=target.info.vocab_size,
+        hidden_size=size,
+        intermediate_size=options.intermediate_size or getattr(its, "intermediate_size", None) or 4 * size,
+        num_hidden_layers=options.num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        head_dim=getattr(its, "head_dim", None) or size // num_heads,
+        rms_norm_eps=getattr(its, "rms_norm_eps", 1e-6),
+        max_position_embeddings=target.info.max_model_len,
+        rope_parameters=_rope(its),
+        tie_word_embeddings=False,
+    )
+    return HeadConfig(
+        is_eagle3=is_eagle3,
+        layer=layer,
+        shapes=shapes,
+        num_layers=options.num_layers,
+        target_hidden_size=size,
+        vocab_size=target.info.vocab_size,
+        draft_vocab_size=shapes.get("lm_head.weight", (target.info.vocab_size,))[0],
+        aux_layer_ids=layers,
+        norm_before_residual=False,
+        norm_output=False,
+    )
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    """A head rotates as its target does, where that does it in one of the plain ways."""
+    found = getattr(config, "rope_parameters", None) or {}
+    if found.get("rope_type", "default") in ("default", "linear", "llama3") and "partial_rotary_factor" not in found:
+        return {"rope_type": "default", "rope_theta": 10000.0, **found}
+    return {"rope_type": "default", "rope_theta": found.get("rope_theta", 10000.0)}
+
+
+def _write(
+    folder: Path, head: HeadConfig, target: TrainingTarget, tensors: Mapping[str, torch.Tensor], keys: dict[str, Any]
+) -> None:
+    dtype = getattr(target.config, "dtype", None) or torch.float32
+    config = head.layer.to_dict() | {"dtype": str(dtype).removeprefix("torch."), "vocab_size": head.vocab_size} | keys
+    config["rope_theta"] = config["rope_parameters"]["rope_theta"]  # where older versions look for it
+    if config["rope_parameters"]["rope_type"] != "default":
+        config["rope_scaling"] = config["rope_parameters"]
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    kept = {n: t.detach().to("cpu", dtype if t.is_floating_point() else t.dtype) for n, t in tensors.items()}
+    save_file({n: t.contiguous() for n, t in kept.items()}, folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,162 @@
+"""Heads in training say, at every slot and step, what they will say when they draft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from reference_heads import reference_eagle, reference_eagle3
+from tiny_heads import TinyHead
+from transformers import AutoModelForCausalLM
+
+from specdec_core import ConfigError, TargetInfo, TrainingBatch, TrainingTarget
+from specdec_core.testing import tiny_target
+from specdec_proposer_eagle.config import EagleConfig
+from specdec_proposer_eagle.cross_entropy import soft_cross_entropy
+from specdec_proposer_eagle.loading import load, read_config
+from specdec_proposer_eagle.recipes import EAGLE, EAGLE3, Eagle3Options, EagleOptions
+from specdec_proposer_eagle.trainees import most_frequent
+from specdec_proposer_eagle.unrolling import unroll
+
+LENGTH, STEPS = 9, 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_target(tmp_path_factory.mktemp("target"), num_hidden_layers=8)
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> TrainingTarget:
+    model = AutoModelForCausalLM.from_pretrained(folder).eval().requires_grad_(False)
+    its = model.config
+    info = TargetInfo(str(folder), "llama", its.vocab_size, its.hidden_size, its.num_hidden_layers, 512, torch.float32,
+                      torch.device("cpu"))  # fmt: skip
+    return TrainingTarget(info, its, model, model.get_input_embeddings(), model.get_output_embeddings())
+
+
+def batch_of(target: TrainingTarget, taps: tuple[str, ...], seed: int = 1) -> TrainingBatch:
+    token_ids = torch.randint(48, (2, LENGTH), generator=torch.Generator().manual_seed(seed))
+    states = target.model(token_ids, output_hidden_states=True).hidden_states
+    features = {tap: states[-1 if tap == "final" else int(tap.split(".")[1])] for tap in taps}
+    return TrainingBatch(token_ids, torch.ones(2, LENGTH, dtype=torch.bool), features)
+
+
+def sharpened(trainee: torch.nn.Module) -> torch.nn.Module:
+    """Weights so large that a wrong position or mask shows."""
+    for parameter in trainee.head.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=1.5 * parameter.shape[1] ** -0.5)
+    return trainee
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("is_eagle3", [True, False])
+@torch.no_grad()
+def test_training_is_drafting(is_eagle3, num_layers, target, tmp_path):
+    torch.manual_seed(0)
+    recipe, options = (EAGLE3, Eagle3Options) if is_eagle3 else (EAGLE, EagleOptions)
+    options = options(num_layers=num_layers, **({"draft_vocab_size": 20} if is_eagle3 else {}))
+    trainee = sharpened(recipe.make(options, target, torch.arange(48)))
+    trainee.save(tmp_path)
+    taps = recipe.taps(options, target.info)
+    batch = batch_of(target, taps)
+    features = torch.cat([batch.features[tap] for tap in taps], dim=-1)
+    head = TinyHead.read(tmp_path)
+    output_head = trainee.head.lm_head if is_eagle3 else target.output_head
+    outputs = unroll(trainee.head, target.embed, batch.token_ids, trainee.head.fused(features), STEPS)
+    logits = [output_head(output) for output in outputs]
+    assert len(logits) == STEPS
+    reference = reference_eagle3 if is_eagle3 else reference_eagle
+    lm_head = target.model.get_output_embeddings().double()
+    try:
+        for text in range(2):
+            for slot in range(LENGTH - STEPS):
+                ids = batch.token_ids[text].tolist()
+                chain = [(ids[slot + 2 + k], k - 1) for k in range(STEPS - 1)]
+                expected = reference(
+                    head.tensors, head.config, target.embed, lm_head, ids[: slot + 2], features[text, : slot + 1], chain
+                )
+                found = torch.stack([of_step[text, slot] for of_step in logits])
+                torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3)
+    finally:
+        lm_head.float()
+
+
+def test_what_is_saved_is_what_the_proposer_loads(target, tmp_path):
+    trainee = EAGLE3.make(Eagle3Options(draft_vocab_size=20), target, torch.arange(48))
+    trainee.save(tmp_path)
+    config = EagleConfig(model=str(tmp_path))
+    head = read_config(config, target.info, is_eagle3=True)
+    module, to_target = load(config, head, target.info)
+    assert head.taps == ("input.2", "input.4", "input.5")
+    assert to_target.tolist() == list(range(28, 48))
+    for name, tensor in trainee.head.state_dict().items():
+        assert torch.equal(module.state_dict()[name], tensor), name
+    published = TinyHead.read(tmp_path).tensors
+    assert "midlayer.self_attn.q_proj.weight" in published
+    assert "embed_tokens.weight" not in published
+    assert (published["d2t"].dtype, published["t2d"].dtype) == (torch.int64, torch.bool)
+    assert published["t2d"].nonzero().flatten().tolist() == to_target.tolist()
+
+
+@pytest.mark.parametrize("recipe", [EAGLE, EAGLE3])
+def test_what_does_not_count_teaches_nothing(recipe, target):
+    """Neither a token that is not to be learned, nor what comes behind the last that is."""
+    torch.manual_seed(0)
+    options = recipe.options(ttt_steps=2) if recipe is EAGLE3 else recipe.options(ttt_steps=2, noise=0.0)
+    trainee = recipe.make(options, target, torch.arange(48))
+    taps = (*recipe.taps(options, target.info), "final")
+    batch = batch_of(target, tuple(dict.fromkeys(taps)))
+    counts = batch.counts.clone()
+    counts[:, 6:] = False
+    whole = trainee(TrainingBatch(batch.token_ids, counts, batch.features))[0]
+    cut = {tap: feature[:, :6] for tap, feature in batch.features.items()}
+    shorter = trainee(TrainingBatch(batch.token_ids[:, :6], counts[:, :6], cut))[0]
+    torch.testing.assert_close(whole, shorter)
+    assert float(whole.detach()) > 0
+
+
+def test_nothing_is_learned_where_the_target_means_another_token(target):
+    batch = batch_of(target, ("input.2", "input.4", "input.5", "final"))
+    likeliest = target.output_head(batch.features["final"]).argmax(-1).unique()
+    token_counts = torch.ones(48, dtype=torch.int64)
+    token_counts[likeliest] = 0
+    trainee = EAGLE3.make(Eagle3Options(draft_vocab_size=48 - len(likeliest)), target, token_counts)
+    assert float(trainee(batch)[0].detach()) == 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.data())
+def test_the_draft_vocabulary_is_the_most_frequent_tokens(counts, data):
+    size = data.draw(st.integers(1, len(counts)))
+    by_frequency = sorted(range(len(counts)), key=lambda token: (-counts[token], token))
+    assert most_frequent(torch.tensor(counts), size).tolist() == sorted(by_frequency[:size])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"draft_vocab_size": 49}, "draft_vocab_size=49, but the target has 48 tokens"),
+        ({"aux_layers": "1,8"}, "aux_layers=1,8, but the target's layers are 0 to 7"),
+        ({"aux_layers": "low"}, "aux_layers='low' is not a list of layers"),
+        ({"ttt_steps": 0}, "ttt_steps=0"),
+    ],
+)
+def test_wrong_options_are_explained(options, message, target):
+    with pytest.raises(ConfigError, match=message):
+        EAGLE3.make(Eagle3Options(**options), target, torch.arange(48))
+
+
+def test_the_cross_entropy_is_torchs():
+    torch.manual_seed(0)
+    wanted, weight = torch.randn(3, 4, 9).softmax(-1), torch.rand(3, 4)
+    logits = torch.randn(3, 4, 9, requires_grad=True)
+    found = soft_cross_entropy(logits, wanted)
+    expected = -(wanted * logits.log_softmax(-1)).sum(-1)
+    torch.testing.assert_close(found, expected)
+    (gradient,) = torch.autograd.grad((found * weight).sum(), logits)
+    (wanted_gradient,) = torch.autograd.grad((expected * weight).sum(), logits)
+    torch.testing.assert_close(gradient, wanted_gradient)

@@ -1,0 +1,23 @@
+"""specdec-train: `spec-decode train METHOD`, for every installed method that has a recipe.
+
+The entry point names this module, so it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from specdec_core import hookimpl
+
+if TYPE_CHECKING:
+    import click
+
+__all__ = ["specdec_commands"]
+
+
+@hookimpl
+def specdec_commands() -> Sequence[click.Command]:
+    from specdec_train.commands import train
+
+    return [train]

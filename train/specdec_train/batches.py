@@ -1,0 +1,52 @@
+"""Which texts an update learns from. It follows from the seed and the step alone, so nothing of it need be saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from attrs import frozen
+
+from specdec_train.data import Text
+
+WINDOW = 16
+"""Batches whose texts are sorted by length together, so that little is padding."""
+
+
+@frozen
+class Order:
+    lengths: tuple[int, ...]
+    batch: int
+    seed: int
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return max(1, len(self.lengths) // self.batch)
+
+    def rows(self, step: int) -> list[int]:
+        """Indices of texts, for step 0, 1, ...; every epoch has another order."""
+        epoch, index = divmod(step, self.batches_per_epoch)
+        return self._epoch(epoch)[index]
+
+    def _epoch(self, epoch: int) -> list[list[int]]:
+        random = np.random.default_rng([self.seed, epoch])
+        shuffled = random.permutation(len(self.lengths)).tolist()
+        window = WINDOW * self.batch
+        batches = []
+        for start in range(0, len(shuffled), window):
+            alike = sorted(shuffled[start : start + window], key=lambda row: self.lengths[row])
+            batches += [alike[i : i + self.batch] for i in range(0, len(alike), self.batch)]
+        whole = [batch for batch in batches if len(batch) == self.batch] or batches
+        return [whole[i] for i in random.permutation(len(whole))]
+
+
+def padded(texts: Sequence[Text], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """token_ids int64 and counts bool, [batch, length of the longest]."""
+    length = max(len(text.token_ids) for text in texts)
+    token_ids = torch.zeros(len(texts), length, dtype=torch.int64)
+    counts = torch.zeros(len(texts), length, dtype=torch.bool)
+    for i, text in enumerate(texts):
+        token_ids[i, : len(text.token_ids)] = torch.from_numpy(text.token_ids.astype(np.int64))
+        counts[i, : len(text.counts)] = torch.from_numpy(text.counts)
+    return token_ids.to(device), counts.to(device)

@@ -1,0 +1,116 @@
+"""`spec-decode train METHOD`: a command for each installed method with a recipe, with that recipe's options."""
+
+from __future__ import annotations
+
+import types
+import typing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from specdec_core import PluginError, ProposerSpec
+from specdec_train.settings import Settings, described
+
+if TYPE_CHECKING:
+    from specdec_core import Plugins
+
+PLAIN = (int, float, str, Path, bool)
+
+
+class Methods(click.Group):
+    """Its commands are the methods that can be trained."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        plugins = _plugins(ctx)
+        names = {name for info in plugins.listing() for kind, _, name in [_split(p) for p in info.provides] if name}
+        return sorted(name for name in names if _recipe(plugins, name) is not None)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        spec = _recipe(_plugins(ctx), cmd_name)
+        return None if spec is None else command_of(spec)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
+            known = ", ".join(self.list_commands(ctx)) or "none that is installed"
+            ctx.fail(f"{args[0]!r} is not a method with a training recipe. Those are {known}.")
+        return super().resolve_command(ctx, args)
+
+
+@click.command(cls=Methods, name="train")
+def train() -> None:
+    """Train a draft for a target.
+
+    The checkpoint is as others publish it, so that other engines load it too. A run that was killed goes on with
+    --resume from where it was saved last.
+    """
+
+
+def command_of(spec: ProposerSpec) -> click.Command:
+    assert spec.train is not None
+    own = {attribute.name for attribute in attrs.fields(spec.train.options)}
+    common = [_option(Settings, attribute) for attribute in attrs.fields(Settings)]
+    special = [_option(spec.train.options, attribute) for attribute in attrs.fields(spec.train.options)]
+
+    def run(**values: Any) -> None:
+        assert spec.train is not None
+        options = spec.train.options(**{name: value for name, value in values.items() if name in own})
+        settings = Settings(**{name: value for name, value in values.items() if name not in own})
+        from specdec_train.run import train as run_it
+
+        run_it(spec, settings, options)
+
+    return click.Command(
+        spec.name, callback=run, params=[*common, *special], help=f"Train a draft for the method {spec.name}."
+    )
+
+
+def _option(owner: type, attribute: attrs.Attribute[Any]) -> click.Option:
+    name = attribute.name.replace("_", "-")
+    kind, is_many = _kind(typing.get_type_hints(owner)[attribute.name])
+    is_required = attribute.default is attrs.NOTHING
+    given: dict[str, Any] = {"help": described(attribute), "required": is_required}
+    if not is_required:
+        given |= {"default": attribute.default, "show_default": attribute.default not in (None, ())}
+    if kind is bool:
+        both = f"--{name}" if attribute.default is False else f"--{name}/--no-{name}"
+        return click.Option([both, attribute.name], is_flag=True, **given)
+    is_path = kind is Path
+    return click.Option(
+        [f"--{name}", attribute.name], type=click.Path(path_type=Path) if is_path else kind, multiple=is_many, **given
+    )
+
+
+def _kind(hint: Any) -> tuple[Any, bool]:
+    """What click shall read, and whether it may be given several times. A tuple of numbers is read as text."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        hint = next(each for each in typing.get_args(hint) if each is not type(None))
+    if typing.get_origin(hint) is tuple:
+        inner = typing.get_args(hint)[0]
+        return (Path, True) if inner is Path else (str, False)
+    return (hint if hint in PLAIN else str), False
+
+
+def _split(provided: str) -> tuple[str, str, str]:
+    kind, _, name = provided.partition(" ")
+    return kind, "", name if kind == "proposer" else ""
+
+
+def _recipe(plugins: Plugins, name: str) -> ProposerSpec | None:
+    try:
+        spec = plugins.proposer(name)
+    except PluginError:
+        return None
+    return spec if spec.train is not None else None
+
+
+def _plugins(ctx: click.Context) -> Plugins:
+    """Loaded once for each command line."""
+    root = ctx.find_root()
+    if __name__ not in root.meta:
+        from specdec_core import Plugins
+
+        root.meta[__name__] = Plugins.load()
+    found: Plugins = root.meta[__name__]
+    return found

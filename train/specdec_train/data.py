@@ -1,0 +1,131 @@
+"""Texts to learn from, as token ids."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from specdec_core import ConfigError
+
+SHORTEST = 4
+"""Tokens of a text that is worth learning from: the first slots of a head have nothing to say of shorter ones."""
+
+
+@frozen(eq=False)
+class Text:
+    token_ids: np.ndarray  # int32 [length]
+    counts: np.ndarray  # bool [length]: whether predicting the token is learned
+
+
+def read_texts(paths: Iterable[Path], tokenizer: Any, vocab_size: int) -> list[Text]:
+    """Every text under the paths, whole. tokenizer: None if the target has none. Raises ConfigError."""
+    texts = [text for path in paths for file in _files(path) for text in _read(file, tokenizer)]
+    for text in texts:
+        if len(text.token_ids) and not 0 <= text.token_ids.min() <= text.token_ids.max() < vocab_size:
+            raise ConfigError(
+                f"the data has the token id {text.token_ids.max()}, and the target has {vocab_size} tokens: it was "
+                f"made with another tokenizer"
+            )
+    return texts
+
+
+def cut(texts: Iterable[Text], length: int) -> list[Text]:
+    """Texts of at most that many tokens; ends that are too short, or have nothing to learn, are dropped."""
+    pieces = [
+        Text(text.token_ids[start : start + length], text.counts[start : start + length])
+        for text in texts
+        for start in range(0, len(text.token_ids), length)
+    ]
+    return [piece for piece in pieces if len(piece.token_ids) >= SHORTEST and piece.counts[2:].any()]
+
+
+def fingerprint(texts: Sequence[Text]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(np.int64(len(text.token_ids)).tobytes() + text.token_ids.tobytes() + text.counts.tobytes())
+    return digest.hexdigest()
+
+
+def token_counts(texts: Sequence[Text], vocab_size: int) -> np.ndarray:
+    """How often each token is one to be learned, int64 [vocab]."""
+    learned = [text.token_ids[text.counts] for text in texts]
+    return np.bincount(np.concatenate(learned), minlength=vocab_size)
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise ConfigError(f"data {str(path)!r} is not there: name files or folders")
+    found = sorted(file for file in path.rglob("*") if file.is_file())
+    visible = [file for file in found if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+    if not visible:
+        raise ConfigError(f"data {str(path)!r} is an empty folder: name one with texts")
+    return visible
+
+
+def _read(file: Path, tokenizer: Any) -> Iterator[Text]:
+    if file.suffix.lower() == ".npy":
+        yield from _of_array(file)
+        return
+    if tokenizer is None:
+        raise ConfigError(f"data {str(file)!r} is text, and the target has no tokenizer: give .npy files of token ids")
+    try:
+        content = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"data {str(file)!r} is not UTF-8 text: byte {error.start}") from error
+    if file.suffix.lower() != ".jsonl":
+        yield _tokenized(tokenizer, content)
+        return
+    for number, line in enumerate(content.split("\n"), start=1):
+        if line.strip():
+            yield _of_line(tokenizer, line, f"data {str(file)!r}, line {number}")
+
+
+def _of_line(tokenizer: Any, line: str, where: str) -> Text:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is {line!r:.60}, which is not JSON") from error
+    keys = ("text",) if isinstance(found, dict) and "text" in found else ("prompt", "completion")
+    if not isinstance(found, dict) or not all(isinstance(found.get(key), str) for key in keys):
+        raise ConfigError(f"{where} is {line!r:.60}: give an object with a text, or with a prompt and a completion")
+    if keys == ("text",):
+        return _tokenized(tokenizer, found["text"])
+    return joined(_tokenized(tokenizer, found["prompt"]).token_ids, _ids(tokenizer, found["completion"], special=False))
+
+
+def joined(prompt: np.ndarray, completion: np.ndarray) -> Text:
+    """Of which the completion is to be learned."""
+    counts = np.arange(len(prompt) + len(completion)) >= len(prompt)
+    return Text(np.concatenate([prompt, completion]), counts)
+
+
+def _of_array(file: Path) -> Iterator[Text]:
+    try:
+        array = np.load(file, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"data {str(file)!r} cannot be read: {error}") from error
+    if not np.issubdtype(array.dtype, np.integer) or array.ndim not in (1, 2):
+        raise ConfigError(
+            f"data {str(file)!r} is {array.dtype} {list(array.shape)}: give integers [tokens] or [texts, tokens], of "
+            f"which negative ones are padding"
+        )
+    for row in np.atleast_2d(array):
+        ids = row[row >= 0].astype(np.int32)
+        yield Text(ids, np.ones(len(ids), dtype=bool))
+
+
+def _tokenized(tokenizer: Any, text: str) -> Text:
+    ids = _ids(tokenizer, text, special=True)
+    return Text(ids, np.ones(len(ids), dtype=bool))
+
+
+def _ids(tokenizer: Any, text: str, *, special: bool) -> np.ndarray:
+    return np.array(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"], dtype=np.int32)

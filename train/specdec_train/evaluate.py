@@ -1,0 +1,55 @@
+"""What a draft is worth, measured: held-out prompts, continued by the engine that users run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from specdec_core import LLM, DraftCounts, SamplingParams, Trainee
+
+TEMPERATURES = {"greedy": 0.0, "temperature_1": 1.0}
+
+
+def acceptance_lengths(
+    trainee: Trainee,
+    target: str,
+    speculative_config: Mapping[str, Any],
+    prompts: Sequence[Sequence[int]],
+    num_tokens: int,
+    *,
+    dtype: str,
+    seed: int = 0,
+) -> dict[str, float]:
+    """{"greedy": ..., "temperature_1": ...}: 1 + accepted draft tokens per step.
+
+    speculative_config: without the draft model, which is the trainee as it is now. prompts: token ids.
+    """
+    block = 16
+    longest = max(map(len, prompts)) + num_tokens
+    num_blocks = longest // block + 8  # of each prompt, drafts included
+    with TemporaryDirectory(prefix="specdec-train-") as folder:
+        trainee.save(Path(folder))
+        with LLM(
+            target,
+            dtype=dtype,
+            skip_tokenizer_init=True,
+            max_num_seqs=len(prompts),
+            block_size=block,
+            max_model_len=longest,
+            num_kv_blocks=num_blocks * len(prompts),
+            enforce_eager=True,
+            disable_log_stats=True,
+            speculative_config={**speculative_config, "model": folder},
+        ) as llm:
+            return {name: _measured(llm, prompts, num_tokens, t, seed) for name, t in TEMPERATURES.items()}
+
+
+def _measured(llm: LLM, prompts: Sequence[Sequence[int]], num_tokens: int, temperature: float, seed: int) -> float:
+    params = [
+        SamplingParams(temperature=temperature, max_tokens=num_tokens, ignore_eos=True, seed=seed + i)
+        for i in range(len(prompts))
+    ]
+    outputs = llm.generate([{"prompt_token_ids": list(ids)} for ids in prompts], params, use_tqdm=False)
+    return float(sum((output.speculation for output in outputs), DraftCounts()).acceptance_length)

@@ -1,0 +1,60 @@
+"""Texts that the target itself says: what it is asked for later is more like these than like any others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from specdec_core import LLM, ConfigError, SamplingParams
+from specdec_train.data import Text, joined
+from specdec_train.files import write_text
+from specdec_train.settings import Settings
+
+AT_ONCE = 64
+
+
+def generated_texts(
+    settings: Settings, prompts: Sequence[Text], file: Path, description: dict[str, object]
+) -> list[Text]:
+    """The beginning of each text, continued. A file of the same description is read instead.
+
+    Of a text whose beginning is marked as a prompt, that is the beginning; of any other, its first prompt_len tokens.
+    """
+    if file.exists():
+        first, *lines = file.read_text(encoding="utf-8").splitlines()
+        if json.loads(first) == description:
+            return [joined(*(np.array(part, dtype=np.int32) for part in json.loads(line))) for line in lines]
+        raise ConfigError(
+            f"{file} was generated with other settings or from other data: delete it, or name another --out"
+        )
+    beginnings = [_beginning(text, settings.prompt_len).tolist() for text in prompts if len(text.token_ids)]
+    pairs = []
+    with LLM(
+        settings.target,
+        dtype=settings.dtype,
+        skip_tokenizer_init=True,
+        max_num_seqs=AT_ONCE,
+        enforce_eager=True,
+        disable_log_stats=True,
+    ) as llm:
+        for start in tqdm(range(0, len(beginnings), AT_ONCE), desc="generate", unit="batch"):
+            part = beginnings[start : start + AT_ONCE]
+            params = [
+                SamplingParams(
+                    temperature=settings.temperature, max_tokens=settings.generate, seed=settings.seed + start + i
+                )
+                for i in range(len(part))
+            ]
+            outputs = llm.generate([{"prompt_token_ids": ids} for ids in part], params, use_tqdm=False)
+            pairs += [(ids, list(output.outputs[0].token_ids)) for ids, output in zip(part, outputs, strict=True)]
+    write_text(file, "".join(json.dumps(line) + "\n" for line in (description, *pairs)))
+    return [joined(*(np.array(part, dtype=np.int32) for part in pair)) for pair in pairs]
+
+
+def _beginning(text: Text, prompt_len: int) -> np.ndarray:
+    marked = int(text.counts.argmax())  # 0: nothing is
+    return text.token_ids[: marked or prompt_len]

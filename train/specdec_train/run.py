@@ -1,0 +1,261 @@
+"""One run, from its settings to a checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from specdec_core import (
+    ConfigError,
+    EngineConfig,
+    ProposerSpec,
+    TrainingBatch,
+    TrainingRecipe,
+    load_tokenizer,
+)
+from specdec_train import data, files
+from specdec_train.batches import Order, padded
+from specdec_train.curves import can_draw, draw
+from specdec_train.data import Text
+from specdec_train.evaluate import acceptance_lengths
+from specdec_train.generate import generated_texts
+from specdec_train.settings import Settings, plain, prepare_folder
+from specdec_train.store import FeatureStore, open_store
+from specdec_train.target import features_of, load_target
+
+MOST_HELD_OUT = 64
+BETAS = (0.9, 0.95)
+
+
+def train(spec: ProposerSpec, settings: Settings, options: Any) -> None:
+    """Train a draft for the method and leave it in settings.out. options: of the method's recipe.
+
+    Raises ConfigError or CompatibilityError. A run that was killed goes on from its last save with `resume`, and ends
+    with the same weights.
+    """
+    recipe = spec.train
+    if recipe is None:
+        raise ConfigError(f"the method {spec.name!r} has nothing to train: choose another")
+    prepare_folder(settings)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    torch.manual_seed(settings.seed)
+    Run(spec.name, recipe, settings, options).go()
+
+
+class Run:
+    def __init__(self, method: str, recipe: TrainingRecipe, settings: Settings, options: Any) -> None:
+        self._method, self._recipe, self._settings = method, recipe, settings
+        self._target = load_target(settings.target, settings.dtype, settings.device)
+        self._taps = tuple(dict.fromkeys([*recipe.taps(options, self._target.info), "final"]))
+        self._learned, self._held_out = self._read_data()
+        self._order = Order(tuple(len(text.token_ids) for text in self._learned), settings.batch, settings.seed)
+        counts = torch.from_numpy(data.token_counts(self._learned, self._target.info.vocab_size))
+        torch.manual_seed(settings.seed)
+        self._trainee = recipe.make(options, self._target, counts).to(self._target.info.device)
+        self._optimizer = _optimizer(self._trainee, settings.weight_decay)
+        self._checked = {
+            "method": method,
+            **settings.checked(),
+            **{name: plain(value) for name, value in attrs.asdict(options, recurse=False).items()},
+            "the texts": data.fingerprint(self._learned),
+        }
+        self._step, self._num_tokens, self._seconds = 0, 0, 0.0
+        if settings.resume:
+            self._restore()
+        self._log = files.Log(settings.out, self._step)
+        self._store = self._open_store()
+
+    def go(self) -> None:
+        settings, started = self._settings, monotonic() - self._seconds
+        bar = tqdm(total=settings.steps, initial=self._step, desc=self._method, unit="step")
+        if self._step == 0:
+            self._evaluate()
+        with bar:
+            while self._step < settings.steps:
+                values = self._update()
+                self._step += 1
+                self._seconds = monotonic() - started
+                bar.update()
+                if self._step % settings.log_every == 0 or self._step == settings.steps:
+                    found = {name: round(float(value), 5) for name, value in values.items()}
+                    bar.set_postfix(loss=f"{found['loss']:.3f}")
+                    where = {"step": self._step, "tokens": self._num_tokens, "seconds": round(self._seconds, 1)}
+                    self._log.write(**where, lr=self._learning_rate(self._step - 1), **found)
+                is_last = self._step == settings.steps
+                if is_last or (settings.evaluate_every and self._step % settings.evaluate_every == 0):
+                    self._evaluate()
+                if is_last or self._step % settings.save_every == 0:
+                    self._save()
+
+    def _update(self) -> dict[str, torch.Tensor]:
+        """Step `self._step`, which nothing decides but it, the weights and the optimizer's state."""
+        torch.manual_seed(int(np.random.SeedSequence([self._settings.seed, self._step]).generate_state(1)[0]))
+        self._trainee.train()
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._learning_rate(self._step)
+        rows = self._order.rows(self._step)
+        batch = self._batch([self._learned[row] for row in rows], rows)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss, metrics = self._loss(batch)
+        if not torch.isfinite(loss):
+            raise ConfigError(
+                f"the loss is {float(loss)} in step {self._step}: lower --lr, or compute in another --dtype. The last "
+                f"save is whole"
+            )
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self._trainee.parameters(), self._settings.clip)
+        self._optimizer.step()
+        self._num_tokens += sum(len(self._learned[row].token_ids) for row in rows)
+        values = {"loss": loss, "gradient_norm": norm, **metrics}
+        return {name: value.detach() for name, value in values.items()}
+
+    def _loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        with torch.autocast(self._target.info.device.type, torch.bfloat16, enabled=self._settings.autocast):
+            loss, metrics = self._trainee(batch)
+        return loss, metrics
+
+    def _batch(self, texts: Sequence[Text], rows: Sequence[int] | None = None) -> TrainingBatch:
+        """rows: of the feature store, if the texts are in it."""
+        device = self._target.info.device
+        token_ids, counts = padded(texts, device)
+        if self._store is None or rows is None:
+            return TrainingBatch(token_ids, counts, features_of(self._target, token_ids, self._taps))
+        return TrainingBatch(token_ids, counts, {k: v.to(device) for k, v in self._store.read(rows).items()})
+
+    def _learning_rate(self, step: int) -> float:
+        settings = self._settings
+        peak, num_warmup = settings.lr or self._recipe.learning_rate, round(settings.warmup * settings.steps)
+        if step < num_warmup:
+            return peak * (step + 1) / num_warmup
+        progress = (step - num_warmup) / max(1, settings.steps - num_warmup)
+        return peak * (settings.final_lr + (1 - settings.final_lr) * (1 + math.cos(math.pi * progress)) / 2)
+
+    def _evaluate(self) -> None:
+        settings = self._settings
+        self._trainee.eval()
+        with torch.no_grad(), torch.random.fork_rng():
+            torch.manual_seed(settings.seed)
+            parts = [self._held_out[i : i + settings.batch] for i in range(0, len(self._held_out), settings.batch)]
+            loss = sum(float(self._loss(self._batch(part))[0]) for part in parts) / len(parts)
+        values: dict[str, Any] = {"held_out_loss": round(loss, 5)}
+        prompts = self._prompts()
+        if prompts:
+            lengths = acceptance_lengths(
+                self._trainee,
+                settings.target,
+                {"method": self._method, **self._recipe.evaluation},
+                prompts,
+                min(settings.eval_tokens, self._target.info.max_model_len - max(map(len, prompts))),
+                dtype=settings.dtype,
+            )
+            values["acceptance_length"] = {name: round(length, 4) for name, length in lengths.items()}
+            measured = ", ".join(f"{length:.2f} {name.replace('_', ' ')}" for name, length in lengths.items())
+            tqdm.write(f"step {self._step}: held-out loss {loss:.3f}, acceptance length {measured}")
+        self._log.write(step=self._step, **values)
+        if can_draw():
+            draw(self._log.read(), settings.out / "curves.png")
+        elif self._step == settings.steps:
+            tqdm.write("no curves.png: it needs matplotlib, which is not installed")
+
+    def _prompts(self) -> list[list[int]]:
+        chosen = self._held_out[: self._settings.eval_prompts]
+        most = min(self._settings.prompt_len, self._target.info.max_model_len // 2)
+        return [text.token_ids[: min(most, max(2, len(text.token_ids) // 2))].tolist() for text in chosen]
+
+    def _save(self) -> None:
+        out = self._settings.out
+        files.write_checkpoint(out, self._trainee)
+        state = {
+            "checked": self._checked,
+            "step": self._step,
+            "num_tokens": self._num_tokens,
+            "seconds": self._seconds,
+            "trainee": self._trainee.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+        }
+        files.write_state(out, state)
+
+    def _restore(self) -> None:
+        """Raises ConfigError if the state is of a run with other settings."""
+        state = files.read_state(self._settings.out)
+        if state is None:
+            return
+        differing = [name for name, value in self._checked.items() if state["checked"].get(name) != value]
+        if differing:
+            was = ", ".join(f"{name} was {state['checked'].get(name)!r:.60}" for name in differing)
+            raise ConfigError(
+                f"the run in {str(self._settings.out)!r} had other settings: {was}. Give the same ones, or begin in "
+                f"another folder"
+            )
+        if state["step"] > self._settings.steps:
+            raise ConfigError(
+                f"the run in {str(self._settings.out)!r} has made {state['step']} steps already, and "
+                f"steps={self._settings.steps}: give more"
+            )
+        self._trainee.load_state_dict(state["trainee"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._step, self._num_tokens, self._seconds = state["step"], state["num_tokens"], state["seconds"]
+
+    def _read_data(self) -> tuple[list[Text], list[Text]]:
+        """Texts to learn from, and texts to measure with. Raises ConfigError."""
+        settings, info = self._settings, self._target.info
+        if settings.length > info.max_model_len:
+            raise ConfigError(
+                f"length={settings.length}, but the target takes {info.max_model_len} tokens at most: lower it"
+            )
+        tokenizer = _tokenizer(settings.target)
+        texts = data.read_texts(settings.data, tokenizer, info.vocab_size)
+        if settings.generate:
+            if settings.prompt_len + settings.generate > info.max_model_len:
+                raise ConfigError(
+                    f"prompt_len={settings.prompt_len} and generate={settings.generate} are more than the "
+                    f"{info.max_model_len} tokens that the target takes: lower one"
+                )
+            description: dict[str, object] = {"texts": data.fingerprint(texts)}
+            description |= {name: settings.checked()[name] for name in _GENERATION}
+            texts = generated_texts(settings, texts, settings.out / "generated.jsonl", description)
+        pieces = data.cut(texts, settings.length)
+        if settings.held_out:
+            held_out = data.cut(data.read_texts(settings.held_out, tokenizer, info.vocab_size), settings.length)
+        else:
+            num_held_out = min(MOST_HELD_OUT, max(1, len(pieces) // 50))
+            pieces, held_out = pieces[:-num_held_out], pieces[-num_held_out:]
+        if not pieces or not held_out:
+            raise ConfigError(
+                f"the data is too little: {len(pieces)} texts of {data.SHORTEST} tokens or more to learn from, and "
+                f"{len(held_out)} to measure with. Give more"
+            )
+        return pieces, held_out[:MOST_HELD_OUT]
+
+    def _open_store(self) -> FeatureStore | None:
+        if self._settings.features is None:
+            return None
+        return open_store(self._settings.features, self._learned, self._target, self._taps, self._settings.batch)
+
+
+_GENERATION = ("target", "dtype", "generate", "prompt_len", "temperature", "seed")
+
+
+def _tokenizer(target: str) -> Any:
+    """None if there is none: data is token ids then."""
+    try:
+        return load_tokenizer(EngineConfig(model=target))
+    except ConfigError:
+        return None
+
+
+def _optimizer(trainee: torch.nn.Module, weight_decay: float) -> torch.optim.Optimizer:
+    trained = [parameter for parameter in trainee.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([group for group in groups if group["params"]], betas=BETAS)

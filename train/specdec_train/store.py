@@ -1,0 +1,115 @@
+"""Features that are computed once: shards of safetensors, and an index that is written when all are there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import define, field
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tqdm import tqdm
+
+from specdec_core import ConfigError, TrainingTarget
+from specdec_train.batches import padded
+from specdec_train.data import Text, fingerprint
+from specdec_train.files import write_text
+from specdec_train.target import features_of
+
+INDEX = "index.json"
+TOKENS_PER_SHARD = 1 << 16
+
+
+@define
+class FeatureStore:
+    folder: Path
+    taps: tuple[str, ...]
+    shards: list[tuple[int, int]]  # first and one past the last text of each
+    starts: list[int]  # of each text in its shard
+    lengths: list[int]
+    _opened: dict[int, Any] = field(factory=dict)
+
+    def read(self, rows: Sequence[int]) -> dict[str, torch.Tensor]:
+        """{tap: [len(rows), length of the longest, width]}, zeros where a text is shorter."""
+        found = [self._read_one(row) for row in rows]
+        return {
+            tap: torch.nn.utils.rnn.pad_sequence([one[tap] for one in found], batch_first=True) for tap in self.taps
+        }
+
+    def _read_one(self, row: int) -> dict[str, torch.Tensor]:
+        shard = next(i for i, (first, last) in enumerate(self.shards) if first <= row < last)
+        if shard not in self._opened:
+            self._opened[shard] = safe_open(self.folder / shard_name(shard), "pt").__enter__()
+        start = self.starts[row]
+        return {tap: self._opened[shard].get_slice(tap)[start : start + self.lengths[row]] for tap in self.taps}
+
+
+def open_store(
+    folder: Path, texts: Sequence[Text], target: TrainingTarget, taps: Sequence[str], batch: int
+) -> FeatureStore:
+    """The features of all texts. What is missing in the folder is computed, shard by shard, so that a run that was
+    killed goes on. Raises ConfigError if the folder has those of other texts, of another target or of other taps."""
+    wanted = {
+        "target": target.info.model,
+        "dtype": str(target.info.dtype),
+        "taps": list(taps),
+        "texts": fingerprint(texts),
+    }
+    description = folder / INDEX
+    if description.exists():
+        _check(description, wanted)
+    elif folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"--features {str(folder)!r} holds something else than features: name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(description, json.dumps(wanted))
+    lengths = [len(text.token_ids) for text in texts]
+    shards, starts = _layout(lengths)
+    for i, (first, last) in enumerate(tqdm(shards, desc="features", unit="shard")):
+        if not (folder / shard_name(i)).exists():
+            _write_shard(folder / shard_name(i), texts[first:last], target, taps, batch)
+    return FeatureStore(folder, tuple(taps), shards, starts, lengths)
+
+
+def shard_name(i: int) -> str:
+    return f"features-{i:05d}.safetensors"
+
+
+def _check(description: Path, wanted: dict[str, Any]) -> None:
+    try:
+        found = json.loads(description.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{description} cannot be read: {error}. Delete the folder, or name another") from error
+    differing = [key for key, value in wanted.items() if not isinstance(found, dict) or found.get(key) != value]
+    if differing:
+        raise ConfigError(
+            f"--features {str(description.parent)!r} was computed with other {' and '.join(differing)}: delete the "
+            f"folder, or name another"
+        )
+
+
+def _layout(lengths: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
+    shards, starts, first, size = [], [], 0, 0
+    for row, length in enumerate(lengths):
+        if size and size + length > TOKENS_PER_SHARD:
+            shards.append((first, row))
+            first, size = row, 0
+        starts.append(size)
+        size += length
+    return [*shards, (first, len(lengths))], starts
+
+
+def _write_shard(file: Path, texts: Sequence[Text], target: TrainingTarget, taps: Sequence[str], batch: int) -> None:
+    rows: dict[int, dict[str, torch.Tensor]] = {}
+    by_length = sorted(range(len(texts)), key=lambda row: len(texts[row].token_ids))
+    for start in range(0, len(by_length), batch):
+        part = by_length[start : start + batch]
+        token_ids, _ = padded([texts[row] for row in part], target.info.device)
+        found = features_of(target, token_ids, taps)
+        for i, row in enumerate(part):
+            rows[row] = {tap: found[tap][i, : len(texts[row].token_ids)].cpu() for tap in taps}
+    partial = file.with_suffix(".partial")
+    save_file({tap: torch.cat([rows[row][tap] for row in range(len(texts))]) for tap in taps}, partial)
+    partial.replace(file)

@@ -1,0 +1,221 @@
+"""Whole runs on a tiny random target: they learn, go on after a kill, and explain what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from specdec_core import LLM, CompatibilityError, ConfigError, Plugins, ProposerSpec, SamplingParams, TrainingRecipe
+from specdec_core.testing import tiny_target
+from specdec_train.commands import command_of
+from specdec_train.run import train
+from specdec_train.settings import Settings
+
+BASE = {"dtype": "float32", "length": 32, "batch": 8, "eval_tokens": 40}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a target, and texts that it said."""
+    folder = tmp_path_factory.mktemp("given")
+    target = tiny_target(folder / "target", initializer_range=0.5, num_hidden_layers=1)
+    starts = np.random.default_rng(0).integers(0, 48, (200, 2)).tolist()
+    params = SamplingParams(temperature=1, max_tokens=30, seed=0)
+    with LLM(target, dtype="float32", skip_tokenizer_init=True, num_kv_blocks=512) as llm:
+        outputs = llm.generate([{"prompt_token_ids": start} for start in starts], params, use_tqdm=False)
+    said = [[*start, *output.outputs[0].token_ids] for start, output in zip(starts, outputs, strict=True)]
+    np.save(folder / "said.npy", np.array(said))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def specs() -> dict[str, ProposerSpec]:
+    plugins = Plugins.load()
+    return {name: plugins.proposer(name) for name in ("eagle", "eagle3", "draft_model")}
+
+
+def run(spec: ProposerSpec, folder: Path, out: Path, *, options: dict[str, Any] | None = None, **given: Any) -> None:
+    assert spec.train is not None
+    settings = Settings(
+        **{**BASE, "target": str(folder / "target"), "data": (folder / "said.npy",), "out": out, **given}
+    )
+    train(spec, settings, spec.train.options(**options or {}))
+
+
+def log(out: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("eagle3", {"ttt_steps": 3, "draft_vocab_size": 40}),
+        ("eagle", {"token_weight": 1.0}),
+        ("draft_model", {"hidden_size": 32, "num_heads": 2, "num_layers": 1}),
+    ],
+)
+def test_a_draft_learns_its_target(method, options, specs, folder, tmp_path):
+    out = tmp_path / "out"
+    run(specs[method], folder, out, options=options, steps=150, lr=1e-2, evaluate_every=0)
+    measured = [line for line in log(out) if "held_out_loss" in line]
+    first, last = measured
+    assert last["held_out_loss"] < 0.9 * first["held_out_loss"]
+    for name, gain in (("greedy", 0.3), ("temperature_1", 0.05)):
+        assert last["acceptance_length"][name] > first["acceptance_length"][name] + gain, measured
+    assert (out / "curves.png").stat().st_size > 1000
+
+    speculative = {"method": method, "model": str(out), "num_speculative_tokens": 4}
+    prompts, params = [{"prompt_token_ids": [3, 5, 7]}], SamplingParams(temperature=0, max_tokens=20)
+    outputs = []
+    for config in (None, speculative):
+        with LLM(folder / "target", dtype="float32", skip_tokenizer_init=True, num_kv_blocks=128,
+                 speculative_config=config) as llm:  # fmt: skip
+            outputs += llm.generate(prompts, params, use_tqdm=False)
+    assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
+
+
+def killed_in(spec: ProposerSpec, num_steps: int) -> ProposerSpec:
+    """The method, killed in the middle of a step."""
+
+    def make(*given: Any) -> torch.nn.Module:
+        trainee = spec.train.make(*given)
+        done = 0
+
+        def count(module: torch.nn.Module, *_: Any) -> None:
+            nonlocal done
+            done += module.training
+            if done > num_steps:
+                raise KeyboardInterrupt
+
+        trainee.register_forward_hook(count)
+        return trainee
+
+    recipe = attrs.evolve(spec.train, make=make)
+    assert isinstance(recipe, TrainingRecipe)
+    return attrs.evolve(spec, train=recipe)
+
+
+@pytest.mark.parametrize(("method", "killed_after"), [("eagle", 8), ("draft_model", 3)])
+def test_a_run_that_was_killed_ends_the_same(method, killed_after, specs, folder, tmp_path):
+    given = {"steps": 12, "save_every": 5, "evaluate_every": 6, "log_every": 1, "eval_prompts": 2, "eval_tokens": 8}
+    run(specs[method], folder, tmp_path / "whole", **given)
+    with pytest.raises(KeyboardInterrupt):
+        run(killed_in(specs[method], killed_after), folder, tmp_path / "out", **given)
+    with (tmp_path / "out" / "log.jsonl").open("a") as file:
+        file.write('{"step": 9, "lo')  # it was writing
+    (tmp_path / "out" / "state.pt.partial").write_bytes(b"half")
+    run(specs[method], folder, tmp_path / "out", **given, resume=True)
+    whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "out"))
+    assert whole.keys() == resumed.keys()
+    for name in whole:
+        assert torch.equal(whole[name], resumed[name]), name
+    assert log(tmp_path / "whole") == log(tmp_path / "out")
+
+
+def test_features_that_are_kept_are_the_same(specs, folder, tmp_path):
+    given = {"steps": 6, "eval_prompts": 0, "log_every": 1}
+    kept = tmp_path / "features"
+    run(specs["eagle3"], folder, tmp_path / "anew", **given)
+    run(specs["eagle3"], folder, tmp_path / "kept", **given, features=kept)
+    for one, other in zip(log(tmp_path / "anew"), log(tmp_path / "kept"), strict=True):
+        assert one["step"] == other["step"]
+        assert one.get("loss", 0) == pytest.approx(other.get("loss", 0), abs=1e-3)
+    (shard,) = kept.glob("*.safetensors")
+    before = load_file(shard)
+    shard.unlink()  # as if killed before it was written
+    run(specs["eagle3"], folder, tmp_path / "again", **given, features=kept)
+    for tap, tensor in load_file(shard).items():
+        assert torch.equal(tensor, before[tap]), tap
+    with pytest.raises(ConfigError, match="was computed with other taps"):
+        run(specs["eagle"], folder, tmp_path / "other", **given, features=kept)
+
+
+def test_the_target_says_the_data(specs, folder, tmp_path):
+    given = {"steps": 2, "generate": 20, "prompt_len": 3, "eval_prompts": 0}
+    out = tmp_path / "out"
+    run(specs["eagle"], folder, out, **given)
+    lines = (out / "generated.jsonl").read_text().splitlines()[1:]
+    said = np.load(folder / "said.npy")
+    assert len(lines) == len(said)
+    for line, text in zip(map(json.loads, lines), said.tolist(), strict=True):
+        assert (line[0], len(line[1])) == (text[:3], 20)
+    run(specs["eagle"], folder, out, **{**given, "steps": 3}, resume=True)
+    with pytest.raises(ConfigError, match=r"generated with other settings"):
+        run(specs["eagle"], folder, out, **{**given, "generate": 21}, resume=True)
+
+
+class TestWhatIsWrongIsExplained:
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"data": (Path("no/such"),)}, "is not there"),
+            ({"target": "no/such/model"}, "cannot be read"),
+            ({"length": 600}, "length=600, but the target takes 512"),
+            ({"generate": 500}, "prompt_len=32 and generate=500"),
+            ({"steps": 0}, "steps=0"),
+            ({"device": "abacus"}, "device='abacus'"),
+        ],
+    )
+    def test_settings(self, given, message, specs, folder, tmp_path):
+        with pytest.raises(ConfigError, match=message):
+            run(specs["eagle"], folder, tmp_path / "out", **given)
+
+    def test_data_of_another_tokenizer(self, specs, folder, tmp_path):
+        np.save(tmp_path / "other.npy", np.full((4, 20), 48))
+        with pytest.raises(ConfigError, match="the token id 48, and the target has 48 tokens"):
+            run(specs["eagle"], folder, tmp_path / "out", data=(tmp_path / "other.npy",))
+
+    def test_text_without_a_tokenizer(self, specs, folder, tmp_path):
+        (tmp_path / "some.txt").write_text("some words")
+        with pytest.raises(ConfigError, match="the target has no tokenizer"):
+            run(specs["eagle"], folder, tmp_path / "out", data=(tmp_path / "some.txt",))
+
+    def test_a_folder_in_use(self, specs, folder, tmp_path):
+        (tmp_path / "mine").write_text("")
+        with pytest.raises(ConfigError, match="is not empty: pass --resume"):
+            run(specs["eagle"], folder, tmp_path)
+
+    def test_a_run_of_other_settings(self, specs, folder, tmp_path):
+        given = {"steps": 1, "eval_prompts": 0}
+        run(specs["eagle"], folder, tmp_path / "out", **given)
+        with pytest.raises(ConfigError, match="batch was 8"):
+            run(specs["eagle"], folder, tmp_path / "out", **given, batch=4, resume=True)
+        with pytest.raises(ConfigError, match="bias was True"):
+            run(specs["eagle"], folder, tmp_path / "out", **given, options={"bias": False}, resume=True)
+
+    def test_a_head_of_another_target(self, specs, folder, tmp_path):
+        run(specs["eagle3"], folder, tmp_path / "out", steps=1, eval_prompts=0)
+        other = tiny_target(tmp_path / "target", hidden_size=64)
+        with pytest.raises(CompatibilityError, match="another target"):
+            LLM(other, skip_tokenizer_init=True, num_kv_blocks=64,
+                speculative_config={"method": "eagle3", "model": str(tmp_path / "out")})  # fmt: skip
+
+
+def test_the_command_has_the_recipes_options(specs, folder, tmp_path):
+    command = command_of(specs["eagle3"])
+    command.main(
+        [
+            *("--target", str(folder / "target"), "--data", str(folder / "said.npy"), "--out", str(tmp_path / "out")),
+            *("--steps", "1", "--eval-prompts", "0", "--draft-vocab-size", "30", "--aux-layers", "0"),
+            *("--length", "16", "--dtype", "float32"),
+        ],
+        standalone_mode=False,
+    )
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["draft_vocab_size"], config["eagle_aux_hidden_state_layer_ids"]) == (30, [0])

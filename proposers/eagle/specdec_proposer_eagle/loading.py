@@ -36,7 +36,8 @@ def load(config: EagleConfig, head: HeadConfig, target: TargetInfo) -> tuple[Hea
     module = Head(head)
     _check_dtypes(str(config.model), tensors)
     module.load_state_dict({name: tensors[name] for name in module.state_dict()})
-    module.to(target.device, target.dtype).requires_grad_(False).eval()
+    for parameter in module.to(target.device).requires_grad_(False).eval().parameters():
+        parameter.data = parameter.data.to(target.dtype)  # and not the rotary frequencies, which need all their bits
     return module, _to_target(str(config.model), tensors, head, target)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from reference_heads import reference_eagle, reference_eagle3, target_token_ids
 from tiny_heads import SAFETENSORS, TinyHead, llama3_rope, write_eagle, write_eagle3, write_specforge, write_speculators
 from tiny_weights import Shape, Target
@@ -85,3 +86,15 @@ def test_a_chain_of_logits_equals_the_reference(name: str, tmp_path: Path) -> No
 
     ids = target_token_ids(written.tensors, expected.shape[1]).tolist()
     assert ids == (list(range(40)) if to_target is None else to_target.tolist())
+
+
+def test_positions_are_as_exact_in_half_precision(tmp_path: Path) -> None:
+    write_eagle3(tmp_path, TARGET)
+    config = EagleConfig(model=tmp_path)
+    cosines = []
+    for dtype in (torch.float32, torch.bfloat16):
+        info = evolve(INFO, dtype=dtype)
+        module, _ = load(config, read_config(config, info, is_eagle3=True), info)
+        assert {parameter.dtype for parameter in module.parameters()} == {dtype}
+        cosines.append(module.rotary(torch.zeros(1, dtype=dtype), torch.tensor([[3, 500, 40_001]]))[0])
+    assert torch.equal(cosines[0].to(torch.bfloat16), cosines[1])

@@ -16,7 +16,7 @@ _NAMES = {
     "checkpoint": ("Checkpoint",),
     "config": ("DraftModelConfig", "DraftSamplingConfig", "EngineConfig", "SpeculativeConfig"),
     "config_file": ("load_config_file",),
-    "drafting": ("DraftBuilder", "DynamicTree", "Grown", "Level", "NodePass", "StaticTree", "TreeGrower", "grow"),
+    "drafting": ("DraftBuilder", "DraftPass", "DynamicTree", "Grown", "Level", "StaticTree", "TreeGrower", "grow"),
     "engine": ("Engine",),
     "engine.request": ("Piece", "Request"),
     "errors": ("CapacityError", "CompatibilityError", "ConfigError", "PluginError", "SpecdecError"),
@@ -74,10 +74,10 @@ if TYPE_CHECKING:
     )
     from specdec_core.drafting import (
         DraftBuilder as DraftBuilder,
+        DraftPass as DraftPass,
         DynamicTree as DynamicTree,
         Grown as Grown,
         Level as Level,
-        NodePass as NodePass,
         StaticTree as StaticTree,
         TreeGrower as TreeGrower,
         grow as grow,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from attrs import frozen
@@ -16,10 +17,9 @@ from huggingface_hub.errors import EntryNotFoundError
 from safetensors import SafetensorError, safe_open
 
 from specdec_core.errors import ConfigError
+from specdec_core.target import weight_files
 
 CONFIG = "config.json"
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-"""In the order in which they are looked for."""
 
 
 @frozen
@@ -49,17 +49,22 @@ class Checkpoint:
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """{name: shape} of all tensors, without loading them."""
-        return {name: tuple(tensor.shape) for file in self._files for name, tensor in self._outlines(file)}
+        return {name: tuple(tensor.shape) for name, tensor in self._all(outline=True).items()}
 
     def load(self) -> dict[str, torch.Tensor]:
         """{name: tensor} on the CPU."""
-        return {name: tensor for file in self._files for name, tensor in self._tensors(file)}
+        return self._all(outline=False)
+
+    def _all(self, *, outline: bool) -> dict[str, torch.Tensor]:
+        return {name: tensor for file in self._files for name, tensor in self._read(file, outline=outline).items()}
 
     @cached_property
     def _files(self) -> list[Path]:
-        found = next(filter(None, map(self._find, WEIGHTS)), None)
+        found = next(filter(None, map(self._find, weight_files.NAMES)), None)
         if found is None:
-            raise ConfigError(f"there are no weights in {self.name!r}: one of {', '.join(WEIGHTS)} must be there")
+            raise ConfigError(
+                f"there are no weights in {self.name!r}: one of {', '.join(weight_files.NAMES)} must be there"
+            )
         if not found.name.endswith(".index.json"):
             return [found]
         try:
@@ -72,28 +77,23 @@ class Checkpoint:
             raise ConfigError(f"{found} names {', '.join(missing)}, which is not there: download or save it again")
         return [file for file in files.values() if file is not None]
 
-    def _outlines(self, file: Path) -> Iterable[tuple[str, torch.Tensor]]:
+    def _read(self, file: Path, *, outline: bool) -> Mapping[str, torch.Tensor]:
+        """outline: on the meta device, so that nothing but names and shapes is read."""
         if file.suffix != ".safetensors":
-            return self._unpickled(file, "meta").items()
+            return self._unpickled(file, "meta" if outline else "cpu")
         try:
             with safe_open(file, framework="pt") as opened:  # it compares the file's size with what the header says
                 names = list(opened.keys())
-                return [(name, torch.empty(opened.get_slice(name).get_shape(), device="meta")) for name in names]
-        except (OSError, SafetensorError) as error:
-            raise self._unreadable(file, error) from error
-
-    def _tensors(self, file: Path) -> Iterable[tuple[str, torch.Tensor]]:
-        if file.suffix != ".safetensors":
-            return self._unpickled(file, "cpu").items()
-        try:
-            with safe_open(file, framework="pt") as opened:
-                return [(name, opened.get_tensor(name)) for name in list(opened.keys())]
+                if outline:
+                    return {name: torch.empty(opened.get_slice(name).get_shape(), device="meta") for name in names}
+                return {name: opened.get_tensor(name) for name in names}
         except (OSError, SafetensorError) as error:
             raise self._unreadable(file, error) from error
 
     def _unpickled(self, file: Path, device: str) -> dict[str, torch.Tensor]:
         try:
-            found = torch.load(file, map_location=device, weights_only=True)
+            # Files of torch before 1.6 are no archives, and cannot be mapped.
+            found = torch.load(file, map_location=device, weights_only=True, mmap=is_zipfile(file))
         except UnpicklingError as error:
             raise ConfigError(
                 f"{file} holds more than tensors, or is damaged, so for safety it is not loaded: convert it to "
@@ -116,7 +116,7 @@ class Checkpoint:
         except Exception as error:  # whatever the hub, or its absence, makes it raise
             raise ConfigError(
                 f"the draft model {self.name!r} is no folder, and {file_name} of a repository of that name cannot be "
-                f"had: {error}"
+                f"had: {error}. Check the name, or give a folder"
             ) from error
 
     def _unreadable(self, file: Path, error: Exception) -> ConfigError:

@@ -28,8 +28,10 @@ class TokenTree:
 
     @classmethod
     def parse(cls, given: Any, key: str = "speculative_token_tree") -> TokenTree:
-        """given: a list of paths such as [(0,), (1,), (0, 0)], or that as text. Raises ConfigError unless it is a tree:
-        every path once, with all that lead to it, and siblings numbered from 0."""
+        """given: a list of paths such as [(0,), (1,), (0, 0)], that as text, or a shape. Raises ConfigError unless it
+        is a tree: every path once, with all that lead to it, and siblings numbered from 0."""
+        if isinstance(given, cls):
+            return given
         try:
             paths = literal_eval(given) if isinstance(given, str) else given
             found = tuple(sorted((tuple(_ranks(path)) for path in paths), key=lambda path: (len(path), path)))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from draft_model_from_scratch import DraftModelFromScratch
+from pass_faults import PASS_FAULTS
 from recorded_runs import (
     Asked,
     Outcome,
@@ -26,8 +27,7 @@ from recorded_runs import (
 )
 from safetensors.torch import load_file, save_file
 
-from specdec_core import NodePass, TokenTree
-from specdec_core.types import Visibility
+from specdec_core import TokenTree
 from specdec_proposer_draft.proposer import DraftModelProposer, Stored
 
 Patch = pytest.MonkeyPatch
@@ -125,36 +125,11 @@ def keeps_the_cache_of_a_preempted_request(patch: Patch) -> None:
     patch.setattr(DraftModelProposer, "reset", lambda self, request: None)
 
 
-def _see(patch: Patch, change: Any) -> None:
-    of = NodePass.of.__func__
-
-    def changed(cls: Any, level: Any, *args: Any) -> Any:
-        nodes = of(cls, level, *args)
-        seen = nodes.visibility
-        return NodePass(nodes.metadata, Visibility(*change(seen)), nodes.token_ids, nodes.num_nodes)
-
-    patch.setattr(NodePass, "of", classmethod(changed))
-
-
-def nodes_stand_one_further(patch: Patch) -> None:
-    _see(patch, lambda seen: (seen.positions + 1, seen.prefix_lens, seen.more_slots))
-
-
-def nodes_do_not_see_the_root(patch: Patch) -> None:
-    _see(patch, lambda seen: (seen.positions, (seen.prefix_lens - 1).clamp(min=0), seen.more_slots))
-
-
-def nodes_see_no_ancestors(patch: Patch) -> None:
-    _see(patch, lambda seen: (seen.positions, seen.prefix_lens, seen.more_slots[:, :1].expand_as(seen.more_slots)))
-
-
 FAULTS = [
     counts_what_was_never_forwarded,
     forgets_plain_steps,
     keeps_the_cache_of_a_preempted_request,
-    nodes_stand_one_further,
-    nodes_do_not_see_the_root,
-    nodes_see_no_ancestors,
+    *PASS_FAULTS,
 ]
 
 

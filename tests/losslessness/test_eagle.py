@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
+from pass_faults import PASS_FAULTS
 from recorded_runs import (
     VOCAB_SIZE,
     Asked,
@@ -29,8 +31,7 @@ from fitted_heads import fitted
 from tiny_heads import TinyHead, write_eagle, write_specforge
 from tiny_weights import Shape, Target
 
-from specdec_core import NodePass, Observation, TokenTree
-from specdec_core.types import Visibility
+from specdec_core import Observation, TokenTree
 from specdec_proposer_eagle.proposer import EagleProposer
 
 Patch = pytest.MonkeyPatch
@@ -110,14 +111,14 @@ def features_of_drafted_nodes_stay(patch: Patch) -> None:
         observe(self, observation)
         seen.clear()
 
-    def forwarding(self: Any, token_ids: Any, features: Any, visibility: Any, metadata: Any) -> Any:
+    def forwarding(self: Any, passed: Any, features: Any) -> Any:
         if seen:
             observation = seen[0]
             for i, request in enumerate(observation.requests):
                 if observation.starts[i] >= request.num_prompt_tokens:
                     rows = slice(observation.offsets[i] + 1, observation.offsets[i + 1])
-                    metadata.slot_mapping[rows] = -1
-        return forward(self, token_ids, features, visibility, metadata)
+                    passed.metadata.slot_mapping[rows] = -1
+        return forward(self, passed, features)
 
     patch.setattr(EagleProposer, "observe", observing)
     patch.setattr(EagleProposer, "_forward", forwarding)
@@ -126,12 +127,6 @@ def features_of_drafted_nodes_stay(patch: Patch) -> None:
 def _observe(patch: Patch, change: Any) -> None:
     observe = EagleProposer.observe
     patch.setattr(EagleProposer, "observe", lambda self, observation: observe(self, change(observation)))
-
-
-def _with(observation: Observation, **changes: Any) -> Observation:
-    import attrs
-
-    return attrs.evolve(observation, **changes)
 
 
 def embeddings_are_those_of_the_features_own_tokens(patch: Patch) -> None:
@@ -143,29 +138,7 @@ def the_last_row_is_taken_whether_it_counts_or_not(patch: Patch) -> None:
 
 
 def positions_begin_at_one(patch: Patch) -> None:
-    _observe(patch, lambda observation: _with(observation, positions=observation.positions + 1))
-
-
-def _see(patch: Patch, change: Any) -> None:
-    of = NodePass.of.__func__
-
-    def changed(cls: Any, level: Any, *args: Any) -> Any:
-        nodes = of(cls, level, *args)
-        return NodePass(nodes.metadata, Visibility(*change(nodes.visibility)), nodes.token_ids, nodes.num_nodes)
-
-    patch.setattr(NodePass, "of", classmethod(changed))
-
-
-def nodes_stand_where_the_targets_do(patch: Patch) -> None:
-    _see(patch, lambda seen: (seen.positions + 1, seen.prefix_lens, seen.more_slots))
-
-
-def nodes_do_not_see_the_last_slot(patch: Patch) -> None:
-    _see(patch, lambda seen: (seen.positions, (seen.prefix_lens - 1).clamp(min=0), seen.more_slots))
-
-
-def nodes_see_no_ancestors(patch: Patch) -> None:
-    _see(patch, lambda seen: (seen.positions, seen.prefix_lens, seen.more_slots[:, :1].expand_as(seen.more_slots)))
+    _observe(patch, lambda observation: attrs.evolve(observation, positions=observation.positions + 1))
 
 
 def the_root_has_another_requests_output(patch: Patch) -> None:
@@ -178,9 +151,7 @@ FAULTS = [
     embeddings_are_those_of_the_features_own_tokens,
     the_last_row_is_taken_whether_it_counts_or_not,
     positions_begin_at_one,
-    nodes_stand_where_the_targets_do,
-    nodes_do_not_see_the_last_slot,
-    nodes_see_no_ancestors,
+    *PASS_FAULTS,
     the_root_has_another_requests_output,
 ]
 

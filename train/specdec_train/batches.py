@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import define
 
 from specdec_train.data import Text
 
@@ -14,11 +14,12 @@ WINDOW = 16
 """Batches whose texts are sorted by length together, so that little is padding."""
 
 
-@frozen
+@define
 class Order:
     lengths: tuple[int, ...]
     batch: int
     seed: int
+    _known: tuple[int, list[list[int]]] = (-1, [])  # an epoch, and its batches
 
     @property
     def batches_per_epoch(self) -> int:
@@ -27,9 +28,11 @@ class Order:
     def rows(self, step: int) -> list[int]:
         """Indices of texts, for step 0, 1, ...; every epoch has another order."""
         epoch, index = divmod(step, self.batches_per_epoch)
-        return self._epoch(epoch)[index]
+        if self._known[0] != epoch:
+            self._known = epoch, self._batches(epoch)
+        return self._known[1][index]
 
-    def _epoch(self, epoch: int) -> list[list[int]]:
+    def _batches(self, epoch: int) -> list[list[int]]:
         random = np.random.default_rng([self.seed, epoch])
         shuffled = random.permutation(len(self.lengths)).tolist()
         window = WINDOW * self.batch

@@ -24,8 +24,8 @@ class Methods(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         plugins = _plugins(ctx)
-        names = {name for info in plugins.listing() for kind, _, name in [_split(p) for p in info.provides] if name}
-        return sorted(name for name in names if _recipe(plugins, name) is not None)
+        provided = [each.split(" ", 1) for info in plugins.listing() for each in info.provides]
+        return sorted(name for kind, name in provided if kind == "proposer" and _recipe(plugins, name) is not None)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         spec = _recipe(_plugins(ctx), cmd_name)
@@ -90,11 +90,6 @@ def _kind(hint: Any) -> tuple[Any, bool]:
         inner = typing.get_args(hint)[0]
         return (Path, True) if inner is Path else (str, False)
     return (hint if hint in PLAIN else str), False
-
-
-def _split(provided: str) -> tuple[str, str, str]:
-    kind, _, name = provided.partition(" ")
-    return kind, "", name if kind == "proposer" else ""
 
 
 def _recipe(plugins: Plugins, name: str) -> ProposerSpec | None:

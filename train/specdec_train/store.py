@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class FeatureStore:
         }
 
     def _read_one(self, row: int) -> dict[str, torch.Tensor]:
-        shard = next(i for i, (first, last) in enumerate(self.shards) if first <= row < last)
+        shard = bisect_right(self.shards, row, key=lambda shard: shard[0]) - 1
         if shard not in self._opened:
             self._opened[shard] = safe_open(self.folder / shard_name(shard), "pt").__enter__()
         start = self.starts[row]

@@ -34,8 +34,7 @@ def load_target(name: str, dtype: str = "auto", device: str | None = None) -> Tr
     ends = Ends.of(record, config.get_text_config())
 
     def embed(token_ids: torch.Tensor) -> torch.Tensor:
-        embedded: torch.Tensor = model.get_input_embeddings()(token_ids)
-        return embedded * ends.embedding_scale if ends.embedding_scale != 1 else embedded
+        return ends.embed(model.get_input_embeddings(), token_ids)
 
     def output_head(hidden: torch.Tensor) -> torch.Tensor:
         return ends.logits(model.get_output_embeddings(), hidden)

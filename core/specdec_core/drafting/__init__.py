@@ -2,5 +2,5 @@
 
 from specdec_core.drafting.builder import DraftBuilder as DraftBuilder, Grown as Grown
 from specdec_core.drafting.dynamic import DynamicTree as DynamicTree
-from specdec_core.drafting.level import Level as Level, NodePass as NodePass, TreeGrower as TreeGrower, grow as grow
+from specdec_core.drafting.level import DraftPass as DraftPass, Level as Level, TreeGrower as TreeGrower, grow as grow
 from specdec_core.drafting.static import StaticTree as StaticTree

@@ -26,7 +26,8 @@ class DynamicTree:
     def __init__(self, batch: ProposerBatch, top_k: int, depth: int, q_to_target: torch.Tensor | None = None) -> None:
         self._budgets = batch.max_draft_tokens
         self._size, self._device = len(self._budgets), batch.root_token_ids.device
-        self._top_k, self._levels_left, self._q_to_target = top_k, depth, q_to_target
+        self._top_k, self._q_to_target = top_k, q_to_target
+        self._levels_left = min(depth, max(self._budgets) - 1)  # a node that is kept has all its ancestors kept
         # Candidates of each level: [batch, n], n = top_k at first and its square later.
         self._token_ids: list[torch.Tensor] = []
         self._parents: list[torch.Tensor] = []  # which candidate, over all levels; -1: the root

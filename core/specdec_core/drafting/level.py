@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -10,7 +10,7 @@ from attrs import frozen
 from torch.nn.functional import pad
 
 from specdec_core.proposer import LayerAttention
-from specdec_core.types import Draft, KVMetadata, ProposerBatch, Visibility
+from specdec_core.types import Draft, KVMetadata, ProposerBatch, RequestView, Visibility
 
 
 @frozen(eq=False)
@@ -54,34 +54,52 @@ def grow(grower: TreeGrower, logits: torch.Tensor, forward: Callable[[Level], to
 
 
 @frozen(eq=False)
-class NodePass:
-    """A pass of a draft's layers over a level: everything padded as its attention wants it.
-
-    A node sees the slots below the first of the nodes', its ancestors' and its own.
-    """
+class DraftPass:
+    """A pass of a draft's layers, padded as its attention wants it: of tokens that are known, or of a level."""
 
     metadata: KVMetadata
     visibility: Visibility
     token_ids: torch.Tensor  # int64 [num_padded]
-    num_nodes: int
-
-    @classmethod
-    def of(cls, level: Level, batch: ProposerBatch, attention: LayerAttention, first_slots: list[int]) -> NodePass:
-        """first_slots: where each request's nodes begin. A node of depth 1 stands at that position."""
-        starts = [first + start for first, start in zip(first_slots, level.starts, strict=True)]
-        metadata = attention.metadata(batch.requests, starts, level.counts)
-        num_nodes = len(level.token_ids)
-        num_more = attention.padded(num_nodes) - num_nodes
-        first = torch.tensor(first_slots, device=level.requests.device)[level.requests]
-        positions = pad(first + level.depth - 1, (0, num_more))
-        if level.is_chain:
-            visibility = Visibility(positions, pad(first + level.depth, (0, num_more)))
-        else:
-            slots = first.unsqueeze(1) + level.ancestors.flip(1)
-            visibility = Visibility(positions, pad(first, (0, num_more)), pad(slots, (0, 0, 0, num_more)))
-        return cls(metadata, visibility, pad(level.token_ids, (0, num_more)), num_nodes)
+    num_tokens: int
 
     @property
     def positions(self) -> torch.Tensor:
         """int64 [num_padded]."""
         return self.visibility.positions
+
+    @classmethod
+    def over_tokens(
+        cls,
+        attention: LayerAttention,
+        requests: Sequence[RequestView],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> DraftPass:
+        """Slots [start, start + length) of each request; every token sees those up to its own. token_ids and positions:
+        int64 [sum of lengths]."""
+        metadata = attention.metadata(requests, starts, lengths)
+        num_tokens = len(token_ids)
+        room = (0, attention.padded(num_tokens) - num_tokens)
+        positions = pad(positions, room)
+        return cls(metadata, Visibility(positions, positions + 1), pad(token_ids, room), num_tokens)
+
+    @classmethod
+    def over_level(
+        cls, attention: LayerAttention, batch: ProposerBatch, first_slots: Sequence[int], level: Level
+    ) -> DraftPass:
+        """Nodes see the slots below the first of the nodes', their ancestors' and their own. first_slots: where each
+        request's nodes begin. A node of depth 1 stands at that position."""
+        starts = [first + start for first, start in zip(first_slots, level.starts, strict=True)]
+        metadata = attention.metadata(batch.requests, starts, level.counts)
+        num_nodes = len(level.token_ids)
+        room = (0, attention.padded(num_nodes) - num_nodes)
+        first = torch.tensor(first_slots, device=level.requests.device)[level.requests]
+        positions = pad(first + level.depth - 1, room)
+        if level.is_chain:
+            visibility = Visibility(positions, pad(first + level.depth, room))
+        else:
+            slots = first.unsqueeze(1) + level.ancestors.flip(1)
+            visibility = Visibility(positions, pad(first, room), pad(slots, (0, 0, *room)))
+        return cls(metadata, visibility, pad(level.token_ids, room), num_nodes)

@@ -32,10 +32,10 @@ def planned(spec: ProposerSpec, options: Any, target: TargetInfo, num_speculativ
         plan = spec.plan(options, target, num_speculative_tokens)
         if not isinstance(plan, Plan):
             raise TypeError(f"plan returned {plan!r}, not a Plan")
-        for field in ("scratch_slots", "weight_bytes", "max_model_len"):
-            size = getattr(plan, field)
-            if size is None and field == "max_model_len":
-                continue
+        sizes = {"scratch_slots": plan.scratch_slots, "weight_bytes": plan.weight_bytes}
+        if plan.max_model_len is not None:
+            sizes["max_model_len"] = plan.max_model_len
+        for field, size in sizes.items():
             if isinstance(size, bool) or not isinstance(size, Integral) or size < 0:
                 raise TypeError(f"its plan has {field}={size!r}: give a whole number, 0 or more")
     return plan

@@ -95,6 +95,11 @@ class Ends:
                 return cls(embedding_scale, head_scale, 1.0, cap)
         return cls(embedding_scale, head_scale, None, None)
 
+    def embed(self, embedding: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
+        """What enters the first layer, [..., width]; without learned positions, where a model has them."""
+        embedded: torch.Tensor = embedding(token_ids)
+        return embedded if self.embedding_scale == 1 else embedded * self.embedding_scale
+
     def logits(self, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
         """What the model makes of hidden [..., width], after the last norm, with its output head. Raises
         CompatibilityError if that is not known."""

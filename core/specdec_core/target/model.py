@@ -108,8 +108,7 @@ class Target:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [n] -> [n, hidden], as it enters the first layer (less positions that are added to it)."""
-        embedded: torch.Tensor = self._model.get_input_embeddings()(token_ids)
-        return embedded * self._ends.embedding_scale if self._ends.embedding_scale != 1 else embedded
+        return self._ends.embed(self._model.get_input_embeddings(), token_ids)
 
     def output_head(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden] after the final norm -> logits [n, vocab]."""

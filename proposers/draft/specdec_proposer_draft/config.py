@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attrs import field, frozen
+from attrs.converters import optional
 
 from specdec_core import ConfigError, DraftModelConfig, DraftSamplingConfig, TokenTree
 
 DEFAULT_LENGTH = 5
-
-
-def _shape(given: Any) -> TokenTree | None:
-    return given if given is None or isinstance(given, TokenTree) else TokenTree.parse(given)
 
 
 @frozen(kw_only=True)
@@ -23,7 +18,7 @@ class DraftConfig(DraftModelConfig, DraftSamplingConfig):
     temperature, siblings without replacement. Raises ConfigError.
     """
 
-    speculative_token_tree: TokenTree | None = field(default=None, converter=_shape)
+    speculative_token_tree: TokenTree | None = field(default=None, converter=optional(TokenTree.parse))
 
     @property
     def default_num_speculative_tokens(self) -> int:

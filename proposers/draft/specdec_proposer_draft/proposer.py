@@ -5,19 +5,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 from attrs import define
-from torch.nn.functional import pad
 
 from specdec_core import (
     BuildContext,
     Draft,
+    DraftPass,
     Level,
-    NodePass,
     Observation,
     Proposer,
     ProposerBatch,
     RequestView,
     StaticTree,
-    Visibility,
     grow,
 )
 from specdec_proposer_draft.config import DraftConfig
@@ -104,29 +102,20 @@ class DraftModelProposer(Proposer):
     def _forward_tokens(self, requests: list[RequestView], starts: list[int], tokens: list[np.ndarray]) -> torch.Tensor:
         """Store known tokens of some requests: logits [len(requests), vocab] at the last of each."""
         lengths = [len(each) for each in tokens]
-        num_tokens = sum(lengths)
-        num_more = self._attention.padded(num_tokens) - num_tokens
         ranges = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-        token_ids, positions = (
-            pad(torch.from_numpy(np.concatenate(each)).to(self._device), (0, num_more)) for each in (tokens, ranges)
-        )
-        rows = torch.tensor(np.cumsum(lengths) - 1, device=self._device)
-        metadata = self._attention.metadata(requests, starts, lengths)
-        visibility = Visibility(positions, positions + 1)
-        return self._logits(self._model.forward(self._known(token_ids), positions, metadata, visibility, rows)[0])
+        token_ids, positions = (torch.from_numpy(np.concatenate(each)).to(self._device) for each in (tokens, ranges))
+        passed = DraftPass.over_tokens(self._attention, requests, starts, lengths, token_ids, positions)
+        return self._forward(passed, torch.tensor(np.cumsum(lengths) - 1, device=self._device))
 
     def _forward_nodes(self, level: Level, batch: ProposerBatch) -> torch.Tensor:
         first_slots = [len(request.token_ids) for request in batch.requests]
         for request, count in zip(batch.requests, level.counts, strict=True):
             self._stored[request.id].num_levels += count > 0
-        nodes = NodePass.of(level, batch, self._attention, first_slots)
-        rows = torch.arange(nodes.num_nodes, device=self._device)
-        token_ids = self._known(nodes.token_ids)
-        return self._logits(self._model.forward(token_ids, nodes.positions, nodes.metadata, nodes.visibility, rows)[0])
+        passed = DraftPass.over_level(self._attention, batch, first_slots, level)
+        return self._forward(passed, torch.arange(passed.num_tokens, device=self._device))
 
-    def _known(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Ids that only the target has are padding of its vocabulary: any token does."""
-        return token_ids.clamp(max=self._model.info.vocab_size - 1)
-
-    def _logits(self, logits: torch.Tensor) -> torch.Tensor:
+    def _forward(self, passed: DraftPass, rows: torch.Tensor) -> torch.Tensor:
+        """Logits [len(rows), vocab]. Ids that only the target has are padding of its vocabulary: any token does."""
+        token_ids = passed.token_ids.clamp(max=self._model.info.vocab_size - 1)
+        logits, _ = self._model.forward(token_ids, passed.positions, passed.metadata, passed.visibility, rows)
         return logits[:, : self._vocab_size]

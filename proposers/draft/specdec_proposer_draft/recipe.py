@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from attrs import field, frozen
+from attrs.validators import optional
 
 from specdec_core import ConfigError, TrainingRecipe, TrainingTarget, flag, number, whole_number
 
@@ -23,10 +24,10 @@ class DraftTrainingOptions:
     hidden_size: int | None = _size("Default: half the target's.", None)
     intermediate_size: int | None = _size("Default: three times hidden_size.", None)
     num_heads: int | None = _size("Attention heads. Default: one for every 64 of hidden_size.", None)
-    tie: bool = field(
-        default=True,
-        validator=flag,
-        metadata={"help": "Whether the output head is the embedding. Not with from_layers."},
+    tie: bool | None = field(
+        default=None,
+        validator=optional(flag),
+        metadata={"help": "Whether the output head is the embedding. Default: it is; with from_layers, as the target."},
     )
     hard_weight: float = field(
         default=0.0,
@@ -35,8 +36,8 @@ class DraftTrainingOptions:
     )
 
     def __attrs_post_init__(self) -> None:
-        sizes = ("num_layers", "hidden_size", "intermediate_size", "num_heads")
-        given = [name for name in sizes if getattr(self, name) is not None]
+        shape = ("num_layers", "hidden_size", "intermediate_size", "num_heads", "tie")
+        given = [name for name in shape if getattr(self, name) is not None]
         if self.from_layers is not None and given:
             raise ConfigError(
                 f"from_layers={self.from_layers} takes the target's layers as they are, and {', '.join(given)} says "

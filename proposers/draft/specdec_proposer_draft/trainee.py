@@ -44,13 +44,10 @@ class DraftTrainee(nn.Module):
     def save(self, folder: Path) -> None:
         """As transformers saves it, with the target's tokenizer if there is one."""
         dtype = getattr(self._target.config, "dtype", None) or torch.float32
-        weights = {name: tensor.detach().to("cpu", dtype) for name, tensor in self.model.state_dict().items()}
         had_bar = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()
         try:
-            saved = deepcopy(self.model).to("cpu", dtype)
-            saved.load_state_dict(weights)
-            saved.save_pretrained(folder)
+            deepcopy(self.model).to("cpu", dtype).save_pretrained(folder)
         finally:
             if had_bar:
                 logging.enable_progress_bar()
@@ -78,7 +75,7 @@ def _small(options: DraftTrainingOptions, target: TrainingTarget) -> Any:
         num_attention_heads=num_heads,
         num_key_value_heads=num_heads,
         max_position_embeddings=target.info.max_model_len,
-        tie_word_embeddings=options.tie,
+        tie_word_embeddings=options.tie is not False,
         **{name: getattr(its, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
     )
     return LlamaForCausalLM(config)

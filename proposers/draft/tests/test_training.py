@@ -78,6 +78,7 @@ def test_what_is_saved(options, target, tmp_path):
     [
         ({"from_layers": 3}, "from_layers=3, but the target has 3 layers"),
         ({"from_layers": 1, "num_layers": 2}, "and num_layers says otherwise"),
+        ({"from_layers": 1, "tie": True}, "and tie says otherwise"),
         ({"hidden_size": 30, "num_heads": 4}, "hidden_size=30 cannot be divided among num_heads=4"),
         ({"hard_weight": 2}, "hard_weight=2"),
     ],

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attrs import field, frozen
+from attrs.converters import optional
 
 from specdec_core import ConfigError, DraftModelConfig, DraftSamplingConfig, TokenTree
 from specdec_core.validators import whole_number
@@ -12,10 +11,6 @@ from specdec_core.validators import whole_number
 MOST_CHILDREN, MOST_LEVELS = 64, 64
 DEFAULT_TOP_K, DEFAULT_DEPTH, DEFAULT_NUM_NODES = 10, 7, 59  # of EAGLE-2's authors
 DEFAULT_CHAIN = 5
-
-
-def _shape(given: Any) -> TokenTree | None:
-    return given if given is None or isinstance(given, TokenTree) else TokenTree.parse(given)
 
 
 @frozen(kw_only=True)
@@ -31,7 +26,7 @@ class EagleConfig(DraftModelConfig, DraftSamplingConfig):
 
     eagle_topk: int | None = field(default=None, validator=whole_number(1, MOST_CHILDREN, optional=True))
     eagle_depth: int | None = field(default=None, validator=whole_number(0, MOST_LEVELS, optional=True))
-    speculative_token_tree: TokenTree | None = field(default=None, converter=_shape)
+    speculative_token_tree: TokenTree | None = field(default=None, converter=optional(TokenTree.parse))
 
     def __attrs_post_init__(self) -> None:
         for key in ("quantization", "code_revision"):

@@ -88,11 +88,16 @@ def _layer_config(flat: Mapping[str, Any]) -> LlamaConfig:
     given = {key: flat[key] for key in known if flat.get(key) is not None}
     missing = [key for key in known[:3] if key not in given]
     if missing:
-        raise CompatibilityError(f"the draft head's config.json says no {', '.join(missing)}: it is not one of EAGLE's")
+        raise CompatibilityError(
+            f"the draft head's config.json says no {', '.join(missing)}: it is not one of EAGLE's. "
+            "Name the method that it is for"
+        )
     try:
         return LlamaConfig(**given)
     except Exception as error:  # whatever values that make no sense make transformers raise
-        raise CompatibilityError(f"the draft head's config.json makes no sense: {error}") from error
+        raise CompatibilityError(
+            f"the draft head's config.json makes no sense: {error}. Download or save it again"
+        ) from error
 
 
 def _aux_layer_ids(config: Mapping[str, Any], flat: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:

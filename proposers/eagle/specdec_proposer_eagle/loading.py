@@ -24,7 +24,7 @@ def read_config(config: EagleConfig, target: TargetInfo, *, is_eagle3: bool) -> 
     head = head_config.read(checkpoint.config, shapes, target, is_eagle3=is_eagle3)
     with torch.device("meta"):
         expected = {name: tuple(tensor.shape) for name, tensor in Head(head).state_dict().items()}
-    _check_shapes(str(config.model), expected, head.shapes)
+    _check_shapes(str(config.model), target, expected, head.shapes)
     _check_tables(str(config.model), head, shapes)
     return head
 
@@ -41,7 +41,9 @@ def load(config: EagleConfig, head: HeadConfig, target: TargetInfo) -> tuple[Hea
     return module, _to_target(str(config.model), tensors, head, target)
 
 
-def _check_shapes(model: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
+def _check_shapes(
+    model: str, target: TargetInfo, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
+) -> None:
     faults = [f"{name} {list(expected[name])} is missing" for name in expected.keys() - found.keys()]
     faults += [f"{name} {list(found[name])} is not known" for name in found.keys() - expected.keys()]
     faults += [
@@ -51,7 +53,8 @@ def _check_shapes(model: str, expected: Mapping[str, tuple[int, ...]], found: Ma
     ]
     if faults:
         raise CompatibilityError(
-            f"the draft head {model!r} does not fit this target or its own config.json: {'; '.join(sorted(faults))}"
+            f"the draft head {model!r} does not fit this target or its own config.json: {'; '.join(sorted(faults))}. "
+            f"Use a complete one that was trained for {target.model!r}"
         )
 
 

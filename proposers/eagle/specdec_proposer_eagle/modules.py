@@ -97,7 +97,9 @@ class Head(nn.Module):
         self.fc = nn.Linear(in_size, size, bias=head.has("fc.bias"))
         # Variants of the input: EAGLE-3's features normed one by one, or side by side; EAGLE's and the embedding.
         self.fc_norm = nn.ModuleList(
-            LlamaRMSNorm(head.target_hidden_size, eps) for i in range(9) if head.has(f"fc_norm.{i}.weight")
+            LlamaRMSNorm(head.target_hidden_size, eps)
+            for i in range(len(head.aux_layer_ids))
+            if head.has(f"fc_norm.{i}.weight")
         )
         self.input_norm = LlamaRMSNorm(in_size, eps) if head.has("input_norm.weight") else nn.Identity()
         has_both = head.has("embedding_layernorm.weight")

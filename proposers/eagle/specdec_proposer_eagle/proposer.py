@@ -9,17 +9,15 @@ from torch.nn.functional import pad
 from specdec_core import (
     BuildContext,
     Draft,
+    DraftPass,
     DynamicTree,
-    KVMetadata,
     Level,
-    NodePass,
     Observation,
     Proposer,
     ProposerBatch,
     RequestView,
     StaticTree,
     TreeGrower,
-    Visibility,
     grow,
 )
 from specdec_proposer_eagle.config import EagleConfig
@@ -61,16 +59,15 @@ class EagleProposer(Proposer):
 
     def observe(self, observation: Observation) -> None:
         features = torch.cat([observation.features[tap] for tap in self._taps], dim=-1)
-        positions = observation.positions
-        metadata = self._attention.metadata(
-            observation.requests, observation.starts, np.diff(observation.offsets).tolist()
-        )
-        outputs, next_features = self._forward(
+        passed = DraftPass.over_tokens(
+            self._attention,
+            observation.requests,
+            observation.starts,
+            np.diff(observation.offsets).tolist(),
             observation.following_token_ids,
-            self._head.fused(features),
-            Visibility(positions, positions + 1),
-            metadata,
+            observation.positions,
         )
+        outputs, next_features = self._forward(passed, self._head.fused(features))
         rows = self._rows_of(observation.requests)
         self._outputs[rows] = outputs[observation.last_rows]
         self._features[rows] = next_features[observation.last_rows]
@@ -82,8 +79,8 @@ class EagleProposer(Proposer):
 
         def forward(level: Level) -> torch.Tensor:
             nonlocal features
-            nodes = NodePass.of(level, batch, self._attention, first_slots)
-            outputs, features = self._forward(nodes.token_ids, features[level.rows], nodes.visibility, nodes.metadata)
+            passed = DraftPass.over_level(self._attention, batch, first_slots, level)
+            outputs, features = self._forward(passed, features[level.rows])
             return self._logits(outputs)
 
         return grow(self._grower(batch), self._logits(self._outputs[rows]), forward)
@@ -93,27 +90,13 @@ class EagleProposer(Proposer):
             return DynamicTree(batch, self._config.top_k, self._config.depth, self._to_target)
         return StaticTree(batch, self._shape, self._config.draft_sample_method, self._to_target)
 
-    def _forward(
-        self, token_ids: torch.Tensor, features: torch.Tensor, visibility: Visibility, metadata: KVMetadata
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Everything but the features, [n, hidden], may be padded already. Returns two tensors of n rows."""
-        num_tokens = len(features)
-        num_padded = self._attention.padded(num_tokens)
-
-        def padded(tensor: torch.Tensor) -> torch.Tensor:
-            return pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, num_padded - len(tensor)))
-
-        visibility = Visibility(
-            padded(visibility.positions),
-            padded(visibility.prefix_lens),
-            None if visibility.more_slots is None else padded(visibility.more_slots),
-        )
-        with self._attention.forwarding(metadata, visibility):
-            embedded = self._embed(padded(token_ids))
-            outputs, next_features = self._head(
-                embedded, padded(features), visibility.positions, self._attention.attend
-            )
-        return outputs[:num_tokens], next_features[:num_tokens]
+    def _forward(self, passed: DraftPass, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """features [num_tokens, hidden], as is what comes out: see `Head`."""
+        features = pad(features, (0, 0, 0, len(passed.token_ids) - passed.num_tokens))
+        with self._attention.forwarding(passed.metadata, passed.visibility):
+            embedded = self._embed(passed.token_ids)
+            outputs, next_features = self._head(embedded, features, passed.positions, self._attention.attend)
+        return outputs[: passed.num_tokens], next_features[: passed.num_tokens]
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         own = self._head.embed_tokens

@@ -1,0 +1,139 @@
+"""Train the drafts that come with the model: a draft model, and heads of EAGLE and EAGLE-3.
+
+They learn from excerpts of the corpus and from what the model says itself, greedily and by chance, after the
+beginnings of others. The held-out modules are no part of either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from specdec_core import LLM, Plugins, SamplingParams
+from specdec_train.run import train
+from specdec_train.settings import Settings
+
+from .card import ROOT, replace_section
+from .export import WEIGHTS
+
+LENGTH = 256
+EXCERPTS = 6000
+SAID = {"greedy": (2000, 0.0), "sampled": (4000, 1.0)}
+"""Texts of each kind, and the temperature."""
+SHORTEST_PROMPT, LONGEST_PROMPT = 16, 128
+AT_ONCE = 64
+MOST_BYTES = 5_000_000
+OPTIONS: dict[str, dict[str, Any]] = {
+    "eagle3": {"ttt_steps": 5, "draft_vocab_size": 2048},
+    "eagle": {"ttt_steps": 3},
+    "draft_model": {"hidden_size": 192, "intermediate_size": 512, "num_heads": 3},
+}
+RATES = {"eagle3": 1e-3, "eagle": 1e-3, "draft_model": 2e-3}
+
+
+def build_texts(work: Path) -> list[Path]:
+    """Files of token ids to learn from, made unless they are there."""
+    folder = work / "drafts"
+    folder.mkdir(exist_ok=True)
+    ids = np.load(work / "train.npy", mmap_mode="r")
+    counts = {"excerpts": EXCERPTS} | {kind: number for kind, (number, _) in SAID.items()}
+    begins = np.random.default_rng(0).permutation(len(ids) // LENGTH)[: sum(counts.values())] * LENGTH
+    files = []
+    for kind, number in counts.items():
+        own, begins = begins[:number], begins[number:]
+        excerpts = np.stack([ids[begin : begin + LENGTH] for begin in own]).astype(np.int32)
+        files.append(folder / f"{kind}.npy")
+        if not files[-1].exists():
+            texts = continued(excerpts, SAID[kind][1]) if kind in SAID else excerpts
+            np.save(files[-1].with_suffix(".partial.npy"), texts)
+            files[-1].with_suffix(".partial.npy").replace(files[-1])
+    return files
+
+
+def continued(excerpts: np.ndarray, temperature: float) -> np.ndarray:
+    """The beginning of each excerpt, continued to its length by the model; -1 after what ended early."""
+    lengths = np.random.default_rng(1).integers(SHORTEST_PROMPT, LONGEST_PROMPT, len(excerpts))
+    prompts = [row[:length].tolist() for row, length in zip(excerpts, lengths, strict=True)]
+    texts = np.full_like(excerpts, -1)
+    with LLM(str(WEIGHTS), max_num_seqs=AT_ONCE, skip_tokenizer_init=True, disable_log_stats=True) as llm:
+        for start in tqdm(range(0, len(prompts), AT_ONCE), desc=f"texts at temperature {temperature:g}"):
+            part = prompts[start : start + AT_ONCE]
+            params = [
+                SamplingParams(temperature=temperature, max_tokens=LENGTH - len(ids), seed=start + i)
+                for i, ids in enumerate(part)
+            ]
+            outputs = llm.generate([{"prompt_token_ids": ids} for ids in part], params, use_tqdm=False)
+            for i, (prompt, output) in enumerate(zip(part, outputs, strict=True)):
+                text = [*prompt, *output.outputs[0].token_ids]
+                texts[start + i, : len(text)] = text
+    return texts
+
+
+def train_draft(work: Path, method: str, steps: int, threads: int | None) -> None:
+    """Train one, or go on, and put it into the package."""
+    spec = Plugins.load().proposer(method)
+    out = work / "drafts" / method
+    settings = Settings(
+        target=str(WEIGHTS),
+        data=tuple(build_texts(work)),
+        held_out=(work / "heldout.jsonl",),
+        out=out,
+        steps=steps,
+        batch=8,
+        length=LENGTH,
+        lr=RATES[method],
+        autocast=True,
+        threads=threads,
+        evaluate_every=500,
+        eval_prompts=32,
+        resume=True,
+    )
+    train(spec, settings, spec.train.options(**OPTIONS[method]))
+    size = (out / "model.safetensors").stat().st_size
+    if size > MOST_BYTES:
+        raise ValueError(f"the draft of {method} has {size} bytes, and at most {MOST_BYTES} are to be shipped")
+    target = WEIGHTS / "drafts" / method
+    target.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(out / name, target / name)
+
+
+def write_card(work: Path, root: Path = ROOT) -> None:
+    """The card's table of drafts that are in the package, and what was measured when their training ended."""
+    lines = ["| Draft | MB | Updates | Tokens | Greedy | Temperature 1 |", "|---|---|---|---|---|---|"]
+    for method in OPTIONS:
+        file = WEIGHTS / "drafts" / method / "model.safetensors"
+        if not file.exists():
+            continue
+        log = [json.loads(line) for line in (work / "drafts" / method / "log.jsonl").read_text().splitlines()]
+        tokens = max(line.get("tokens", 0) for line in log)
+        lengths = [line["acceptance_length"] for line in log if "acceptance_length" in line][-1]
+        lines.append(
+            f"| `{method}` | {file.stat().st_size / 1e6:.1f} | {log[-1]['step']} | {tokens / 1e6:.1f}M "
+            f"| {lengths['greedy']:.2f} | {lengths['temperature_1']:.2f} |"
+        )
+    path = root / "README.md"
+    path.write_text(replace_section(path.read_text(encoding="utf-8"), "drafts", "\n".join(lines)), encoding="utf-8")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True, help="folder of the corpus")
+    parser.add_argument("--steps", type=int, default=2000, help="updates of each draft")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("methods", nargs="*", default=list(OPTIONS), help=f"default: {' '.join(OPTIONS)}")
+    arguments = parser.parse_args()
+    for method in arguments.methods:
+        train_draft(arguments.work, method, arguments.steps, arguments.threads)
+        write_card(arguments.work)
+
+
+if __name__ == "__main__":
+    main()

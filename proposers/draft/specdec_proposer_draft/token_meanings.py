@@ -37,12 +37,12 @@ class Meanings:
         for role, i in reversed(roles.items()):
             found[i] = (role, *found[i])
         ordinary = [i for i in sorted(tokens) if i not in special]
+        ordinary.sort(key=lambda i: _BYTE_TOKEN.fullmatch(tokens[i]) is not None)  # byte tokens last
         for i, text in _texts(tokenizer, ordinary):
-            meaning = _text_bytes(tokens[i], text)
-            if meaning:
+            if meaning := _text_bytes(tokens[i], text):
                 found[i] = (meaning,)
         ids: dict[Meaning, int] = dict(roles)
-        for i in sorted(found, key=lambda i: (_BYTE_TOKEN.fullmatch(tokens[i]) is not None, i)):
+        for i in found:
             ids.setdefault(found[i][-1], i)
         return cls(found, ids)
 
@@ -68,7 +68,8 @@ class Meanings:
 
 
 def _texts(tokenizer: Any, ids: list[int]) -> Iterator[tuple[int, str]]:
-    """(id, its text behind other text): a space before it counts there, which tokenizers drop where a text begins."""
+    """(id, its text behind that of the first plain one): there a space before it counts, which may be dropped where a
+    text begins."""
 
     settings = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
     alone = ((i, tokenizer.decode([i], **settings)) for i in ids)

@@ -74,7 +74,8 @@ def check_vocabulary(config: DraftConfig, draft: TargetInfo, target: TargetInfo)
     entries, its_entries = of_target.get_vocab(), of_draft.get_vocab()
     if entries == its_entries:
         return
-    num_shared = len(SharedVocabulary.by_text(of_draft, of_target, draft, target).target_ids)
+    its, wanted = Meanings.of(of_draft, draft.vocab_size), Meanings.of(of_target, target.vocab_size)
+    num_shared = len(wanted.pairs_with(its))
     has_enough = num_shared >= max(1, SMALLEST_SHARE * len(entries))
     if config.use_heterogeneous_vocab and has_enough:
         return

@@ -147,8 +147,9 @@ def test_the_same_model_in_other_words_is_accepted_whole(target, tmp_path):
         assert output.speculation.acceptance_length == 5
 
 
-@pytest.mark.parametrize("kinds", [("bytes", "pieces"), ("pieces", "bytes")])
-@pytest.mark.parametrize("shape", [None, "[(0,), (1,), (0, 0), (0, 1)]"])
+@pytest.mark.parametrize(
+    ("kinds", "shape"), [(("bytes", "pieces"), None), (("pieces", "bytes"), "[(0,), (1,), (0, 0), (0, 1)]")]
+)
 def test_outputs_are_plain_decodings(kinds, shape, tmp_path):
     of_target, of_draft = (KINDS[kind](eos_token="<e>") for kind in kinds)
     target = tiny_target(tmp_path / "target", vocab_size=len(of_target) + 3)

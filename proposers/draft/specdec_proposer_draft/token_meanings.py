@@ -30,10 +30,11 @@ class Meanings:
     def of(cls, tokenizer: Any, num_ids: int) -> Meanings:
         """Of the ids below num_ids. tokenizer: one of transformers'."""
         tokens = {i: token for token, i in tokenizer.get_vocab().items() if i < num_ids}
+        known = {role: getattr(tokenizer, role, None) for role in ROLES}
+        roles: dict[str, int] = {role: i for role, i in known.items() if i is not None and i in tokens}
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
+        special = {*roles.values(), *tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
         found: dict[int, tuple[Meaning, ...]] = {i: (token,) for i, token in tokens.items() if i in special}
-        roles = {role: i for role in ROLES if (i := getattr(tokenizer, role, None)) in tokens}
         for role, i in reversed(roles.items()):
             found[i] = (role, *found[i])
         ordinary = [i for i in sorted(tokens) if i not in special]
@@ -41,9 +42,10 @@ class Meanings:
         for i, text in _texts(tokenizer, ordinary):
             if meaning := _text_bytes(tokens[i], text):
                 found[i] = (meaning,)
-        ids: dict[Meaning, int] = dict(roles)
-        for i in found:
-            ids.setdefault(found[i][-1], i)
+        ids: dict[Meaning, int] = {}
+        ids.update(roles)
+        for i, meanings in found.items():
+            ids.setdefault(meanings[-1], i)
         return cls(found, ids)
 
     def pairs_with(self, other: Meanings) -> dict[int, int]:
@@ -70,7 +72,6 @@ class Meanings:
 def _texts(tokenizer: Any, ids: list[int]) -> Iterator[tuple[int, str]]:
     """(id, its text behind that of the first plain one): there a space before it counts, which may be dropped where a
     text begins."""
-
     settings = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
     alone = ((i, tokenizer.decode([i], **settings)) for i in ids)
     anchor = next(((i, text) for i, text in alone if text.isascii() and text.strip().isalnum()), None)

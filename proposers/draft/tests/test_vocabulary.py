@@ -105,6 +105,8 @@ def test_one_special_token_with_two_roles():
     assert pairs(of_target, of_draft)["<e>"] == "<x>"
     assert "<b>" not in pairs(of_target, of_draft)
     assert stand_in(of_target, of_draft, "<b>") == "<x>"
+    assert pairs(of_draft, of_target)["<x>"] == "<e>"
+    assert stand_in(of_draft, of_target, "<x>") == "<e>"
 
 
 def test_others_are_stood_for_by_their_longest_end():

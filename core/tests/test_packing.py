@@ -188,8 +188,20 @@ class Doubled(nn.Linear):
         return linear(input, 2 * self.weight)
 
 
+class Coded(torch.Tensor):
+    """Stands for a quantised weight in a plain layer."""
+
+
+def with_coded_weight() -> nn.Linear:
+    layer = random_linear(8, 8)
+    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Coded), requires_grad=False)
+    return layer
+
+
 @pytest.mark.parametrize(
-    "layer", [Doubled(8, 8, bias=False), random_linear(8, 8, torch.float64)], ids=["class", "type"]
+    "layer",
+    [Doubled(8, 8, bias=False), with_coded_weight(), random_linear(8, 8, torch.float64)],
+    ids=["class", "weight", "type"],
 )
 def test_other_layers_are_left_alone(layer: nn.Linear) -> None:
     model = nn.ModuleDict({"other": layer, "plain": random_linear(8, 8)})

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers.quantizers import HfQuantizer, auto
+from rounding_quantizer import MISSING, rounding_quantizer
+from transformers.quantizers import auto
 
 from specdec_core import LLM, ConfigError, SamplingParams
+from specdec_core.dry_run import dry_run
 from specdec_core.target.quantization import quantization_config
 
 METHODS = sorted({*auto.AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"})
@@ -31,34 +33,8 @@ def quantized(checkpoint: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def rounding() -> Iterator[list[str]]:
-    """A method registered with transformers, which rounds every weight. Yields the modes it ran in."""
-    from transformers.utils.quantization_config import QuantizationConfigMixin
-
-    ran: list[str] = []
-
-    @auto.register_quantization_config("rounding_test")
-    class RoundingConfig(QuantizationConfigMixin):
-        def __init__(self, bits: int = 2, **kwargs: Any) -> None:
-            self.quant_method, self.bits = "rounding_test", bits
-
-    @auto.register_quantizer("rounding_test")
-    class Rounding(HfQuantizer):
-        requires_calibration = False
-        is_trainable = False
-
-        def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
-            return False
-
-        def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-            ran.append(f"{'read' if self.pre_quantized else 'made'} {self.quantization_config.bits}")
-            with torch.no_grad():
-                for weight in model.parameters():
-                    weight.copy_((weight * 2**self.quantization_config.bits).round() / 2**self.quantization_config.bits)
-            return model
-
-    yield ran
-    del auto.AUTO_QUANTIZATION_CONFIG_MAPPING["rounding_test"]
-    del auto.AUTO_QUANTIZER_MAPPING["rounding_test"]
+    with rounding_quantizer() as ran:
+        yield ran
 
 
 def tokens(llm: LLM) -> list[int]:
@@ -95,12 +71,50 @@ def test_a_name_that_is_not_the_checkpoint_s(quantized: Path, rounding: list[str
 @pytest.mark.filterwarnings("ignore")  # of transformers, about one method or another
 @pytest.mark.parametrize("method", METHODS)
 def test_whatever_a_method_lacks_here_is_a_config_error(checkpoint: Path, method: str) -> None:
-    """A package, a machine, a choice or a calibrated checkpoint; where nothing is missing, it runs."""
+    """A package, a machine, a choice or a calibrated checkpoint; where nothing is missing, it runs. What is said
+    without loading weights is what is said then."""
+    said = refusal(dry_run, checkpoint, quantization=method)
+    at_load = refusal(lambda: tokens(LLM(checkpoint, quantization=method)))
+    assert said in (None, at_load)
+
+
+def refusal(load: Callable[..., Any], *args: Any, **kwargs: Any) -> str | None:
     try:
-        llm = LLM(checkpoint, quantization=method)
-    except ConfigError:
-        return
-    assert tokens(llm)
+        load(*args, **kwargs)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def test_what_is_missing_is_found_before_weights_are_loaded(
+    checkpoint: Path, quantized: Path, rounding: list[str]
+) -> None:
+    asked = {"quant_method": "rounding_test", "bits": 0}
+    for load in (dry_run, LLM):
+        said = refusal(load, checkpoint, quantization=asked)
+        assert said == (
+            f"quantization={asked} cannot be had for the model {str(checkpoint)!r} here: ImportError: {MISSING}. "
+            f"Install what is missing, or choose another quantisation or checkpoint"
+        )
+    config = json.loads((quantized / "config.json").read_text())
+    config["quantization_config"]["bits"] = 0
+    (quantized / "config.json").write_text(json.dumps(config))
+    for load in (dry_run, LLM):
+        said = refusal(load, quantized)
+        assert said is not None
+        assert f"the checkpoint's quantisation 'rounding_test' cannot be had for the model {str(quantized)!r}" in said
+        assert MISSING in said
+    assert rounding == []
+
+
+def test_a_package_that_a_name_needs(checkpoint: Path) -> None:
+    if find_spec("torchao") is not None:
+        pytest.skip("torchao is installed")
+    asked = {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}}}
+    with pytest.raises(
+        ConfigError, match=r"needs a package that is not installed: No module named 'torchao'\. Install it"
+    ):
+        LLM(checkpoint, quantization=asked)
 
 
 @pytest.mark.parametrize(

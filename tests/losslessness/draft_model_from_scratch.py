@@ -6,6 +6,7 @@ from pathlib import Path
 
 import reference
 import torch
+from attrs import frozen
 from probe_recorder import Drafted
 from recorded_runs import Expected
 
@@ -14,11 +15,28 @@ from specdec_core import TokenTree
 LOGIT_MARGIN = 1e-3
 
 
-class DraftModelFromScratch:
-    """is_sampled: tokens were drawn, where the temperature is not 0. Then those of the draft are taken as they are."""
+@frozen
+class Words:
+    """Of a draft with another vocabulary. stand_in: its id for each of the target's. shared: target ids, ascending."""
 
-    def __init__(self, model_dir: Path, shape: TokenTree, *, is_sampled: bool) -> None:
+    stand_in: list[int]
+    shared: list[int]
+
+
+class DraftModelFromScratch:
+    """is_sampled: tokens were drawn, where the temperature is not 0. Then those of the draft are taken as they are.
+    words: None where both models have the same."""
+
+    def __init__(self, model_dir: Path, shape: TokenTree, *, is_sampled: bool, words: Words | None = None) -> None:
         self.model, self.shape, self.is_sampled = reference.load(model_dir), shape, is_sampled
+        size = self.model.config.vocab_size
+        self.words = words or Words(list(range(size)), list(range(size)))
+
+    def logits(self, text: list[int]) -> torch.Tensor:
+        """Of the token after a text of the target's, float64 [num_shared]."""
+        own_text = [self.words.stand_in[token] for token in text]
+        logits = self.model(torch.tensor([own_text]), use_cache=False).logits[0, -1].double()
+        return logits[[self.words.stand_in[token] for token in self.words.shared]]
 
     @torch.inference_mode()
     def __call__(self, drafted: Drafted, text: list[int]) -> Expected:
@@ -30,7 +48,7 @@ class DraftModelFromScratch:
         for number, path in enumerate(self.shape.paths[: drafted.max_draft_tokens]):
             numbers[path] = number
             above = [tokens[numbers[path[: i + 1]]] for i in range(len(path) - 1)]
-            logits = self.model(torch.tensor([[*drafted.history, *above]]), use_cache=False).logits[0, -1].double()
+            logits = self.logits([*drafted.history, *above])
             parents.append(numbers[path[:-1]])
             if self.is_sampled and drafted.temperature > 0:
                 tokens.append(drafted.token_ids[number])
@@ -39,6 +57,6 @@ class DraftModelFromScratch:
             rank = path[-1]
             ordered = logits.sort(descending=True)
             is_clear &= bool((-ordered.values.diff()[max(rank - 1, 0) : rank + 1]).min() > LOGIT_MARGIN)
-            tokens.append(int(ordered.indices[rank]))
+            tokens.append(self.words.shared[int(ordered.indices[rank])])
             all_probs.append(None)
         return Expected(tokens, parents, all_probs, is_clear)

@@ -6,7 +6,8 @@ SPECDEC_NIGHTLY=1 adds more drafts, verifiers and parameters.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,12 @@ import pytest
 import reference
 import table_draft
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
+from noisy_drafts import save_in_other_words, save_words
 from tiny_models import save_tiny_model
+
+from specdec_proposer_draft.proposer import DraftModelProposer
+from specdec_proposer_draft.vocabulary import SharedVocabulary
 
 VOCAB = 8
 NUM_SEEN = 3  # the first token comes from the prefill; the others are decided under speculation
@@ -122,6 +127,28 @@ def exact_probabilities(raw: dict[int, torch.Tensor], sampling: dict[str, Any]) 
     return probabilities
 
 
+def drawn(make_llm: Any, generate: Any, model_dir: Path, case: Case, num_draws: int) -> tuple[Any, torch.Tensor]:
+    """The LLM, and int64 [num_draws] of continuations, as their numbers in lexicographic order."""
+    from specdec_core import SamplingParams
+
+    llm = make_llm(
+        model_dir,
+        case.method,
+        options=case.options,
+        max_model_len=16,
+        max_num_seqs=1024,
+        max_num_batched_tokens=8192,
+        num_kv_blocks=2048,
+    )
+    each = [
+        SamplingParams(temperature=TEMPERATURE, max_tokens=MAX_TOKENS, seed=seed, ignore_eos=True, **case.sampling)
+        for seed in range(num_draws)
+    ]
+    outputs = generate(llm, [PROMPT] * num_draws, each)
+    tokens = torch.tensor([output.token_ids[:NUM_SEEN] for output in outputs])
+    return llm, (tokens * VOCAB ** torch.arange(NUM_SEEN - 1, -1, -1)).sum(-1)
+
+
 def p_value(outcomes: torch.Tensor, probabilities: torch.Tensor) -> float:
     """Chi-square; outcomes expected fewer than 10 times are counted together."""
     expected = probabilities * outcomes.numel()
@@ -138,30 +165,90 @@ def p_value(outcomes: torch.Tensor, probabilities: torch.Tensor) -> float:
 def test_continuations_have_the_exact_distribution(
     case: Case, small_model: Path, make_llm: Any, generate: Any, counter: Any
 ) -> None:
-    from specdec_core import SamplingParams
-
     raw = raw_logits(small_model)
     table_draft.TABLE.update({n: table.float() for n, table in raw.items()})
     exact = exact_probabilities(raw, case.sampling)
     assert abs(float(exact.sum()) - 1) < 1e-9
     assert int((exact * NUM_DRAWS > 10).sum()) > 40, "too peaked to tell a wrong distribution from the right one"
-    llm = make_llm(
-        small_model,
-        case.method,
-        options=case.options,
-        max_model_len=16,
-        max_num_seqs=1024,
-        max_num_batched_tokens=8192,
-        num_kv_blocks=2048,
-    )
-    each = [
-        SamplingParams(temperature=TEMPERATURE, max_tokens=MAX_TOKENS, seed=seed, ignore_eos=True, **case.sampling)
-        for seed in range(NUM_DRAWS)
-    ]
-    outputs = generate(llm, [PROMPT] * NUM_DRAWS, each)
-    tokens = torch.tensor([output.token_ids[:NUM_SEEN] for output in outputs])
-    outcomes = (tokens * VOCAB ** torch.arange(NUM_SEEN - 1, -1, -1)).sum(-1)
+    llm, outcomes = drawn(make_llm, generate, small_model, case, NUM_DRAWS)
     assert counter(llm, "num_accepted_tokens") > NUM_DRAWS / 20
     assert p_value(outcomes, exact) > 1e-4
     possible = (exact > 0).double()
     assert p_value(outcomes, 0.98 * exact + 0.02 * possible / possible.sum()) < 1e-4, "2% of noise would go unnoticed"
+
+
+TARGET_WORDS, DRAFT_WORDS = [*"abcdefgh"], [*"xhcaydb"]
+FEWER_DRAWS = 10_000
+Fault = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.fixture(scope="module")
+def in_other_words(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The small model and a draft, which have five tokens in common."""
+    target, draft = tmp_path_factory.mktemp("words"), tmp_path_factory.mktemp("other_words")
+    shutil.copytree(small_model, target, dirs_exist_ok=True)
+    save_words(target, TARGET_WORDS)
+    return target, save_in_other_words(target, draft, TARGET_WORDS, DRAFT_WORDS)
+
+
+def tells_another_pairing(patch: pytest.MonkeyPatch) -> None:
+    propose = DraftModelProposer.propose
+
+    def told(self: Any, batch: Any) -> Any:
+        draft = propose(self, batch)
+        return draft if draft.q is None else evolve(draft, q_to_target=draft.q_to_target.roll(1))
+
+    patch.setattr(DraftModelProposer, "propose", told)
+
+
+def draws_from_all_its_tokens(patch: pytest.MonkeyPatch) -> None:
+    """One that the target lacks becomes the target's first, and q speaks of the others alone."""
+    by_text, propose = SharedVocabulary.by_text, DraftModelProposer.propose
+    found: list[SharedVocabulary] = []
+
+    def all_of_them(*args: Any) -> SharedVocabulary:
+        found.append(by_text(*args))
+        target_ids = torch.zeros(len(DRAFT_WORDS), dtype=torch.int64)
+        target_ids[found[-1].draft_ids] = found[-1].target_ids
+        return evolve(found[-1], draft_ids=slice(len(DRAFT_WORDS)), target_ids=target_ids)
+
+    def told(self: Any, batch: Any) -> Any:
+        draft, shared = propose(self, batch), found[-1]
+        if draft.q is None:
+            return draft
+        q = draft.q[:, shared.draft_ids]
+        return evolve(draft, q=q / q.sum(dim=-1, keepdim=True), q_to_target=shared.target_ids)
+
+    patch.setattr(SharedVocabulary, "by_text", all_of_them)
+    patch.setattr(DraftModelProposer, "propose", told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "fault"),
+    [
+        ("[(0,), (0, 0)]", None),
+        ("[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0)]", None),
+        ("[(0,), (0, 0)]", tells_another_pairing),
+        ("[(0,), (0, 0)]", draws_from_all_its_tokens),
+    ],
+    ids=["chain", "tree", "tells_another_pairing", "draws_from_all_its_tokens"],
+)
+def test_drafts_in_other_words(
+    shape: str,
+    fault: Fault | None,
+    in_other_words: tuple[Path, Path],
+    make_llm: Any,
+    generate: Any,
+    counter: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A draft model with another tokenizer draws what both have; what is wrong about that is seen."""
+    target, draft = in_other_words
+    if fault is not None:
+        fault(monkeypatch)
+    options = {"model": str(draft), "use_heterogeneous_vocab": True, "speculative_token_tree": shape, **DRAWN}
+    llm, outcomes = drawn(make_llm, generate, target, Case("draft_model", options), FEWER_DRAWS)
+    assert counter(llm, "num_accepted_tokens") > FEWER_DRAWS / 20
+    exact = exact_probabilities(raw_logits(target), {})
+    assert (p_value(outcomes, exact) > 1e-4) == (fault is None)

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from draft_model_from_scratch import DraftModelFromScratch
+from attrs import evolve
+from draft_model_from_scratch import DraftModelFromScratch, Words
+from noisy_drafts import save_in_other_words, save_noisy, save_words
 from pass_faults import PASS_FAULTS
 from recorded_runs import (
+    VOCAB_SIZE,
     Asked,
     Outcome,
     accepted_path,
@@ -25,10 +28,10 @@ from recorded_runs import (
     save_talkative_model,
     what_happened,
 )
-from safetensors.torch import load_file, save_file
 
 from specdec_core import TokenTree
 from specdec_proposer_draft.proposer import DraftModelProposer, Stored
+from specdec_proposer_draft.vocabulary import SharedVocabulary
 
 Patch = pytest.MonkeyPatch
 NUM_REQUESTS = 1100 if os.environ.get("SPECDEC_NIGHTLY") else 110
@@ -47,15 +50,21 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The target with noise on its weights, and half as much of a vocabulary of padding."""
-    folder = tmp_path_factory.mktemp("draft")
-    generator = torch.Generator().manual_seed(3)
-    weights = load_file(target / "model.safetensors")
-    for weight in weights.values():
-        if weight.dim() == 2:
-            weight += 0.15 * weight.std() * torch.randn(weight.shape, generator=generator)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_bytes((target / "config.json").read_bytes())
-    return folder
+    return save_noisy(target, tmp_path_factory.mktemp("draft"), range(VOCAB_SIZE))
+
+
+TARGET_WORDS = ["a", "b", "c", "d", "e", "ab", "cd", "f", "g", "xe"]
+DRAFT_WORDS = ["q", "cd", "a", "f", "e", "d", "r", "b", "c"]
+WORDS = Words(stand_in=[2, 7, 8, 5, 4, 7, 1, 3, 0, 4], shared=[0, 1, 2, 3, 4, 6, 7])
+"""By hand: "ab" is "b" to the draft, "xe" is "e", and "g" is anything."""
+
+
+@pytest.fixture(scope="module")
+def in_other_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target and a draft, which know each seven of the other's tokens."""
+    target = save_talkative_model(tmp_path_factory.mktemp("target_of_words"))
+    save_words(target, TARGET_WORDS)
+    return target, save_in_other_words(target, tmp_path_factory.mktemp("draft_of_words"), TARGET_WORDS, DRAFT_WORDS)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +73,7 @@ def asked() -> list[Asked]:
 
 
 def drafted_by(
-    draft: Path, shape: TokenTree, method: str, target: Path, asked: list[Asked], num_kv_blocks: int = 48
+    draft: Path, shape: TokenTree, method: str, target: Path, asked: list[Asked], num_kv_blocks: int = 48, **more: Any
 ) -> Outcome:
     """There are steps without drafts, whenever many requests run."""
     return run(
@@ -77,6 +86,7 @@ def drafted_by(
         speculative_token_tree=str(list(shape.paths)),
         draft_sample_method=method,
         disable_by_batch_size=7,
+        **more,
     )
 
 
@@ -98,14 +108,34 @@ def num_plain_steps(outcome: Outcome) -> int:
 def test_drafts_are_those_computed_from_scratch(
     shape: str, method: str, target: Path, draft: Path, asked: list[Asked]
 ) -> None:
-    outcome = drafted_by(draft, SHAPES[shape], method, target, asked)
-    scratch = DraftModelFromScratch(draft, SHAPES[shape], is_sampled=method == "probabilistic")
+    check_drafts(
+        drafted_by(draft, SHAPES[shape], method, target, asked),
+        DraftModelFromScratch(draft, SHAPES[shape], is_sampled=method == "probabilistic"),
+        asked,
+        plain_outputs(target, asked),
+    )
+
+
+def check_drafts(outcome: Outcome, scratch: DraftModelFromScratch, asked: list[Asked], plain: list[list[int]]) -> None:
     differing = list(mismatches(outcome, scratch, NUM_COMPARED))
     assert not differing, differing[:3]
-    check_outputs(outcome, asked, plain_outputs(target, asked))
+    check_outputs(outcome, asked, plain)
     happened = what_happened(outcome) | {"plain steps": num_plain_steps(outcome)}
     del happened["no draft"]
     assert min(happened.values()) >= 3, happened
+
+
+@pytest.mark.parametrize(("shape", "method"), [("chain", "greedy"), ("tree", "probabilistic")])
+def test_drafts_in_other_words_are_those_computed_from_scratch(
+    shape: str, method: str, in_other_words: tuple[Path, Path], asked: list[Asked]
+) -> None:
+    target, draft = in_other_words
+    check_drafts(
+        drafted_by(draft, SHAPES[shape], method, target, asked, use_heterogeneous_vocab=True),
+        DraftModelFromScratch(draft, SHAPES[shape], is_sampled=method == "probabilistic", words=WORDS),
+        asked,
+        plain_outputs(target, asked),
+    )
 
 
 def counts_what_was_never_forwarded(patch: Patch) -> None:
@@ -140,3 +170,38 @@ def test_faults_are_noticed(fault: Any, target: Path, draft: Path, asked: list[A
     outcome = drafted_by(draft, shape, "greedy", target, asked, num_kv_blocks=28)  # many preemptions
     scratch = DraftModelFromScratch(draft, shape, is_sampled=False)
     assert next(mismatches(outcome, scratch, len(outcome.journal.drafts)), None) is not None
+
+
+def reads_the_target_s_ids(shared: SharedVocabulary) -> SharedVocabulary:
+    return evolve(shared, stand_in=torch.arange(VOCAB_SIZE))
+
+
+def reads_one_token_for_all_that_it_lacks(shared: SharedVocabulary) -> SharedVocabulary:
+    stand_in = torch.zeros_like(shared.stand_in)
+    stand_in[shared.target_ids] = shared.draft_ids
+    return evolve(shared, stand_in=stand_in)
+
+
+def says_its_own_ids(shared: SharedVocabulary) -> SharedVocabulary:
+    return evolve(shared, target_ids=shared.draft_ids)
+
+
+def says_what_the_target_lacks(shared: SharedVocabulary) -> SharedVocabulary:
+    return evolve(shared, draft_ids=torch.arange(len(shared.draft_ids)))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [reads_the_target_s_ids, reads_one_token_for_all_that_it_lacks, says_its_own_ids, says_what_the_target_lacks],
+)
+def test_faults_of_vocabularies_are_noticed(
+    fault: Any, in_other_words: tuple[Path, Path], asked: list[Asked], monkeypatch: Patch
+) -> None:
+    target, draft = in_other_words
+    by_text = SharedVocabulary.by_text
+    monkeypatch.setattr(SharedVocabulary, "by_text", lambda *args: fault(by_text(*args)))
+    few = asked[:40]
+    outcome = drafted_by(draft, SHAPES["tree"], "greedy", target, few, use_heterogeneous_vocab=True)
+    scratch = DraftModelFromScratch(draft, SHAPES["tree"], is_sampled=False, words=WORDS)
+    assert next(mismatches(outcome, scratch, len(outcome.journal.drafts)), None) is not None
+    check_outputs(outcome, few, plain_outputs(target, few))

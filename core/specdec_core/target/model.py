@@ -15,7 +15,7 @@ from specdec_core.target.ends import Ends, recording_ends
 from specdec_core.target.load import load_config, load_weights, parse_dtype, resolve_model
 from specdec_core.target.packing import pack_linears, recording_shared_inputs
 from specdec_core.target.positions import check_length, pin_positions
-from specdec_core.target.quantization import quantization_config
+from specdec_core.target.quantization import quantized_loading
 from specdec_core.target.replace import replace_parts
 from specdec_core.target.trial import refusing_failures, try_out
 from specdec_core.types import KVLayout, KVMetadata, TargetInfo, Visibility
@@ -45,20 +45,16 @@ class Target:
         config = load_config(path, trust_remote_code=trust_remote_code, **revisions)
         torch_dtype = parse_dtype(dtype, device)
         self.info = target_info_of(path, config, torch_dtype, device, max_model_len)
-        quantized = quantization_config(quantization, config)
-        is_quantized = quantized is not None or getattr(config, "quantization_config", None) is not None
-        # Quantised weights may refuse to be moved, so they are loaded to where they belong.
-        device_map = {"": device} if is_quantized and device.type != "cpu" else None
+        quantized = quantized_loading(quantization, config, device)
         self._model = load_weights(
             path,
             config,
             torch_dtype,
             trust_remote_code=trust_remote_code,
-            quantization_config=quantized,
-            device_map=device_map,
+            **quantized,
             **revisions,
         )
-        if not is_quantized:
+        if not quantized:
             self._model.to(device)
         text_config = config.get_text_config()
         with torch.inference_mode(), refusing_failures(self._model):

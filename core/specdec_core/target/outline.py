@@ -17,7 +17,7 @@ from specdec_core.target.attention import IMPLEMENTATION, probe
 from specdec_core.target.load import load_config, no_attention, parse_dtype, resolve_model
 from specdec_core.target.model import kv_layout_of, target_info_of
 from specdec_core.target.positions import pin_positions
-from specdec_core.target.quantization import quantization_config
+from specdec_core.target.quantization import quantized_loading
 from specdec_core.target.trial import check_masks, refusing_failures
 from specdec_core.target.weight_files import stored_bytes
 from specdec_core.types import KVLayout, TargetInfo
@@ -54,7 +54,7 @@ def outline(
     config = load_config(path, trust_remote_code=trust_remote_code, revision=revision, code_revision=code_revision)
     torch_dtype = parse_dtype(dtype, device)
     info = target_info_of(path, config, torch_dtype, device, max_model_len)
-    quantization_config(quantization, config)  # for its errors
+    quantized_loading(quantization, config, device)  # for its errors
     empty = _empty_model(config, torch_dtype, trust_remote_code=trust_remote_code, code_revision=code_revision)
     weight_bytes = sum({id(t): t.nbytes for t in (*empty.parameters(), *empty.buffers())}.values())
     stored = stored_bytes(path, revision)

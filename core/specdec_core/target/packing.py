@@ -48,8 +48,7 @@ def pack_linears(model: nn.Module, pack: PackLinear, groups: Sequence[Sequence[n
         groups = [[module] for module in model.modules() if isinstance(module, nn.Linear)]
     packed: dict[nn.Module, nn.Module] = {}
     for group in groups:
-        # Exactly this class: a quantised layer may derive from it.
-        layers = [linear for linear in group if type(linear) is nn.Linear and linear not in packed]
+        layers = [linear for linear in group if _is_plain(linear) and linear not in packed]
         is_joint = len({linear.weight.dtype for linear in layers}) == 1
         for together in [layers] if is_joint else [[linear] for linear in layers]:
             product = pack(*_joined(together))
@@ -60,6 +59,11 @@ def pack_linears(model: nn.Module, pack: PackLinear, groups: Sequence[Sequence[n
         for name, child in parent.named_children():
             if child in packed:
                 setattr(parent, name, packed[child])
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """A quantised layer, or its weight, may be of a class that derives from the plain one."""
+    return type(module) is nn.Linear and type(module.weight.detach()) is torch.Tensor
 
 
 def _joined(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
+import torch
 from transformers import PretrainedConfig
 from transformers.quantizers import AutoQuantizationConfig
+from transformers.quantizers.auto import get_hf_quantizer
 
 from specdec_core.errors import ConfigError
 
 EXAMPLE = "{'quant_method': 'bitsandbytes', 'load_in_4bit': True}"
+
+
+def quantized_loading(asked: Any, config: PretrainedConfig, device: torch.device) -> dict[str, Any]:
+    """Arguments of transformers' from_pretrained; none where nothing is quantised. asked and config: as below.
+
+    Raises ConfigError, before anything is loaded, where it would fail for want of a package, of hardware or of a
+    checkpoint that was calibrated.
+    """
+    chosen, own = quantization_config(asked, config), getattr(config, "quantization_config", None)
+    if chosen is None and own is None:
+        return {}
+    # Quantised weights may refuse to be moved, so they are loaded to where they belong.
+    device_map = None if device.type == "cpu" else {"": device}
+    try:
+        get_hf_quantizer(deepcopy(config), deepcopy(chosen), device_map, weights_only=True, user_agent={})
+    except Exception as error:  # each of transformers' quantisers looks for what it needs in its own way
+        what = f"quantization={asked!r}" if own is None else f"the checkpoint's quantisation {_method(own)!r}"
+        raise ConfigError(
+            f"{what} cannot be had for the model {config.name_or_path!r} here: {type(error).__name__}: "
+            f"{str(error).rstrip('.')}. Install what is missing, or choose another quantisation or checkpoint"
+        ) from error
+    return {"quantization_config": chosen, "device_map": device_map}
 
 
 def quantization_config(asked: Any, config: PretrainedConfig) -> Any:
@@ -50,6 +75,11 @@ def _chosen(mapping: Mapping[str, Any], asked: Any) -> Any:
     try:
         chosen = AutoQuantizationConfig.from_dict(dict(mapping))
         is_complete = getattr(chosen, "is_quantizable", lambda: True)()
+    except ImportError as error:
+        raise ConfigError(
+            f"quantization={asked!r} needs a package that is not installed: {str(error).rstrip('.')}. Install it, or "
+            f"leave quantization out"
+        ) from error
     except Exception as error:  # each of transformers' configurations checks itself in its own way
         raise ConfigError(
             f"quantization={asked!r} is not known, or leaves something to choose: {type(error).__name__}: {error}. "

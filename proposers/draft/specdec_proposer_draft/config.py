@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import field, frozen
 from attrs.converters import optional
 
-from specdec_core import ConfigError, DraftModelConfig, DraftSamplingConfig, TokenTree
+from specdec_core import ConfigError, DraftModelConfig, DraftSamplingConfig, TokenTree, flag
 
 DEFAULT_LENGTH = 5
 
@@ -15,10 +15,12 @@ class DraftConfig(DraftModelConfig, DraftSamplingConfig):
     """speculative_token_tree: the shape of the trees, as paths: [(0,), (1,), (0, 0)]. None: chains.
 
     draft_sample_method: "greedy" takes the draft's most probable tokens, "probabilistic" draws them at the request's
-    temperature, siblings without replacement. Raises ConfigError.
+    temperature, siblings without replacement. use_heterogeneous_vocab: the draft may have another tokenizer, and drafts
+    what both models have a token for. Raises ConfigError.
     """
 
     speculative_token_tree: TokenTree | None = field(default=None, converter=optional(TokenTree.parse))
+    use_heterogeneous_vocab: bool = field(default=False, validator=flag)
 
     @property
     def default_num_speculative_tokens(self) -> int:

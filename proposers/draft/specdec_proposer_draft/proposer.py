@@ -19,6 +19,7 @@ from specdec_core import (
     grow,
 )
 from specdec_proposer_draft.config import DraftConfig
+from specdec_proposer_draft.vocabulary import shared_vocabulary
 
 
 @define
@@ -49,9 +50,7 @@ class DraftModelProposer(Proposer):
         self._shape = config.shape(context.num_speculative_tokens)
         self._method = config.draft_sample_method
         self._num_tokens_per_pass = context.max_num_batched_tokens
-        self._vocab_size = min(self._model.info.vocab_size, context.target.vocab_size)  # the rest is padding
-        is_smaller = self._vocab_size < context.target.vocab_size
-        self._to_target = torch.arange(self._vocab_size, device=context.device) if is_smaller else None
+        self._vocabulary = shared_vocabulary(config, self._model.info, context.target)
         self._stored: dict[str, Stored] = {}
         self._has_drafted: set[str] = set()  # in this step
 
@@ -73,12 +72,12 @@ class DraftModelProposer(Proposer):
 
     def propose(self, batch: ProposerBatch) -> Draft:
         logits = self._catch_up(batch)
-        grower = StaticTree(batch, self._shape, self._method, self._to_target)
+        grower = StaticTree(batch, self._shape, self._method, self._vocabulary.target_ids)
         self._has_drafted.update(request.id for request in batch.requests)
         return grow(grower, logits, lambda level: self._forward_nodes(level, batch))
 
     def _catch_up(self, batch: ProposerBatch) -> torch.Tensor:
-        """Forward all tokens that are not stored yet, the roots last: logits [batch, vocab] at the roots."""
+        """Forward all tokens that are not stored yet, the roots last: logits [batch, num_shared] at the roots."""
         found: dict[int, torch.Tensor] = {}
         while len(found) < len(batch.requests):
             part, starts, tokens = [], [], []
@@ -100,7 +99,7 @@ class DraftModelProposer(Proposer):
         return torch.stack([found[b] for b in range(len(batch.requests))])
 
     def _forward_tokens(self, requests: list[RequestView], starts: list[int], tokens: list[np.ndarray]) -> torch.Tensor:
-        """Store known tokens of some requests: logits [len(requests), vocab] at the last of each."""
+        """Store known tokens of some requests: logits [len(requests), num_shared] at the last of each."""
         lengths = [len(each) for each in tokens]
         ranges = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
         token_ids, positions = (torch.from_numpy(np.concatenate(each)).to(self._device) for each in (tokens, ranges))
@@ -115,7 +114,7 @@ class DraftModelProposer(Proposer):
         return self._forward(passed, torch.arange(passed.num_tokens, device=self._device))
 
     def _forward(self, passed: DraftPass, rows: torch.Tensor) -> torch.Tensor:
-        """Logits [len(rows), vocab]. Ids that only the target has are padding of its vocabulary: any token does."""
-        token_ids = passed.token_ids.clamp(max=self._model.info.vocab_size - 1)
+        """Logits [len(rows), num_shared]."""
+        token_ids = self._vocabulary.stand_in[passed.token_ids]
         logits, _ = self._model.forward(token_ids, passed.positions, passed.metadata, passed.visibility, rows)
-        return logits[:, : self._vocab_size]
+        return logits[:, self._vocabulary.draft_ids]

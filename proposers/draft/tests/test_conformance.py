@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from noisy_copy import noisy_copy
+from other_vocabularies import renumbered, save_words
 
-from specdec_core.testing import ProposerConformance
+from specdec_core.testing import ProposerConformance, tiny_target
 
 TREE = "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]"
 
@@ -38,3 +39,23 @@ class TestTrees(_DraftModel):
 class TestSampledTrees(_DraftModel):
     options = MappingProxyType({"speculative_token_tree": TREE, "draft_sample_method": "probabilistic"})
     num_speculative_tokens = 6
+
+
+class TestOtherVocabulary(ProposerConformance):
+    """The draft has two thirds of the target's words, in another order, and some of its own."""
+
+    method = "draft_model"
+    num_speculative_tokens = 6
+
+    @staticmethod
+    def make_target(folder: Path) -> Path:
+        save_words(tiny_target(folder), [f"w{i}" for i in range(48)])
+        return folder
+
+    @classmethod
+    def make_options(cls, target: Path, folder: Path) -> Mapping[str, Any]:
+        ids = [*range(47, 15, -1), *[None] * 9]
+        draft = renumbered(target, folder, ids, noise=0.05)
+        save_words(draft, [f"own{i}" if its is None else f"w{its}" for i, its in enumerate(ids)])
+        options = {"speculative_token_tree": TREE, "draft_sample_method": "probabilistic"}
+        return {"model": str(draft), "use_heterogeneous_vocab": True, **options}

@@ -1,0 +1,105 @@
+"""What the tokens of a tokenizer stand for, so that those of two tokenizers can be compared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attrs import frozen
+
+Meaning = bytes | str
+"""The bytes of a token's text; of a special token its role, or else what it is called."""
+
+EOS = "eos_token_id"
+ROLES = (EOS, "bos_token_id", "pad_token_id")
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+@frozen
+class Meanings:
+    """of_id: every meaning of a token, the most telling first. ids: the token that has a meaning; of several the one
+    with the lowest id, unless it is a byte token: text is written with those only where it must be."""
+
+    of_id: Mapping[int, tuple[Meaning, ...]]
+    ids: Mapping[Meaning, int]
+
+    @classmethod
+    def of(cls, tokenizer: Any, num_ids: int) -> Meanings:
+        """Of the ids below num_ids. tokenizer: one of transformers'."""
+        tokens = {i: token for token, i in tokenizer.get_vocab().items() if i < num_ids}
+        known = {role: getattr(tokenizer, role, None) for role in ROLES}
+        roles: dict[str, int] = {role: i for role, i in known.items() if i is not None and i in tokens}
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        special = {*roles.values(), *tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
+        found: dict[int, tuple[Meaning, ...]] = {i: (token,) for i, token in tokens.items() if i in special}
+        for role, i in reversed(roles.items()):
+            found[i] = (role, *found[i])
+        ordinary = [i for i in sorted(tokens) if i not in special]
+        ordinary.sort(key=lambda i: _BYTE_TOKEN.fullmatch(tokens[i]) is not None)  # byte tokens last
+        for i, text in _texts(tokenizer, ordinary):
+            if meaning := _text_bytes(tokens[i], text):
+                found[i] = (meaning,)
+        ids: dict[Meaning, int] = {}
+        ids.update(roles)
+        for i, meanings in found.items():
+            ids.setdefault(meanings[-1], i)
+        return cls(found, ids)
+
+    def pairs_with(self, other: Meanings) -> dict[int, int]:
+        """{id: the other's id} of what both have; roles come first, and no id is in two pairs."""
+        pairs: dict[int, int] = {}
+        taken: set[int] = set()
+        for meaning, i in self.ids.items():
+            its = other.ids.get(meaning)
+            if its is not None and i not in pairs and its not in taken:
+                pairs[i] = its
+                taken.add(its)
+        return pairs
+
+    def nearest(self, meanings: tuple[Meaning, ...]) -> int:
+        """The token that stands best for one that means this: it means the same, or has the longest end of its text. A
+        special token that is unknown ends a text, as most do."""
+        for meaning in meanings:
+            for start in range(len(meaning)) if isinstance(meaning, bytes) else (0,):
+                if (found := self.ids.get(meaning[start:])) is not None:
+                    return found
+        return self.ids.get(EOS, 0)
+
+
+def _texts(tokenizer: Any, ids: list[int]) -> Iterator[tuple[int, str]]:
+    """(id, its text behind that of the first plain one): there a space before it counts, which may be dropped where a
+    text begins."""
+    settings = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+    alone = ((i, tokenizer.decode([i], **settings)) for i in ids)
+    anchor = next(((i, text) for i, text in alone if text.isascii() and text.strip().isalnum()), None)
+    prefix, before = ([anchor[0]], anchor[1]) if anchor else ([], "")
+    behind = tokenizer.batch_decode([[*prefix, i] for i in ids], **settings)
+    return ((i, text.removeprefix(before)) for i, text in zip(ids, behind, strict=True) if text.startswith(before))
+
+
+def _text_bytes(token: str, text: str) -> bytes | None:
+    """None: they cannot be told. A part of a character is no text, but its token may say which bytes it has."""
+    if REPLACEMENT not in text:
+        return text.encode()
+    if match := _BYTE_TOKEN.fullmatch(token):
+        return bytes.fromhex(match[1])
+    if token.replace("▁", " ") == text:  # the character itself
+        return text.encode()
+    if all(character in _BYTE_OF for character in token):
+        as_bytes = bytes(_BYTE_OF[character] for character in token)
+        return as_bytes if as_bytes.decode(errors="replace") == text else None
+    return None
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """{character: byte} of byte-level tokenizers: bytes that print stand for themselves, the others for characters from
+    256 on."""
+    printing = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in printing]
+    return {chr(byte): byte for byte in printing} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_level_alphabet()

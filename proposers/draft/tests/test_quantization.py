@@ -1,0 +1,148 @@
+"""Quantised draft models: the same values as for the target, the same refusals, and the target's own output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from noisy_copy import noisy_copy
+from rounding_quantizer import MISSING, rounding_quantizer
+
+from specdec_core import LLM, ConfigError, SamplingParams, cli
+from specdec_core.dry_run import dry_run
+from specdec_core.testing import tiny_target
+
+SETTINGS = {"dtype": "float32", "num_kv_blocks": 64, "max_num_batched_tokens": 32, "skip_tokenizer_init": True}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture
+def draft(target: Path, tmp_path: Path) -> Path:
+    return noisy_copy(target, tmp_path / "draft", noise=0.02)
+
+
+@pytest.fixture
+def rounding() -> Iterator[list[str]]:
+    with rounding_quantizer() as ran:
+        yield ran
+
+
+def options(draft: Path, **more: Any) -> dict[str, Any]:
+    return {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 4, **more}
+
+
+def check_output(target: Path, draft: Path, **more: Any) -> list[int]:
+    """It is plain decoding's. Returns how many tokens each request had accepted."""
+    prompts = [{"prompt_token_ids": [(7 * n + i) % 48 for i in range(n)]} for n in (1, 5, 40)]
+    llms = LLM(str(target), **SETTINGS), LLM(str(target), speculative_config=options(draft, **more), **SETTINGS)
+    num_accepted = []
+    for temperature in (0, 0.8):
+        params = SamplingParams(temperature=temperature, max_tokens=24, seed=5)
+        plain, found = (llm.generate(prompts, params, use_tqdm=False) for llm in llms)
+        assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in plain]
+        num_accepted += [each.speculation.num_accepted for each in found]
+    assert sum(num_accepted) > 10
+    return num_accepted
+
+
+def quantise_config(draft: Path, quantization: dict[str, Any]) -> None:
+    config = json.loads((draft / "config.json").read_text()) | {"quantization_config": quantization}
+    (draft / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("asked", "ran"),
+    [("rounding_test", "made 2"), ({"quant_method": "rounding_test", "bits": 4}, "made 4")],
+    ids=str,
+)
+def test_quantised_on_load(asked: Any, ran: str, target: Path, draft: Path, rounding: list[str]) -> None:
+    accepted = check_output(target, draft, quantization=asked)
+    assert rounding == [ran], "the draft alone"
+    assert accepted != check_output(target, draft)
+
+
+def test_a_quantised_checkpoint_needs_no_key(target: Path, draft: Path, rounding: list[str]) -> None:
+    quantise_config(draft, {"quant_method": "rounding_test", "bits": 4})
+    check_output(target, draft)
+    assert rounding == ["read 4"]
+    with pytest.raises(ConfigError, match="the checkpoint is quantised with 'rounding_test': leave it out"):
+        LLM(str(target), speculative_config=options(draft, quantization="fp8"), **SETTINGS)
+
+
+@pytest.mark.parametrize("is_quantised", [False, True])
+def test_what_is_missing_is_said_before_weights_are_loaded(
+    is_quantised: bool, target: Path, draft: Path, rounding: list[str]
+) -> None:
+    asked = {"quant_method": "rounding_test", "bits": 0}
+    if is_quantised:
+        quantise_config(draft, asked)
+    config = options(draft) if is_quantised else options(draft, quantization=asked)
+    messages = []
+    for load in (dry_run, LLM):
+        with pytest.raises(ConfigError) as caught:
+            load(str(target), speculative_config=config, **SETTINGS)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert f"cannot be had for the model {str(draft)!r} here: ImportError: {MISSING}" in messages[0]
+    assert "Install what is missing, or choose another quantisation or checkpoint" in messages[0]
+
+
+def test_check_says_it_too(target: Path, draft: Path, tmp_path: Path, rounding: list[str]) -> None:
+    config = {"model": str(target), "skip_tokenizer_init": True, "speculative_config": options(draft)}
+    config["speculative_config"]["quantization"] = {"quant_method": "rounding_test", "bits": 0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = CliRunner().invoke(cli.main, ["check", "--config", str(tmp_path / "config.json")])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert MISSING in result.stderr.replace("\n", " ")
+    assert rounding == []
+
+
+def weight_types(llm: LLM) -> set[str]:
+    """Of the draft model's linear layers in the decoder."""
+    model = llm.engine._speculation._proposer._model._model
+    return {type(layer.weight).__name__ for layer in model.model.modules() if isinstance(layer, torch.nn.Linear)}
+
+
+@pytest.mark.filterwarnings("ignore")  # of torchao, about torch
+class TestTorchao:
+    """Weights of 8 and 4 bits on a CPU, if torchao is installed."""
+
+    @pytest.fixture(params=["int8", "int8_dynamic", "int4"])
+    def chosen(self, request: pytest.FixtureRequest) -> Any:
+        quantization = pytest.importorskip("torchao.quantization", exc_type=ImportError)
+        from transformers import TorchAoConfig
+
+        return TorchAoConfig(
+            {
+                "int8": quantization.Int8WeightOnlyConfig,
+                "int8_dynamic": quantization.Int8DynamicActivationInt8WeightConfig,
+                "int4": lambda: quantization.IntxWeightOnlyConfig(torch.int4, quantization.PerGroup(16)),
+            }[request.param]()
+        )
+
+    def test_quantised_on_load(self, chosen: Any, target: Path, draft: Path) -> None:
+        check_output(target, draft, quantization=chosen)
+        llm = LLM(str(target), speculative_config=options(draft, quantization=chosen), **SETTINGS)
+        assert not weight_types(llm) & {"Parameter", "Tensor"}
+
+    def test_as_a_mapping(self, chosen: Any, target: Path, draft: Path) -> None:
+        mapping = json.loads(json.dumps(chosen.to_dict()))
+        check_output(target, draft, quantization={key: mapping[key] for key in ("quant_method", "quant_type")})
+
+    def test_a_quantised_checkpoint(self, chosen: Any, target: Path, draft: Path, tmp_path: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        saved = tmp_path / "saved"
+        AutoModelForCausalLM.from_pretrained(draft, quantization_config=chosen, dtype=torch.float32).save_pretrained(
+            saved
+        )
+        check_output(target, saved)

@@ -1,0 +1,43 @@
+"""Draft models that are their targets with noise on the weights, with the target's vocabulary or another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+
+def save_noisy(target: Path, folder: Path, ids: Sequence[int | None]) -> Path:
+    """The target with noise on its weights. Its token i is the target's ids[i]; None: one of its own."""
+    generator = torch.Generator().manual_seed(3)
+    weights = load_file(target / "model.safetensors")
+    for name, weight in weights.items():
+        if weight.dim() == 2:
+            weight += 0.15 * weight.std() * torch.randn(weight.shape, generator=generator)
+        if name in ("model.embed_tokens.weight", "lm_head.weight"):
+            own = weight.std() * torch.randn(len(ids), weight.shape[1], generator=generator)
+            weights[name] = torch.stack([own[i] if its is None else weight[its] for i, its in enumerate(ids)])
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((target / "config.json").read_text()) | {"vocab_size": len(ids)}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def save_words(folder: Path, words: Sequence[str]) -> None:
+    """A tokenizer whose tokens are the words, which follow each other without spaces."""
+    tokenizer = Tokenizer(BPE({word: i for i, word in enumerate(words)}, []))
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+
+
+def save_in_other_words(target: Path, folder: Path, target_words: Sequence[str], words: Sequence[str]) -> Path:
+    """A noisy draft with a tokenizer of its own, and two more embeddings than that has tokens."""
+    ids = [target_words.index(word) if word in target_words else None for word in words]
+    save_words(save_noisy(target, folder, [*ids, None, None]), words)
+    return folder

@@ -24,10 +24,11 @@ class Acceptance:
     """
 
     def __init__(self, num_rows: int) -> None:
-        self._tried, self._accepted = np.zeros((2, num_rows, 2 * NUM_BINS))  # the first draws in the second half
+        nodes, levels = (num_rows, 2 * NUM_BINS), (num_rows, MOST_LEVELS)
+        self._tried, self._accepted = np.zeros(nodes), np.zeros(nodes)  # the first draws in the second half
         self._believed = np.zeros(num_rows)  # sum over nodes that were tried
-        self._levels_tried, self._levels_accepted = np.zeros((2, num_rows, MOST_LEVELS))
-        self._spent, self._gained = np.zeros((2, num_rows))
+        self._levels_tried, self._levels_accepted = np.zeros(levels), np.zeros(levels)
+        self._spent, self._gained = np.zeros(num_rows), np.zeros(num_rows)
         self._all = (
             self._tried,
             self._accepted,
@@ -77,15 +78,18 @@ class Acceptance:
         tried, accepted = self._levels_tried[rows], self._levels_accepted[rows]
         anywhere = (accepted.sum(axis=-1) + 1) / (tried.sum(axis=-1) + 1)
         level = min(depth, MOST_LEVELS) - 1
-        return (accepted[:, level] + DEPTH_BELIEF * anywhere) / (tried[:, level] + DEPTH_BELIEF)
+        expected: np.ndarray = (accepted[:, level] + DEPTH_BELIEF * anywhere) / (tried[:, level] + DEPTH_BELIEF)
+        return expected
 
     def cost_per_token(self, rows: np.ndarray) -> np.ndarray:
         """float64 [n]   in passes of the target: 1 without any draft."""
-        return (self._spent[rows] + 1) / (self._gained[rows] + 1)
+        cost: np.ndarray = (self._spent[rows] + 1) / (self._gained[rows] + 1)
+        return cost
 
 
 def _bins(probs: np.ndarray, is_first_draw: np.ndarray) -> np.ndarray:
-    return np.searchsorted(EDGES, probs) + NUM_BINS * is_first_draw
+    bins: np.ndarray = np.searchsorted(EDGES, probs) + NUM_BINS * is_first_draw
+    return bins
 
 
 def _believed(probs: np.ndarray, is_first_draw: np.ndarray) -> np.ndarray:

@@ -81,7 +81,8 @@ class DraftBuilder:
         is_sound = logits.amax(dim=-1).isfinite()
         allowed, logits = allowed * is_sound, logits.masked_fill(~is_sound.unsqueeze(1), 0)
         if not bool(allowed.any()):
-            return Grown(*allowed.new_empty(3, 0), scores=logits.new_empty(0))
+            nothing = allowed.new_empty(0)
+            return Grown(nothing, nothing, nothing, logits.new_empty(0))
         is_sampled = self._is_sampled[requests]
         temperature = self._batch.temperature[requests].masked_fill(~is_sampled, 1).unsqueeze(1)
         probs = (logits.float() / temperature).softmax(dim=-1)

@@ -11,6 +11,8 @@ from noisy_copy import noisy_copy
 
 from specdec_core.testing import ProposerConformance
 
+ADAPTIVE = {"adaptive_draft_length": True, "draft_level_cost": 0.3, "draft_node_cost": 0.05}
+LEARNS = {"test_draft_after_preemption": "a request that starts over has had other drafts before"}
 TREE = "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]"
 
 
@@ -38,3 +40,16 @@ class TestTrees(_DraftModel):
 class TestSampledTrees(_DraftModel):
     options = MappingProxyType({"speculative_token_tree": TREE, "draft_sample_method": "probabilistic"})
     num_speculative_tokens = 6
+
+
+class TestAdaptiveTrees(_DraftModel):
+    options = MappingProxyType({"speculative_token_tree": TREE, **ADAPTIVE})
+    skips = MappingProxyType(LEARNS)
+    learns = True
+    num_speculative_tokens = 6
+
+
+class TestAdaptiveSampledChains(_DraftModel):
+    options = MappingProxyType({"draft_sample_method": "probabilistic", **ADAPTIVE})
+    skips = MappingProxyType(LEARNS)
+    learns = True

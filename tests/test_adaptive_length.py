@@ -1,4 +1,4 @@
-"""Adaptive draft lengths on real text: what is drafted shrinks, what is accepted hardly, and what is said not at all."""
+"""Adaptive draft lengths on real text: what is drafted shrinks, what is accepted hardly, what is said not at all."""
 
 from __future__ import annotations
 

@@ -284,6 +284,22 @@ def test_measured_costs_decide():
     assert (nobody.steps(100, 0.5)[-30:, 0] == 6).all()
 
 
+@pytest.mark.parametrize(("level_s", "num_levels"), [(0.9, 4), (1.5, 4), (2.5, 0)])
+def test_requests_share_the_cost_of_a_level(level_s, num_levels):
+    """Three, each of which expects a token of every level: one alone pays for no more than its share of a pass."""
+    stop = DraftStop(DraftStopConfig(adaptive_draft_length=True), 3, forwards_roots=True)
+    requests = [request_of(name) for name in "abc"]
+    for request in requests:
+        stop.start(request)
+    costs = StepCosts(target_s=2.0, token_s=0.0, level_s=level_s)
+    batch = attrs.evolve(batch_of([4] * 3, [0.0] * 3), requests=requests, costs=costs)
+    certain = torch.tensor([[0.0, -99.0]])
+    tree = StaticTree(batch, TokenTree.chain(4), stopping=stop.begin(batch))
+    roots = certain.expand(len(tree.roots), -1)
+    draft = grow(tree, roots, lambda level: certain.expand(len(level.token_ids), -1))
+    assert draft.num_nodes_per_request == [num_levels] * 3
+
+
 def test_costs_are_fitted_through_outliers():
     meter, random = CostMeter(), np.random.default_rng(0)
     for i in range(NUM_SKIPPED + NUM_STEPS):

@@ -125,17 +125,17 @@ class Stopping:
         self._depth += 1
         more = on_host(num_nodes)
         if self._prices is None:
-            goes = np.full(len(self._rows), not self._is_short)
+            goes = (more > 0) & (not self._is_short)
         else:
             expected = np.bincount(of, reach, minlength=len(self._rows))
             expected = np.minimum(expected, 1) * self._acceptance.of_level(self._rows, self._depth + 1)
             goes = self._pays(expected, more, self._prices)
-        goes &= more > 0
         self._reach = reach[goes[of]]
         return torch.from_numpy(goes).to(requests.device)
 
     def keep(self, draft: Draft, *, in_place: bool) -> Draft:
-        """What is to be verified of a draft with `scores`, and to be learned from. Call it once, at the end.
+        """What is to be verified of a draft that has `scores` and no dead nodes. Call it once, at the end: what becomes
+        of it is learned from.
 
         Chosen nodes go that cost more than is expected of them; in_place: only from the end of a request's, so that the
         others keep their numbers.
@@ -163,7 +163,7 @@ class Stopping:
         """bool [batch]   who should have another level, of so many nodes and so many expected tokens."""
         gain = expected * self._cost_per_token - prices.node * num_nodes
         price = prices.level
-        pays: np.ndarray = gain > (0 if prices.is_shared else price)
+        pays: np.ndarray = (num_nodes > 0) & (gain > (0 if prices.is_shared else price))
         if prices.is_shared:
             pays &= gain[pays].sum() > price
             price /= max(1, int(pays.sum()))

@@ -15,6 +15,7 @@ from specdec_core.hashing import UNHASHED, config_hash
 from specdec_core.validators import checkpoint, flag, is_number, number, one_of, shown, text, whole_number
 
 MOST_DRAFT_TOKENS = 2**16
+MOST_COST = 100
 AUTO = "auto"
 """The verifier that means: whichever fits."""
 
@@ -69,6 +70,32 @@ class DraftSamplingConfig:
     """The key of methods that have distributions to draw from: their config classes inherit from this one."""
 
     draft_sample_method: str = field(default=GREEDY, validator=one_of(GREEDY, PROBABILISTIC))
+
+
+def _both_costs(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    """The last of the keys that it is about, so that the others are set."""
+    if (instance.draft_level_cost is None) != (value is None):
+        missing = "draft_level_cost" if value is not None else "draft_node_cost"
+        raise ConfigError(f"draft_level_cost and draft_node_cost go together: give {missing}, too, or neither")
+    if value is not None and not instance.adaptive_draft_length:
+        raise ConfigError(
+            "draft_level_cost and draft_node_cost are for drafts that end where more would not pay: give "
+            "adaptive_draft_length=True, too, or leave them out"
+        )
+
+
+@frozen(kw_only=True, slots=False)
+class DraftStopConfig:
+    """The keys of methods that can stop drafting where more is expected to cost more than it gains: their config
+    classes inherit from this one.
+
+    draft_level_cost, draft_node_cost: what drafting another level of nodes and verifying another node cost, in passes
+    of the target over one token. None: measured.
+    """
+
+    adaptive_draft_length: bool = field(default=False, validator=flag)
+    draft_level_cost: float | None = field(default=None, validator=number(0, MOST_COST, optional=True))
+    draft_node_cost: float | None = field(default=None, validator=[number(0, MOST_COST, optional=True), _both_costs])
 
 
 @frozen(kw_only=True)

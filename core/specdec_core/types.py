@@ -229,6 +229,15 @@ class RandomSource(Protocol):
         ...
 
 
+@frozen
+class StepCosts:
+    """Seconds: a pass of the target over n tokens takes target_s + n * token_s, a level of drafts level_s."""
+
+    target_s: float
+    token_s: float
+    level_s: float
+
+
 @frozen(eq=False)
 class ProposerBatch:
     """The requests to draft for: those whose root alone is pending and whose budget is at least one node."""
@@ -239,6 +248,7 @@ class ProposerBatch:
     temperature: torch.Tensor  # float32 [batch]   0: greedy
     max_draft_tokens: tuple[int, ...]  # [batch]   at least 1; never beyond max_tokens or max_model_len
     random: RandomSource
+    costs: StepCosts | None = None  # measured in the engine's first steps; None: not yet, or by nobody
 
 
 @frozen(eq=False)

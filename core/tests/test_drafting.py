@@ -62,7 +62,7 @@ def test_drafts_are_what_the_contract_says(
     check_draft(draft, budgets, 40 if is_mapped else vocab, torch.device("cpu"))
     assert draft.num_nodes == sum(len(level.nodes) for *_, level in grown)
     for logits, requests, parents, level in grown:
-        for row, node, token in zip(*(each.tolist() for each in level), strict=True):
+        for row, node, token in zip(*(each.tolist() for each in level[:3]), strict=True):
             request = int(requests[row])
             i = draft.offsets[request] + node
             assert int(draft.token_ids[i]) == token

@@ -34,7 +34,7 @@ def logits_after(request: int, path: Path) -> torch.Tensor:
 
 def grown(grower: TreeGrower, num_requests: int, spoil: Callable[[Level], None] = lambda level: None) -> Draft:
     """The draft of a model that knows each node's path by what the levels say about parents."""
-    paths: list[tuple[int, Path]] = [(b, ()) for b in range(num_requests)]
+    paths: list[tuple[int, Path]] = [(b, ()) for b in grower.roots.tolist()]
     by_number: list[dict[int, int]] = [{} for _ in range(num_requests)]
 
     def forward(level: Level) -> torch.Tensor:
@@ -55,7 +55,8 @@ def grown(grower: TreeGrower, num_requests: int, spoil: Callable[[Level], None] 
         assert [list(range(s, s + c)) for s, c in zip(level.starts, level.counts, strict=True)] == own
         return torch.stack([logits_after(b, path) for b, path in paths])
 
-    return grow(grower, torch.stack([logits_after(b, ()) for b in range(num_requests)]), forward)
+    roots = [logits_after(b, ()) for b, _ in paths]
+    return grow(grower, torch.stack(roots) if roots else torch.empty(0, VOCAB), forward)
 
 
 def tokens_of(draft: Draft, request: int) -> list[Path]:

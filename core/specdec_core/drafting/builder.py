@@ -18,6 +18,7 @@ class Grown(NamedTuple):
     parents: torch.Tensor  # int64 [n]   of which row of the call each is a child
     nodes: torch.Tensor  # int64 [n]   its number within its request
     token_ids: torch.Tensor  # int64 [n]   of the target's vocabulary
+    scores: torch.Tensor  # float32 [n]   the draft's own probability of each
 
 
 class _Level(NamedTuple):
@@ -51,6 +52,11 @@ class DraftBuilder:
         self._q: list[torch.Tensor] = []
 
     @property
+    def is_sampled(self) -> torch.Tensor:
+        """bool [batch]   whose nodes are drawn."""
+        return self._is_sampled
+
+    @property
     def room(self) -> torch.Tensor:
         """int64 [batch]   nodes that each request may still get."""
         return self._room
@@ -75,7 +81,8 @@ class DraftBuilder:
         is_sound = logits.amax(dim=-1).isfinite()
         allowed, logits = allowed * is_sound, logits.masked_fill(~is_sound.unsqueeze(1), 0)
         if not bool(allowed.any()):
-            return Grown(*allowed.new_empty(3, 0))
+            nothing = allowed.new_empty(0)
+            return Grown(nothing, nothing, nothing, logits.new_empty(0))
         is_sampled = self._is_sampled[requests]
         temperature = self._batch.temperature[requests].masked_fill(~is_sampled, 1).unsqueeze(1)
         probs = (logits.float() / temperature).softmax(dim=-1)
@@ -96,8 +103,9 @@ class DraftBuilder:
         self._num_keys.index_add_(0, requests, wanted)
         q_rows = torch.where(is_sampled, is_sampled.cumsum(0) - 1 + first_q_row, -1)[row]
         token_ids = column if self._q_to_target is None else self._q_to_target[column]
-        self._levels.append(_Level(request, parents[row], token_ids, q_rows, probs[row, column]))
-        return Grown(row, nodes, token_ids)
+        scores = probs[row, column]
+        self._levels.append(_Level(request, parents[row], token_ids, q_rows, scores))
+        return Grown(row, nodes, token_ids, scores)
 
     def build(self) -> Draft:
         """The draft over all requests of the batch. `scores` are the draft's own probabilities."""

@@ -7,6 +7,7 @@ from itertools import accumulate
 import torch
 
 from specdec_core.drafting.level import Level
+from specdec_core.drafting.stop import Stopping
 from specdec_core.types import Draft, ProposerBatch
 
 IMPOSSIBLE = float("-inf")
@@ -20,13 +21,23 @@ class DynamicTree:
     in the order in which they came up. All are chosen. Nothing is kept where logits are not finite. Ties go to the
     candidate that came up first.
 
-    q_to_target: see `DraftBuilder`.
+    q_to_target: see `DraftBuilder`. stopping: what `DraftStop.begin` returned: a request that is stopped has no more
+    candidates, and of those it has, none are kept that are not worth verifying.
     """
 
-    def __init__(self, batch: ProposerBatch, top_k: int, depth: int, q_to_target: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        batch: ProposerBatch,
+        top_k: int,
+        depth: int,
+        q_to_target: torch.Tensor | None = None,
+        stopping: Stopping | None = None,
+    ) -> None:
         self._budgets = batch.max_draft_tokens
         self._size, self._device = len(self._budgets), batch.root_token_ids.device
-        self._top_k, self._q_to_target = top_k, q_to_target
+        self._top_k, self._q_to_target, self._stopping = top_k, q_to_target, stopping
+        self._roots = torch.arange(self._size, device=self._device) if stopping is None else stopping.drafting
+        self._growing = self._roots  # requests that have not been stopped
         self._levels_left = min(depth, max(self._budgets) - 1)  # a node that is kept has all its ancestors kept
         # Candidates of each level: [batch, n], n = top_k at first and its square later.
         self._token_ids: list[torch.Tensor] = []
@@ -40,18 +51,28 @@ class DynamicTree:
         self._ancestors = torch.empty(self._size, 1, 0, dtype=torch.int64, device=self._device)
         self._num_forwarded = 0  # nodes of each request
 
+    @property
+    def roots(self) -> torch.Tensor:
+        return self._roots
+
     def grow(self, logits: torch.Tensor) -> Level | None:
-        num_rows = self._frontier.shape[1]
-        log_probs = logits.float().log_softmax(dim=-1).view(self._size, num_rows, -1)
+        if not len(self._growing):
+            return None
+        growing, num_rows = self._growing, self._frontier.shape[1]
+        log_probs = logits.float().log_softmax(dim=-1).view(len(growing), num_rows, -1)
         best = log_probs.nan_to_num(IMPOSSIBLE, IMPOSSIBLE, IMPOSSIBLE).topk(min(self._top_k, logits.shape[-1]), dim=-1)
-        scores = (self._frontier_scores.unsqueeze(2) + best.values).flatten(1)
-        columns = best.indices.flatten(1)
-        token_ids = columns if self._q_to_target is None else self._q_to_target[columns]
         num_children = best.indices.shape[2]
+        values = best.values.new_full((self._size, num_rows, num_children), IMPOSSIBLE)
+        values[growing] = best.values
+        scores = (self._frontier_scores.unsqueeze(2) + values).flatten(1)
+        columns = torch.zeros_like(scores, dtype=torch.int64)
+        columns[growing] = best.indices.flatten(1)
+        token_ids = columns if self._q_to_target is None else self._q_to_target[columns]
+        probs = values.exp().flatten(1)
         self._token_ids.append(token_ids)
         self._parents.append(self._frontier.repeat_interleave(num_children, dim=1))
         self._scores.append(scores)
-        self._probs.append(best.values.exp().flatten(1))
+        self._probs.append(probs)
         first, self._num_candidates = self._num_candidates, self._num_candidates + scores.shape[1]
         if self._levels_left == 0:
             return None
@@ -64,14 +85,22 @@ class DynamicTree:
         rows = chosen // num_children
         above = self._ancestors.gather(1, rows.unsqueeze(2).expand(-1, -1, self._ancestors.shape[2]))
         self._ancestors = torch.cat([above, own.view(1, -1, 1).expand(self._size, -1, 1)], dim=2)
-        requests = torch.arange(self._size, device=self._device)
+        rows = rows[growing] + num_rows * torch.arange(len(growing), device=self._device).unsqueeze(1)
+        if self._stopping is not None:
+            goes = self._goes_on(self._stopping, rows, probs.gather(1, chosen)[growing])
+            self._growing, rows = growing[goes], rows[goes]
+            if not len(rows):
+                return None
+        counts = [0] * self._size
+        for request in self._growing.tolist():
+            counts[request] = count
         level = Level(
-            requests=requests.repeat_interleave(count),
-            rows=(rows + num_rows * requests.unsqueeze(1)).flatten(),
-            token_ids=token_ids.gather(1, chosen).flatten(),
-            ancestors=self._ancestors.flatten(0, 1),
+            requests=self._growing.repeat_interleave(count),
+            rows=rows.flatten(),
+            token_ids=token_ids.gather(1, chosen)[self._growing].flatten(),
+            ancestors=self._ancestors[self._growing].flatten(0, 1),
             starts=(self._num_forwarded,) * self._size,
-            counts=(count,) * self._size,
+            counts=tuple(counts),
             is_chain=self._top_k == 1,
         )
         self._num_forwarded += count
@@ -79,6 +108,20 @@ class DynamicTree:
 
     def build(self) -> Draft:
         """The draft over all requests of the batch. `scores` are the draft's own probabilities."""
+        draft = self._likeliest()
+        return draft if self._stopping is None else self._stopping.keep(draft, in_place=False)
+
+    def _goes_on(self, stopping: Stopping, rows: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
+        """bool [num_growing]   rows and probs [num_growing, n]: of the nodes that would be expanded."""
+        requests = self._growing.repeat_interleave(rows.shape[1])
+        is_first_draw = torch.zeros_like(requests, dtype=torch.bool)
+        num_nodes = torch.ones(self._size, dtype=torch.int64, device=self._device)  # those not worth it go, at the end
+        goes = stopping.goes_on(requests, rows.flatten(), probs.flatten(), is_first_draw, num_nodes)
+        return goes[self._growing]
+
+    def _likeliest(self) -> Draft:
+        if not self._scores:
+            return Draft.from_chains([[]] * self._size, self._device)
         token_ids, parents, scores, probs = (
             torch.cat(each, dim=1) for each in (self._token_ids, self._parents, self._scores, self._probs)
         )

@@ -37,8 +37,13 @@ class Level:
 class TreeGrower(Protocol):
     """Decides, from the draft's logits, which nodes there are."""
 
+    @property
+    def roots(self) -> torch.Tensor:
+        """int64 [n]   the requests that are to have a draft, as indices into the batch, ascending."""
+        ...
+
     def grow(self, logits: torch.Tensor) -> Level | None:
-        """The next level below the last one, or below the roots at first: logits [n, draft_vocab], a row for each of
+        """The next level below the last one, or below `roots` at first: logits [n, draft_vocab], a row for each of
         their nodes. None where nothing more is to be forwarded: the last level's nodes are the deepest."""
         ...
 
@@ -46,7 +51,7 @@ class TreeGrower(Protocol):
 
 
 def grow(grower: TreeGrower, logits: torch.Tensor, forward: Callable[[Level], torch.Tensor]) -> Draft:
-    """The draft: logits [batch, draft_vocab] at the roots; forward(level) -> those at the nodes of a level."""
+    """The draft: logits [n, draft_vocab] at `grower.roots`; forward(level) -> those at the nodes of a level."""
     level = grower.grow(logits)
     while level is not None:
         level = grower.grow(forward(level))

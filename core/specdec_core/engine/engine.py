@@ -19,6 +19,7 @@ from specdec_core import ops
 from specdec_core.config import EngineConfig, SpeculativeConfig
 from specdec_core.engine.admission import check_params, checked_prompt, checked_rules
 from specdec_core.engine.budget import DraftBudget
+from specdec_core.engine.costs import CostMeter
 from specdec_core.engine.draft_model import load_draft_model
 from specdec_core.engine.logprobs import TokenTexts, add_prompt_logprobs, output_logprobs, prompt_parts, rows_of
 from specdec_core.engine.memory import plan_memory
@@ -119,6 +120,7 @@ class Engine:
             scratch_slots=plan.scratch_slots,
         )
         self._verification = Verification(plugins, speculative_config)
+        self._meter = CostMeter()
         self._step_finished = plugins.step_finished
         self._tokenizer = tokenizer
         self._token_texts = TokenTexts(tokenizer)
@@ -233,7 +235,7 @@ class Engine:
         if not schedule.requests:
             return StepReport(num_preempted=len(schedule.preempted))
         started = perf_counter()
-        draft = self._speculation.propose(schedule)
+        draft = self._speculation.propose(schedule, self._meter.costs)
         drafted = perf_counter()
         batch, logits, features = self._forward(schedule, draft)
         verifier = self._verification.choose(draft, [request.params for request in schedule.requests])
@@ -244,7 +246,10 @@ class Engine:
         verified = perf_counter()
         self._speculation.observe(schedule, batch, draft, verdict, features)
         observed = perf_counter()
+        draft_s, target_s = drafted - started + observed - verified, verified - drafted
         num_prefill_tokens = schedule.num_prefill_tokens
+        if draft.num_nodes and not num_prefill_tokens:
+            self._meter.add(draft_s, target_s, draft.num_nodes + len(schedule.requests), draft.max_depth)
         num_decode_requests = sum(request.is_decoding for request in schedule.requests)
         num_tokens = sum(request.num_tokens for request in schedule.requests)
         accepted = self._emit(schedule, draft, token_ids, logprobs)
@@ -254,8 +259,8 @@ class Engine:
             num_output_tokens=sum(request.num_tokens for request in schedule.requests) - num_tokens,
             num_draft_tokens=draft.num_nodes,
             num_accepted=sum(accepted.values()),
-            draft_s=drafted - started + observed - verified,
-            target_s=verified - drafted,
+            draft_s=draft_s,
+            target_s=target_s,
             num_preempted=len(schedule.preempted),
             accepted_per_request=accepted,
             verifier=verifier if draft.num_nodes else "",

@@ -20,7 +20,7 @@ from specdec_core.errors import PluginError
 from specdec_core.plugins import PluginWarning
 from specdec_core.proposer import PLUGIN_API, BuildContext, Proposer, ProposerSpec
 from specdec_core.sampling.random import CounterRandom
-from specdec_core.types import Draft, Plan, ProposerBatch, TargetInfo, Verdict
+from specdec_core.types import Draft, Plan, ProposerBatch, StepCosts, TargetInfo, Verdict
 
 METHODS = ("start", "propose", "observe", "reset", "finish")
 """What a proposer must have. It may lack `close`, which is younger than this plugin API."""
@@ -99,7 +99,7 @@ class Speculation:
                 with self._called() as proposer:
                     proposer.start(request)
 
-    def propose(self, schedule: Schedule) -> Draft:
+    def propose(self, schedule: Schedule, costs: StepCosts | None = None) -> Draft:
         """A draft over all scheduled requests; the proposer sees only those that have a budget."""
         drafting = [r for r, budget in zip(schedule.requests, schedule.budgets, strict=True) if budget]
         if not drafting:
@@ -115,6 +115,7 @@ class Speculation:
             ),
             max_draft_tokens=budgets,
             random=CounterRandom([r.seed for r in drafting], root_positions),
+            costs=costs,
         )
         with self._called() as proposer:
             draft = proposer.propose(batch)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from attrs import field, frozen
 from attrs.converters import optional
 
-from specdec_core import ConfigError, DraftModelConfig, DraftSamplingConfig, TokenTree, flag
+from specdec_core import ConfigError, DraftModelConfig, DraftSamplingConfig, DraftStopConfig, TokenTree, flag
 
 DEFAULT_LENGTH = 5
 
 
 @frozen(kw_only=True)
-class DraftConfig(DraftModelConfig, DraftSamplingConfig):
+class DraftConfig(DraftModelConfig, DraftSamplingConfig, DraftStopConfig):
     """speculative_token_tree: the shape of the trees, as paths: [(0,), (1,), (0, 0)]. None: chains.
 
     draft_sample_method: "greedy" takes the draft's most probable tokens, "probabilistic" draws them at the request's

@@ -10,6 +10,7 @@ from specdec_core import (
     BuildContext,
     Draft,
     DraftPass,
+    DraftStop,
     Level,
     Observation,
     Proposer,
@@ -51,17 +52,20 @@ class DraftModelProposer(Proposer):
         self._method = config.draft_sample_method
         self._num_tokens_per_pass = context.max_num_batched_tokens
         self._vocabulary = shared_vocabulary(config, self._model.info, context.target)
+        self._stop = DraftStop(config, context.max_num_seqs, forwards_roots=True)
         self._stored: dict[str, Stored] = {}
         self._has_drafted: set[str] = set()  # in this step
 
     def start(self, request: RequestView) -> None:
         self._stored[request.id] = Stored()
+        self._stop.start(request)
 
     def reset(self, request: RequestView) -> None:
         self._stored[request.id] = Stored()
 
     def finish(self, request: RequestView, reason: str) -> None:
         del self._stored[request.id]
+        self._stop.finish(request)
 
     def observe(self, observation: Observation) -> None:
         """A token that comes without a draft has no node that could stand for it."""
@@ -71,18 +75,21 @@ class DraftModelProposer(Proposer):
         self._has_drafted.clear()
 
     def propose(self, batch: ProposerBatch) -> Draft:
-        logits = self._catch_up(batch)
-        grower = StaticTree(batch, self._shape, self._method, self._vocabulary.target_ids)
-        self._has_drafted.update(request.id for request in batch.requests)
+        grower = StaticTree(batch, self._shape, self._method, self._vocabulary.target_ids, self._stop.begin(batch))
+        requests = [batch.requests[b] for b in grower.roots.tolist()]
+        logits = self._catch_up(requests)
+        self._has_drafted.update(request.id for request in requests)
         return grow(grower, logits, lambda level: self._forward_nodes(level, batch))
 
-    def _catch_up(self, batch: ProposerBatch) -> torch.Tensor:
-        """Forward all tokens that are not stored yet, the roots last: logits [batch, num_shared] at the roots."""
+    def _catch_up(self, requests: list[RequestView]) -> torch.Tensor:
+        """Forward all tokens that are not stored yet, the roots last: logits [len(requests), num_shared] at the roots."""
+        if not requests:
+            return torch.empty(0, 1, device=self._device)
         found: dict[int, torch.Tensor] = {}
-        while len(found) < len(batch.requests):
+        while len(found) < len(requests):
             part, starts, tokens = [], [], []
             room = self._num_tokens_per_pass
-            for b, request in enumerate(batch.requests):
+            for b, request in enumerate(requests):
                 stored = self._stored[request.id]
                 if b in found or not room:
                     continue
@@ -93,10 +100,10 @@ class DraftModelProposer(Proposer):
                 tokens.append(request.token_ids[start : start + room])
                 room -= len(tokens[-1])
                 stored.num_tokens += len(tokens[-1])
-            logits = self._forward_tokens([batch.requests[b] for b in part], starts, tokens)
-            is_done = [self._stored[batch.requests[b].id].num_tokens == len(batch.requests[b].token_ids) for b in part]
+            logits = self._forward_tokens([requests[b] for b in part], starts, tokens)
+            is_done = [self._stored[requests[b].id].num_tokens == len(requests[b].token_ids) for b in part]
             found |= {b: row for b, row, done in zip(part, logits, is_done, strict=True) if done}
-        return torch.stack([found[b] for b in range(len(batch.requests))])
+        return torch.stack([found[b] for b in range(len(requests))])
 
     def _forward_tokens(self, requests: list[RequestView], starts: list[int], tokens: list[np.ndarray]) -> torch.Tensor:
         """Store known tokens of some requests: logits [len(requests), num_shared] at the last of each."""

@@ -12,6 +12,8 @@ from other_vocabularies import renumbered, save_words
 
 from specdec_core.testing import ProposerConformance, tiny_target
 
+ADAPTIVE = {"adaptive_draft_length": True, "draft_level_cost": 0.3, "draft_node_cost": 0.05}
+LEARNS = {"test_draft_after_preemption": "a request that starts over has had other drafts before"}
 TREE = "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]"
 
 
@@ -59,3 +61,16 @@ class TestOtherVocabulary(ProposerConformance):
         save_words(draft, [f"own{i}" if its is None else f"w{its}" for i, its in enumerate(ids)])
         options = {"speculative_token_tree": TREE, "draft_sample_method": "probabilistic"}
         return {"model": str(draft), "use_heterogeneous_vocab": True, **options}
+
+
+class TestAdaptiveTrees(_DraftModel):
+    options = MappingProxyType({"speculative_token_tree": TREE, **ADAPTIVE})
+    skips = MappingProxyType(LEARNS)
+    learns = True
+    num_speculative_tokens = 6
+
+
+class TestAdaptiveSampledChains(_DraftModel):
+    options = MappingProxyType({"draft_sample_method": "probabilistic", **ADAPTIVE})
+    skips = MappingProxyType(LEARNS)
+    learns = True

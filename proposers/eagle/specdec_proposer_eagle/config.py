@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import field, frozen
 from attrs.converters import optional
 
-from specdec_core import ConfigError, DraftModelConfig, DraftSamplingConfig, TokenTree
+from specdec_core import ConfigError, DraftModelConfig, DraftSamplingConfig, DraftStopConfig, TokenTree
 from specdec_core.validators import whole_number
 
 MOST_CHILDREN, MOST_LEVELS = 64, 64
@@ -14,7 +14,7 @@ DEFAULT_CHAIN = 5
 
 
 @frozen(kw_only=True)
-class EagleConfig(DraftModelConfig, DraftSamplingConfig):
+class EagleConfig(DraftModelConfig, DraftSamplingConfig, DraftStopConfig):
     """Which tree is drafted.
 
     The dynamic tree of EAGLE-2 is the default: eagle_topk nodes of each level get eagle_topk children, and of all

@@ -10,6 +10,7 @@ from specdec_core import (
     BuildContext,
     Draft,
     DraftPass,
+    DraftStop,
     DynamicTree,
     Level,
     Observation,
@@ -44,6 +45,7 @@ class EagleProposer(Proposer):
         self._config, self._context, self._attention = config, context, context.attention
         self._taps, self._head, self._to_target = head.taps, module, to_target
         self._shape = config.shape(context.num_speculative_tokens)
+        self._stop = DraftStop(config, context.max_num_seqs)
         context.speed_up(module)
         size = context.max_num_seqs, head.layer.hidden_size
         kind = {"device": context.device, "dtype": context.target.dtype}
@@ -53,9 +55,11 @@ class EagleProposer(Proposer):
 
     def start(self, request: RequestView) -> None:
         self._rows[request.id] = self._free_rows.pop()
+        self._stop.start(request)
 
     def finish(self, request: RequestView, reason: str) -> None:
         self._free_rows.append(self._rows.pop(request.id))
+        self._stop.finish(request)
 
     def observe(self, observation: Observation) -> None:
         features = torch.cat([observation.features[tap] for tap in self._taps], dim=-1)
@@ -73,7 +77,8 @@ class EagleProposer(Proposer):
         self._features[rows] = next_features[observation.last_rows]
 
     def propose(self, batch: ProposerBatch) -> Draft:
-        rows = self._rows_of(batch.requests)
+        grower = self._grower(batch)
+        rows = self._rows_of(batch.requests)[grower.roots]
         first_slots = [len(request.token_ids) - 1 for request in batch.requests]
         features = self._features[rows]
 
@@ -83,12 +88,13 @@ class EagleProposer(Proposer):
             outputs, features = self._forward(passed, features[level.rows])
             return self._logits(outputs)
 
-        return grow(self._grower(batch), self._logits(self._outputs[rows]), forward)
+        return grow(grower, self._logits(self._outputs[rows]), forward)
 
     def _grower(self, batch: ProposerBatch) -> TreeGrower:
+        stopping = self._stop.begin(batch)
         if self._config.is_dynamic:
-            return DynamicTree(batch, self._config.top_k, self._config.depth, self._to_target)
-        return StaticTree(batch, self._shape, self._config.draft_sample_method, self._to_target)
+            return DynamicTree(batch, self._config.top_k, self._config.depth, self._to_target, stopping)
+        return StaticTree(batch, self._shape, self._config.draft_sample_method, self._to_target, stopping)
 
     def _forward(self, passed: DraftPass, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """features [num_tokens, hidden], as is what comes out: see `Head`."""

@@ -11,6 +11,8 @@ from tiny_heads import Target, write_eagle, write_eagle3
 
 from specdec_core.testing import ProposerConformance, tiny_target
 
+ADAPTIVE = {"adaptive_draft_length": True, "draft_level_cost": 0.1, "draft_node_cost": 0.02}
+LEARNS = {"test_draft_after_preemption": "a request that starts over has had other drafts before"}
 TREE = "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]"
 SIZES = Target(hidden_size=32, vocab_size=48, num_hidden_layers=6)
 
@@ -51,3 +53,17 @@ class TestEagle3SampledTree(_Head):
 class TestEagleSampledChain(_Head):
     method = "eagle"
     options = MappingProxyType({"draft_sample_method": "probabilistic"})
+
+
+class TestEagle3AdaptiveDynamic(_Head):
+    method = "eagle3"
+    options = MappingProxyType({"eagle_topk": 3, "eagle_depth": 3, **ADAPTIVE})
+    skips = MappingProxyType(LEARNS)
+    learns = True
+
+
+class TestEagleAdaptiveSampledTree(_Head):
+    method = "eagle"
+    options = MappingProxyType({"speculative_token_tree": TREE, "draft_sample_method": "probabilistic", **ADAPTIVE})
+    skips = MappingProxyType(LEARNS)
+    learns = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -47,6 +47,8 @@ def skip_unless_independent(bench: Bench) -> None:
 
 
 class ChanceChecks:
+    learns: ClassVar[bool] = False
+
     def test_same_tokens_same_draft(self, specdec_bench: Bench) -> None:
         """Two equal runs draft the same. All chance comes from batch.random, which is keyed by the request's seed.
 
@@ -71,7 +73,7 @@ class ChanceChecks:
         mark it dead) changes the distribution that is verified. After the same tokens, what is decided first must be
         the same for every seed: whether there is a node, and its row of q.
         """
-        faults = list(existence_faults(_sampled(specdec_bench)))
+        faults = list(existence_faults(_sampled(specdec_bench), learns=self.learns))
         assert not faults, faults[0]
 
     def test_sampled_tokens_follow_q(self, specdec_bench: Bench) -> None:
@@ -81,7 +83,7 @@ class ChanceChecks:
         expect.
         """
         drafts = _sampled(specdec_bench)
-        if any(existence_faults(drafts)):
+        if any(existence_faults(drafts, learns=self.learns)):
             pytest.skip("some nodes are dropped by their tokens: see test_sampled_nodes_exist_whatever_they_are")
         for kind, score in SCORES.items():
             deviations = excess(drafts, score)
@@ -90,6 +92,10 @@ class ChanceChecks:
                 f"distribution that the nodes were drawn from, after temperature, and draw with "
                 f"batch.random.categorical"
             )
+
+
+Trees = tuple[tuple[tuple[int, int], ...], ...]
+"""(parent, token) of each node."""
 
 
 class SeededDraft(NamedTuple):
@@ -140,16 +146,20 @@ def first_decided(tree: list[Node]) -> list[Node | None]:
     return [None if tree[0].parent == DEAD else tree[0]]
 
 
-def existence_faults(drafts: list[SeededDraft]) -> Iterator[str]:
+def existence_faults(drafts: list[SeededDraft], *, learns: bool) -> Iterator[str]:
     """Walk down the chains (of a tree: to its first child, for what was decided before the others is not known). Among
-    drafts that agree so far, the next node is there for all or for none, drawn from the same row."""
-    same: dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[SeededDraft, Node | None]]] = defaultdict(list)
+    drafts that agree so far, the next node is there for all or for none, drawn from the same row. learns: what
+    became of a request's earlier drafts may decide, too, so these must have been the same."""
+    same: dict[tuple[tuple[int, ...], Trees, tuple[int, ...]], list[tuple[SeededDraft, Node | None]]]
+    same, earlier = defaultdict(list), defaultdict[int, Trees](tuple)
     for draft in drafts:
         path: tuple[int, ...] = ()
         for node in first_decided(draft.tree):
-            same[draft.asked.token_ids, path].append((draft, node))
+            same[draft.asked.token_ids, earlier[draft.asked.seed], path].append((draft, node))
             path += (node.token_id,) if node is not None else ()
-    for (tokens, path), found in same.items():
+        if learns:
+            earlier[draft.asked.seed] += (tuple((node.parent, node.token_id) for node in draft.tree),)
+    for (tokens, _, path), found in same.items():
         where = f"after {tokens[-8:]} and the draft tokens {path}"
         kinds = {node is not None and node.q_row >= 0 for _, node in found}
         if {node is None for _, node in found} == {True, False} and True in kinds:

@@ -23,7 +23,8 @@ class ProposerConformance(OfferChecks, DraftChecks, ChanceChecks, LifeChecks, Ou
 
     method: the proposer's name. options: its own keys of speculative_config. modules: where it is, if it is not
     installed. skips: {test: why it does not apply to this proposer}. A test that is overridden instead is an error when
-    the class is defined: it would look as if the proposer had passed.
+    the class is defined: it would look as if the proposer had passed. learns: how far it drafts may depend on what
+    became of the request's earlier drafts.
 
     Each proposer runs in the real engine, with a random target that is made on the fly. One that needs a checkpoint
     which fits the target makes it in `make_options`.

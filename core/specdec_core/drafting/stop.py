@@ -1,0 +1,171 @@
+"""When drafting should stop: where another level of drafts, or another node, is expected to gain less than it costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from attrs import evolve, frozen
+
+from specdec_core.config import DraftStopConfig
+from specdec_core.drafting.acceptance import Acceptance
+from specdec_core.drafting.drafted import Drafted, Nodes, on_host, without
+from specdec_core.types import Draft, ProposerBatch, RequestView
+
+MOST_UNMEASURED = 64
+"""Steps in which drafts vary in length so that costs can be measured. Where nobody does, they are long from then on."""
+
+
+@frozen
+class Prices:
+    """Relative to one request's share of a pass of the target over roots alone."""
+
+    level: float
+    node: float
+    is_shared: bool  # one price of a level for all requests that have it, or one for each
+
+
+class DraftStop:
+    """Decides for each request how far to draft. A proposer keeps one, tells it of `start` and `finish`, and hands what
+    `begin` returns to the tree that it grows.
+
+    Without `adaptive_draft_length`, it lets everything be. forwards_roots: the draft forwards a root to have its logits
+    (a draft model does, a head on the target's features has them anyway), so that there is a level to be saved by not
+    drafting at all.
+    """
+
+    def __init__(self, config: DraftStopConfig, max_num_seqs: int, *, forwards_roots: bool = False) -> None:
+        self._config, self._forwards_roots = config, forwards_roots
+        self._acceptance = Acceptance(max_num_seqs)
+        self._rows: dict[str, int] = {}
+        self._free_rows = list(range(max_num_seqs))
+        self._last: Drafted | None = None
+        self._num_unmeasured = 0
+
+    def start(self, request: RequestView) -> None:
+        self._rows[request.id] = self._free_rows.pop()
+
+    def finish(self, request: RequestView) -> None:
+        row = self._rows.pop(request.id)
+        self._acceptance.clear(row)
+        self._free_rows.append(row)
+        if self._last is not None:
+            self._last.forget(row)
+
+    def begin(self, batch: ProposerBatch) -> Stopping | None:
+        """For one `propose`. None: nothing is to be stopped."""
+        if not self._config.adaptive_draft_length:
+            return None
+        if self._last is not None:
+            self._last.learn(self._acceptance)
+        rows = np.array([self._rows[request.id] for request in batch.requests])
+        self._acceptance.age(rows)
+        prices = self._prices(batch)
+        if prices is None:
+            self._num_unmeasured += 1
+        is_short = self._num_unmeasured % 2 == 0 and self._num_unmeasured <= MOST_UNMEASURED
+        stopping = Stopping(batch, rows, self._acceptance, prices, is_short, self._forwards_roots)
+        self._last = stopping.drafted
+        return stopping
+
+    def _prices(self, batch: ProposerBatch) -> Prices | None:
+        config, costs = self._config, batch.costs
+        if config.draft_level_cost is not None and config.draft_node_cost is not None:
+            return Prices(config.draft_level_cost, config.draft_node_cost, is_shared=False)
+        if costs is None:
+            return None
+        share = costs.target_s / len(batch.requests) + costs.token_s
+        return Prices(costs.level_s / share, costs.token_s / share, is_shared=True)
+
+
+class Stopping:
+    """The decisions of one step. Each is made by what is known before the nodes that it is about are drawn, as rule 3
+    asks (docs/losslessness.md); nodes that are there already are given up only where all of a request's are chosen."""
+
+    def __init__(
+        self,
+        batch: ProposerBatch,
+        rows: np.ndarray,
+        acceptance: Acceptance,
+        prices: Prices | None,
+        is_short: bool,
+        forwards_roots: bool,
+    ) -> None:
+        self._rows, self._acceptance, self._prices, self._is_short = rows, acceptance, prices, is_short
+        self._cost_per_token = acceptance.cost_per_token(rows)
+        self._depth = 0
+        self.drafted = Drafted(batch, rows, is_priced=prices is not None)
+        drafting = np.ones(len(rows), dtype=bool)
+        if prices is not None:
+            first = prices if forwards_roots else evolve(prices, level=0)
+            drafting = self._pays(acceptance.of_level(rows, 1), np.ones(len(rows)), first)
+        self._drafting = torch.from_numpy(np.flatnonzero(drafting)).to(batch.root_token_ids.device)
+        self._reach = np.ones(len(self._drafting))  # expected probability that a node of the frontier is accepted
+
+    @property
+    def drafting(self) -> torch.Tensor:
+        """int64 [n]   the requests that are to have a draft, ascending."""
+        return self._drafting
+
+    def goes_on(
+        self,
+        requests: torch.Tensor,
+        rows: torch.Tensor,
+        probs: torch.Tensor,
+        is_first_draw: torch.Tensor,
+        num_nodes: torch.Tensor,
+    ) -> torch.Tensor:
+        """bool [batch]: the requests that are to have another level below the one that was just grown.
+
+        Of that level's nodes: requests int64 [n]; rows int64 [n], which node of the call before is the parent, counting
+        those of requests that went on, or which of `drafting`; probs float [n], the draft's own; is_first_draw bool
+        [n], the first of siblings that were sampled. num_nodes int64 [batch]: how many the next level may have.
+        """
+        of, probs_, is_first = (on_host(each) for each in (requests, probs, is_first_draw))
+        reach = self._reach[on_host(rows)] * self._acceptance.of_nodes(self._rows[of], probs_, is_first)
+        self._depth += 1
+        more = on_host(num_nodes)
+        if self._prices is None:
+            goes = (more > 0) & (not self._is_short)
+        else:
+            expected = np.bincount(of, reach, minlength=len(self._rows))
+            expected = np.minimum(expected, 1) * self._acceptance.of_level(self._rows, self._depth + 1)
+            goes = self._pays(expected, more, self._prices)
+        self._reach = reach[goes[of]]
+        return torch.from_numpy(goes).to(requests.device)
+
+    def keep(self, draft: Draft, *, in_place: bool) -> Draft:
+        """What is to be verified of a draft that has `scores` and no dead nodes. Call it once, at the end: what becomes
+        of it is learned from.
+
+        Chosen nodes go that cost more than is expected of them; in_place: only from the end of a request's, so that the
+        others keep their numbers.
+        """
+        self.drafted.nodes = nodes = Nodes.of(draft)
+        node_price = self._prices.node if self._prices else 0
+        if node_price and draft.num_nodes:
+            expected = self._acceptance.of_nodes(self._rows[nodes.requests], nodes.probs, nodes.is_first_draw)
+            for level in nodes.levels:
+                above = nodes.parents[level]
+                expected[level] *= np.where(above < 0, 1, expected[above])
+            kept = expected * self._cost_per_token[nodes.requests] > node_price
+            kept |= nodes.is_sampled_request[nodes.requests]
+            if in_place:
+                last = np.full(len(self._rows), -1, dtype=np.int64)
+                np.maximum.at(last, nodes.requests[kept], np.flatnonzero(kept))
+                kept = np.arange(len(kept)) <= last[nodes.requests]
+            if not kept.all():
+                draft = without(draft, nodes, kept)
+                self.drafted.nodes = nodes = Nodes.of(draft)
+        self.drafted.spent += node_price * np.bincount(nodes.requests, minlength=len(self._rows))
+        return draft
+
+    def _pays(self, expected: np.ndarray, num_nodes: np.ndarray, prices: Prices) -> np.ndarray:
+        """bool [batch]   who should have another level, of so many nodes and so many expected tokens."""
+        gain = expected * self._cost_per_token - prices.node * num_nodes
+        price = prices.level
+        pays: np.ndarray = (num_nodes > 0) & (gain > (0 if prices.is_shared else price))
+        if prices.is_shared:
+            pays &= gain[pays].sum() > price
+            price /= max(1, int(pays.sum()))
+        self.drafted.spent += price * pays
+        return pays

@@ -1,0 +1,77 @@
+"""Drafts that are stopped are the upper part of those that are not, whoever else is stopped."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_heads import write_eagle, write_eagle3
+from tiny_weights import Target
+
+from specdec_core import LLM, Draft, DraftStop, ProposerBatch, SamplingParams, Stopping
+from specdec_core.testing import tiny_target
+from specdec_proposer_eagle.proposer import EagleProposer
+
+NUM_CANDIDATES = 14  # of the dynamic tree
+SIZES = Target(hidden_size=32, vocab_size=48, num_hidden_layers=6)
+
+
+class AnyStop(Stopping):
+    """Stops at any depth, at times before there is a draft."""
+
+    generator = torch.Generator().manual_seed(0)
+
+    def __init__(self, num_requests: int) -> None:
+        self.depths, self._depth = torch.randint(0, 5, (num_requests,), generator=self.generator), 0
+
+    @property
+    def drafting(self) -> torch.Tensor:
+        return self.depths.nonzero().squeeze(1)
+
+    def goes_on(self, *nodes: torch.Tensor) -> torch.Tensor:
+        self._depth += 1
+        return self.depths > self._depth
+
+    def keep(self, draft: Draft, *, in_place: bool) -> Draft:
+        return draft
+
+
+@pytest.mark.parametrize("write", [write_eagle, write_eagle3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"eagle_topk": 1, "num_speculative_tokens": 5},
+        {"speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0), (0, 1, 0, 0)]"},
+        {"eagle_topk": 2, "eagle_depth": 3, "num_speculative_tokens": 20},
+    ],
+    ids=["chain", "tree", "dynamic"],
+)
+def test_a_stopped_draft_is_the_upper_part(write, options, tmp_path, monkeypatch):
+    propose, compared = EagleProposer.propose, []
+
+    def propose_twice(self: EagleProposer, batch: ProposerBatch) -> Draft:
+        monkeypatch.setattr(DraftStop, "begin", lambda self, batch: None)
+        whole = propose(self, batch)
+        stopping = AnyStop(len(batch.requests))
+        monkeypatch.setattr(DraftStop, "begin", lambda self, batch: stopping)
+        stopped = propose(self, batch)
+        for b, (depth, budget) in enumerate(zip(stopping.depths.tolist(), batch.max_draft_tokens, strict=True)):
+            found, upper = paths(stopped, b), [path for path in paths(whole, b) if len(path) <= depth]
+            compared.append(depth)
+            # Of a dynamic tree that is cut, what is not there below makes room above.
+            assert found == upper or (budget < NUM_CANDIDATES and set(upper) < set(found))
+        return stopped
+
+    monkeypatch.setattr(EagleProposer, "propose", propose_twice)
+    target = tiny_target(tmp_path / "target", num_hidden_layers=6)
+    config = {"model": str(write(tmp_path / "head", SIZES).folder), **options}
+    llm = LLM(str(target), dtype="float32", num_kv_blocks=64, skip_tokenizer_init=True, speculative_config=config)
+    prompts = [{"prompt_token_ids": [3, *range(n)]} for n in (1, 5, 20)]
+    llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12), use_tqdm=False)
+    assert set(compared) == {0, 1, 2, 3, 4}
+
+
+def paths(draft: Draft, request: int) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(*draft.tree(request), strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return found

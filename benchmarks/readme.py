@@ -153,6 +153,44 @@ def verifiers(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def learned(record: dict[str, Any]) -> str:
+    about = f"The embedded model in {record['dtype']} on {record['machine']['processor']}, "
+    about += f"{record['machine']['threads']} threads, one request at a time: `{record['command']}`."
+    times = record["times_as_deep"]
+    lines = [about]
+    for prompts, num_prompts in record["num_prompts"].items():
+        rows = {
+            target: [row for row in record["rows"] if row["prompts"] == prompts and row["target"] == target]
+            for target in ("as it is", "deep")
+        }
+        deep = {(row["way"], row["temperature"]): row for row in rows["deep"]}
+        heads = ["drafts", "temperature", "acceptance length", "of unlooped text", "tokens/s", "speed-up", "efficiency"]
+        heads += [f"speed-up, {times} times as deep", "of 0.8 x acceptance length"] if deep else []
+        lines += ["", f"{num_prompts} prompts, {prompts}:", ""]
+        lines += [f"| {' | '.join(heads)} |", "|---|" + "---|" * (len(heads) - 1)]
+        for row in rows["as it is"]:
+            cells = [row["way"], f"{row['temperature']:g}", f"{row['acceptance_length']:.2f}"]
+            cells += [f"{row['unlooped']['acceptance_length']:.2f}", f"{row['tokens_per_s']:.0f}"]
+            cells += [f"{row['speed_up']:.2f}", f"{row['efficiency']:.2f}"]
+            if other := deep.get((row["way"], row["temperature"])):
+                share = other["speed_up"] / (0.8 * other["acceptance_length"])
+                cells += [f"{other['speed_up']:.2f}", f"{share:.0%}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def learned_positions(record: dict[str, Any]) -> str:
+    rows = [row for row in record["rows"] if row["target"] == "as it is"]
+    most = max(len(row["acceptance_rate_per_pos"]) for row in rows)
+    numbers = " | ".join(str(position + 1) for position in range(most))
+    lines = [f"| drafts | prompts | temperature | {numbers} |", "|---|---|---|" + "---|" * most]
+    for row in rows:
+        rates = [f"{rate:.2f}" for rate in row["acceptance_rate_per_pos"]]
+        shown = " | ".join([*rates, *[""] * (most - len(rates))])
+        lines.append(f"| {row['way']} | {row['prompts']} | {row['temperature']:g} | {shown} |")
+    return "\n".join(lines)
+
+
 END = "<!-- measured: end -->"
 TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("README.md", "ngram", ngram),
@@ -162,8 +200,10 @@ TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("docs/losslessness.md", "verifiers", verifiers),
     ("docs/performance.md", "plain", plain),
     ("docs/performance.md", "step_profile", step_profile),
+    ("README.md", "learned", learned),
+    ("docs/performance.md", "learned, by position", learned_positions),
 ]
-"""Document, name of the result and of the comment before its table, how to write it."""
+"""Document, comment before the table, which begins with the name of the result, and how to write it."""
 
 
 def main() -> None:
@@ -171,9 +211,11 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     for document, name, table in TABLES:
-        path, result = ROOT / document, RESULTS / f"{name}.json"
+        path, result = ROOT / document, RESULTS / f"{name.partition(',')[0]}.json"
         before = path.read_text(encoding="utf-8")
         begin = f"<!-- measured: {name} -->"
+        if begin not in before and not result.exists():
+            continue  # not measured yet
         whole = f"{begin}\n\n{table(json.loads(result.read_text(encoding='utf-8')))}\n\n{END}"
         after = re.sub(f"{begin}.*?{END}", whole.replace("\\", r"\\"), before, flags=re.DOTALL)
         if check and (after != before or begin not in before):

@@ -4,8 +4,72 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import readme
+
 ROOT = Path(__file__).parents[1]
 
 
 def test_the_readme_says_what_the_results_say() -> None:
     subprocess.run([sys.executable, ROOT / "benchmarks" / "readme.py", "--check"], check=True)
+
+
+def row(target: str, prompts: str, way: str, speed_up: float) -> dict[str, object]:
+    return {
+        "target": target,
+        "prompts": prompts,
+        "way": way,
+        "temperature": 1.0,
+        "acceptance_length": 2.5,
+        "acceptance_rate_per_pos": [0.9, 0.6] if way == "chain" else [1.0],
+        "unlooped": {"acceptance_length": 2.0},
+        "tokens_per_s": 123.4,
+        "speed_up": speed_up,
+        "efficiency": 0.987,
+    }
+
+
+def test_learned_drafts_are_shown() -> None:
+    record = {
+        "dtype": "bfloat16",
+        "machine": {"processor": "one", "threads": 2},
+        "command": "python it",
+        "times_as_deep": 6,
+        "num_prompts": {"held-out": 20, "HumanEval": 5},
+        "rows": [
+            row("as it is", "held-out", "chain", 1.25),
+            row("as it is", "held-out", "tree", 1.5),
+            row("as it is", "HumanEval", "chain", 1.5),
+            row("deep", "held-out", "chain", 1.8),
+        ],
+    }
+    held_out, human_eval = readme.learned(record).split("5 prompts, HumanEval:")
+    assert "| chain | 1 | 2.50 | 2.00 | 123 | 1.25 | 0.99 | 1.80 | 90% |\n| tree | 1 | 2.50" in held_out
+    assert human_eval.endswith("| chain | 1 | 2.50 | 2.00 | 123 | 1.50 | 0.99 |")
+    positions = readme.learned_positions(record)
+    assert "| chain | held-out | 1 | 0.90 | 0.60 |\n| tree | held-out | 1 | 1.00 |  |" in positions
+
+
+def test_what_was_not_measured_yet_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    monkeypatch.setattr(readme, "RESULTS", tmp_path)
+    monkeypatch.setattr(readme, "TABLES", [("a.md", "some, by position", lambda record: record["text"])])
+    monkeypatch.setattr(sys, "argv", ["readme.py"])
+    document, result = tmp_path / "a.md", tmp_path / "some.json"
+    document.write_text("none")
+    readme.main()
+    assert document.read_text() == "none"
+    result.write_text('{"text": "found"}')
+    monkeypatch.setattr(sys, "argv", ["readme.py", "--check"])
+    with pytest.raises(SystemExit, match=r"a\.md does not say what some\.json says"):
+        readme.main()
+    document.write_text("<!-- measured: some, by position -->\n<!-- measured: end -->")
+    monkeypatch.setattr(sys, "argv", ["readme.py"])
+    readme.main()
+    assert document.read_text() == "<!-- measured: some, by position -->\n\nfound\n\n<!-- measured: end -->"
+    result.unlink()
+    with pytest.raises(FileNotFoundError):
+        readme.main()

@@ -217,6 +217,7 @@ def test_prompt_tokens_are_told_from_decoded_ones(plain: LLM, num_tokens: int) -
     assert sum(report.num_prefill_tokens for report in reports) == num_tokens
     assert sum(report.num_decode_requests for report in reports) == 3
     assert sum(report.num_output_tokens for report in reports) == 4
+    assert [sum(report.output_per_request.values()) for report in reports] == [r.num_output_tokens for r in reports]
 
 
 @pytest.mark.parametrize(("delay_s", "is_shown"), [(1e6, False), (0.0, True)])

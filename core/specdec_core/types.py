@@ -364,4 +364,5 @@ class StepReport:
     target_s: float = 0.0
     num_preempted: int = 0
     accepted_per_request: Mapping[str, int] = field(factory=dict)  # of requests that had a draft
+    output_per_request: Mapping[str, int] = field(factory=dict)  # output tokens, of requests that got some
     verifier: str = ""  # that decided on the drafts; empty if there was none

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from tiny_setup import save_checkpoint
 
-from specdec_core import ConfigError, Plugins, cli
+from specdec_core import ConfigError, DraftCounts, Plugins, cli
 from specdec_core.cli import bench as module
 from specdec_core.cli.compare import Comparison, Figures, Run
 from specdec_core.cli.options import ModelOptions
@@ -73,6 +73,10 @@ def test_built_in_prompts(bench, tmp_path):
     assert len(total["acceptance_rate_per_pos"]) <= 2
     assert total["acceptance_length"] == pytest.approx(1 + sum(total["acceptance_rate_per_pos"]), rel=1e-3)
     assert 0 < total["drafting_share"] < 1
+    assert 0 < total["distinct_4_grams"] <= 1
+    for figures in (total, *found["groups"].values(), *found["batches"]):
+        assert 0 < figures["unlooped"]["num_tokens"] <= figures["num_tokens"]
+        assert figures["unlooped"]["num_drafts_of_all_runs"] <= figures["num_drafts_of_all_runs"]
 
 
 def test_batches_are_of_one_group(bench, tmp_path):
@@ -104,6 +108,13 @@ def test_requests_of_a_batch_run_together(bench, tmp_path, monkeypatch):
     for run in (*comparison.plain, *comparison.speculative):
         assert len(run.token_ids) == 3
         assert any(report.num_decode_requests == 3 for report in run.reports)
+    for run in comparison.speculative:
+        whole = run.drafts_before([len(tokens) for tokens in run.token_ids])
+        drafted = [n for report in run.reports for n in report.accepted_per_request.values()]
+        assert (whole.num_drafts, whole.num_accepted) == (len(drafted), sum(drafted))
+        alone = [run.drafts_before([12 * (i == j) for j in range(3)]) for i in range(3)]
+        assert sum(alone, DraftCounts()) == whole
+        assert all(each.num_drafts > 0 for each in alone)
 
 
 def test_sampling_is_compared_too(bench):
@@ -161,6 +172,12 @@ def test_a_prompt_that_is_too_long_is_noticed_before_anything_is_measured(bench,
     assert "4096" in result.stderr
 
 
+def test_prompts_have_titles(tmp_path):
+    path = tmp_path / "some.jsonl"
+    path.write_text('{"task_id": "HumanEval/0", "prompt": "x", "test": 1}\n{"prompt": "y", "group": "a"}\n')
+    assert read_prompts(path) == [("HumanEval/0", "x", "all"), ("line 2", "y", "a")]
+
+
 def test_prompts_of_a_text_file(tmp_path):
     path = tmp_path / "some.txt"
     path.write_text("\ufeffone\n\n  two \n", encoding="utf-8")
@@ -176,6 +193,7 @@ def test_prompts_of_a_text_file(tmp_path):
         ("a.jsonl", b'{"text": "x"}', "line 1 is"),
         ("a.jsonl", b'{"prompt": ""}', "line 1 is"),
         ("a.jsonl", b'{"prompt": "x", "group": 1}', "line 1 is"),
+        ("a.jsonl", b'{"prompt": "x", "task_id": 1}', "line 1 is"),
         ("a.jsonl", b"[1]", "line 1 is"),
         ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
     ],
@@ -187,7 +205,7 @@ def test_prompts_that_cannot_be_read(tmp_path, name, content, says):
 
 
 def timed(seconds, reports, token_ids=((1, 2),)):
-    return Run(seconds, token_ids, tuple(reports))
+    return Run(seconds, token_ids, tuple(reports), tuple("rs"[: len(token_ids)]))
 
 
 def test_figures():
@@ -208,6 +226,49 @@ def test_figures():
     even = Figures.of(Comparison("t", plain=comparison.plain[:1], speculative=comparison.speculative[:1]))
     assert even.efficiency == pytest.approx((11 - 3) / (8 - 3) / 2)
     assert Figures.of(comparison, comparison).plain_s == 22.0
+
+
+def looping_run():
+    """Of two requests: one whose second token is the first of a loop, and one without."""
+    steps = [
+        ({"r": 1, "s": 2}, {}),
+        ({"r": 3, "s": 2}, {"r": 2, "s": 1}),  # the loop begins here
+        ({"s": 4}, {"s": 3}),
+        ({"r": 30, "s": 1}, {"r": 29}),  # no draft for s
+        ({"s": 1}, {"s": 0}),
+    ]
+    reports = [StepReport(output_per_request=output, accepted_per_request=accepted) for output, accepted in steps]
+    return timed(1.0, reports, ((5,) * 34, tuple(range(10))))
+
+
+@pytest.mark.parametrize(
+    ("ends", "accepted"), [((1, 10), [1, 3, 0]), ((4, 7), [2, 1]), ((3, 8), [1, 3]), ((34, 0), [2, 29]), ((0, 0), [])]
+)
+def test_drafts_before_some_token(ends, accepted):
+    expected = DraftCounts()
+    for num_accepted in accepted:
+        expected.add(0, num_accepted)
+    assert looping_run().drafts_before(ends) == expected
+
+
+def test_figures_of_unlooped_text():
+    run = looping_run()
+    figures = Figures.of(Comparison("t", (run,), (run, run)))
+    assert (figures.num_tokens, figures.num_unlooped) == (44, 11)
+    assert (figures.unlooped.num_drafts, figures.unlooped.num_accepted) == (6, 8)
+    assert figures.distinct_ngrams == (1 + 7) / (31 + 7)
+    short = timed(1.0, [], ((1, 2, 3), ()))
+    assert Figures.of(Comparison("t", (short,), (short,))).distinct_ngrams is None
+
+
+def test_outputs_of_other_lengths_are_compared_by_the_token():
+    """Where tokens are sampled, a stop may come sooner. Half of the tokens in a quarter of the time: twice as fast."""
+    passes = [StepReport(num_decode_requests=1, target_s=1.0)]
+    plain, speculative = timed(8.0, passes, ((1,) * 8,)), timed(2.0, passes, ((1,) * 4,))
+    figures = Figures.of(Comparison("t", (plain,), (speculative,)))
+    assert (figures.num_plain_tokens, figures.num_tokens) == (8, 4)
+    assert (figures.speed_up, figures.efficiency) == (2.0, 2.0)
+    assert figures.cells()[1:4] == ("1.0", "2.0", "2.00x")
 
 
 def test_efficiency_needs_passes():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -123,6 +123,15 @@ def _title(batch: Sequence[TitledPrompt]) -> str:
 
 
 def _print(groups: dict[str, list[Comparison]], method: str) -> None:
+    figures = {group: Figures.of(*comparisons) for group, comparisons in groups.items()}
+    total = Figures.of(*(c for comparisons in groups.values() for c in comparisons))
+    console = Console(highlight=False)
+    console.print(_times(figures, total, method))
+    console.print()
+    console.print(_drafts(figures, total))
+
+
+def _times(by_group: Mapping[str, Figures], total: Figures, method: str) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0))  # fits into 80 columns
     table.add_column("\nprompts", no_wrap=True)
     for column in (
@@ -130,12 +139,31 @@ def _print(groups: dict[str, list[Comparison]], method: str) -> None:
         *("time\ndrafts", "effi-\nciency", "same\noutput"),
     ):
         table.add_column(column, justify="right")
-    for group, comparisons in groups.items():
-        table.add_row(Text(group), *_cells(Figures.of(*comparisons)))
-    table.add_row("total", *_cells(Figures.of(*(c for comparisons in groups.values() for c in comparisons))))
-    Console(highlight=False).print(table)
+    for group, figures in by_group.items():
+        table.add_row(Text(group), *_cells(figures))
+    table.add_row("total", *_cells(total))
+    return table
 
 
 def _cells(figures: Figures) -> tuple[str, ...]:
     efficiency = "" if figures.efficiency is None else f"{figures.efficiency:.2f}"
     return *figures.cells(), f"{figures.drafting_share:.1%}", efficiency, "yes" if figures.is_identical else "no"
+
+
+def _drafts(by_group: Mapping[str, Figures], total: Figures) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("\nprompts", no_wrap=True)
+    for column in ("acceptance\nlength", "of unlooped\ntext", "unlooped\ntokens", "distinct\n4-grams"):
+        table.add_column(column, justify="right")
+    table.add_column("drafts accepted up to\npositions 1, 2, 3 ...")
+    for group, figures in by_group.items():
+        table.add_row(Text(group), *_draft_cells(figures))
+    table.add_row("total", *_draft_cells(total))
+    return table
+
+
+def _draft_cells(figures: Figures) -> tuple[str, ...]:
+    lengths = (f"{d.acceptance_length:.2f}" if d.num_drafts else "" for d in (figures.drafts, figures.unlooped))
+    distinct = "" if figures.distinct_ngrams is None else f"{figures.distinct_ngrams:.1%}"
+    rates = " ".join(f"{rate:.2f}" for rate in figures.drafts.acceptance_rate_per_pos)
+    return *lengths, f"{figures.num_unlooped / max(1, figures.num_tokens):.1%}", distinct, rates

@@ -44,9 +44,10 @@ def _batch(group: str, comparison: Comparison) -> dict[str, Any]:
 
 
 def _figures(figures: Figures) -> dict[str, Any]:
-    drafts = figures.drafts
+    drafts, unlooped = figures.drafts, figures.unlooped
     found = {
         "num_tokens": figures.num_tokens,
+        "num_plain_tokens": figures.num_plain_tokens,
         "plain_s": figures.plain_s,
         "speculative_s": figures.speculative_s,
         "speed_up": figures.speed_up,
@@ -54,6 +55,13 @@ def _figures(figures: Figures) -> dict[str, Any]:
         "acceptance_rate": drafts.acceptance_rate,
         "acceptance_rate_per_pos": [round(rate, DIGITS) for rate in drafts.acceptance_rate_per_pos],
         "num_drafts_of_all_runs": drafts.num_drafts,
+        "unlooped": {
+            "num_tokens": figures.num_unlooped,
+            "acceptance_length": round(unlooped.acceptance_length, DIGITS),
+            "acceptance_rate_per_pos": [round(rate, DIGITS) for rate in unlooped.acceptance_rate_per_pos],
+            "num_drafts_of_all_runs": unlooped.num_drafts,
+        },
+        "distinct_4_grams": figures.distinct_ngrams,
         "drafting_share": figures.drafting_share,
         "efficiency": figures.efficiency,
         "identical": figures.is_identical,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from specdec_core.cli.options import ModelOptions
+from specdec_core.cli.repetition import loop_start, ngram_counts
 from specdec_core.errors import SpecdecError
 from specdec_core.metrics import DraftCounts, Totals
 from specdec_core.plugins import Plugins
@@ -45,11 +46,27 @@ class ListeningPlugins(Plugins):
 
 @frozen
 class Run:
-    """Prompts completed together. seconds: from their submission to the last token. token_ids: of each completion."""
+    """Prompts completed together. seconds: from their submission to the last token. token_ids: of each completion;
+    request_ids: what the reports call it."""
 
     seconds: float
     token_ids: tuple[tuple[int, ...], ...]
     reports: tuple[StepReport, ...]
+    request_ids: tuple[str, ...]
+
+    def drafts_before(self, ends: Sequence[int]) -> DraftCounts:
+        """Of the drafts all of whose emitted tokens, the recovered or bonus token included, lie in the first so many of
+        each completion. Not counted are draft tokens that were refused."""
+        limits = dict(zip(self.request_ids, ends, strict=True))
+        num_emitted = dict.fromkeys(limits, 0)
+        counts = DraftCounts()
+        for report in self.reports:
+            for request_id, num_tokens in report.output_per_request.items():
+                num_emitted[request_id] += num_tokens
+                is_drafted = request_id in report.accepted_per_request
+                if is_drafted and num_emitted[request_id] <= limits[request_id]:
+                    counts.add(0, report.accepted_per_request[request_id])
+        return counts
 
 
 @frozen(eq=False)
@@ -74,7 +91,7 @@ class TimedModel:
             if output.outputs[0].finish_reason == "error":
                 raise SpecdecError(f"the model's logits were not finite after the prompt {output.prompt!r:.60}: {TRY}")
         token_ids = tuple(tuple(output.outputs[0].token_ids) for output in outputs)
-        return Run(seconds, token_ids, tuple(self.plugins.reports))
+        return Run(seconds, token_ids, tuple(self.plugins.reports), tuple(output.request_id for output in outputs))
 
 
 @frozen
@@ -123,28 +140,37 @@ def _differences(runs: Sequence[Sequence[Sequence[int]]]) -> list[int]:
 class Figures:
     """What comparisons, one or several, come to.
 
+    num_tokens: of the outputs with speculation; num_plain_tokens: without: they may be others where drafts are sampled.
     plain_s, speculative_s: sums of the medians over the runs, the prompts' own passes included. drafting_share: of the
     speculative seconds. efficiency: the speed-up of decoding over what it would be if nothing but the passes and the
     drafting took time, tokens per pass * T_plain / (T_draft + T_verify); None if there was no pass to tell by.
+    num_unlooped, unlooped: output tokens before each completion's first loop (see `loop_start`), and the drafts there.
+    distinct_ngrams: the share of the completions' n-grams that their own completion did not have before; None where all
+    are too short.
     """
 
     num_tokens: int
+    num_plain_tokens: int
     plain_s: float
     speculative_s: float
     drafts: DraftCounts
     drafting_share: float
     efficiency: float | None
     is_identical: bool
+    num_unlooped: int
+    unlooped: DraftCounts
+    distinct_ngrams: float | None
 
     @property
     def speed_up(self) -> float:
-        return self.plain_s / self.speculative_s
+        """Of a token."""
+        return (self.plain_s / self.num_plain_tokens) / (self.speculative_s / self.num_tokens)
 
     def cells(self) -> tuple[str, ...]:
         """Tokens, tokens/s both ways, speed-up and acceptance length, to be shown."""
         return (
             str(self.num_tokens),
-            f"{self.num_tokens / self.plain_s:.1f}",
+            f"{self.num_plain_tokens / self.plain_s:.1f}",
             f"{self.num_tokens / self.speculative_s:.1f}",
             f"{self.speed_up:.2f}x",
             f"{self.drafts.acceptance_length:.2f}" if self.drafts.num_drafts else "no drafts",
@@ -158,22 +184,29 @@ class Figures:
         for run in speculative:
             for report in run.reports:
                 totals.add(report, step_s=0.0)
+        completions = [tokens for c in comparisons for tokens in c.speculative[-1].token_ids]
+        num_distinct, num_ngrams = map(sum, zip((0, 0), *map(ngram_counts, completions), strict=True))
         return cls(
-            num_tokens=sum(len(tokens) for c in comparisons for tokens in c.speculative[-1].token_ids),
+            num_tokens=sum(map(len, completions)),
+            num_plain_tokens=sum(len(tokens) for c in comparisons for tokens in c.plain[-1].token_ids),
             plain_s=sum(median(run.seconds for run in c.plain) for c in comparisons),
             speculative_s=sum(median(run.seconds for run in c.speculative) for c in comparisons),
             drafts=totals.drafts,
             drafting_share=totals.draft_s / sum(run.seconds for run in speculative),
             efficiency=_efficiency(_Decoding.of(plain), _Decoding.of(speculative)),
             is_identical=all(c.first_difference is None for c in comparisons),
+            num_unlooped=sum(map(loop_start, completions)),
+            unlooped=sum((run.drafts_before([*map(loop_start, run.token_ids)]) for run in speculative), DraftCounts()),
+            distinct_ngrams=num_distinct / num_ngrams if num_ngrams else None,
         )
 
 
 @frozen
 class _Decoding:
-    """What runs took but for passes with prompts in them. seconds: of everything; pass_s: drafting and the target's."""
+    """What runs took but for passes with prompts in them. token_s: of everything, by the output token; pass_s: drafting
+    and the target's."""
 
-    seconds: float
+    token_s: float
     pass_s: float
     num_passes: int
     tokens_per_pass: float  # of one request
@@ -185,8 +218,9 @@ class _Decoding:
         prefill_s = sum(report.draft_s + report.target_s for report in reports if report.num_prefill_tokens)
         num_requests = sum(report.num_decode_requests for report in passes)
         num_accepted = sum(report.num_accepted for report in passes)
+        num_tokens = sum(len(tokens) for run in runs for tokens in run.token_ids)
         return cls(
-            seconds=sum(run.seconds for run in runs) - prefill_s,
+            token_s=(sum(run.seconds for run in runs) - prefill_s) / num_tokens,
             pass_s=sum(report.draft_s + report.target_s for report in passes),
             num_passes=len(passes),
             tokens_per_pass=1 + num_accepted / num_requests if num_requests else 1.0,
@@ -197,4 +231,4 @@ def _efficiency(plain: _Decoding, speculative: _Decoding) -> float | None:
     if not plain.num_passes or not speculative.num_passes:
         return None
     passes = (plain.pass_s / plain.num_passes) / (speculative.pass_s / speculative.num_passes)
-    return plain.seconds / speculative.seconds / (speculative.tokens_per_pass * passes)
+    return plain.token_s / speculative.token_s / (speculative.tokens_per_pass * passes)

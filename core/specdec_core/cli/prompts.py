@@ -20,7 +20,8 @@ class TitledPrompt(NamedTuple):
 
 def read_prompts(path: Path) -> list[TitledPrompt]:
     """A text file with a prompt in each line that is not blank; or, if it is called .jsonl, with a JSON object in each
-    of them: `prompt`, `group` if there is more than one, and whatever else, which does not count.
+    of them: `prompt`, `group` if there is more than one, `task_id` as its title, and whatever else, which does not
+    count.
 
     Raises ConfigError that names file and line.
     """
@@ -43,10 +44,13 @@ def _from_json(line: str, where: str, number: int) -> TitledPrompt:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not JSON: {error}") from error
-    prompt, group = (record.get("prompt"), record.get("group", "all")) if isinstance(record, dict) else (None, "")
-    if not isinstance(prompt, str) or not isinstance(group, str) or not prompt:
-        raise ConfigError(f"{where} is {line!r:.60}: give an object with a text as prompt, and as group if it has one")
-    return TitledPrompt(f"line {number}", prompt, group)
+    values = record if isinstance(record, dict) else {}
+    prompt, group, title = values.get("prompt"), values.get("group", "all"), values.get("task_id", f"line {number}")
+    if not all(isinstance(text, str) for text in (prompt, group, title)) or not prompt:
+        raise ConfigError(
+            f"{where} is {line!r:.60}: give an object with a text as prompt, and as group and task_id if it has them"
+        )
+    return TitledPrompt(title, prompt, group)
 
 
 def _edit(task: str, code: str) -> str:

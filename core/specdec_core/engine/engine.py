@@ -251,18 +251,18 @@ class Engine:
         if draft.num_nodes and not num_prefill_tokens:
             self._meter.add(draft_s, target_s, draft.num_nodes + len(schedule.requests), draft.max_depth)
         num_decode_requests = sum(request.is_decoding for request in schedule.requests)
-        num_tokens = sum(request.num_tokens for request in schedule.requests)
-        accepted = self._emit(schedule, draft, token_ids, logprobs)
+        emitted, accepted = self._emit(schedule, draft, token_ids, logprobs)
         return StepReport(
             num_prefill_tokens=num_prefill_tokens,
             num_decode_requests=num_decode_requests,
-            num_output_tokens=sum(request.num_tokens for request in schedule.requests) - num_tokens,
+            num_output_tokens=sum(emitted.values()),
             num_draft_tokens=draft.num_nodes,
             num_accepted=sum(accepted.values()),
             draft_s=draft_s,
             target_s=target_s,
             num_preempted=len(schedule.preempted),
             accepted_per_request=accepted,
+            output_per_request=emitted,
             verifier=verifier if draft.num_nodes else "",
         )
 
@@ -294,9 +294,10 @@ class Engine:
         draft: Draft,
         token_ids: list[list[int]],
         logprobs: dict[str, list[TokenLogprobs]],
-    ) -> dict[str, int]:
-        """Append each request's tokens and end it where it stops. Returns the accepted draft tokens that were emitted,
-        for each request that had a draft."""
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """Append each request's tokens and end it where it stops. Returns how many were emitted, for each request that
+        got some, and how many of those were draft tokens, for each request that had a draft."""
+        emitted: dict[str, int] = {}
         accepted: dict[str, int] = {}
         for request, num_known, num_nodes, padded in zip(
             schedule.requests, schedule.num_known, draft.num_nodes_per_request, token_ids, strict=True
@@ -311,6 +312,7 @@ class Engine:
             request.num_computed += num_known + len(tokens) - 1
             eos_token_ids = self.target.eos_token_ids
             pieces = request.append(tokens, len(tokens) - 1, eos_token_ids, logprobs.get(request.id, ()))
+            emitted[request.id] = len(pieces)
             if num_nodes:
                 accepted[request.id] = sum(piece.is_draft for piece in pieces)
                 request.counts.add(num_nodes, accepted[request.id])
@@ -318,7 +320,7 @@ class Engine:
                 self._news.append((request.listener, request, pieces))
             else:
                 self._finish(request, request.finish_reason, pieces)
-        return accepted
+        return emitted, accepted
 
     def _fail(self, request: Request, *, had_draft: bool) -> None:
         """Its logits were not finite, as the target gave them or as its sampling parameters left them. A draft node may

@@ -82,7 +82,7 @@ class DraftModelProposer(Proposer):
         return grow(grower, logits, lambda level: self._forward_nodes(level, batch))
 
     def _catch_up(self, requests: list[RequestView]) -> torch.Tensor:
-        """Forward all tokens that are not stored yet, the roots last: logits [len(requests), num_shared] at the roots."""
+        """Forward all tokens that are not stored yet, the roots last: logits [len(requests), num_shared] at these."""
         if not requests:
             return torch.empty(0, 1, device=self._device)
         found: dict[int, torch.Tensor] = {}

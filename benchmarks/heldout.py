@@ -1,0 +1,54 @@
+"""Prompts that neither the embedded model nor any of its drafts was trained on: beginnings of functions of the standard
+library's modules that `[heldout]` in models/tiny/training/corpus.toml names, as the running Python has them.
+
+A prompt begins with a statement at the top level of its module, at most 40 lines above the function's body, where it
+ends. Which functions are taken is decided by hashes of their places.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import sysconfig
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+MANIFEST = Path(__file__).parents[1] / "models" / "tiny" / "training" / "corpus.toml"
+MOST_OF_FILE = 2
+MOST_LINES, FEWEST_LINES = 40, 10
+FEWEST_LINES_OF_BODY = 6  # that are left to write
+
+
+def write_prompts(file: Path) -> None:
+    """As JSON lines."""
+    file.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts()), encoding="utf-8")
+
+
+def texts() -> Iterator[str]:
+    return (prompt["prompt"] for prompt in prompts())
+
+
+def prompts() -> Iterator[dict[str, str]]:
+    library = Path(sysconfig.get_path("stdlib"))
+    for name in tomllib.loads(MANIFEST.read_text(encoding="utf-8"))["heldout"]["stdlib"]:
+        for path in sorted((library / name).glob("*.py")) or [library / name]:
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            places = sorted(_places("".join(lines)), key=lambda place: hashlib.sha256(str(place).encode()).digest())
+            for begin, end in sorted(places[:MOST_OF_FILE]):
+                task_id = f"{path.relative_to(library).as_posix()}:{end}"
+                yield {"task_id": task_id, "prompt": "".join(lines[begin - 1 : end - 1])}
+
+
+def _places(source: str) -> Iterator[tuple[int, int]]:
+    """Lines [begin, end) of each possible prompt, from 1."""
+    module = ast.parse(source)
+    for node in ast.walk(module):
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        first = node.body[0]
+        end = first.end_lineno + 1 if ast.get_docstring(node) is not None else first.lineno
+        begins = [each.lineno for each in module.body if end - MOST_LINES <= each.lineno <= node.lineno]
+        if begins and end - begins[0] >= FEWEST_LINES and node.end_lineno - end >= FEWEST_LINES_OF_BODY:
+            yield begins[0], end

@@ -1,0 +1,117 @@
+"""A copy of a Llama several times as deep that says the same, to the last bit: drafts are accepted as by the original,
+and a pass costs what it costs a larger model.
+
+    python benchmarks/inflate.py FOLDER [--model tiny] [--times 6] [--drafts DRAFTS]
+
+Layer i becomes layer TIMES * i. Those between have random weights and add nothing to the residual stream, as their
+output projections are zero. Heads of EAGLE-3 among the drafts (folders by method; the model's own unless given) are
+told to take their features from the same places; other drafts are copied as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from specdec_core import Checkpoint, TargetInfo
+from specdec_core.target.load import resolve_model
+
+LAYER = re.compile(r"(.*\blayers\.)(\d+)\.(.*)")
+OUTPUTS = ("self_attn.o_proj.", "mlp.down_proj.")
+AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
+NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "drafts")
+DEFAULT_TIMES = 6
+
+
+def inflate(model: Path, folder: Path, times: int, drafts: Path | None = None, seed: int = 0) -> None:
+    """drafts: a folder of drafts by their methods, copied to where the engine looks for them."""
+    checkpoint = Checkpoint(str(model))
+    config = checkpoint.config
+    if config["model_type"] != "llama":
+        raise SystemExit(f"{model} is of type {config['model_type']}: only a llama is known to be inflated rightly")
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(model, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
+    deeper = config | {"num_hidden_layers": times * config["num_hidden_layers"]}
+    _write(deeper, folder / "config.json")
+    save_file(_deeper(checkpoint.load(), times, seed), folder / "model.safetensors", metadata={"format": "pt"})
+    for draft in sorted((drafts or model / "drafts").glob("*/")):
+        inflate_draft(draft, folder / "drafts" / draft.name, _info(str(model), config), times)
+
+
+def inflate_draft(draft: Path, folder: Path, target: TargetInfo, times: int) -> None:
+    """target: before it was inflated."""
+    from specdec_proposer_eagle import head_config, published
+
+    shutil.copytree(draft, folder)
+    checkpoint = Checkpoint(str(draft))
+    if not published.is_eagle3(checkpoint.config, checkpoint.shapes):
+        return
+    head = head_config.read(checkpoint.config, checkpoint.shapes, target, is_eagle3=True)
+    inputs = [times * i for i in head.aux_layer_ids]
+    config = checkpoint.config | {AUX_LAYERS: inputs}
+    if AUX_LAYERS in (config.get("eagle_config") or {}):  # of layers whose outputs are taken
+        config["eagle_config"] = config["eagle_config"] | {AUX_LAYERS: [i - 1 for i in inputs]}
+    _write(config, folder / "config.json")
+
+
+def _deeper(tensors: Mapping[str, torch.Tensor], times: int, seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    deeper: dict[str, torch.Tensor] = {}
+    for name, tensor in sorted(tensors.items()):
+        match = LAYER.fullmatch(name)
+        if match is None:
+            deeper[name] = tensor
+            continue
+        before, layer, after = match.groups()
+        deeper[f"{before}{times * int(layer)}.{after}"] = tensor
+        for place in range(times * int(layer) + 1, times * (int(layer) + 1)):
+            deeper[f"{before}{place}.{after}"] = _added(after, tensor, generator)
+    return deeper
+
+
+def _added(name: str, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A matrix as wide-spread as its neighbour's; zeros where the layer writes to the residual stream."""
+    if name.startswith(OUTPUTS):
+        return torch.zeros_like(like)
+    if like.dim() < 2:
+        return like.clone()
+    return (torch.randn(like.shape, generator=generator) * like.float().std()).to(like.dtype)
+
+
+def _info(model: str, config: Mapping[str, Any]) -> TargetInfo:
+    return TargetInfo(
+        model=model,
+        model_type=config["model_type"],
+        vocab_size=config["vocab_size"],
+        hidden_size=config["hidden_size"],
+        num_layers=config["num_hidden_layers"],
+        max_model_len=config["max_position_embeddings"],
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+
+
+def _write(config: Mapping[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="a new one")
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--times", type=int, default=DEFAULT_TIMES)
+    parser.add_argument("--drafts", type=Path)
+    args = parser.parse_args()
+    inflate(Path(resolve_model(args.model)), args.folder, args.times, args.drafts)
+
+
+if __name__ == "__main__":
+    main()

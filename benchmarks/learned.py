@@ -1,0 +1,182 @@
+"""Drafts that were learned, end to end: `spec-decode bench` for each way to draft, on prompts nobody was trained on.
+
+    python benchmarks/learned.py [--drafts DIR] [--humaneval FILE]     # writes benchmarks/results/learned.json
+
+DIR has a draft for each method, in DIR/eagle3 and so on; without it the engine takes those that come with the model.
+FILE is HumanEval's, or another .jsonl with `prompt`. Held-out prompts are measured with a copy of the model, too, that
+says the same and is several times as deep (inflate.py): what the same drafts are worth where a pass costs more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import heldout
+from attrs import frozen
+from inflate import DEFAULT_TIMES, inflate
+from measuring import RESULTS, write
+
+from specdec_core.cli.prompts import read_prompts
+from specdec_core.target.load import resolve_model
+
+SHAPE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 0, 0, 0), (0, 0, 0, 0, 0)]"
+CHAIN: dict[str, Any] = {"num_speculative_tokens": 5}
+TREE: dict[str, Any] = {"eagle_topk": 4, "eagle_depth": 4, "num_speculative_tokens": 16}
+SAMPLED: dict[str, Any] = {"draft_sample_method": "probabilistic"}
+AS_IT_IS = "as it is"
+EITHER, ONE = (0.0, 1.0), (1.0,)
+
+
+class Way(NamedTuple):
+    """How to draft, and at which temperatures that is measured."""
+
+    name: str
+    speculative_config: dict[str, Any]
+    temperatures: tuple[float, ...]
+
+
+WAYS = (
+    Way("draft model, chain", {"method": "draft_model", **CHAIN}, EITHER),
+    Way("draft model, sampled chain", {"method": "draft_model", **CHAIN, **SAMPLED}, ONE),
+    Way("EAGLE, chain", {"method": "eagle", "eagle_topk": 1, **CHAIN}, EITHER),
+    Way("EAGLE, dynamic tree", {"method": "eagle", **TREE}, EITHER),
+    Way("EAGLE-3, chain", {"method": "eagle3", "eagle_topk": 1, **CHAIN}, EITHER),
+    Way("EAGLE-3, dynamic tree", {"method": "eagle3", **TREE}, EITHER),
+    Way("EAGLE-3, sampled chain", {"method": "eagle3", **CHAIN, **SAMPLED}, ONE),
+    Way("EAGLE-3, sampled tree", {"method": "eagle3", "speculative_token_tree": SHAPE, **SAMPLED}, ONE),
+)
+
+
+@frozen
+class Bench:
+    """Runs `spec-decode bench` in processes of their own. folder: for what passes between them."""
+
+    folder: Path
+    runs: int
+    max_tokens: int
+
+    def __call__(self, model: Path, prompts: Path, speculative_config: dict[str, Any], temperature: float) -> Any:
+        config, output = self.folder / "config.json", self.folder / "output.json"
+        config.write_text(json.dumps({"model": str(model), "speculative_config": speculative_config}), encoding="utf-8")
+        options = {
+            "--config": config,
+            "--prompts": prompts,
+            "--output": output,
+            "--runs": self.runs,
+            "--max-tokens": self.max_tokens,
+            "--temperature": temperature,
+        }
+        words = [str(word) for option in options.items() for word in option]
+        subprocess.run([sys.executable, "-m", "specdec_core", "bench", *words], check=True)
+        return json.loads(output.read_text(encoding="utf-8"))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--drafts", type=Path)
+    parser.add_argument("--humaneval", type=Path, metavar="FILE")
+    parser.add_argument("--most-prompts", type=int, default=20, help="of FILE")
+    parser.add_argument("--only", default="", help="ways with this in their names")
+    parser.add_argument("--times", type=int, default=DEFAULT_TIMES, help="as deep; 1: no copy")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that the output has already")
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--out", type=Path, default=RESULTS / "learned.json")
+    return parser.parse_args()
+
+
+def prompt_files(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
+    """By the name of the set."""
+    files = {"held-out": folder / "held-out.jsonl"}
+    heldout.write_prompts(files["held-out"])
+    if args.humaneval is not None:
+        files["HumanEval"] = folder / "humaneval.jsonl"
+        lines = [json.dumps({"prompt": p.text, "task_id": p.title}) for p in read_prompts(args.humaneval)]
+        files["HumanEval"].write_text("\n".join(lines[: args.most_prompts]) + "\n", encoding="utf-8")
+    return files
+
+
+def targets(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
+    model = Path(resolve_model(args.model))
+    found = {AS_IT_IS: model}
+    if args.times > 1:
+        found["deep"] = folder / "deep"
+        inflate(model, found["deep"], args.times, args.drafts)
+    return found
+
+
+@frozen
+class Setting:
+    """What one row of the results is about."""
+
+    target: str
+    prompts: str
+    way: Way
+    temperature: float
+
+    @property
+    def key(self) -> dict[str, Any]:
+        return {"target": self.target, "prompts": self.prompts, "way": self.way.name, "temperature": self.temperature}
+
+
+def settings(args: argparse.Namespace, prompts: Iterable[str], targets: Iterable[str]) -> Iterator[Setting]:
+    for target in targets:
+        for name in prompts if target == AS_IT_IS else ["held-out"]:
+            for way in WAYS:
+                for temperature in way.temperatures if args.only in way.name else ():
+                    yield Setting(target, name, way, temperature)
+
+
+def measure(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> None:
+    """Adds to the record, and writes it each time: hours of work are not to be lost."""
+    bench, models, files = Bench(folder, args.runs, args.max_tokens), targets(args, folder), prompt_files(args, folder)
+    done = [{key: row[key] for key in ("target", "prompts", "way", "temperature")} for row in record["rows"]]
+    for setting in settings(args, files, models):
+        if setting.key in done:
+            continue
+        print(*setting.key.values(), sep=", ", flush=True)
+        own = setting.way.speculative_config
+        config = dict(own)
+        if args.drafts is not None and setting.target == AS_IT_IS:  # the copy has them in its own folder
+            config["model"] = str(args.drafts / own["method"])
+        found = bench(models[setting.target], files[setting.prompts], config, setting.temperature)
+        per_second = found["total"]["num_tokens"] / found["total"]["speculative_s"]
+        row = {**setting.key, "speculative_config": own, "tokens_per_s": round(per_second, 1), **found["total"]}
+        record["rows"].append(row | ({"groups": found["groups"]} if len(found["groups"]) > 1 else {}))
+        record["num_prompts"][setting.prompts] = len(found["batches"])
+        record |= {"machine": found["machine"], "dtype": found["model"]["dtype"]}
+        record["versions"] |= found["versions"]
+        write(record, args.out)
+
+
+def main() -> None:
+    args = arguments()
+    command = "python benchmarks/learned.py"
+    record: dict[str, Any] = {
+        "command": command + " --drafts DIR" * bool(args.drafts) + " --humaneval FILE" * bool(args.humaneval),
+        "runs": args.runs,
+        "max_tokens": args.max_tokens,
+        "times_as_deep": args.times,
+        "num_prompts": {},
+        "versions": {},
+        "rows": [],
+    }
+    if args.resume and args.out.exists():
+        before = json.loads(args.out.read_text(encoding="utf-8"))
+        if any(before[key] != record[key] for key in ("runs", "max_tokens", "times_as_deep")):
+            raise SystemExit(f"{args.out} has other settings: leave --resume out")
+        record = before
+    with tempfile.TemporaryDirectory() as folder:
+        measure(args, Path(folder), record)
+
+
+if __name__ == "__main__":
+    main()

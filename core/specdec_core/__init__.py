@@ -42,6 +42,7 @@ _NAMES = {
     "proposer": ("PLUGIN_API", "BuildContext", "CausalLM", "LayerAttention", "Proposer", "ProposerSpec"),
     "sampling.logprobs": ("Logprob",),
     "sampling_params": ("SamplingParams",),
+    "target.load": ("default_device",),
     "target.outline": ("Outline", "outline_draft"),
     "token_tree": ("TokenTree",),
     "training": ("Trainee", "TrainingBatch", "TrainingRecipe", "TrainingTarget"),
@@ -154,6 +155,7 @@ if TYPE_CHECKING:
     from specdec_core.sampling_params import (
         SamplingParams as SamplingParams,
     )
+    from specdec_core.target.load import default_device as default_device
     from specdec_core.target.outline import (
         Outline as Outline,
         outline_draft as outline_draft,

@@ -23,8 +23,8 @@ from .card import ROOT, replace_section
 from .export import WEIGHTS
 
 LENGTH = 256
-EXCERPTS = 6000
-SAID = {"greedy": (2000, 0.0), "sampled": (4000, 1.0)}
+EXCERPTS = 8000
+SAID = {"greedy": (1500, 0.0), "sampled": (3000, 1.0)}
 """Texts of each kind, and the temperature."""
 SHORTEST_PROMPT, LONGEST_PROMPT = 16, 128
 AT_ONCE = 64

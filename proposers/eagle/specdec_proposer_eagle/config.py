@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from attrs import field, frozen
 from attrs.converters import optional
 
@@ -9,8 +11,24 @@ from specdec_core import ConfigError, DraftModelConfig, DraftSamplingConfig, Dra
 from specdec_core.validators import whole_number
 
 MOST_CHILDREN, MOST_LEVELS = 64, 64
-DEFAULT_TOP_K, DEFAULT_DEPTH, DEFAULT_NUM_NODES = 10, 7, 59  # of EAGLE-2's authors
 DEFAULT_CHAIN = 5
+
+
+class TreeSize(NamedTuple):
+    top_k: int
+    depth: int
+    num_nodes: int
+
+
+AUTHORS = TreeSize(10, 7, 59)
+"""Of EAGLE-2's authors: for GPUs, on which a pass over so many nodes takes little longer than one over the root."""
+ON_CPU = TreeSize(4, 4, 16)
+
+
+def default_size() -> TreeSize:
+    from specdec_core import default_device  # which imports torch
+
+    return AUTHORS if default_device().type == "cuda" else ON_CPU
 
 
 @frozen(kw_only=True)
@@ -50,18 +68,18 @@ class EagleConfig(DraftModelConfig, DraftSamplingConfig, DraftStopConfig):
 
     @property
     def top_k(self) -> int:
-        return self.eagle_topk or DEFAULT_TOP_K
+        return self.eagle_topk or default_size().top_k
 
     @property
     def depth(self) -> int:
-        return DEFAULT_DEPTH if self.eagle_depth is None else self.eagle_depth
+        return default_size().depth if self.eagle_depth is None else self.eagle_depth
 
     @property
     def default_num_speculative_tokens(self) -> int:
         if self.speculative_token_tree:
             return len(self.speculative_token_tree.paths)
         if self.is_dynamic:
-            return DEFAULT_NUM_NODES
+            return default_size().num_nodes
         return DEFAULT_CHAIN if self.eagle_depth is None else self.eagle_depth + 1
 
     def shape(self, num_speculative_tokens: int) -> TokenTree:

@@ -20,6 +20,7 @@ from specdec_core import LLM, CompatibilityError, ConfigError, Plan, PluginError
 from specdec_core.dry_run import dry_run
 from specdec_core.testing import tiny_target
 from specdec_proposer_eagle import EagleConfig
+from specdec_proposer_eagle.config import default_size
 
 SIZES = Target(hidden_size=32, vocab_size=48, num_hidden_layers=8)
 SETTINGS: dict[str, Any] = {"dtype": "float32", "num_kv_blocks": 64, "skip_tokenizer_init": True}
@@ -71,7 +72,7 @@ def test_a_head_tells_its_method(write, method, target, tmp_path):
     head = write(tmp_path, SIZES)
     found = dry_run(str(target), speculative_config={"model": str(head.folder)}, skip_tokenizer_init=True).speculative
     assert found is not None
-    assert (found.method, found.num_speculative_tokens) == (method, 59)
+    assert (found.method, found.num_speculative_tokens) == (method, default_size().num_nodes)
 
 
 def test_a_whole_model_is_no_head(target, tmp_path):
@@ -220,7 +221,7 @@ def test_wrong_options_are_explained(options, message, target, tmp_path):
 @pytest.mark.parametrize(
     ("options", "number", "is_dynamic"),
     [
-        ({}, 59, True),
+        ({}, default_size().num_nodes, True),
         ({"eagle_topk": 1}, 5, False),
         ({"eagle_topk": 1, "eagle_depth": 2}, 3, False),
         ({"draft_sample_method": "probabilistic"}, 5, False),

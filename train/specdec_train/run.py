@@ -26,12 +26,12 @@ from specdec_train.curves import can_draw, draw
 from specdec_train.data import Text
 from specdec_train.evaluate import acceptance_lengths
 from specdec_train.generate import generated_texts
+from specdec_train.optimizers import optimizers
 from specdec_train.settings import Settings, plain, prepare_folder
 from specdec_train.store import FeatureStore, open_store
 from specdec_train.target import features_of, load_target
 
 MOST_HELD_OUT = 64
-BETAS = (0.9, 0.95)
 
 
 def train(spec: ProposerSpec, settings: Settings, options: Any) -> None:
@@ -60,7 +60,7 @@ class Run:
         counts = torch.from_numpy(data.token_counts(self._learned, self._target.info.vocab_size))
         torch.manual_seed(settings.seed)
         self._trainee = recipe.make(options, self._target, counts).to(self._target.info.device)
-        self._optimizer = _optimizer(self._trainee, settings.weight_decay)
+        self._optimizers = optimizers(self._trainee, settings)
         self._checked = {
             "method": method,
             **settings.checked(),
@@ -99,11 +99,12 @@ class Run:
         """Step `self._step`, which nothing decides but it, the weights and the optimizer's state."""
         torch.manual_seed(int(np.random.SeedSequence([self._settings.seed, self._step]).generate_state(1)[0]))
         self._trainee.train()
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._learning_rate(self._step)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self._learning_rate(self._step)
+            optimizer.zero_grad(set_to_none=True)
         rows = self._order.rows(self._step)
         batch = self._batch([self._learned[row] for row in rows], rows)
-        self._optimizer.zero_grad(set_to_none=True)
         loss, metrics = self._loss(batch)
         if not torch.isfinite(loss):
             raise ConfigError(
@@ -112,7 +113,8 @@ class Run:
             )
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self._trainee.parameters(), self._settings.clip)
-        self._optimizer.step()
+        for optimizer in self._optimizers:
+            optimizer.step()
         self._num_tokens += sum(len(self._learned[row].token_ids) for row in rows)
         values = {"loss": loss, "gradient_norm": norm, **metrics}
         return {name: value.detach() for name, value in values.items()}
@@ -179,7 +181,7 @@ class Run:
             "num_tokens": self._num_tokens,
             "seconds": self._seconds,
             "trainee": self._trainee.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
         }
         files.write_state(out, state)
 
@@ -201,7 +203,8 @@ class Run:
                 f"steps={self._settings.steps}: give more"
             )
         self._trainee.load_state_dict(state["trainee"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         self._step, self._num_tokens, self._seconds = state["step"], state["num_tokens"], state["seconds"]
 
     def _read_data(self) -> tuple[list[Text], list[Text]]:
@@ -250,12 +253,3 @@ def _tokenizer(target: str) -> Any:
         return load_tokenizer(EngineConfig(model=target))
     except ConfigError:
         return None
-
-
-def _optimizer(trainee: torch.nn.Module, weight_decay: float) -> torch.optim.Optimizer:
-    trained = [parameter for parameter in trainee.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.dim() > 1], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], betas=BETAS)

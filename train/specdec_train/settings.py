@@ -44,6 +44,11 @@ class Settings:
     warmup: float = _described("Part of the steps in which it rises.", default=0.05, validator=number(0, 1))
     final_lr: float = _described("What it falls to, as a part of itself.", default=0.1, validator=number(0, 1))
     clip: float = _described("Norm of the gradient, at most.", default=0.5, validator=number(0, 1e6, low_open=True))
+    optimizer: str = _described(
+        "muon: of the layers' matrices, and AdamW of the rest; adamw: of all.",
+        default="muon",
+        validator=one_of("muon", "adamw"),
+    )
     weight_decay: float = _described("Of matrices.", default=0.0, validator=number(0, 10))
     seed: int = _described(
         "Of the first weights, the data's order and all noise.", default=0, validator=whole_number(0)

@@ -34,7 +34,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "eagle": {"ttt_steps": 3},
     "draft_model": {"hidden_size": 192, "intermediate_size": 512, "num_heads": 3},
 }
-RATES = {"eagle3": 1e-3, "eagle": 1e-3, "draft_model": 2e-3}
+LEARNING_RATE = 1.5e-2  # Muon's
 
 
 def build_texts(work: Path) -> list[Path]:
@@ -85,12 +85,13 @@ def train_draft(work: Path, method: str, steps: int, threads: int | None) -> Non
         held_out=(work / "heldout.jsonl",),
         out=out,
         steps=steps,
-        batch=8,
+        batch=4,
         length=LENGTH,
-        lr=RATES[method],
+        lr=LEARNING_RATE,
+        warmup=0.02,
         autocast=True,
         threads=threads,
-        evaluate_every=500,
+        evaluate_every=1000,
         eval_prompts=32,
         resume=True,
     )
@@ -126,7 +127,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of the corpus")
-    parser.add_argument("--steps", type=int, default=2000, help="updates of each draft")
+    parser.add_argument("--steps", type=int, default=6000, help="updates of each draft")
     parser.add_argument("--threads", type=int)
     parser.add_argument("methods", nargs="*", default=list(OPTIONS), help=f"default: {' '.join(OPTIONS)}")
     arguments = parser.parse_args()

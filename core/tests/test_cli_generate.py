@@ -149,7 +149,10 @@ def process(checkpoint, bigram_site):
     options = ["--method", "bigram", "--max-tokens", "4000", "--temperature", "2", PROMPT]
     env = {**os.environ, "PYTHONPATH": str(bigram_site)}
     pipe = subprocess.PIPE
+    # What a shell runs in the background ignores interrupts, and so would what is started from it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen([*command, *options], env=env, stdout=pipe, stderr=pipe) as running:
+        signal.signal(signal.SIGINT, before)
         assert running.stdout.read(20), running.stderr.read()
         yield running
         running.kill()

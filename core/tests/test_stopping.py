@@ -122,8 +122,8 @@ class StopsAt(Stopping):
         self._depth = 0
 
     @property
-    def drafting(self) -> torch.Tensor:
-        return (self._depths > 0).nonzero().squeeze(1)
+    def drafting(self) -> list[int]:
+        return (self._depths > 0).nonzero().squeeze(1).tolist()
 
     def goes_on(self, requests: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         assert requests.unique().tolist() == (self._depths > self._depth).nonzero().squeeze(1).tolist()

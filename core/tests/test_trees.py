@@ -34,7 +34,7 @@ def logits_after(request: int, path: Path) -> torch.Tensor:
 
 def grown(grower: TreeGrower, num_requests: int, spoil: Callable[[Level], None] = lambda level: None) -> Draft:
     """The draft of a model that knows each node's path by what the levels say about parents."""
-    paths: list[tuple[int, Path]] = [(b, ()) for b in grower.roots.tolist()]
+    paths: list[tuple[int, Path]] = [(b, ()) for b in grower.roots]
     by_number: list[dict[int, int]] = [{} for _ in range(num_requests)]
 
     def forward(level: Level) -> torch.Tensor:

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import nn
 
 from specdec_train.settings import Settings
 
 BETAS = (0.9, 0.95)
-BY_TOKEN = ("embed_tokens.weight", "lm_head.weight")
-"""Matrices with a row for each token, of which a step moves few: no matter for Muon."""
+OUTPUT = "lm_head"
 
 
-def optimizers(trainee: torch.nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
+def optimizers(trainee: nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
     """Each parameter is in one of them. Their steps are of like size, so one learning rate serves all."""
-    trained = {name: parameter for name, parameter in trainee.named_parameters() if parameter.requires_grad}
-    by_muon = [
-        parameter
-        for name, parameter in trained.items()
-        if settings.optimizer == "muon" and parameter.dim() == 2 and not name.endswith(BY_TOKEN)
-    ]
-    rest = [parameter for parameter in trained.values() if not any(parameter is each for each in by_muon)]
+    by_muon = _matrices_of_layers(trainee) if settings.optimizer == "muon" else {}
+    rest = [each for each in trainee.parameters() if each.requires_grad and id(each) not in by_muon]
+    decay: dict[str, Any] = {"weight_decay": settings.weight_decay}
     groups = [
-        {"params": [p for p in rest if p.dim() > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in rest if p.dim() <= 1], "weight_decay": 0.0},
+        {"params": [each for each in rest if each.dim() > 1], **decay},
+        {"params": [each for each in rest if each.dim() <= 1], "weight_decay": 0.0},
     ]
-    found: list[torch.optim.Optimizer] = [torch.optim.AdamW([g for g in groups if g["params"]], betas=BETAS)]
+    found: list[torch.optim.Optimizer] = []
+    if rest:
+        found.append(torch.optim.AdamW([group for group in groups if group["params"]], betas=BETAS))
     if by_muon:
-        found.append(torch.optim.Muon(by_muon, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"))
+        found.append(torch.optim.Muon(by_muon.values(), adjust_lr_fn="match_rms_adamw", **decay))
     return found
+
+
+def _matrices_of_layers(trainee: nn.Module) -> dict[int, nn.Parameter]:
+    """By their identity. Not embeddings and output layers, which have a row for each token: steps move few of these."""
+    by_token = [
+        module
+        for name, module in trainee.named_modules()
+        if isinstance(module, nn.Embedding) or name.rpartition(".")[2] == OUTPUT
+    ]
+    not_these = {id(parameter) for module in by_token for parameter in module.parameters()}
+    trained = (each for each in trainee.parameters() if each.requires_grad and each.dim() == 2)
+    return {id(each): each for each in trained if id(each) not in not_these}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
@@ -36,8 +37,8 @@ class DynamicTree:
         self._budgets = batch.max_draft_tokens
         self._size, self._device = len(self._budgets), batch.root_token_ids.device
         self._top_k, self._q_to_target, self._stopping = top_k, q_to_target, stopping
-        self._roots = torch.arange(self._size, device=self._device) if stopping is None else stopping.drafting
-        self._growing = self._roots  # requests that have not been stopped
+        self._roots = range(self._size) if stopping is None else stopping.drafting
+        self._growing: Sequence[int] = self._roots  # requests that have not been stopped
         self._levels_left = min(depth, max(self._budgets) - 1)  # a node that is kept has all its ancestors kept
         # Candidates of each level: [batch, n], n = top_k at first and its square later.
         self._token_ids: list[torch.Tensor] = []
@@ -52,21 +53,18 @@ class DynamicTree:
         self._num_forwarded = 0  # nodes of each request
 
     @property
-    def roots(self) -> torch.Tensor:
+    def roots(self) -> Sequence[int]:
         return self._roots
 
     def grow(self, logits: torch.Tensor) -> Level | None:
-        if not len(self._growing):
+        if not self._growing:
             return None
-        growing, num_rows = self._growing, self._frontier.shape[1]
-        log_probs = logits.float().log_softmax(dim=-1).view(len(growing), num_rows, -1)
+        num_rows = self._frontier.shape[1]
+        log_probs = logits.float().log_softmax(dim=-1).view(len(self._growing), num_rows, -1)
         best = log_probs.nan_to_num(IMPOSSIBLE, IMPOSSIBLE, IMPOSSIBLE).topk(min(self._top_k, logits.shape[-1]), dim=-1)
         num_children = best.indices.shape[2]
-        values = best.values.new_full((self._size, num_rows, num_children), IMPOSSIBLE)
-        values[growing] = best.values
+        values, columns = self._of_all(best.values, IMPOSSIBLE), self._of_all(best.indices, 0).flatten(1)
         scores = (self._frontier_scores.unsqueeze(2) + values).flatten(1)
-        columns = torch.zeros_like(scores, dtype=torch.int64)
-        columns[growing] = best.indices.flatten(1)
         token_ids = columns if self._q_to_target is None else self._q_to_target[columns]
         probs = values.exp().flatten(1)
         self._token_ids.append(token_ids)
@@ -85,20 +83,22 @@ class DynamicTree:
         rows = chosen // num_children
         above = self._ancestors.gather(1, rows.unsqueeze(2).expand(-1, -1, self._ancestors.shape[2]))
         self._ancestors = torch.cat([above, own.view(1, -1, 1).expand(self._size, -1, 1)], dim=2)
-        rows = rows[growing] + num_rows * torch.arange(len(growing), device=self._device).unsqueeze(1)
+        rows = self._of_growing(rows)
+        rows = rows + num_rows * torch.arange(len(rows), device=self._device).unsqueeze(1)
         if self._stopping is not None:
-            goes = self._goes_on(self._stopping, rows, probs.gather(1, chosen)[growing])
-            self._growing, rows = growing[goes], rows[goes]
-            if not len(rows):
+            goes = self._goes_on(self._stopping, rows, self._of_growing(probs.gather(1, chosen)))
+            rows = rows[goes]
+            self._growing = [request for request, goes_on in zip(self._growing, goes, strict=True) if goes_on]
+            if not self._growing:
                 return None
         counts = [0] * self._size
-        for request in self._growing.tolist():
+        for request in self._growing:
             counts[request] = count
         level = Level(
-            requests=self._growing.repeat_interleave(count),
+            requests=torch.tensor(self._growing, device=self._device).repeat_interleave(count),
             rows=rows.flatten(),
-            token_ids=token_ids.gather(1, chosen)[self._growing].flatten(),
-            ancestors=self._ancestors[self._growing].flatten(0, 1),
+            token_ids=self._of_growing(token_ids.gather(1, chosen)).flatten(),
+            ancestors=self._of_growing(self._ancestors).flatten(0, 1),
             starts=(self._num_forwarded,) * self._size,
             counts=tuple(counts),
             is_chain=self._top_k == 1,
@@ -111,13 +111,25 @@ class DynamicTree:
         draft = self._likeliest()
         return draft if self._stopping is None else self._stopping.keep(draft, in_place=False)
 
-    def _goes_on(self, stopping: Stopping, rows: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
-        """bool [num_growing]   rows and probs [num_growing, n]: of the nodes that would be expanded."""
-        requests = self._growing.repeat_interleave(rows.shape[1])
+    def _of_growing(self, of_all: torch.Tensor) -> torch.Tensor:
+        """[num_growing, ...] of [batch, ...]."""
+        return of_all if len(self._growing) == self._size else of_all[list(self._growing)]
+
+    def _of_all(self, of_growing: torch.Tensor, otherwise: float) -> torch.Tensor:
+        """[batch, ...] of [num_growing, ...]."""
+        if len(self._growing) == self._size:
+            return of_growing
+        found = of_growing.new_full((self._size, *of_growing.shape[1:]), otherwise)
+        found[list(self._growing)] = of_growing
+        return found
+
+    def _goes_on(self, stopping: Stopping, rows: torch.Tensor, probs: torch.Tensor) -> list[bool]:
+        """[num_growing]   rows and probs [num_growing, n]: of the nodes that would be expanded."""
+        requests = torch.tensor(self._growing, device=self._device).repeat_interleave(rows.shape[1])
         is_first_draw = torch.zeros_like(requests, dtype=torch.bool)
         num_nodes = torch.ones(self._size, dtype=torch.int64, device=self._device)  # those not worth it go, at the end
-        goes = stopping.goes_on(requests, rows.flatten(), probs.flatten(), is_first_draw, num_nodes)
-        return goes[self._growing]
+        goes = stopping.goes_on(requests, rows.flatten(), probs.flatten(), is_first_draw, num_nodes).tolist()
+        return [goes[request] for request in self._growing]
 
     def _likeliest(self) -> Draft:
         if not self._scores:

@@ -38,8 +38,8 @@ class TreeGrower(Protocol):
     """Decides, from the draft's logits, which nodes there are."""
 
     @property
-    def roots(self) -> torch.Tensor:
-        """int64 [n]   the requests that are to have a draft, as indices into the batch, ascending."""
+    def roots(self) -> Sequence[int]:
+        """The requests that are to have a draft, as indices into the batch, ascending."""
         ...
 
     def grow(self, logits: torch.Tensor) -> Level | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from specdec_core.config import GREEDY
@@ -33,15 +35,16 @@ class StaticTree:
         self._num_children = torch.tensor(shape.num_children, device=device)  # of the root, then of each node
         self._first_child = torch.tensor(shape.first_children, device=device)
         size = len(batch.max_draft_tokens)
-        self._roots = torch.arange(size, device=device) if stopping is None else stopping.drafting
-        self._requests = self._roots  # of the level that is to have children
-        self._nodes = torch.full_like(self._roots, -1)
-        self._kinds = torch.zeros_like(self._roots)  # which part of the shape a node is
-        self._ancestors = self._roots.new_empty(len(self._roots), 0)
+        self._roots = range(size) if stopping is None else stopping.drafting
+        # Of the level that is to have children:
+        self._requests = torch.tensor(self._roots, dtype=torch.int64, device=device)
+        self._nodes = torch.full_like(self._requests, -1)
+        self._kinds = torch.zeros_like(self._requests)  # which part of the shape a node is
+        self._ancestors = self._requests.new_empty(len(self._roots), 0)
         self._totals = [0] * size  # nodes of each request so far
 
     @property
-    def roots(self) -> torch.Tensor:
+    def roots(self) -> Sequence[int]:
         return self._roots
 
     def grow(self, logits: torch.Tensor) -> Level | None:

@@ -98,12 +98,12 @@ class Stopping:
         if prices is not None:
             first = prices if forwards_roots else evolve(prices, level=0)
             drafting = self._pays(acceptance.of_level(rows, 1), np.ones(len(rows)), first)
-        self._drafting = torch.from_numpy(np.flatnonzero(drafting)).to(batch.root_token_ids.device)
+        self._drafting = np.flatnonzero(drafting).tolist()
         self._reach = np.ones(len(self._drafting))  # expected probability that a node of the frontier is accepted
 
     @property
-    def drafting(self) -> torch.Tensor:
-        """int64 [n]   the requests that are to have a draft, ascending."""
+    def drafting(self) -> list[int]:
+        """The requests that are to have a draft, as indices into the batch, ascending."""
         return self._drafting
 
     def goes_on(

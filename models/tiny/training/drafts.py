@@ -23,14 +23,14 @@ from .card import ROOT, replace_section
 from .export import WEIGHTS
 
 LENGTH = 256
-EXCERPTS = 8000
-SAID = {"greedy": (1500, 0.0), "sampled": (3000, 1.0)}
+EXCERPTS = 12000
+SAID = {"greedy": (4000, 0.0), "sampled": (8000, 1.0)}
 """Texts of each kind, and the temperature."""
 SHORTEST_PROMPT, LONGEST_PROMPT = 16, 128
 AT_ONCE = 64
 MOST_BYTES = 5_000_000
 OPTIONS: dict[str, dict[str, Any]] = {
-    "eagle3": {"ttt_steps": 5, "draft_vocab_size": 2048},
+    "eagle3": {"ttt_steps": 3, "draft_vocab_size": 2048},
     "eagle": {"ttt_steps": 3},
     "draft_model": {"hidden_size": 192, "intermediate_size": 512, "num_heads": 3},
 }

@@ -76,7 +76,7 @@ class DraftModelProposer(Proposer):
 
     def propose(self, batch: ProposerBatch) -> Draft:
         grower = StaticTree(batch, self._shape, self._method, self._vocabulary.target_ids, self._stop.begin(batch))
-        requests = [batch.requests[b] for b in grower.roots.tolist()]
+        requests = [batch.requests[b] for b in grower.roots]
         logits = self._catch_up(requests)
         self._has_drafted.update(request.id for request in requests)
         return grow(grower, logits, lambda level: self._forward_nodes(level, batch))

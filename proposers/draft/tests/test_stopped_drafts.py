@@ -3,67 +3,97 @@ for what is spoilt on purpose."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from attrs import evolve
 from noisy_copy import noisy_copy
 
-from specdec_core import LLM, Draft, DraftStop, SamplingParams, Stopping
+from specdec_core import LLM, Draft, DraftBuilder, DraftStop, Grown, SamplingParams, Stopping
 from specdec_core.testing import tiny_target
+from specdec_proposer_draft.proposer import DraftModelProposer
 
 VOCAB_SIZE = 48
 SHAPES = {"chain": None, "tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (0, 0, 0, 0)]"}
 
 
 class AnyStop(Stopping):
-    """Stops at any depth, at times before there is a draft."""
+    """Stops at any depth, at times before there is a draft, and says from which depth on a chain is to be wrong."""
 
-    generator = torch.Generator().manual_seed(0)
-    depths: list[int]  # of all drafts
-    right: list[int]  # how many levels of each were left as they were
-
-    def __init__(self, num_requests: int) -> None:
-        self._depths, self._depth = torch.randint(0, 5, (num_requests,), generator=self.generator), 0
+    def __init__(self, num_requests: int, generator: torch.Generator, is_spoilt: bool) -> None:
+        self._depths = torch.randint(0, 5, (num_requests,), generator=generator)
+        self.num_right = torch.randint(0, 5, (num_requests,), generator=generator) if is_spoilt else self._depths + 1
+        self.num_grown = 0
+        self.depths: list[int] = []  # of all drafts
 
     @property
-    def drafting(self) -> torch.Tensor:
-        return self._depths.nonzero().squeeze(1)
+    def drafting(self) -> list[int]:
+        return self._depths.nonzero().squeeze(1).tolist()
 
     def goes_on(self, *nodes: torch.Tensor) -> torch.Tensor:
-        self._depth += 1
-        return self._depths > self._depth
+        return self._depths > self.num_grown
 
     def keep(self, draft: Draft, *, in_place: bool) -> Draft:
-        """Of a chain, a node of any depth becomes another token, if there is one so deep."""
-        token_ids = draft.token_ids.clone()
-        for b in range(draft.batch_size):
-            depth = deepest(draft, b)
-            right = int(torch.randint(0, 5, (1,), generator=self.generator)) if draft.is_chain else depth
-            if right < depth:
-                token_ids[draft.offsets[b] + right] += 1
-            self.depths.append(depth)
-            self.right.append(min(right, depth))
-        return evolve(draft, token_ids=token_ids % VOCAB_SIZE)
+        self.depths = [deepest(draft, b) for b in range(draft.batch_size)]
+        return draft
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_what_the_target_itself_drafts_is_accepted(shape, tmp_path, monkeypatch):
-    monkeypatch.setattr(AnyStop, "depths", [], raising=False)
-    monkeypatch.setattr(AnyStop, "right", [], raising=False)
-    monkeypatch.setattr(DraftStop, "begin", lambda self, batch: AnyStop(len(batch.requests)))
-    target = tiny_target(tmp_path / "target")
+def accepted_and_right(
+    patch: pytest.MonkeyPatch, folder: Any, shape: str, max_tokens: int = 100
+) -> tuple[int, int, set[int]]:
+    """How many nodes were accepted, how many should have been, and the depths of the drafts."""
+    stops: list[AnyStop] = []
+    generator = torch.Generator().manual_seed(0)
+    grow = DraftBuilder.grow
+
+    def begin(self: DraftStop, batch: Any) -> AnyStop:
+        stops.append(AnyStop(len(batch.requests), generator, is_spoilt=shape == "chain"))
+        return stops[-1]
+
+    def grow_wrong_tokens(self: DraftBuilder, logits: Any, requests: torch.Tensor, *more: Any) -> Grown:
+        """Before the draft forwards them, so that its cache has what is wrong."""
+        grown, stop = grow(self, logits, requests, *more), stops[-1]
+        is_wrong = stop.num_right[requests[grown.parents]] <= stop.num_grown
+        grown.token_ids[is_wrong] = (grown.token_ids[is_wrong] + 1) % VOCAB_SIZE
+        stop.num_grown += 1
+        return grown
+
+    patch.setattr(DraftStop, "begin", begin)
+    patch.setattr(DraftBuilder, "grow", grow_wrong_tokens)
+    target = tiny_target(folder / "target")
     config = {
         "method": "draft_model",
-        "model": str(noisy_copy(target, tmp_path / "draft", noise=0.0)),
+        "model": str(noisy_copy(target, folder / "draft", noise=0.0)),
         "num_speculative_tokens": 8,
         "speculative_token_tree": SHAPES[shape],
     }
     llm = LLM(str(target), dtype="float32", num_kv_blocks=64, skip_tokenizer_init=True, speculative_config=config)
     prompts = [{"prompt_token_ids": [3, *range(n)]} for n in (1, 5, 20)]
-    llm.generate(prompts, SamplingParams(temperature=0, max_tokens=60), use_tqdm=False)
+    llm.generate(prompts, SamplingParams(temperature=0, max_tokens=max_tokens), use_tqdm=False)
     accepted = next(metric.value for metric in llm.get_metrics() if metric.name.endswith("num_accepted_tokens"))
-    assert {0, 1, 2, 3} <= set(AnyStop.depths)
-    assert accepted == sum(AnyStop.right)
+    pairs = [pair for stop in stops for pair in zip(stop.num_right.tolist(), stop.depths, strict=True)]
+    return accepted, sum(map(min, pairs)), {depth for _, depth in pairs}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_the_target_itself_drafts_is_accepted(shape, tmp_path, monkeypatch):
+    accepted, right, depths = accepted_and_right(monkeypatch, tmp_path, shape)
+    assert {0, 1, 2, 3} <= depths
+    assert accepted == right > 100
+
+
+def test_whoever_was_skipped_and_is_not_settled_drafts_worse(tmp_path, monkeypatch):
+    """A token that came while others drafted is none of the nodes that were refused before."""
+    propose = DraftModelProposer.propose
+
+    def all_have_drafted(self: DraftModelProposer, batch: Any) -> Draft:
+        draft = propose(self, batch)
+        self._has_drafted.update(request.id for request in batch.requests)
+        return draft
+
+    monkeypatch.setattr(DraftModelProposer, "propose", all_have_drafted)
+    accepted, right, _ = accepted_and_right(monkeypatch, tmp_path, "chain")
+    assert accepted < right
 
 
 def deepest(draft: Draft, request: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from torch.nn.functional import pad
@@ -78,7 +80,7 @@ class EagleProposer(Proposer):
 
     def propose(self, batch: ProposerBatch) -> Draft:
         grower = self._grower(batch)
-        rows = self._rows_of(batch.requests)[grower.roots]
+        rows = self._rows_of([batch.requests[b] for b in grower.roots])
         first_slots = [len(request.token_ids) - 1 for request in batch.requests]
         features = self._features[rows]
 
@@ -112,5 +114,6 @@ class EagleProposer(Proposer):
         own = self._head.lm_head
         return self._context.output_head(outputs) if own is None else own(outputs)
 
-    def _rows_of(self, requests: object) -> torch.Tensor:
-        return torch.tensor([self._rows[request.id] for request in requests], device=self._context.device)
+    def _rows_of(self, requests: Iterable[RequestView]) -> torch.Tensor:
+        rows = [self._rows[request.id] for request in requests]
+        return torch.tensor(rows, dtype=torch.int64, device=self._context.device)

@@ -24,8 +24,8 @@ class AnyStop(Stopping):
         self.depths, self._depth = torch.randint(0, 5, (num_requests,), generator=self.generator), 0
 
     @property
-    def drafting(self) -> torch.Tensor:
-        return self.depths.nonzero().squeeze(1)
+    def drafting(self) -> list[int]:
+        return self.depths.nonzero().squeeze(1).tolist()
 
     def goes_on(self, *nodes: torch.Tensor) -> torch.Tensor:
         self._depth += 1

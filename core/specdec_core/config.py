@@ -73,14 +73,15 @@ class DraftSamplingConfig:
 
 
 def _both_costs(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-    """The last of the keys that it is about, so that the others are set."""
-    if (instance.draft_level_cost is None) != (value is None):
-        missing = "draft_level_cost" if value is not None else "draft_node_cost"
-        raise ConfigError(f"draft_level_cost and draft_node_cost go together: give {missing}, too, or neither")
+    level_cost = instance.draft_level_cost
+    if (level_cost is None) != (value is None):
+        raise ConfigError(
+            f"draft_level_cost={level_cost} and draft_node_cost={value} go together: give both, or neither"
+        )
     if value is not None and not instance.adaptive_draft_length:
         raise ConfigError(
-            "draft_level_cost and draft_node_cost are for drafts that end where more would not pay: give "
-            "adaptive_draft_length=True, too, or leave them out"
+            f"draft_level_cost={level_cost} and draft_node_cost={value} are for drafts that end where more would not "
+            f"pay: give adaptive_draft_length=True, too, or leave them out"
         )
 
 

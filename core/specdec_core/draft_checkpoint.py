@@ -35,8 +35,13 @@ def completed(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any
 def _shipped(method: ProposerSpec, target: str | Path, revision: Any) -> str:
     """The draft that lies beside the target's weights."""
     folder = Path(resolve_model(target), DRAFTS, method.name)
-    if folder.is_dir() and revision is None:
-        return str(folder)
+    if folder.is_dir():
+        if revision is None:
+            return str(folder)
+        raise ConfigError(
+            f"speculative_config has revision={revision!r}, which is of a repository, and names none: give its name as "
+            f"model, or leave revision out for the draft that comes with the target {str(target)!r}"
+        )
     known = _published(method.published, str(target))
     raise ConfigError(
         f"speculative_config of method {method.name!r} names no model, and none comes with the target {str(target)!r}: "

@@ -95,6 +95,8 @@ def test_a_head_beside_its_target_is_found(tmp_path):
         planned(target, method="eagle3")
     write_eagle3(target / "drafts" / "eagle3", SIZES)
     assert planned(target, method="eagle3").taps == ("input.2", "input.4", "input.5")
+    with pytest.raises(ConfigError, match="revision='main', which is of a repository, and names none"):
+        planned(target, method="eagle3", revision="main")
 
 
 def test_the_published_head_is_named(tmp_path):

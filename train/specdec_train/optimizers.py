@@ -11,22 +11,25 @@ from specdec_train.settings import Settings
 
 BETAS = (0.9, 0.95)
 OUTPUT = "lm_head"
+MUON_SCALE = 10
+"""Muon's learning rate in AdamW's. Heads of the embedded model learned fastest with about so much."""
 
 
 def optimizers(trainee: nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
-    """Each parameter is in one of them. Their steps are of like size, so one learning rate serves all."""
+    """Each parameter is in one of them. A group's `scale` is what the run's learning rate is multiplied by."""
     by_muon = _matrices_of_layers(trainee) if settings.optimizer == "muon" else {}
     rest = [each for each in trainee.parameters() if each.requires_grad and id(each) not in by_muon]
     decay: dict[str, Any] = {"weight_decay": settings.weight_decay}
-    groups = [
-        {"params": [each for each in rest if each.dim() > 1], **decay},
-        {"params": [each for each in rest if each.dim() <= 1], "weight_decay": 0.0},
+    groups: list[dict[str, Any]] = [
+        {"params": [each for each in rest if each.dim() > 1], "scale": 1, **decay},
+        {"params": [each for each in rest if each.dim() <= 1], "scale": 1, "weight_decay": 0.0},
     ]
     found: list[torch.optim.Optimizer] = []
     if rest:
         found.append(torch.optim.AdamW([group for group in groups if group["params"]], betas=BETAS))
     if by_muon:
-        found.append(torch.optim.Muon(by_muon.values(), adjust_lr_fn="match_rms_adamw", **decay))
+        matrices = {"params": list(by_muon.values()), "scale": MUON_SCALE}
+        found.append(torch.optim.Muon([matrices], adjust_lr_fn="match_rms_adamw", **decay))
     return found
 
 

@@ -101,7 +101,7 @@ class Run:
         self._trainee.train()
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = self._learning_rate(self._step)
+                group["lr"] = self._learning_rate(self._step) * group["scale"]
             optimizer.zero_grad(set_to_none=True)
         rows = self._order.rows(self._step)
         batch = self._batch([self._learned[row] for row in rows], rows)

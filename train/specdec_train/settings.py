@@ -45,7 +45,7 @@ class Settings:
     final_lr: float = _described("What it falls to, as a part of itself.", default=0.1, validator=number(0, 1))
     clip: float = _described("Norm of the gradient, at most.", default=0.5, validator=number(0, 1e6, low_open=True))
     optimizer: str = _described(
-        "muon: of the layers' matrices, and AdamW of the rest; adamw: of all.",
+        "muon: of the layers' matrices, at ten times the learning rate, and AdamW of the rest; adamw: of all.",
         default="muon",
         validator=one_of("muon", "adamw"),
     )

@@ -34,7 +34,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "eagle": {"ttt_steps": 3},
     "draft_model": {"hidden_size": 192, "intermediate_size": 512, "num_heads": 3},
 }
-LEARNING_RATE = 1.5e-2  # Muon's
+LEARNING_RATE = 1.5e-3
 
 
 def build_texts(work: Path) -> list[Path]:

@@ -122,8 +122,14 @@ class TestVocabulary:
         ({"model": "any", "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2"),
         ({"model": "any", "adaptive_draft_length": 1}, "adaptive_draft_length=1 must be True or False"),
         ({"model": "any", "draft_level_cost": 0.1, "draft_node_cost": 0}, "give adaptive_draft_length=True"),
-        ({"model": "any", "adaptive_draft_length": True, "draft_level_cost": 0.1}, "give draft_node_cost, too"),
-        ({"model": "any", "adaptive_draft_length": True, "draft_node_cost": 0.1}, "give draft_level_cost, too"),
+        (
+            {"model": "any", "adaptive_draft_length": True, "draft_level_cost": 0.1},
+            "draft_level_cost=0.1 and draft_node_cost=None go together",
+        ),
+        (
+            {"model": "any", "adaptive_draft_length": True, "draft_node_cost": 0.1},
+            "draft_level_cost=None and draft_node_cost=0.1 go together",
+        ),
         (
             {"model": "any", "adaptive_draft_length": True, "draft_level_cost": -1},
             "draft_level_cost=-1 is out of range",

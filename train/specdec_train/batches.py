@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from attrs import define
+from attrs import define, field
 
 from specdec_train.data import Text
 
@@ -19,7 +19,7 @@ class Order:
     lengths: tuple[int, ...]
     batch: int
     seed: int
-    _known: tuple[int, list[list[int]]] = (-1, [])  # an epoch, and its batches
+    _known: tuple[int, list[list[int]]] = field(default=(-1, []), init=False)  # an epoch, and its batches
 
     @property
     def batches_per_epoch(self) -> int:

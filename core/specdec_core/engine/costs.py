@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 
 from specdec_core.types import StepCosts
@@ -23,7 +21,7 @@ class CostMeter:
     def __init__(self) -> None:
         self.costs: StepCosts | None = None
         self._num_skipped = 0
-        self._steps: deque[tuple[float, float, int, int]] = deque(maxlen=NUM_STEPS)
+        self._steps: list[tuple[float, float, int, int]] = []
 
     def add(self, draft_s: float, target_s: float, num_tokens: int, depth: int) -> None:
         """A step in which all requests decoded, with drafts of that depth. num_tokens: of the target's pass."""
@@ -36,6 +34,7 @@ class CostMeter:
         if len(self._steps) < NUM_STEPS:
             return
         draft, target, tokens, depths = np.array(self._steps).T
+        self._steps.clear()  # where they were all alike, the next ones may differ
         if np.ptp(tokens) and np.ptp(depths):
             token_s = _slope(tokens, target)
             rest = float(np.median(target - token_s * tokens))

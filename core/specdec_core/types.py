@@ -231,11 +231,10 @@ class RandomSource(Protocol):
 
 @frozen
 class StepCosts:
-    """Seconds: a pass of the target over n tokens takes target_s + n * token_s, a level of drafts level_s."""
+    """Seconds: a pass of the target over n tokens takes target_s + n * token_s."""
 
     target_s: float
     token_s: float
-    level_s: float
 
 
 @frozen(eq=False)

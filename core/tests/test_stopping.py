@@ -19,6 +19,7 @@ from test_trees import CPU, SHAPES, VOCAB, dynamic_reference, grown, tokens_of
 from specdec_core.config import DraftStopConfig
 from specdec_core.drafting import DraftStop, DynamicTree, StaticTree, Stopping, TreeGrower, grow
 from specdec_core.drafting.drafted import Nodes
+from specdec_core.drafting.stop import NUM_SKIPPED as NUM_LEVELS_SKIPPED, NUM_TIMED
 from specdec_core.engine.costs import NUM_SKIPPED, NUM_STEPS, CostMeter
 from specdec_core.engine.draft_check import check_draft
 from specdec_core.token_tree import TokenTree
@@ -273,15 +274,25 @@ def test_without_the_option_nothing_stops():
 # What it costs
 
 
+SLOW_S = 1000.0  # a pass next to which drafting on any machine is cheap
+
+
 def test_measured_costs_decide():
     request = Simulated(DraftStop(DraftStopConfig(adaptive_draft_length=True), 1))
-    lengths = [request.step(0.5)[0] for _ in range(8)]
-    assert set(lengths) == {1, 6}, "lengths differ while costs are measured"
-    cheap, dear = StepCosts(1.0, 0.0, 0.001), StepCosts(1.0, 0.0, 0.9)
-    assert request.step(0.5, cheap)[0] >= 5
-    assert request.step(0.5, dear)[0] == 1
+    lengths = [request.step(0.5)[0] for _ in range(2 * (NUM_LEVELS_SKIPPED + NUM_TIMED) + 1)]
+    assert lengths[:4] == [6, 0, 6, 0], "some steps go without while costs are measured"
+    assert request.step(0.5, StepCosts(SLOW_S, 0.0))[0] >= 5
+    assert request.step(0.5, StepCosts(1e-9, 0.0))[0] == 1, "the first level is free, and no other"
     nobody = Simulated(DraftStop(DraftStopConfig(adaptive_draft_length=True), 1))
     assert (nobody.steps(100, 0.5)[-30:, 0] == 6).all()
+
+
+def test_drafts_of_one_node_are_measured_too():
+    request = Simulated(DraftStop(DraftStopConfig(adaptive_draft_length=True), 1), budget=1)
+    lengths = [request.step(0.5)[0] for _ in range(2 * (NUM_LEVELS_SKIPPED + NUM_TIMED) + 1)]
+    assert set(lengths) == {0, 1}
+    assert request.step(0.5, StepCosts(1.0, 0.0))[0] == 1
+    assert request.step(0.5, StepCosts(1e-9, 1.0))[0] == 0, "another row of the target's is as dear as a step"
 
 
 @pytest.mark.parametrize(("level_s", "num_levels"), [(0.9, 4), (1.5, 4), (2.5, 0)])
@@ -291,7 +302,8 @@ def test_requests_share_the_cost_of_a_level(level_s, num_levels):
     requests = [request_of(name) for name in "abc"]
     for request in requests:
         stop.start(request)
-    costs = StepCosts(target_s=2.0, token_s=0.0, level_s=level_s)
+    stop._level_s = [level_s] * (NUM_LEVELS_SKIPPED + NUM_TIMED)
+    costs = StepCosts(target_s=2.0, token_s=0.0)
     batch = attrs.evolve(batch_of([4] * 3, [0.0] * 3), requests=requests, costs=costs)
     certain = torch.tensor([[0.0, -99.0]])
     tree = StaticTree(batch, TokenTree.chain(4), stopping=stop.begin(batch))
@@ -304,18 +316,18 @@ def test_costs_are_fitted_through_outliers():
     meter, random = CostMeter(), np.random.default_rng(0)
     for i in range(NUM_SKIPPED + NUM_STEPS):
         assert meter.costs is None
-        tokens, depth = (2, 1) if i % 2 else (9, 8)
+        tokens = 2 if i % 2 else 9
         slow = 5.0 if i < NUM_SKIPPED or random.random() < 0.2 else 1.0
-        meter.add(slow * (0.001 + 0.004 * depth), slow * (0.02 + 0.003 * tokens), tokens, depth)
+        meter.add(slow * (0.02 + 0.003 * tokens), tokens)
     assert meter.costs is not None
-    assert attrs.astuple(meter.costs) == pytest.approx((0.02, 0.003, 0.004), rel=0.05)
+    assert attrs.astuple(meter.costs) == pytest.approx((0.02, 0.003), rel=0.05)
     fixed = meter.costs
-    meter.add(9.0, 9.0, 5, 5)
+    meter.add(9.0, 5)
     assert meter.costs is fixed
 
 
-def test_drafts_that_are_all_alike_have_no_costs():
+def test_steps_that_are_all_alike_have_no_costs():
     meter = CostMeter()
     for _ in range(100):
-        meter.add(0.1, 0.2, 9, 8)
+        meter.add(0.2, 9)
     assert meter.costs is None

@@ -53,6 +53,7 @@ class Drafted:
         self._is_known = np.ones(len(rows), dtype=bool)
         self.spent = np.ones(len(rows))  # for the target and what was drafted
         self.nodes: Nodes | None = None
+        self.level_s: float | None = None  # what drafting a level of them took
 
     def forget(self, row: int) -> None:
         self._is_known &= self._rows != row

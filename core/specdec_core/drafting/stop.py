@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from statistics import median
+from time import perf_counter
+
 import numpy as np
 import torch
 from attrs import evolve, frozen
@@ -12,7 +15,10 @@ from specdec_core.drafting.drafted import Drafted, Nodes, on_host, without
 from specdec_core.types import Draft, ProposerBatch, RequestView
 
 MOST_UNMEASURED = 64
-"""Steps in which drafts vary in length so that costs can be measured. Where nobody does, they are long from then on."""
+"""Steps of which every second one goes without drafts, so that what they cost can be measured. Where that does not come
+about, all have drafts from then on."""
+NUM_SKIPPED, NUM_TIMED = 4, 8
+"""Drafts that say how long a level takes, after some in which memory is allocated and code compiled."""
 
 
 @frozen
@@ -40,6 +46,7 @@ class DraftStop:
         self._free_rows = list(range(max_num_seqs))
         self._last: Drafted | None = None
         self._num_unmeasured = 0
+        self._level_s: list[float] = []  # of each draft
 
     def start(self, request: RequestView) -> None:
         self._rows[request.id] = self._free_rows.pop()
@@ -57,13 +64,15 @@ class DraftStop:
             return None
         if self._last is not None:
             self._last.learn(self._acceptance)
+            if self._last.level_s is not None and len(self._level_s) < NUM_SKIPPED + NUM_TIMED:
+                self._level_s.append(self._last.level_s)
         rows = np.array([self._rows[request.id] for request in batch.requests])
         self._acceptance.age(rows)
         prices = self._prices(batch)
         if prices is None:
             self._num_unmeasured += 1
-        is_short = self._num_unmeasured % 2 == 0 and self._num_unmeasured <= MOST_UNMEASURED
-        stopping = Stopping(batch, rows, self._acceptance, prices, is_short, self._forwards_roots)
+        is_skipped = prices is None and self._num_unmeasured % 2 == 0 and self._num_unmeasured <= MOST_UNMEASURED
+        stopping = Stopping(batch, rows, self._acceptance, prices, is_skipped, self._forwards_roots)
         self._last = stopping.drafted
         return stopping
 
@@ -71,10 +80,10 @@ class DraftStop:
         config, costs = self._config, batch.costs
         if config.draft_level_cost is not None and config.draft_node_cost is not None:
             return Prices(config.draft_level_cost, config.draft_node_cost, is_shared=False)
-        if costs is None:
+        if costs is None or len(self._level_s) < NUM_SKIPPED + NUM_TIMED:
             return None
         share = costs.target_s / len(batch.requests) + costs.token_s
-        return Prices(costs.level_s / share, costs.token_s / share, is_shared=True)
+        return Prices(median(self._level_s[NUM_SKIPPED:]) / share, costs.token_s / share, is_shared=True)
 
 
 class Stopping:
@@ -87,14 +96,14 @@ class Stopping:
         rows: np.ndarray,
         acceptance: Acceptance,
         prices: Prices | None,
-        is_short: bool,
+        is_skipped: bool,
         forwards_roots: bool,
     ) -> None:
-        self._rows, self._acceptance, self._prices, self._is_short = rows, acceptance, prices, is_short
+        self._rows, self._acceptance, self._prices = rows, acceptance, prices
         self._cost_per_token = acceptance.cost_per_token(rows)
-        self._depth = 0
+        self._depth, self._started = 1, perf_counter()
         self.drafted = Drafted(batch, rows, is_priced=prices is not None)
-        drafting = np.ones(len(rows), dtype=bool)
+        drafting = np.full(len(rows), not is_skipped)
         if prices is not None:
             first = prices if forwards_roots else evolve(prices, level=0)
             drafting = self._pays(acceptance.of_level(rows, 1), np.ones(len(rows)), first)
@@ -122,14 +131,13 @@ class Stopping:
         """
         of, probs_, is_first = (on_host(each) for each in (requests, probs, is_first_draw))
         reach = self._reach[on_host(rows)] * self._acceptance.of_nodes(self._rows[of], probs_, is_first)
-        self._depth += 1
         more = on_host(num_nodes)
-        if self._prices is None:
-            goes = (more > 0) & (not self._is_short)
-        else:
+        goes = more > 0
+        if self._prices is not None:
             expected = np.bincount(of, reach, minlength=len(self._rows))
             expected = np.minimum(expected, 1) * self._acceptance.of_level(self._rows, self._depth + 1)
             goes = self._pays(expected, more, self._prices)
+        self._depth += bool(goes.any())
         self._reach = reach[goes[of]]
         return torch.from_numpy(goes).to(requests.device)
 
@@ -141,6 +149,8 @@ class Stopping:
         others keep their numbers.
         """
         self.drafted.nodes = nodes = Nodes.of(draft)
+        if draft.num_nodes:
+            self.drafted.level_s = (perf_counter() - self._started) / self._depth
         node_price = self._prices.node if self._prices else 0
         if node_price and draft.num_nodes:
             expected = self._acceptance.of_nodes(self._rows[nodes.requests], nodes.probs, nodes.is_first_draw)

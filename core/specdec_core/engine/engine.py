@@ -248,8 +248,8 @@ class Engine:
         observed = perf_counter()
         draft_s, target_s = drafted - started + observed - verified, verified - drafted
         num_prefill_tokens = schedule.num_prefill_tokens
-        if draft.num_nodes and not num_prefill_tokens:
-            self._meter.add(draft_s, target_s, draft.num_nodes + len(schedule.requests), draft.max_depth)
+        if not num_prefill_tokens:
+            self._meter.add(target_s, draft.num_nodes + len(schedule.requests))
         num_decode_requests = sum(request.is_decoding for request in schedule.requests)
         emitted, accepted = self._emit(schedule, draft, token_ids, logprobs)
         return StepReport(

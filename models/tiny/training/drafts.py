@@ -22,16 +22,20 @@ from specdec_train.settings import Settings
 from .card import ROOT, replace_section
 from .export import WEIGHTS
 
-LENGTH = 256
+LENGTH = 1024
+"""Tokens of a text to learn from: a head that has seen shorter contexts only drafts worse in longer ones."""
 EXCERPTS = 12000
 SAID = {"greedy": (4000, 0.0), "sampled": (8000, 1.0)}
-"""Texts of each kind, and the temperature."""
+"""Texts of each kind that the model says, and the temperature."""
+LENGTH_SAID = 256
 SHORTEST_PROMPT, LONGEST_PROMPT = 16, 128
+END = 0
+"""<|endoftext|>"""
 AT_ONCE = 64
 MOST_BYTES = 5_000_000
 OPTIONS: dict[str, dict[str, Any]] = {
-    "eagle3": {"ttt_steps": 3, "draft_vocab_size": 2048},
-    "eagle": {"ttt_steps": 3},
+    "eagle3": {"ttt_steps": 3, "draft_vocab_size": 2048, "intermediate_size": 1536},
+    "eagle": {"ttt_steps": 3, "intermediate_size": 1536},
     "draft_model": {"hidden_size": 192, "intermediate_size": 512, "num_heads": 3},
 }
 LEARNING_RATE = 1.5e-3
@@ -42,18 +46,34 @@ def build_texts(work: Path) -> list[Path]:
     folder = work / "drafts"
     folder.mkdir(exist_ok=True)
     ids = np.load(work / "train.npy", mmap_mode="r")
-    counts = {"excerpts": EXCERPTS} | {kind: number for kind, (number, _) in SAID.items()}
-    begins = np.random.default_rng(0).permutation(len(ids) // LENGTH)[: sum(counts.values())] * LENGTH
-    files = []
-    for kind, number in counts.items():
-        own, begins = begins[:number], begins[number:]
-        excerpts = np.stack([ids[begin : begin + LENGTH] for begin in own]).astype(np.int32)
+    files = [folder / "excerpts.npy"]
+    if not files[0].exists():
+        save(files[0], cut(ids, LENGTH, 0, EXCERPTS))
+    first = EXCERPTS
+    for kind, (number, temperature) in SAID.items():
         files.append(folder / f"{kind}.npy")
         if not files[-1].exists():
-            texts = continued(excerpts, SAID[kind][1]) if kind in SAID else excerpts
-            np.save(files[-1].with_suffix(".partial.npy"), texts)
-            files[-1].with_suffix(".partial.npy").replace(files[-1])
+            save(files[-1], joined(continued(cut(ids, LENGTH_SAID, first, number), temperature)))
+        first += number
     return files
+
+
+def cut(ids: np.ndarray, length: int, first: int, number: int) -> np.ndarray:
+    """Pieces of the corpus [number, length], from anywhere: the same ones each time."""
+    chosen = np.random.default_rng(0).permutation(len(ids) // length)[first : first + number]
+    return ids[: len(ids) // length * length].reshape(-1, length)[chosen].astype(np.int32)
+
+
+def joined(texts: np.ndarray) -> np.ndarray:
+    """Texts one after another, LENGTH tokens a row, as the model's own training had its documents."""
+    ids = np.concatenate([np.append(row[row >= 0], END) for row in texts])
+    return ids[: len(ids) // LENGTH * LENGTH].reshape(-1, LENGTH).astype(np.int32)
+
+
+def save(file: Path, texts: np.ndarray) -> None:
+    partial = file.with_suffix(".partial.npy")
+    np.save(partial, texts)
+    partial.replace(file)
 
 
 def continued(excerpts: np.ndarray, temperature: float) -> np.ndarray:
@@ -65,7 +85,7 @@ def continued(excerpts: np.ndarray, temperature: float) -> np.ndarray:
         for start in tqdm(range(0, len(prompts), AT_ONCE), desc=f"texts at temperature {temperature:g}"):
             part = prompts[start : start + AT_ONCE]
             params = [
-                SamplingParams(temperature=temperature, max_tokens=LENGTH - len(ids), seed=start + i)
+                SamplingParams(temperature=temperature, max_tokens=LENGTH_SAID - len(ids), seed=start + i)
                 for i, ids in enumerate(part)
             ]
             outputs = llm.generate([{"prompt_token_ids": ids} for ids in part], params, use_tqdm=False)
@@ -85,7 +105,7 @@ def train_draft(work: Path, method: str, steps: int, threads: int | None) -> Non
         held_out=(work / "heldout.jsonl",),
         out=out,
         steps=steps,
-        batch=4,
+        batch=2,
         length=LENGTH,
         lr=LEARNING_RATE,
         warmup=0.02,
@@ -93,6 +113,7 @@ def train_draft(work: Path, method: str, steps: int, threads: int | None) -> Non
         threads=threads,
         evaluate_every=1000,
         eval_prompts=32,
+        prompt_len=256,
         resume=True,
     )
     train(spec, settings, spec.train.options(**OPTIONS[method]))

@@ -19,6 +19,7 @@ def plan(config: EagleConfig, target: TargetInfo, num_speculative_tokens: int, *
     from specdec_core import KVLayout
     from specdec_proposer_eagle.loading import num_bytes, read_config
 
+    config.check(num_speculative_tokens)
     head = read_config(config, target, is_eagle3=is_eagle3)
     size = head.layer.head_dim
     return Plan(

@@ -79,15 +79,31 @@ class EagleConfig(DraftModelConfig, DraftSamplingConfig, DraftStopConfig):
         if self.speculative_token_tree:
             return len(self.speculative_token_tree.paths)
         if self.is_dynamic:
-            return default_size().num_nodes
+            return min(default_size().num_nodes, self._num_candidates)
         return DEFAULT_CHAIN if self.eagle_depth is None else self.eagle_depth + 1
+
+    @property
+    def _num_candidates(self) -> int:
+        """Of the dynamic tree: the root's children, and those of the nodes that are expanded at each level."""
+        return self.top_k * (1 + self.top_k * self.depth)
+
+    def check(self, num_speculative_tokens: int) -> None:
+        """Raises ConfigError if there are never so many."""
+        if self.is_dynamic:
+            most = self._num_candidates
+        elif self.eagle_depth is not None:
+            most = self.eagle_depth + 1
+        else:
+            return
+        if num_speculative_tokens > most:
+            raise ConfigError(
+                f"num_speculative_tokens={num_speculative_tokens}, but with eagle_topk={self.top_k} and "
+                f"eagle_depth={self.depth} there are never more than {most} nodes: give at most as many, or raise these"
+            )
 
     def shape(self, num_speculative_tokens: int) -> TokenTree:
         """Of trees that are not dynamic."""
-        if self.speculative_token_tree:
-            return self.speculative_token_tree
-        most = num_speculative_tokens if self.eagle_depth is None else self.eagle_depth + 1
-        return TokenTree.chain(min(num_speculative_tokens, most))
+        return self.speculative_token_tree or TokenTree.chain(num_speculative_tokens)
 
     def scratch_slots(self, num_speculative_tokens: int) -> int:
         """Nodes that the head forwards at most: of all levels but the last."""

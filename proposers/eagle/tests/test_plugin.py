@@ -212,6 +212,8 @@ def test_code_in_a_checkpoint_is_not_run(save, target, tmp_path):
         ({"eagle_topk": 2, "speculative_token_tree": "[(0,)]"}, "leave either out"),
         ({"eagle_topk": 2, "draft_sample_method": "probabilistic"}, "leave eagle_topk out for a chain"),
         ({"eagle_top_k": 2}, "did you mean 'eagle_topk'"),
+        ({"eagle_topk": 2, "eagle_depth": 1, "num_speculative_tokens": 7}, "never more than 6 nodes"),
+        ({"eagle_topk": 1, "eagle_depth": 1, "num_speculative_tokens": 3}, "never more than 2 nodes"),
     ],
 )
 def test_wrong_options_are_explained(options, message, target, tmp_path):
@@ -224,6 +226,7 @@ def test_wrong_options_are_explained(options, message, target, tmp_path):
     ("options", "number", "is_dynamic"),
     [
         ({}, default_size().num_nodes, True),
+        ({"eagle_topk": 2, "eagle_depth": 1}, 6, True),
         ({"eagle_topk": 1}, 5, False),
         ({"eagle_topk": 1, "eagle_depth": 2}, 3, False),
         ({"draft_sample_method": "probabilistic"}, 5, False),

@@ -41,7 +41,7 @@ class AnyStop(Stopping):
     [
         {"eagle_topk": 1, "num_speculative_tokens": 5},
         {"speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0), (0, 1, 0, 0)]"},
-        {"eagle_topk": 2, "eagle_depth": 3, "num_speculative_tokens": 20},
+        {"eagle_topk": 2, "eagle_depth": 3, "num_speculative_tokens": NUM_CANDIDATES},
     ],
     ids=["chain", "tree", "dynamic"],
 )

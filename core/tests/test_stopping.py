@@ -302,7 +302,7 @@ def test_requests_share_the_cost_of_a_level(level_s, num_levels):
     requests = [request_of(name) for name in "abc"]
     for request in requests:
         stop.start(request)
-    stop._level_s = [level_s] * (NUM_LEVELS_SKIPPED + NUM_TIMED)
+    stop._level_s[:], stop._num_timed = level_s, NUM_LEVELS_SKIPPED + NUM_TIMED
     costs = StepCosts(target_s=2.0, token_s=0.0)
     batch = attrs.evolve(batch_of([4] * 3, [0.0] * 3), requests=requests, costs=costs)
     certain = torch.tensor([[0.0, -99.0]])

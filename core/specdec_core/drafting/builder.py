@@ -45,6 +45,7 @@ class DraftBuilder:
         self._batch, self._q_to_target = batch, q_to_target
         device = batch.root_token_ids.device
         self._is_sampled = (batch.temperature >= SMALLEST_TEMPERATURE) & (method == PROBABILISTIC)
+        self._draws = method == PROBABILISTIC and bool(self._is_sampled.any())
         self._room = torch.tensor(batch.max_draft_tokens, device=device)  # nodes that each request may still get
         self._num_nodes = torch.zeros_like(self._room)
         self._num_keys = torch.zeros_like(self._room)  # of noise: one per draw, whether it became a node or not
@@ -80,31 +81,31 @@ class DraftBuilder:
         allowed = torch.minimum(self._room[requests] - before, wanted.clamp(max=logits.shape[-1])).clamp(min=0)
         is_sound = logits.amax(dim=-1).isfinite()
         allowed, logits = allowed * is_sound, logits.masked_fill(~is_sound.unsqueeze(1), 0)
-        if not bool(allowed.any()):
+        most = int(allowed.max()) if len(allowed) else 0
+        if not most:
             nothing = allowed.new_empty(0)
             return Grown(nothing, nothing, nothing, logits.new_empty(0))
-        is_sampled = self._is_sampled[requests]
-        temperature = self._batch.temperature[requests].masked_fill(~is_sampled, 1).unsqueeze(1)
-        probs = (logits.float() / temperature).softmax(dim=-1)
-        columns = probs.topk(int(allowed.max()), dim=-1).indices
-        exists = torch.arange(columns.shape[1], device=logits.device) < allowed.unsqueeze(1)
-        first_q_row = sum(map(len, self._q))
-        if bool(is_sampled.any()):
+        probs = self._probs(logits, requests)
+        columns = probs.topk(most, dim=-1).indices
+        exists = torch.arange(most, device=logits.device) < allowed.unsqueeze(1)
+        q_rows = torch.full_like(requests, -1)
+        if self._draws:
+            is_sampled = self._is_sampled[requests]
+            q_rows = torch.where(is_sampled, is_sampled.cumsum(0) - 1 + sum(map(len, self._q)), q_rows)
             keys = (self._num_keys[requests] + before)[is_sampled]
-            columns[is_sampled], is_drawn = self._draw(probs[is_sampled], requests[is_sampled], keys, columns.shape[1])
+            columns[is_sampled], is_drawn = self._draw(probs[is_sampled], requests[is_sampled], keys, most)
             exists[is_sampled] &= is_drawn
             self._q.append(probs[is_sampled])
+            self._num_keys.index_add_(0, requests, wanted)
 
         row, child = exists.nonzero(as_tuple=True)
         column, request = columns[row, child], requests[row]
         nodes = self._num_nodes[request] + _rank(request)
         added = torch.bincount(request, minlength=len(self._room))
         self._room, self._num_nodes = self._room - added, self._num_nodes + added
-        self._num_keys.index_add_(0, requests, wanted)
-        q_rows = torch.where(is_sampled, is_sampled.cumsum(0) - 1 + first_q_row, -1)[row]
         token_ids = column if self._q_to_target is None else self._q_to_target[column]
         scores = probs[row, column]
-        self._levels.append(_Level(request, parents[row], token_ids, q_rows, scores))
+        self._levels.append(_Level(request, parents[row], token_ids, q_rows[row], scores))
         return Grown(row, nodes, token_ids, scores)
 
     def build(self) -> Draft:
@@ -127,6 +128,13 @@ class DraftBuilder:
             scores=scores[order],
             is_chain=bool((parents == _rank(requests[order]) - 1).all()),
         )
+
+    def _probs(self, logits: torch.Tensor, requests: torch.Tensor) -> torch.Tensor:
+        """Those of chosen nodes are the draft's own, at temperature 1."""
+        if not self._draws:
+            return logits.softmax(dim=-1, dtype=torch.float32)
+        temperature = self._batch.temperature.masked_fill(~self._is_sampled, 1)
+        return (logits.float() / temperature[requests].unsqueeze(1)).softmax(dim=-1)
 
     def _draw(
         self, left: torch.Tensor, requests: torch.Tensor, keys: torch.Tensor, num_children: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from time import perf_counter
 
 import numpy as np
@@ -46,7 +45,7 @@ class DraftStop:
         self._free_rows = list(range(max_num_seqs))
         self._last: Drafted | None = None
         self._num_unmeasured = 0
-        self._level_s: list[float] = []  # of each draft
+        self._level_s, self._num_timed = np.zeros(NUM_SKIPPED + NUM_TIMED), 0  # of a level of each of the first drafts
 
     def start(self, request: RequestView) -> None:
         self._rows[request.id] = self._free_rows.pop()
@@ -64,8 +63,9 @@ class DraftStop:
             return None
         if self._last is not None:
             self._last.learn(self._acceptance)
-            if self._last.level_s is not None and len(self._level_s) < NUM_SKIPPED + NUM_TIMED:
-                self._level_s.append(self._last.level_s)
+            if self._last.level_s is not None and self._num_timed < len(self._level_s):
+                self._level_s[self._num_timed] = self._last.level_s
+                self._num_timed += 1
         rows = np.array([self._rows[request.id] for request in batch.requests])
         self._acceptance.age(rows)
         prices = self._prices(batch)
@@ -80,10 +80,10 @@ class DraftStop:
         config, costs = self._config, batch.costs
         if config.draft_level_cost is not None and config.draft_node_cost is not None:
             return Prices(config.draft_level_cost, config.draft_node_cost, is_shared=False)
-        if costs is None or len(self._level_s) < NUM_SKIPPED + NUM_TIMED:
+        if costs is None or self._num_timed < len(self._level_s):
             return None
         share = costs.target_s / len(batch.requests) + costs.token_s
-        return Prices(median(self._level_s[NUM_SKIPPED:]) / share, costs.token_s / share, is_shared=True)
+        return Prices(float(np.median(self._level_s[NUM_SKIPPED:])) / share, costs.token_s / share, is_shared=True)
 
 
 class Stopping:

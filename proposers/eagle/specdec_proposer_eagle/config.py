@@ -63,42 +63,39 @@ class EagleConfig(DraftModelConfig, DraftSamplingConfig, DraftStopConfig):
 
     @property
     def is_dynamic(self) -> bool:
-        is_chain = self.eagle_topk == 1 or self.draft_sample_method != "greedy"
-        return self.speculative_token_tree is None and not is_chain
+        """Chains of the likeliest tokens are, too."""
+        return self.speculative_token_tree is None and self.draft_sample_method == "greedy"
 
     @property
     def top_k(self) -> int:
-        return self.eagle_topk or default_size().top_k
+        return self.eagle_topk or (default_size().top_k if self.is_dynamic else 1)
 
-    @property
-    def depth(self) -> int:
-        return default_size().depth if self.eagle_depth is None else self.eagle_depth
+    def depth(self, num_speculative_tokens: int) -> int:
+        """Levels that are expanded below the root's children."""
+        if self.eagle_depth is not None:
+            return self.eagle_depth
+        return num_speculative_tokens - 1 if self.top_k == 1 else default_size().depth
 
     @property
     def default_num_speculative_tokens(self) -> int:
         if self.speculative_token_tree:
             return len(self.speculative_token_tree.paths)
-        if self.is_dynamic:
-            return min(default_size().num_nodes, self._num_candidates)
+        if self.top_k > 1:
+            most = default_size().num_nodes
+            return min(most, self._num_candidates(most))
         return DEFAULT_CHAIN if self.eagle_depth is None else self.eagle_depth + 1
 
-    @property
-    def _num_candidates(self) -> int:
-        """Of the dynamic tree: the root's children, and those of the nodes that are expanded at each level."""
-        return self.top_k * (1 + self.top_k * self.depth)
+    def _num_candidates(self, num_speculative_tokens: int) -> int:
+        """The root's children, and those of the nodes that are expanded at each level."""
+        return self.top_k * (1 + self.top_k * self.depth(num_speculative_tokens))
 
     def check(self, num_speculative_tokens: int) -> None:
-        """Raises ConfigError if there are never so many."""
-        if self.is_dynamic:
-            most = self._num_candidates
-        elif self.eagle_depth is not None:
-            most = self.eagle_depth + 1
-        else:
-            return
-        if num_speculative_tokens > most:
+        """Raises ConfigError if a tree without a shape of its own never has so many."""
+        most, depth = self._num_candidates(num_speculative_tokens), self.depth(num_speculative_tokens)
+        if self.speculative_token_tree is None and num_speculative_tokens > most:
             raise ConfigError(
                 f"num_speculative_tokens={num_speculative_tokens}, but with eagle_topk={self.top_k} and "
-                f"eagle_depth={self.depth} there are never more than {most} nodes: give at most as many, or raise these"
+                f"eagle_depth={depth} there are never more than {most} nodes: give at most as many, or raise these"
             )
 
     def shape(self, num_speculative_tokens: int) -> TokenTree:
@@ -109,4 +106,4 @@ class EagleConfig(DraftModelConfig, DraftSamplingConfig, DraftStopConfig):
         """Nodes that the head forwards at most: of all levels but the last."""
         if not self.is_dynamic:
             return num_speculative_tokens
-        return self.top_k * self.depth
+        return self.top_k * self.depth(num_speculative_tokens)

@@ -19,6 +19,8 @@ from transformers.models.llama.modeling_llama import (
 
 from specdec_proposer_eagle.head_config import HeadConfig
 
+Rotation = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines, [1, n, head_dim] each."""
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, query [n, num_heads, head_dim], key, value [n, num_kv_heads, head_dim]) -> [n, num_heads, head_dim]."""
 
@@ -38,15 +40,13 @@ class Attention(nn.Module):
         self.q_norm = LlamaRMSNorm(config.head_dim, config.rms_norm_eps) if has_norms else nn.Identity()
         self.k_norm = LlamaRMSNorm(config.head_dim, config.rms_norm_eps) if has_norms else nn.Identity()
 
-    def forward(
-        self, hidden: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], attend: Attend
-    ) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, rotation: Rotation, attend: Attend) -> torch.Tensor:
         query, key, value = (
             projected(hidden).unflatten(-1, (-1, self._head_dim))
             for projected in (self.q_proj, self.k_proj, self.v_proj)
         )
         query, key = (heads.transpose(0, 1).unsqueeze(0) for heads in (self.q_norm(query), self.k_norm(key)))
-        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+        query, key = apply_rotary_pos_emb(query, key, *rotation)
         attended = attend(self._layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value)
         return self.o_proj(attended.flatten(-2))
 
@@ -70,7 +70,7 @@ class Layer(nn.Module):
         self,
         embedded: torch.Tensor,
         hidden: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        rotation: Rotation,
         attend: Attend,
     ) -> torch.Tensor:
         if self._takes_both:
@@ -79,7 +79,7 @@ class Layer(nn.Module):
             entering = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
         else:
             residual, entering = hidden, self.input_layernorm(hidden)
-        hidden = residual + self.self_attn(entering, position_embeddings, attend)
+        hidden = residual + self.self_attn(entering, rotation, attend)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
@@ -118,10 +118,17 @@ class Head(nn.Module):
             features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
         return self.fc(self.input_norm(features))
 
+    def rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
+        """positions: int64 [n]."""
+        like = torch.empty(0, dtype=dtype, device=positions.device)
+        cosines, sines = self.rotary(like, positions.unsqueeze(0))
+        return cosines, sines
+
     def forward(
-        self, embedded: torch.Tensor, feature: torch.Tensor, positions: torch.Tensor, attend: Attend
+        self, embedded: torch.Tensor, feature: torch.Tensor, rotation: Rotation, attend: Attend
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """embedded [n, hidden], of the next token; feature: what `fused` gave, or this did for the slot before.
+        """embedded [n, hidden], of the next token; feature: what `fused` gave, or this did for the slot before;
+        rotation: of the tokens' positions.
 
         Returns what the head's output layer takes, and what the next node takes as its feature.
         """
@@ -130,8 +137,7 @@ class Head(nn.Module):
         else:
             both = self.embedding_layernorm(embedded), self.hidden_states_layernorm(feature)
             hidden = self.fc(torch.cat(both, dim=-1))
-        position_embeddings = self.rotary(hidden, positions.unsqueeze(0))
         for layer in self.layers:
-            hidden = layer(embedded, hidden, position_embeddings, attend)
+            hidden = layer(embedded, hidden, rotation, attend)
         normed = self.norm(hidden)
         return normed, normed if self._norm_output else hidden

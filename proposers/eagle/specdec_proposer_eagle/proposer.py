@@ -23,7 +23,7 @@ from specdec_core import (
     TreeGrower,
     grow,
 )
-from specdec_proposer_eagle.config import EagleConfig
+from specdec_proposer_eagle.config import MOST_LEVELS, EagleConfig
 from specdec_proposer_eagle.head_config import HeadConfig
 from specdec_proposer_eagle.modules import Head
 
@@ -46,11 +46,14 @@ class EagleProposer(Proposer):
         assert context.attention is not None
         self._config, self._context, self._attention = config, context, context.attention
         self._taps, self._head, self._to_target = head.taps, module, to_target
+        self._depth = config.depth(context.num_speculative_tokens)
         self._shape = config.shape(context.num_speculative_tokens)
         self._stop = DraftStop(config, context.max_num_seqs)
         context.speed_up(module)
         size = context.max_num_seqs, head.layer.hidden_size
         kind = {"device": context.device, "dtype": context.target.dtype}
+        positions = torch.arange(context.target.max_model_len + MOST_LEVELS, device=context.device)
+        self._cosines, self._sines = module.rotation(positions, context.target.dtype)
         self._outputs, self._features = torch.zeros(size, **kind), torch.zeros(size, **kind)  # of each last slot
         self._rows: dict[str, int] = {}  # of those, by request
         self._free_rows = list(range(context.max_num_seqs))
@@ -95,7 +98,7 @@ class EagleProposer(Proposer):
     def _grower(self, batch: ProposerBatch) -> TreeGrower:
         stopping = self._stop.begin(batch)
         if self._config.is_dynamic:
-            return DynamicTree(batch, self._config.top_k, self._config.depth, self._to_target, stopping)
+            return DynamicTree(batch, self._config.top_k, self._depth, self._to_target, stopping)
         return StaticTree(batch, self._shape, self._config.draft_sample_method, self._to_target, stopping)
 
     def _forward(self, passed: DraftPass, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -103,7 +106,8 @@ class EagleProposer(Proposer):
         features = pad(features, (0, 0, 0, len(passed.token_ids) - passed.num_tokens))
         with self._attention.forwarding(passed.metadata, passed.visibility):
             embedded = self._embed(passed.token_ids)
-            outputs, next_features = self._head(embedded, features, passed.positions, self._attention.attend)
+            rotation = self._cosines[:, passed.positions], self._sines[:, passed.positions]
+            outputs, next_features = self._head(embedded, features, rotation, self._attention.attend)
         return outputs[: passed.num_tokens], next_features[: passed.num_tokens]
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:

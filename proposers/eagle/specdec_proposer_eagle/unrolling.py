@@ -69,5 +69,6 @@ def unroll(
     for step in range(min(num_steps, length)):
         following = pad(token_ids[:, 1 + step :], (0, 1 + step))
         embedded = embed(following).flatten(0, 1).to(features.dtype)
-        output, feature = head(embedded, feature, positions + step, attention.attend)
+        rotation = head.rotation(positions + step, feature.dtype)
+        output, feature = head(embedded, feature, rotation, attention.attend)
         yield output.unflatten(0, (batch, length))

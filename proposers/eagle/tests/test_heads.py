@@ -78,7 +78,9 @@ def test_a_chain_of_logits_equals_the_reference(name: str, tmp_path: Path) -> No
     embed = module.embed_tokens or shared[0]
     inputs, entering, found = tokens[1:], module.fused(features), []
     for i in range(NODES + 1):
-        outputs, leaving = module(embed(inputs), entering, torch.arange(len(inputs)), dense)
+        outputs, leaving = module(
+            embed(inputs), entering, module.rotation(torch.arange(len(inputs)), entering.dtype), dense
+        )
         found.append((module.lm_head or shared[1])(outputs[-1]))
         inputs, entering = torch.cat([inputs, nodes[i : i + 1]]), torch.cat([entering, leaving[-1:]])
     # float32 in the cosines of transformers' rotary embedding
@@ -96,5 +98,5 @@ def test_positions_are_as_exact_in_half_precision(tmp_path: Path) -> None:
         info = evolve(INFO, dtype=dtype)
         module, _ = load(config, read_config(config, info, is_eagle3=True), info)
         assert {parameter.dtype for parameter in module.parameters()} == {dtype}
-        cosines.append(module.rotary(torch.zeros(1, dtype=dtype), torch.tensor([[3, 500, 40_001]]))[0])
+        cosines.append(module.rotation(torch.tensor([3, 500, 40_001]), dtype)[0])
     assert torch.equal(cosines[0].to(torch.bfloat16), cosines[1])

@@ -227,8 +227,8 @@ def test_wrong_options_are_explained(options, message, target, tmp_path):
     [
         ({}, default_size().num_nodes, True),
         ({"eagle_topk": 2, "eagle_depth": 1}, 6, True),
-        ({"eagle_topk": 1}, 5, False),
-        ({"eagle_topk": 1, "eagle_depth": 2}, 3, False),
+        ({"eagle_topk": 1}, 5, True),
+        ({"eagle_topk": 1, "eagle_depth": 2}, 3, True),
         ({"draft_sample_method": "probabilistic"}, 5, False),
         ({"speculative_token_tree": [(0,), (1,)]}, 2, False),
     ],

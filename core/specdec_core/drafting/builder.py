@@ -46,6 +46,7 @@ class DraftBuilder:
         device = batch.root_token_ids.device
         self._is_sampled = (batch.temperature >= SMALLEST_TEMPERATURE) & (method == PROBABILISTIC)
         self._draws = method == PROBABILISTIC and bool(self._is_sampled.any())
+        self._all_draw = self._draws and bool(self._is_sampled.all())
         self._room = torch.tensor(batch.max_draft_tokens, device=device)  # nodes that each request may still get
         self._num_nodes = torch.zeros_like(self._room)
         self._num_keys = torch.zeros_like(self._room)  # of noise: one per draw, whether it became a node or not
@@ -90,12 +91,13 @@ class DraftBuilder:
         exists = torch.arange(most, device=logits.device) < allowed.unsqueeze(1)
         q_rows = torch.full_like(requests, -1)
         if self._draws:
-            is_sampled = self._is_sampled[requests]
-            q_rows = torch.where(is_sampled, is_sampled.cumsum(0) - 1 + sum(map(len, self._q)), q_rows)
-            keys = (self._num_keys[requests] + before)[is_sampled]
-            columns[is_sampled], is_drawn = self._draw(probs[is_sampled], requests[is_sampled], keys, most)
-            exists[is_sampled] &= is_drawn
-            self._q.append(probs[is_sampled])
+            drawn = slice(None) if self._all_draw else self._is_sampled[requests]  # rows; a slice copies nothing
+            q = probs[drawn]
+            q_rows[drawn] = torch.arange(len(q), device=q.device) + sum(map(len, self._q))
+            keys = (self._num_keys[requests] + before)[drawn]
+            columns[drawn], is_drawn = self._draw(q, requests[drawn], keys, most)
+            exists[drawn] &= is_drawn
+            self._q.append(q)
             self._num_keys.index_add_(0, requests, wanted)
 
         row, child = exists.nonzero(as_tuple=True)
@@ -141,11 +143,13 @@ class DraftBuilder:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Siblings int64 [n, num_children] from each row of left [n, draft_vocab], no two alike; and whether there was
         a token left to draw."""
-        drawn, is_drawn = [], []
+        drawn: list[torch.Tensor] = []
+        is_drawn: list[torch.Tensor] = []
         for child in range(num_children):
+            if child:
+                left = left.scatter(1, drawn[-1].unsqueeze(1), 0)
             is_drawn.append(left.sum(dim=-1) > 0)
             drawn.append(self._batch.random.categorical(left, Stream.DRAFT, requests, keys + child))
-            left = left.scatter(1, drawn[-1].unsqueeze(1), 0)
         return torch.stack(drawn, dim=1), torch.stack(is_drawn, dim=1)
 
 

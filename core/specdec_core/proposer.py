@@ -128,15 +128,6 @@ class CausalLM(Protocol):
         ...
 
 
-class SpeedUp(Protocol):
-    def __call__(self, module: torch.nn.Module, run: Callable[[], object] | None = None) -> None:
-        """Do to a draft's module, which is loaded and for inference, in place, what is done to the target's layers.
-
-        run: calls all its layers once, with whatever they take, so that those which read the same input become one
-        product. Layers that it does not call stay as they are."""
-        ...
-
-
 @frozen(eq=False)
 class BuildContext:
     """What the engine lends a proposer that it builds."""
@@ -151,7 +142,8 @@ class BuildContext:
     output_head: Callable[[torch.Tensor], torch.Tensor]  # [n, hidden] after the final norm -> logits [n, vocab]
     attention: LayerAttention | None  # if the plan has a kv_layout
     load_model: Callable[[DraftModelConfig], CausalLM]  # in the target's dtype; its layers are bound to that attention
-    speed_up: SpeedUp
+    speed_up: Callable[[torch.nn.Module], None]  # in place, a module for inference that is loaded: as is done with the
+    #                                              target's own layers
 
 
 @frozen(eq=False)

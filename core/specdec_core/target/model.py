@@ -129,18 +129,9 @@ class Target:
         layers[int(index)].register_forward_pre_hook(pre_hook, with_kwargs=True)
 
 
-def speed_up(
-    module: nn.Module, run: Callable[[], object] | None = None, *, ops: Mapping[str, Callable[..., Any]]
-) -> None:
-    """What is done with the target's own layers, to a module in place: weights packed, parts replaced by `ops`.
-
-    run: calls all its layers once, with whatever they take, so that those which read the same input become one product.
-    """
-    groups = None
-    if run is not None:
-        with torch.inference_mode(), recording_shared_inputs(module) as groups:
-            run()
-    pack_linears(module, ops["pack_linear"], groups)
+def speed_up(module: nn.Module, ops: Mapping[str, Callable[..., Any]]) -> None:
+    """What is done with the target's own layers, to a module in place: weights packed, parts replaced by `ops`."""
+    pack_linears(module, ops["pack_linear"])
     replace_parts(module, ops)
 
 

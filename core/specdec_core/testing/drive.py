@@ -156,7 +156,7 @@ def _build_context(num_speculative_tokens: int) -> BuildContext:
         output_head=no_target,
         attention=None,
         load_model=no_target,
-        speed_up=lambda module, run=None: None,
+        speed_up=lambda module: None,
     )
 
 

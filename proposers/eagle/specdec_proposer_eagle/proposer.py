@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
@@ -50,9 +49,9 @@ class EagleProposer(Proposer):
         self._depth = config.depth(context.num_speculative_tokens)
         self._shape = config.shape(context.num_speculative_tokens)
         self._stop = DraftStop(config, context.max_num_seqs)
-        kind = {"device": context.device, "dtype": context.target.dtype}
-        context.speed_up(module, lambda: _run_once(module, head, kind))
+        context.speed_up(module)
         size = context.max_num_seqs, head.layer.hidden_size
+        kind = {"device": context.device, "dtype": context.target.dtype}
         positions = torch.arange(context.target.max_model_len + MOST_LEVELS, device=context.device)
         self._cosines, self._sines = module.rotation(positions, context.target.dtype)
         self._outputs, self._features = torch.zeros(size, **kind), torch.zeros(size, **kind)  # of each last slot
@@ -122,13 +121,3 @@ class EagleProposer(Proposer):
     def _rows_of(self, requests: Iterable[RequestView]) -> torch.Tensor:
         rows = [self._rows[request.id] for request in requests]
         return torch.tensor(rows, dtype=torch.int64, device=self._context.device)
-
-
-def _run_once(module: Head, head: HeadConfig, kind: dict[str, Any]) -> None:
-    """Over one token of zeros, which sees nothing."""
-    num_features = head.feature_size if head.is_eagle3 else head.target_hidden_size
-    embedded, features = torch.zeros(1, head.layer.hidden_size, **kind), torch.zeros(1, num_features, **kind)
-    rotation = module.rotation(torch.zeros(1, dtype=torch.int64, device=kind["device"]), kind["dtype"])
-    outputs, _ = module(embedded, module.fused(features), rotation, lambda layer, query, key, value: query)
-    if module.lm_head is not None:
-        module.lm_head(outputs)

@@ -60,10 +60,11 @@ class DynamicTree:
         if not self._growing:
             return None
         num_rows = self._frontier.shape[1]
-        log_probs = logits.float().log_softmax(dim=-1).view(len(self._growing), num_rows, -1)
-        best = log_probs.nan_to_num(IMPOSSIBLE, IMPOSSIBLE, IMPOSSIBLE).topk(min(self._top_k, logits.shape[-1]), dim=-1)
+        log_probs = logits.log_softmax(dim=-1, dtype=torch.float32).view(len(self._growing), num_rows, -1)
+        best = log_probs.topk(min(self._top_k, logits.shape[-1]), dim=-1)
         num_children = best.indices.shape[2]
-        values, columns = self._of_all(best.values, IMPOSSIBLE), self._of_all(best.indices, 0).flatten(1)
+        likeliest = best.values.nan_to_num(IMPOSSIBLE, IMPOSSIBLE, IMPOSSIBLE)  # a row that is not finite is all NaN
+        values, columns = self._of_all(likeliest, IMPOSSIBLE), self._of_all(best.indices, 0).flatten(1)
         scores = (self._frontier_scores.unsqueeze(2) + values).flatten(1)
         token_ids = columns if self._q_to_target is None else self._q_to_target[columns]
         probs = values.exp().flatten(1)

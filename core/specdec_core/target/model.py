@@ -66,6 +66,7 @@ class Target:
                 self._keeps_rows = try_out(self._model, self.info.vocab_size, self.info.max_model_len).keeps_rows
         self._ends = Ends.of(record, text_config)
         self._attention_modules = sites.modules
+        self._embedding = self._model.get_input_embeddings()
         self.eos_token_ids = _eos_token_ids(self._model.generation_config, text_config)
         self._features: dict[str, torch.Tensor] = {}
 
@@ -104,7 +105,7 @@ class Target:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [n] -> [n, hidden], as it enters the first layer (less positions that are added to it)."""
-        return self._ends.embed(self._model.get_input_embeddings(), token_ids)
+        return self._ends.embed(self._embedding, token_ids)
 
     def output_head(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden] after the final norm -> logits [n, vocab]."""

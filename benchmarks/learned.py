@@ -28,7 +28,8 @@ from specdec_core.target.load import resolve_model
 
 SHAPE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 0, 0, 0), (0, 0, 0, 0, 0)]"
 CHAIN: dict[str, Any] = {"num_speculative_tokens": 5}
-TREE: dict[str, Any] = {"eagle_topk": 4, "eagle_depth": 4, "num_speculative_tokens": 16}
+TREE: dict[str, Any] = {"eagle_topk": 4, "eagle_depth": 4, "num_speculative_tokens": 15}  # as deep as the chain
+LARGE_TREE: dict[str, Any] = {"eagle_topk": 10, "eagle_depth": 7, "num_speculative_tokens": 59}  # EAGLE-2's authors'
 SAMPLED: dict[str, Any] = {"draft_sample_method": "probabilistic"}
 AS_IT_IS = "as it is"
 EITHER, ONE = (0.0, 1.0), (1.0,)
@@ -49,6 +50,7 @@ WAYS = (
     Way("EAGLE, dynamic tree", {"method": "eagle", **TREE}, EITHER),
     Way("EAGLE-3, chain", {"method": "eagle3", "eagle_topk": 1, **CHAIN}, EITHER),
     Way("EAGLE-3, dynamic tree", {"method": "eagle3", **TREE}, EITHER),
+    Way("EAGLE-3, large dynamic tree", {"method": "eagle3", **LARGE_TREE}, EITHER),
     Way("EAGLE-3, sampled chain", {"method": "eagle3", **CHAIN, **SAMPLED}, ONE),
     Way("EAGLE-3, sampled tree", {"method": "eagle3", "speculative_token_tree": SHAPE, **SAMPLED}, ONE),
 )

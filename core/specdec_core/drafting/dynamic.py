@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -146,16 +147,15 @@ class DynamicTree:
         number = mask.cumsum(1) - 1  # of each candidate among those that are kept
         parent_numbers = number.gather(1, parents.clamp(min=0)).masked_fill(parents < 0, -1)
         counts = mask.sum(dim=1).tolist()
-        level_of = torch.repeat_interleave(
-            torch.arange(len(self._scores), device=self._device),
-            torch.tensor([each.shape[1] for each in self._scores], device=self._device),
-        )
+        places = mask.flatten().nonzero().squeeze(1)
+        deepest = int((places % mask.shape[1]).max()) if any(counts) else -1  # candidates are in the order of levels
+        ends = accumulate(each.shape[1] for each in self._scores)
         return Draft(
-            token_ids=token_ids[mask],
-            parents=parent_numbers[mask].to(torch.int32),
+            token_ids=token_ids.flatten()[places],
+            parents=parent_numbers.flatten()[places].to(torch.int32),
             offsets=tuple(accumulate(counts, initial=0)),
-            max_depth=int((level_of + 1).expand_as(mask)[mask].max()) if any(counts) else 0,
-            scores=probs[mask],
+            max_depth=bisect_right([0, *ends], deepest),
+            scores=probs.flatten()[places],
             is_chain=self._top_k == 1,
         )
 

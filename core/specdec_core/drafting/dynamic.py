@@ -39,13 +39,14 @@ class DynamicTree:
         self._size, self._device = len(self._budgets), batch.root_token_ids.device
         self._top_k, self._q_to_target, self._stopping = top_k, q_to_target, stopping
         self._roots = range(self._size) if stopping is None else stopping.drafting
+        self._requests = torch.arange(self._size, device=self._device)
         self._growing: Sequence[int] = self._roots  # requests that have not been stopped
         self._levels_left = min(depth, max(self._budgets) - 1)  # a node that is kept has all its ancestors kept
         # Candidates of each level: [batch, n], n = top_k at first and its square later.
         self._token_ids: list[torch.Tensor] = []
         self._parents: list[torch.Tensor] = []  # which candidate, over all levels; -1: the root
         self._scores: list[torch.Tensor] = []  # log of the probability of the whole path
-        self._probs: list[torch.Tensor] = []  # of the token alone
+        self._log_probs: list[torch.Tensor] = []  # of the token alone
         self._num_candidates = 0
         # What is to be expanded: the roots, then top_k candidates of each request.
         self._frontier = torch.full((self._size, 1), -1, device=self._device)
@@ -68,11 +69,10 @@ class DynamicTree:
         values, columns = self._of_all(likeliest, IMPOSSIBLE), self._of_all(best.indices, 0).flatten(1)
         scores = (self._frontier_scores.unsqueeze(2) + values).flatten(1)
         token_ids = columns if self._q_to_target is None else self._q_to_target[columns]
-        probs = values.exp().flatten(1)
         self._token_ids.append(token_ids)
         self._parents.append(self._frontier.repeat_interleave(num_children, dim=1))
         self._scores.append(scores)
-        self._probs.append(probs)
+        self._log_probs.append(values.flatten(1))
         first, self._num_candidates = self._num_candidates, self._num_candidates + scores.shape[1]
         if self._levels_left == 0:
             return None
@@ -86,9 +86,11 @@ class DynamicTree:
         above = self._ancestors.gather(1, rows.unsqueeze(2).expand(-1, -1, self._ancestors.shape[2]))
         self._ancestors = torch.cat([above, own.view(1, -1, 1).expand(self._size, -1, 1)], dim=2)
         rows = self._of_growing(rows)
-        rows = rows + num_rows * torch.arange(len(rows), device=self._device).unsqueeze(1)
+        if len(rows) > 1:
+            rows = rows + num_rows * torch.arange(len(rows), device=self._device).unsqueeze(1)
         if self._stopping is not None:
-            goes = self._goes_on(self._stopping, rows, self._of_growing(probs.gather(1, chosen)))
+            own_log_probs = self._log_probs[-1].gather(1, chosen)
+            goes = self._goes_on(self._stopping, rows, self._of_growing(own_log_probs).exp())
             rows = rows[goes]
             self._growing = [request for request, goes_on in zip(self._growing, goes, strict=True) if goes_on]
             if not self._growing:
@@ -97,7 +99,7 @@ class DynamicTree:
         for request in self._growing:
             counts[request] = count
         level = Level(
-            requests=torch.tensor(self._growing, device=self._device).repeat_interleave(count),
+            requests=self._of_growing(self._requests).unsqueeze(1).expand(-1, count).flatten(),
             rows=rows.flatten(),
             token_ids=self._of_growing(token_ids.gather(1, chosen)).flatten(),
             ancestors=self._of_growing(self._ancestors).flatten(0, 1),
@@ -136,8 +138,8 @@ class DynamicTree:
     def _likeliest(self) -> Draft:
         if not self._scores:
             return Draft.from_chains([[]] * self._size, self._device)
-        token_ids, parents, scores, probs = (
-            torch.cat(each, dim=1) for each in (self._token_ids, self._parents, self._scores, self._probs)
+        token_ids, parents, scores, log_probs = (
+            torch.cat(each, dim=1) for each in (self._token_ids, self._parents, self._scores, self._log_probs)
         )
         # No child is likelier than its parent, which came up before it: whoever is kept has its parent kept.
         kept_scores, kept = _best(scores, max(self._budgets))
@@ -155,7 +157,7 @@ class DynamicTree:
             parents=parent_numbers.flatten()[places].to(torch.int32),
             offsets=tuple(accumulate(counts, initial=0)),
             max_depth=bisect_right([0, *ends], deepest),
-            scores=probs.flatten()[places],
+            scores=log_probs.flatten()[places].exp(),
             is_chain=self._top_k == 1,
         )
 

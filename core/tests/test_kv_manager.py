@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from naive_kv import LAYOUTS, NaiveKV, Pass, assert_matches, path_to
 
 from specdec_core.errors import CapacityError
+from specdec_core.kv.block_pool import BlockPool
 from specdec_core.types import DraftTree, Verdict
 
 IDS = ["a", "b", "c", "d", "e"]
@@ -281,3 +282,19 @@ def test_slots_past_what_a_request_owns_are_refused() -> None:
     assert len(manager.metadata(["a", "b"], [5, 0], [3, 12]).slot_mapping) == 15
     with pytest.raises(CapacityError, match=r"'a' holds 8 KV slots.*\[5, 9\).*scratch_slots"):
         manager.metadata(["a", "b"], [5, 0], [4, 12])
+
+
+def test_tables_follow_every_change() -> None:
+    """They are kept between passes, for as long as no request got or gave back a block."""
+    pool = BlockPool(6, 4)
+    pool.grow("a", 9)
+    pool.grow("b", 3)
+    assert pool.tables(["a", "b"]).tolist() == [[0, 1, 2], [3, 0, 0]]
+    pool.shrink("a", 5)
+    assert pool.tables(["a", "b"]).tolist() == [[0, 1], [3, 0]]
+    pool.grow("b", 5)
+    assert pool.tables(["a", "b"]).tolist() == [[0, 1], [3, 2]]
+    assert pool.tables(["b", "a"]).tolist() == [[3, 2], [0, 1]]
+    pool.drop("b")
+    with pytest.raises(KeyError):
+        pool.tables(["b", "a"])

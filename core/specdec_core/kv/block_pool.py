@@ -15,6 +15,7 @@ class BlockPool:
         self.block_size = block_size
         self._free = list(range(num_blocks - 1, -1, -1))  # the lowest number is handed out first
         self._tables: dict[str, list[int]] = {}
+        self._last: tuple[list[str], np.ndarray] | None = None  # what `tables` gave, while it holds
 
     @property
     def num_free(self) -> int:
@@ -34,6 +35,8 @@ class BlockPool:
                 f"them, or raise num_kv_blocks"
             )
         table = self._tables.setdefault(request_id, held)
+        if missing > 0:
+            self._last = None
         for _ in range(missing):
             table.append(self._free.pop())
 
@@ -41,10 +44,12 @@ class BlockPool:
         """Free the blocks past the first `num_slots` slots."""
         table = self._tables[request_id]
         while len(table) > -(-num_slots // self.block_size):
+            self._last = None
             self._free.append(table.pop())
 
     def drop(self, request_id: str) -> None:
         """Free all blocks of the request, if there is such a request."""
+        self._last = None
         self._free.extend(reversed(self._tables.pop(request_id, [])))
 
     def num_slots(self, request_id: str) -> int:
@@ -52,11 +57,14 @@ class BlockPool:
         return len(self._tables[request_id]) * self.block_size
 
     def tables(self, request_ids: list[str]) -> np.ndarray:
-        """int64 [batch, max_blocks], padded with block 0."""
+        """int64 [batch, max_blocks], padded with block 0. Read only: the passes of a step share it."""
+        if self._last is not None and self._last[0] == request_ids:
+            return self._last[1]
         tables = [self._tables[request_id] for request_id in request_ids]
         padded = np.zeros((len(tables), max(map(len, tables), default=0)), dtype=np.int64)
         for row, table in zip(padded, tables, strict=True):
             row[: len(table)] = table
+        self._last = list(request_ids), padded
         return padded
 
     def check_integrity(self) -> None:

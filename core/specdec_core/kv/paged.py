@@ -56,17 +56,17 @@ class PagedKVManager:
                     f"request {request_id!r} holds {held} KV slots, and a pass is to use the slots [{start}, "
                     f"{start + length}): from the root's slot on, a draft may use its plan's scratch_slots"
                 )
-        tables = self._pool.tables(list(request_ids))
+        tables, size = self._pool.tables(list(request_ids)), self._pool.block_size
         owner = np.repeat(np.arange(len(lengths)), lengths)
-        first = np.cumsum(lengths) - lengths
-        local = np.arange(len(owner)) - first[owner] + np.asarray(starts)[owner]
-        block, offset = np.divmod(local, self._pool.block_size)
+        begins = np.asarray(starts) - (np.cumsum(lengths) - lengths)  # of each request's slots, less those before
+        local = np.arange(len(owner)) + begins[owner]
+        slots = tables[owner, local // size] * size + local % size
         return KVMetadata(
             starts=tuple(starts),
             lengths=tuple(lengths),
             block_tables=torch.from_numpy(tables).to(self._device),
-            slot_mapping=torch.from_numpy(tables[owner, block] * self._pool.block_size + offset).to(self._device),
-            block_size=self._pool.block_size,
+            slot_mapping=torch.from_numpy(slots).to(self._device),
+            block_size=size,
         )
 
     def commit(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:

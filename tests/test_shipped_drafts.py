@@ -11,6 +11,7 @@ from specdec_core import LLM, DraftCounts, SamplingParams
 from specdec_model_tiny import model_path
 
 METHODS = ("eagle3",)
+CHAIN = {"num_speculative_tokens": 5, "draft_sample_method": "probabilistic"}
 MOST_BYTES = 5_000_000
 MOST_DRAFT_VOCAB = 2048
 PROMPTS = [
@@ -39,12 +40,11 @@ def test_the_draft_vocabulary_is_small():
     assert len(tensors["d2t"]) == len(tensors["lm_head.weight"]) <= MOST_DRAFT_VOCAB
 
 
-@pytest.mark.parametrize("options", [{}, {"num_speculative_tokens": 5, "draft_sample_method": "probabilistic"}])
-@pytest.mark.parametrize("method", METHODS)
-def test_it_is_found_and_right_about_many_tokens(method, options, plain):
+@pytest.mark.parametrize(("method", "options", "least"), [("eagle3", {}, 3.0), ("eagle3", CHAIN, 3.6)])
+def test_it_is_found_and_right_about_many_tokens(method, options, least, plain):
+    """3.30 and 3.82 tokens; with features of the next layers the chain has 3.41, with tokens one off it has 1.00."""
     with LLM("tiny", dtype="float32", speculative_config={"method": method, **options}) as llm:
         outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert [list(output.outputs[0].token_ids) for output in outputs] == plain
     counts = sum((output.speculation for output in outputs), DraftCounts())
-    # Of a draft that was read with a layer, a position or a token in the wrong place, next to nothing is accepted.
-    assert counts.acceptance_length > 1.7
+    assert counts.acceptance_length > least

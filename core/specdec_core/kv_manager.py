@@ -43,7 +43,8 @@ class KVManager(Protocol):
 
     def commit(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
         """After a pass: advance by num_known + num_accepted tokens. In groups that keep nodes, the target's first, the
-        accepted path is moved to follow the root without a gap; blocks beyond the committed tokens become free."""
+        accepted path is moved to follow the root without a gap; blocks beyond the committed tokens become free. The
+        verdict is on the host."""
         ...
 
     def release(self, request_id: str) -> None:

@@ -101,11 +101,19 @@ class LayerAttention(Protocol):
         ...
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None = None
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None = None,
+        *,
+        rows: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """Store key and value [num_tokens, num_kv_heads, ...] and answer query [num_tokens, num_heads, key_dim],
         rotated already: [num_tokens, num_heads, value_dim]. For layers that are not bound. scaling: None for
-        key_dim ** -0.5."""
+        key_dim ** -0.5. rows: the tokens that are to have an answer, one of each request and then any that are padding;
+        None: all of them."""
         ...
 
 

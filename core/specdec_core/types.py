@@ -67,11 +67,16 @@ class Draft:
         return [end - start for start, end in pairwise(self.offsets)]
 
     @cached_property
-    def layout(self) -> TreeLayout:
+    def host_layout(self) -> TreeLayout[np.ndarray]:
         """Rows, depths and ancestors, computed once and shared by the forward pass, the sampler and the verifier."""
         from specdec_core.tree_layout import TreeLayout
 
         return TreeLayout.of(self)
+
+    @cached_property
+    def layout(self) -> TreeLayout[torch.Tensor]:
+        """The same on the draft's device."""
+        return self.host_layout.to(self.token_ids.device)
 
     @classmethod
     def from_chains(cls, chains: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Draft:
@@ -164,14 +169,17 @@ def _offsets(lengths: Sequence[int]) -> tuple[int, ...]:
 
 @frozen(eq=False)
 class Verdict:
-    """What a verifier decided, on the target's device."""
+    """What a verifier decided, on any device: the engine copies it to the host, once in a step."""
 
     token_ids: torch.Tensor  # int64 [batch, max_depth + 1]   accepted path, then the recovered or bonus token; -1
     #                          pads. All -1: the request's logits were not finite and it fails. The path may run past
-    #                          a stop: whoever emits cuts it. The one tensor copied to the host in a step
+    #                          a stop: whoever emits cuts it
     rows: torch.Tensor  # int32 [batch, max_depth + 1]   row of target_logits that decided each token: [:, 0] the
     #                     root's, [:, j] the j-th accepted node's own; past the path, the last decided row again
     num_accepted: torch.Tensor  # int32 [batch]   accepted draft tokens, never counting the recovered or bonus token
+
+    def on_host(self) -> Verdict:
+        return Verdict(self.token_ids.cpu(), self.rows.cpu(), self.num_accepted.cpu())
 
 
 class RequestView(Protocol):
@@ -263,7 +271,7 @@ class Observation:
     requests: Sequence[RequestView]
     starts: tuple[int, ...]  # [batch]   position of each request's first row
     offsets: tuple[int, ...]  # [batch + 1]
-    num_valid: torch.Tensor  # int32 [batch]
+    num_valid: tuple[int, ...]  # [batch]
     token_ids: torch.Tensor  # int64 [num_tokens]   the tokens whose features these are
     positions: torch.Tensor  # int64 [num_tokens]
     features: Mapping[str, torch.Tensor]  # {tap: [num_tokens, width]}
@@ -271,12 +279,9 @@ class Observation:
     #                               or output being recomputed) if there is one, else the new root
 
     @cached_property
-    def last_rows(self) -> torch.Tensor:
-        """int64 [batch]   each request's last row that counts; its first one where none does."""
-        import torch
-
-        first = torch.tensor(self.offsets[:-1], device=self.num_valid.device)
-        return first + (self.num_valid.to(torch.int64) - 1).clamp(min=0)
+    def last_rows(self) -> list[int]:
+        """[batch]   each request's last row that counts; its first one where none does."""
+        return [start + max(0, n - 1) for start, n in zip(self.offsets, self.num_valid, strict=False)]
 
     @cached_property
     def following_token_ids(self) -> torch.Tensor:

@@ -119,15 +119,15 @@ class StopsAt(Stopping):
     """Stops each request at a depth of its own, 0: before it drafts. It keeps everything."""
 
     def __init__(self, depths: list[int]) -> None:
-        self._depths = torch.tensor(depths)
+        self._depths = np.array(depths)
         self._depth = 0
 
     @property
     def drafting(self) -> list[int]:
-        return (self._depths > 0).nonzero().squeeze(1).tolist()
+        return np.flatnonzero(self._depths > 0).tolist()
 
-    def goes_on(self, requests: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
-        assert requests.unique().tolist() == (self._depths > self._depth).nonzero().squeeze(1).tolist()
+    def goes_on(self, requests: np.ndarray, *more: np.ndarray) -> np.ndarray:
+        assert np.unique(requests).tolist() == np.flatnonzero(self._depths > self._depth).tolist()
         self._depth += 1
         return self._depths > self._depth
 

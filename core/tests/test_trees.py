@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 
 import pytest
@@ -115,6 +116,22 @@ def test_the_dynamic_tree_is_that_of_the_paper(top_k, depth, budgets):
             product[path] = product[path[:-1]] + float(torch.tensor(prob).log())
         torch.testing.assert_close([product[path] for path in paths], scores, atol=1e-4, rtol=1e-4)
     assert draft.max_depth == max(len(path) for b in range(len(budgets)) for path in tokens_of(draft, b))
+
+
+@settings(max_examples=40)
+@given(
+    top_k=st.integers(1, 4),
+    min_prob=st.floats(0.001, 0.9),
+    budgets=st.lists(st.integers(1, 30), min_size=1, max_size=4),
+)
+def test_a_request_has_no_level_below_one_that_is_all_unlikely(top_k, min_prob, budgets):
+    draft = grown(DynamicTree(batch_of(budgets, [0.0] * len(budgets)), top_k, 3, min_prob=min_prob), len(budgets))
+    check_draft(draft, budgets, VOCAB, CPU)
+    for b, budget in enumerate(budgets):
+        candidates = list(zip(*dynamic_reference(b, top_k, 3, 10**6), strict=True))
+        best = [max(score for path, score in candidates if len(path) == depth) for depth in (1, 2, 3, 4)]
+        depth = next((depth for depth in (0, 1, 2) if best[depth] < math.log(min_prob)), 3)
+        assert tokens_of(draft, b) == dynamic_reference(b, top_k, min(depth, max(budgets) - 1), budget)[0]
 
 
 def test_more_children_than_tokens():

@@ -66,7 +66,9 @@ def fitted(written: TinyHead, target_dir: Path, folder: Path, taps: list[int]) -
     return TinyHead.read(folder)
 
 
-def _dense(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _dense(
+    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, rows: None = None
+) -> torch.Tensor:
     heads_first = (each.transpose(0, 1).unsqueeze(0) for each in (query, key, value))
     attended = torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True)
     return attended[0].transpose(0, 1)

@@ -73,7 +73,7 @@ class Probe(Proposer):
         offsets = np.array(observation.offsets)
         counts = np.diff(offsets)
         owners = self._to_device(np.repeat(np.arange(len(counts)), counts))
-        num_valid = observation.num_valid.to(torch.int64)
+        num_valid = torch.tensor(observation.num_valid, device=self.device)
         fused = norm(self.model.fuse(torch.cat([observation.features[tap] for tap in TAPS], dim=-1)))
         metadata = self.attention.metadata(observation.requests, observation.starts, counts.tolist())
         positions = observation.positions

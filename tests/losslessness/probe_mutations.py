@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import probe_draft
@@ -106,7 +107,7 @@ def preemption_is_ignored(patch: Patch) -> None:
 
 def refused_nodes_are_observed(patch: Patch) -> None:
     def count_all(seen: Any) -> Any:
-        return evolve(seen, num_valid=torch.tensor(seen.offsets, dtype=torch.int32).diff())
+        return evolve(seen, num_valid=tuple(end - start for start, end in pairwise(seen.offsets)))
 
     _change_observation(patch, count_all)
 

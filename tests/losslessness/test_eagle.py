@@ -9,7 +9,6 @@ from typing import Any
 
 import attrs
 import pytest
-import torch
 from pass_faults import PASS_FAULTS
 from recorded_runs import (
     VOCAB_SIZE,
@@ -111,14 +110,14 @@ def features_of_drafted_nodes_stay(patch: Patch) -> None:
         observe(self, observation)
         seen.clear()
 
-    def forwarding(self: Any, passed: Any, features: Any) -> Any:
+    def forwarding(self: Any, passed: Any, features: Any, *rows: Any) -> Any:
         if seen:
             observation = seen[0]
             for i, request in enumerate(observation.requests):
                 if observation.starts[i] >= request.num_prompt_tokens:
                     rows = slice(observation.offsets[i] + 1, observation.offsets[i + 1])
                     passed.metadata.slot_mapping[rows] = -1
-        return forward(self, passed, features)
+        return forward(self, passed, features, *rows)
 
     patch.setattr(EagleProposer, "observe", observing)
     patch.setattr(EagleProposer, "_forward", forwarding)
@@ -134,7 +133,7 @@ def embeddings_are_those_of_the_features_own_tokens(patch: Patch) -> None:
 
 
 def the_last_row_is_taken_whether_it_counts_or_not(patch: Patch) -> None:
-    patch.setattr(Observation, "last_rows", property(lambda self: torch.tensor(self.offsets[1:]) - 1))
+    patch.setattr(Observation, "last_rows", property(lambda self: [end - 1 for end in self.offsets[1:]]))
 
 
 def positions_begin_at_one(patch: Patch) -> None:

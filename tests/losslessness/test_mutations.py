@@ -6,15 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 import random_tree
 import torch
 from reference import NUM_TOKENS
 
 from specdec_core.engine import step_batch
+from specdec_core.engine.step_batch import StepBatch
 from specdec_core.kv import PagedKVManager
 from specdec_core.sampling.random import CounterRandom
-from specdec_core.tree_layout import TreeLayout
 from specdec_core.verifiers import chosen, greedy, walk
 
 Patch = pytest.MonkeyPatch
@@ -22,15 +23,14 @@ pytestmark = pytest.mark.parametrize("model_dir", ["llama"], indirect=True, scop
 
 
 def nodes_one_position_late(patch: Patch) -> None:
-    of = TreeLayout.of
+    of = StepBatch.of
 
-    def late(draft: Any) -> Any:
-        layout = of(draft)
-        depths = layout.row_depths.clone()
-        depths[layout.node_rows] += 1
-        return attrs.evolve(layout, row_depths=depths)
+    def late(schedule: Any, draft: Any, *args: Any) -> Any:
+        batch = of(schedule, draft, *args)
+        batch.positions[batch.rows[draft.layout.node_rows]] += 1
+        return batch
 
-    patch.setattr(TreeLayout, "of", late)
+    patch.setattr(StepBatch, "of", late)
 
 
 def see_instead(patch: Patch, change: Callable[[Any], Any]) -> None:
@@ -40,15 +40,14 @@ def see_instead(patch: Patch, change: Callable[[Any], Any]) -> None:
 
 def nodes_see_their_siblings(patch: Patch) -> None:
     def show_all(seen: Any) -> Any:
-        if seen.more_slots is None:
-            return seen
-        return attrs.evolve(seen, prefix_lens=torch.maximum(seen.prefix_lens, seen.more_slots.amax(dim=1) + 1))
+        prefix_lens, more_slots = seen
+        return seen if more_slots is None else (np.maximum(prefix_lens, more_slots.max(axis=1) + 1), more_slots)
 
     see_instead(patch, show_all)
 
 
 def nodes_see_only_the_root(patch: Patch) -> None:
-    see_instead(patch, lambda seen: attrs.evolve(seen, more_slots=None))
+    see_instead(patch, lambda seen: (seen[0], None))
 
 
 def accepted_entries_stay_where_they_were(patch: Patch) -> None:

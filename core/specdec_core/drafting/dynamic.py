@@ -6,13 +6,14 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
 import torch
 
 from specdec_core.drafting.level import Level
 from specdec_core.drafting.stop import Stopping
 from specdec_core.types import Draft, ProposerBatch
 
-IMPOSSIBLE = float("-inf")
+IMPOSSIBLE = np.float32(-np.inf)
 
 
 class DynamicTree:
@@ -24,7 +25,8 @@ class DynamicTree:
     candidate that came up first.
 
     q_to_target: see `DraftBuilder`. stopping: what `DraftStop.begin` returned: a request that is stopped has no more
-    candidates, and of those it has, none are kept that are not worth verifying.
+    candidates, and of those it has, none are kept that are not worth verifying. min_prob: a request has no more
+    candidates, either, once no path of its tree is so likely. Give one of these two.
     """
 
     def __init__(
@@ -34,24 +36,26 @@ class DynamicTree:
         depth: int,
         q_to_target: torch.Tensor | None = None,
         stopping: Stopping | None = None,
+        min_prob: float = 0.0,
     ) -> None:
         self._budgets = batch.max_draft_tokens
         self._size, self._device = len(self._budgets), batch.root_token_ids.device
         self._top_k, self._q_to_target, self._stopping = top_k, q_to_target, stopping
         self._roots = range(self._size) if stopping is None else stopping.drafting
-        self._requests = torch.arange(self._size, device=self._device)
-        self._growing: Sequence[int] = self._roots  # requests that have not been stopped
+        self._growing = np.array(self._roots, dtype=np.int64)  # requests that have not been stopped
+        self._each = np.arange(self._size)[:, None]  # to index [batch, n] with
+        self._least_score = np.log(min_prob) if min_prob else IMPOSSIBLE
         self._levels_left = min(depth, max(self._budgets) - 1)  # a node that is kept has all its ancestors kept
-        # Candidates of each level: [batch, n], n = top_k at first and its square later.
-        self._token_ids: list[torch.Tensor] = []
-        self._parents: list[torch.Tensor] = []  # which candidate, over all levels; -1: the root
-        self._scores: list[torch.Tensor] = []  # log of the probability of the whole path
-        self._log_probs: list[torch.Tensor] = []  # of the token alone
+        # Candidates of each level, on the host: [batch, n], n = top_k at first and its square later.
+        self._token_ids: list[np.ndarray] = []
+        self._parents: list[np.ndarray] = []  # which candidate, over all levels; -1: the root
+        self._scores: list[np.ndarray] = []  # log of the probability of the whole path
+        self._log_probs: list[np.ndarray] = []  # of the token alone
         self._num_candidates = 0
         # What is to be expanded: the roots, then top_k candidates of each request.
-        self._frontier = torch.full((self._size, 1), -1, device=self._device)
-        self._frontier_scores = torch.zeros(self._size, 1, device=self._device)
-        self._ancestors = torch.empty(self._size, 1, 0, dtype=torch.int64, device=self._device)
+        self._frontier = np.full((self._size, 1), -1)
+        self._frontier_scores = np.zeros((self._size, 1), dtype=np.float32)
+        self._ancestors = np.empty((self._size, 1, 0), dtype=np.int64)
         self._num_forwarded = 0  # nodes of each request
 
     @property
@@ -59,52 +63,46 @@ class DynamicTree:
         return self._roots
 
     def grow(self, logits: torch.Tensor) -> Level | None:
-        if not self._growing:
+        if not len(self._growing):
             return None
-        num_rows = self._frontier.shape[1]
-        log_probs = logits.log_softmax(dim=-1, dtype=torch.float32).view(len(self._growing), num_rows, -1)
-        best = log_probs.topk(min(self._top_k, logits.shape[-1]), dim=-1)
-        num_children = best.indices.shape[2]
-        likeliest = best.values.nan_to_num(IMPOSSIBLE, IMPOSSIBLE, IMPOSSIBLE)  # a row that is not finite is all NaN
-        values, columns = self._of_all(likeliest, IMPOSSIBLE), self._of_all(best.indices, 0).flatten(1)
-        scores = (self._frontier_scores.unsqueeze(2) + values).flatten(1)
-        token_ids = columns if self._q_to_target is None else self._q_to_target[columns]
+        width = self._frontier.shape[1]
+        values, token_ids = self._best_children(logits)
+        num_children = values.shape[2]
+        scores = (self._frontier_scores[:, :, None] + values).reshape(self._size, -1)
         self._token_ids.append(token_ids)
-        self._parents.append(self._frontier.repeat_interleave(num_children, dim=1))
+        self._parents.append(self._frontier.repeat(num_children, axis=1))
         self._scores.append(scores)
-        self._log_probs.append(values.flatten(1))
+        self._log_probs.append(values.reshape(self._size, -1))
         first, self._num_candidates = self._num_candidates, self._num_candidates + scores.shape[1]
         if self._levels_left == 0:
             return None
         self._levels_left -= 1
 
-        self._frontier_scores, chosen = _best(scores, self._top_k)
-        self._frontier = first + chosen
-        count = chosen.shape[1]
-        own = torch.arange(self._num_forwarded, self._num_forwarded + count, device=self._device)
-        rows = chosen // num_children
-        above = self._ancestors.gather(1, rows.unsqueeze(2).expand(-1, -1, self._ancestors.shape[2]))
-        self._ancestors = torch.cat([above, own.view(1, -1, 1).expand(self._size, -1, 1)], dim=2)
-        rows = self._of_growing(rows)
-        if len(rows) > 1:
-            rows = rows + num_rows * torch.arange(len(rows), device=self._device).unsqueeze(1)
+        chosen = _best(scores, self._top_k)
+        count, above = chosen.shape[1], chosen // num_children
+        self._frontier, self._frontier_scores = first + chosen, scores[self._each, chosen]
+        ancestors = np.empty((*chosen.shape, self._ancestors.shape[2] + 1), dtype=np.int64)
+        ancestors[:, :, :-1] = self._ancestors[self._each, above]
+        ancestors[:, :, -1] = np.arange(self._num_forwarded, self._num_forwarded + count)
+        self._ancestors = ancestors
+        rows = self._of_growing(above)
+        rows = rows + width * np.arange(len(rows))[:, None]
+        goes = self._of_growing(self._frontier_scores[:, 0]) >= self._least_score
         if self._stopping is not None:
-            own_log_probs = self._log_probs[-1].gather(1, chosen)
-            goes = self._goes_on(self._stopping, rows, self._of_growing(own_log_probs).exp())
-            rows = rows[goes]
-            self._growing = [request for request, goes_on in zip(self._growing, goes, strict=True) if goes_on]
-            if not self._growing:
+            goes = self._goes_on(self._stopping, rows, self._of_growing(self._log_probs[-1][self._each, chosen]))
+        if not goes.all():
+            rows, self._growing = rows[goes], self._growing[goes]
+            if not len(self._growing):
                 return None
-        counts = [0] * self._size
-        for request in self._growing:
-            counts[request] = count
+        counts = np.zeros(self._size, dtype=np.int64)
+        counts[self._growing] = count
         level = Level(
-            requests=self._of_growing(self._requests).unsqueeze(1).expand(-1, count).flatten(),
-            rows=rows.flatten(),
-            token_ids=self._of_growing(token_ids.gather(1, chosen)).flatten(),
-            ancestors=self._of_growing(self._ancestors).flatten(0, 1),
+            rows=torch.from_numpy(rows.ravel()).to(self._device),
+            token_ids=torch.from_numpy(self._of_growing(token_ids[self._each, chosen]).ravel()).to(self._device),
+            requests=self._growing.repeat(count),
+            ancestors=self._of_growing(ancestors).reshape(-1, ancestors.shape[2]),
             starts=(self._num_forwarded,) * self._size,
-            counts=tuple(counts),
+            counts=tuple(counts.tolist()),
             is_chain=self._top_k == 1,
         )
         self._num_forwarded += count
@@ -115,54 +113,62 @@ class DynamicTree:
         draft = self._likeliest()
         return draft if self._stopping is None else self._stopping.keep(draft, in_place=False)
 
-    def _of_growing(self, of_all: torch.Tensor) -> torch.Tensor:
-        """[num_growing, ...] of [batch, ...]."""
-        return of_all if len(self._growing) == self._size else of_all[list(self._growing)]
+    def _best_children(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Below each node of the frontier: log probabilities [batch, width, num_children], impossible ones for requests
+        that have been stopped; token ids [batch, width * num_children]."""
+        best = logits.log_softmax(dim=-1, dtype=torch.float32).topk(min(self._top_k, logits.shape[-1]), dim=-1)
+        token_ids = best.indices if self._q_to_target is None else self._q_to_target[best.indices]
+        shape = len(self._growing), self._frontier.shape[1], -1
+        values, ids = best.values.cpu().numpy().reshape(shape), token_ids.cpu().numpy().reshape(len(self._growing), -1)
+        values = np.where(np.isfinite(values), values, IMPOSSIBLE)  # a row that is not finite is all NaN
+        return self._of_all(values, IMPOSSIBLE), self._of_all(ids, 0)
 
-    def _of_all(self, of_growing: torch.Tensor, otherwise: float) -> torch.Tensor:
+    def _of_growing(self, of_all: np.ndarray) -> np.ndarray:
+        """[num_growing, ...] of [batch, ...]."""
+        return of_all if len(self._growing) == self._size else of_all[self._growing]
+
+    def _of_all(self, of_growing: np.ndarray, otherwise: np.float32 | int) -> np.ndarray:
         """[batch, ...] of [num_growing, ...]."""
         if len(self._growing) == self._size:
             return of_growing
-        found = of_growing.new_full((self._size, *of_growing.shape[1:]), otherwise)
-        found[list(self._growing)] = of_growing
-        return found
+        of_all = np.full((self._size, *of_growing.shape[1:]), otherwise, dtype=of_growing.dtype)
+        of_all[self._growing] = of_growing
+        return of_all
 
-    def _goes_on(self, stopping: Stopping, rows: torch.Tensor, probs: torch.Tensor) -> list[bool]:
-        """[num_growing]   rows and probs [num_growing, n]: of the nodes that would be expanded."""
-        requests = torch.tensor(self._growing, device=self._device).repeat_interleave(rows.shape[1])
-        is_first_draw = torch.zeros_like(requests, dtype=torch.bool)
-        num_nodes = torch.ones(self._size, dtype=torch.int64, device=self._device)  # those not worth it go, at the end
-        goes = stopping.goes_on(requests, rows.flatten(), probs.flatten(), is_first_draw, num_nodes).tolist()
-        return [goes[request] for request in self._growing]
+    def _goes_on(self, stopping: Stopping, rows: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
+        """bool [num_growing]   rows and log_probs [num_growing, n]: of the nodes that would be expanded."""
+        requests = self._growing.repeat(rows.shape[1])
+        is_first_draw = np.zeros(len(requests), dtype=bool)
+        num_nodes = np.ones(self._size, dtype=np.int64)  # those that are not worth it go, at the end
+        goes = stopping.goes_on(requests, rows.flatten(), np.exp(log_probs.flatten()), is_first_draw, num_nodes)
+        return goes[self._growing]
 
     def _likeliest(self) -> Draft:
         if not self._scores:
             return Draft.from_chains([[]] * self._size, self._device)
         token_ids, parents, scores, log_probs = (
-            torch.cat(each, dim=1) for each in (self._token_ids, self._parents, self._scores, self._log_probs)
+            np.concatenate(each, axis=1) for each in (self._token_ids, self._parents, self._scores, self._log_probs)
         )
         # No child is likelier than its parent, which came up before it: whoever is kept has its parent kept.
-        kept_scores, kept = _best(scores, max(self._budgets))
-        budgets = torch.tensor(self._budgets, device=self._device).unsqueeze(1)
-        is_kept = (torch.arange(kept.shape[1], device=self._device) < budgets) & (kept_scores > IMPOSSIBLE)
-        mask = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, kept, is_kept)
-        number = mask.cumsum(1) - 1  # of each candidate among those that are kept
-        parent_numbers = number.gather(1, parents.clamp(min=0)).masked_fill(parents < 0, -1)
-        counts = mask.sum(dim=1).tolist()
-        places = mask.flatten().nonzero().squeeze(1)
-        deepest = int((places % mask.shape[1]).max()) if any(counts) else -1  # candidates are in the order of levels
-        ends = accumulate(each.shape[1] for each in self._scores)
-        return Draft(
-            token_ids=token_ids.flatten()[places],
-            parents=parent_numbers.flatten()[places].to(torch.int32),
-            offsets=tuple(accumulate(counts, initial=0)),
-            max_depth=bisect_right([0, *ends], deepest),
-            scores=log_probs.flatten()[places].exp(),
+        kept = _best(scores, max(self._budgets))
+        is_within = np.arange(kept.shape[1]) < np.array(self._budgets)[:, None]
+        mask = np.zeros(scores.shape, dtype=bool)
+        mask[self._each, kept] = is_within & (scores[self._each, kept] > IMPOSSIBLE)
+        number = mask.cumsum(axis=1) - 1  # of each candidate among those that are kept
+        parent_numbers = np.where(parents < 0, -1, number[self._each, parents])
+        places = mask.nonzero()
+        deepest = int(places[1].max()) if len(places[1]) else -1  # candidates are in the order of levels
+        return Draft.from_arrays(
+            token_ids[places],
+            parent_numbers[places].astype(np.int32),
+            mask.sum(axis=1).tolist(),
+            bisect_right([0, *accumulate(level.shape[1] for level in self._scores)], deepest),
+            scores=np.exp(log_probs[places]),
             is_chain=self._top_k == 1,
+            device=self._device,
         )
 
 
-def _best(scores: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The highest scores [batch, n] and where they are, the first ones among equals."""
-    values, indices = scores.sort(dim=1, descending=True, stable=True)
-    return values[:, :number], indices[:, :number]
+def _best(scores: np.ndarray, number: int) -> np.ndarray:
+    """Where the highest of scores [batch, n] are, the first ones among equals."""
+    return (-scores).argsort(axis=1, kind="stable")[:, :number]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from attrs import frozen
-from torch.nn.functional import pad
 
+from specdec_core.ops.padding import padded_to
 from specdec_core.proposer import LayerAttention
 from specdec_core.types import Draft, KVMetadata, ProposerBatch, RequestView, Visibility
 
@@ -21,17 +22,17 @@ class Level:
     draft's cache, counted from the first that is the nodes'.
     """
 
-    requests: torch.Tensor  # int64 [n]   index into the batch
     rows: torch.Tensor  # int64 [n]   of the logits that the level was grown from: each node's parent
     token_ids: torch.Tensor  # int64 [n]
-    ancestors: torch.Tensor  # int64 [n, depth]   numbers of the nodes from depth 1 to the node itself
+    requests: np.ndarray  # int64 [n]   index into the batch
+    ancestors: np.ndarray  # int64 [n, depth]   numbers of the nodes from depth 1 to the node itself
     starts: tuple[int, ...]  # [batch]   number of each request's first node here
     counts: tuple[int, ...]  # [batch]
     is_chain: bool  # every node's ancestors are all nodes before it
 
     @property
     def depth(self) -> int:
-        return self.ancestors.shape[1]
+        return int(self.ancestors.shape[1])
 
 
 class TreeGrower(Protocol):
@@ -85,10 +86,9 @@ class DraftPass:
         """Slots [start, start + length) of each request; every token sees those up to its own. token_ids and positions:
         int64 [sum of lengths]."""
         metadata = attention.metadata(requests, starts, lengths)
-        num_tokens = len(token_ids)
-        room = (0, attention.padded(num_tokens) - num_tokens)
-        positions = pad(positions, room)
-        return cls(metadata, Visibility(positions, positions + 1), pad(token_ids, room), num_tokens)
+        num_padded = attention.padded(len(token_ids))
+        padded = padded_to(num_padded, positions)
+        return cls(metadata, Visibility(padded, padded + 1), padded_to(num_padded, token_ids), len(token_ids))
 
     @classmethod
     def over_level(
@@ -98,13 +98,18 @@ class DraftPass:
         request's nodes begin. A node of depth 1 stands at that position."""
         starts = [first + start for first, start in zip(first_slots, level.starts, strict=True)]
         metadata = attention.metadata(batch.requests, starts, level.counts)
-        num_nodes = len(level.token_ids)
-        room = (0, attention.padded(num_nodes) - num_nodes)
-        first = torch.tensor(first_slots, device=level.requests.device)[level.requests]
-        positions = pad(first + level.depth - 1, room)
+        num_nodes = len(level.requests)
+        num_padded = attention.padded(num_nodes)
+        first = np.array(first_slots)[level.requests]
+
+        def padded(array: np.ndarray) -> torch.Tensor:
+            whole = np.zeros((num_padded, *array.shape[1:]), dtype=np.int64)
+            whole[:num_nodes] = array
+            return torch.from_numpy(whole).to(level.token_ids.device)
+
+        positions = padded(first + level.depth - 1)
         if level.is_chain:
-            visibility = Visibility(positions, pad(first + level.depth, room))
+            visibility = Visibility(positions, padded(first + level.depth))
         else:
-            slots = first.unsqueeze(1) + level.ancestors.flip(1)
-            visibility = Visibility(positions, pad(first, room), pad(slots, (0, 0, *room)))
-        return cls(metadata, visibility, pad(level.token_ids, room), num_nodes)
+            visibility = Visibility(positions, padded(first), padded(first[:, None] + level.ancestors[:, ::-1]))
+        return cls(metadata, visibility, padded_to(num_padded, level.token_ids), num_nodes)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from specdec_core.config import GREEDY
 from specdec_core.drafting.builder import DraftBuilder, Grown
+from specdec_core.drafting.drafted import on_host
 from specdec_core.drafting.level import Level
 from specdec_core.drafting.stop import Stopping
 from specdec_core.token_tree import TokenTree
@@ -59,27 +61,25 @@ class StaticTree:
         if self._ancestors.shape[1] == self._shape.depth or not bool((self._builder.room > 0).any()):
             return None
         if self._stopping is not None:
-            goes = self._goes_on(self._stopping, grown, rank == 0)[self._requests]
+            goes = torch.from_numpy(self._goes_on(self._stopping, grown, rank == 0)).to(rows.device)[self._requests]
             rows, token_ids, self._requests, self._nodes, self._kinds, self._ancestors = (
                 each[goes] for each in (rows, token_ids, self._requests, nodes, self._kinds, self._ancestors)
             )
             if not len(rows):
                 return None
-        starts = tuple(self._totals)
-        counts = tuple(torch.bincount(self._requests, minlength=len(starts)).tolist())
+        starts, requests = tuple(self._totals), on_host(self._requests)
+        counts = tuple(np.bincount(requests, minlength=len(starts)).tolist())
         self._totals = [start + count for start, count in zip(starts, counts, strict=True)]
-        is_chain = self._shape.is_chain
-        return Level(self._requests, rows, token_ids, self._ancestors, starts, counts, is_chain)
+        return Level(rows, token_ids, requests, on_host(self._ancestors), starts, counts, self._shape.is_chain)
 
     def build(self) -> Draft:
         draft = self._builder.build()
         return draft if self._stopping is None else self._stopping.keep(draft, in_place=True)
 
-    def _goes_on(self, stopping: Stopping, grown: Grown, is_first: torch.Tensor) -> torch.Tensor:
+    def _goes_on(self, stopping: Stopping, grown: Grown, is_first: torch.Tensor) -> np.ndarray:
         """bool [batch]."""
         room = self._builder.room
         num_nodes = torch.zeros_like(room).index_add_(0, self._requests, self._num_children[self._kinds])
         is_first_draw = is_first & self._builder.is_sampled[self._requests]
-        return stopping.goes_on(
-            self._requests, grown.parents, grown.scores, is_first_draw, torch.minimum(num_nodes, room)
-        )
+        given = self._requests, grown.parents, grown.scores, is_first_draw, torch.minimum(num_nodes, room)
+        return stopping.goes_on(*map(on_host, given))

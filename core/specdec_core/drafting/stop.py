@@ -5,12 +5,11 @@ from __future__ import annotations
 from time import perf_counter
 
 import numpy as np
-import torch
 from attrs import evolve, frozen
 
 from specdec_core.config import DraftStopConfig
 from specdec_core.drafting.acceptance import Acceptance
-from specdec_core.drafting.drafted import Drafted, Nodes, on_host, without
+from specdec_core.drafting.drafted import Drafted, Nodes, without
 from specdec_core.types import Draft, ProposerBatch, RequestView
 
 MOST_UNMEASURED = 64
@@ -117,29 +116,27 @@ class Stopping:
 
     def goes_on(
         self,
-        requests: torch.Tensor,
-        rows: torch.Tensor,
-        probs: torch.Tensor,
-        is_first_draw: torch.Tensor,
-        num_nodes: torch.Tensor,
-    ) -> torch.Tensor:
+        requests: np.ndarray,
+        rows: np.ndarray,
+        probs: np.ndarray,
+        is_first_draw: np.ndarray,
+        num_nodes: np.ndarray,
+    ) -> np.ndarray:
         """bool [batch]: the requests that are to have another level below the one that was just grown.
 
         Of that level's nodes: requests int64 [n]; rows int64 [n], which node of the call before is the parent, counting
         those of requests that went on, or which of `drafting`; probs float [n], the draft's own; is_first_draw bool
         [n], the first of siblings that were sampled. num_nodes int64 [batch]: how many the next level may have.
         """
-        of, probs_, is_first = (on_host(each) for each in (requests, probs, is_first_draw))
-        reach = self._reach[on_host(rows)] * self._acceptance.of_nodes(self._rows[of], probs_, is_first)
-        more = on_host(num_nodes)
-        goes = more > 0
+        reach = self._reach[rows] * self._acceptance.of_nodes(self._rows[requests], probs, is_first_draw)
+        goes = num_nodes > 0
         if self._prices is not None:
-            expected = np.bincount(of, reach, minlength=len(self._rows))
+            expected = np.bincount(requests, reach, minlength=len(self._rows))
             expected = np.minimum(expected, 1) * self._acceptance.of_level(self._rows, self._depth + 1)
-            goes = self._pays(expected, more, self._prices)
+            goes = self._pays(expected, num_nodes, self._prices)
         self._depth += bool(goes.any())
-        self._reach = reach[goes[of]]
-        return torch.from_numpy(goes).to(requests.device)
+        self._reach = reach[goes[requests]]
+        return goes
 
     def keep(self, draft: Draft, *, in_place: bool) -> Draft:
         """What is to be verified of a draft that has `scores` and no dead nodes. Call it once, at the end: what becomes

@@ -11,9 +11,6 @@ import torch
 
 from specdec_core.types import DEAD, Draft
 
-ROOT = -1
-"""The parent of the nodes below a root."""
-
 SUM_TOLERANCE = 1e-3
 """How far a row of q may be from summing to 1. Rounding in float32 stays far below."""
 
@@ -30,8 +27,7 @@ def check_draft(draft: Draft, max_draft_tokens: Sequence[int], vocab_size: int, 
     token_ids, parents = draft.token_ids.numpy(), draft.parents.numpy()
     _check_range("token_ids", token_ids, 0, vocab_size - 1, "draft ids of the target's vocabulary")
     starts = np.repeat(draft.offsets[:-1], draft.num_nodes_per_request)
-    index = np.arange(draft.num_nodes) - starts  # within the request's own tree
-    _check_parents(draft, parents, starts, index)
+    _check_parents(draft, parents, np.arange(draft.num_nodes) - starts)
     if draft.scores is not None:
         _check_range("scores", draft.scores.numpy(), 0, 1, "they are probabilities")
     if draft.q is not None and draft.q_rows is not None:
@@ -97,31 +93,22 @@ def _check_range(name: str, values: np.ndarray, low: int, high: int, advice: str
         raise ValueError(f"{name} are {values.min()} to {values.max()}, allowed are {low} to {high}: {advice}")
 
 
-def _check_parents(draft: Draft, parents: np.ndarray, starts: np.ndarray, index: np.ndarray) -> None:
+def _check_parents(draft: Draft, parents: np.ndarray, index: np.ndarray) -> None:
+    """index int64 [num_nodes]: each node's own within its request's tree."""
     if draft.is_chain:
         if not np.array_equal(parents, index - 1):
             raise ValueError("is_chain is set, but a node's parent is not the node before it")
-        deepest = max(draft.num_nodes_per_request)
+        is_deeper = max(draft.num_nodes_per_request) > draft.max_depth
     else:
         if (parents >= index).any() or parents.min() < DEAD:
             raise ValueError(
                 "a node's parent does not precede it: give an earlier node, -1 for the root or -2 for a dead node"
             )
-        deepest = _deepest(parents, starts)
-    if deepest > draft.max_depth:
+        layout = draft.host_layout  # no depth in it is above max_depth
+        below = layout.row_depths[layout.parent_rows] + 1
+        is_deeper = (layout.is_alive & (below > draft.max_depth)).any()
+    if is_deeper:
         raise ValueError(f"max_depth is {draft.max_depth}, but a node lies deeper: give the depth of the deepest one")
-
-
-def _deepest(parents: np.ndarray, starts: np.ndarray) -> int:
-    """The depth of the deepest node; dead ones, and those below one, have none."""
-    deepest, depth, nodes = 0, 0, np.arange(len(parents))
-    while len(nodes):  # one level up at a time
-        depth += 1
-        above = parents[nodes]
-        if (above == ROOT).any():
-            deepest = depth
-        nodes = (starts[nodes] + above)[above >= 0]
-    return deepest
 
 
 def _check_q(draft: Draft, q: torch.Tensor, q_rows: np.ndarray, vocab_size: int) -> None:

@@ -239,7 +239,7 @@ class Engine:
         drafted = perf_counter()
         batch, logits, features = self._forward(schedule, draft)
         verifier = self._verification.choose(draft, [request.params for request in schedule.requests])
-        verdict = self._verify(verifier, schedule, batch, draft, logits)
+        verdict = self._verify(verifier, schedule, batch, draft, logits).on_host()
         self.kv.commit(schedule.request_ids, schedule.num_known, verdict)
         token_ids = verdict.token_ids.tolist()
         logprobs = output_logprobs(schedule.requests, verdict, token_ids, logits, self._token_texts)

@@ -15,6 +15,8 @@ from specdec_core.types import Draft, Observation, Verdict, Visibility
 
 def spread(draft: Draft, budgets: Sequence[int]) -> Draft:
     """A draft over the requests that have a budget, as a draft over all of them (empty trees for the others)."""
+    if all(budgets):
+        return draft
     drafted = iter(draft.num_nodes_per_request)
     counts = [next(drafted) if budget else 0 for budget in budgets]
     return evolve(draft, offsets=tuple(accumulate(counts, initial=0)))
@@ -35,94 +37,94 @@ class StepBatch:
     @classmethod
     def of(cls, schedule: Schedule, draft: Draft, num_padded: int, device: torch.device) -> StepBatch:
         num_known = np.asarray(schedule.num_known)
-        num_nodes = np.asarray(draft.num_nodes_per_request)
-        lengths = num_known + num_nodes
-        offsets = np.cumsum(lengths) - lengths
+        lengths = num_known + draft.num_nodes_per_request
+        offsets = lengths.cumsum() - lengths
         starts = np.array([request.num_computed for request in schedule.requests])
         roots = starts + num_known - 1
-
         token_ids = np.zeros(num_padded, dtype=np.int64)
         positions = np.zeros(num_padded, dtype=np.int64)
         for request, offset, start, known in zip(schedule.requests, offsets, starts, num_known, strict=True):
             token_ids[offset : offset + known] = request.token_ids[start : start + known]
             positions[offset : offset + known] = np.arange(start, start + known)
 
-        first_rows = np.asarray(draft.offsets[:-1]) + np.arange(len(lengths))
-        row_requests = np.repeat(np.arange(len(lengths)), num_nodes + 1)
-        rows = np.arange(len(row_requests)) + (offsets + num_known - 1 - first_rows)[row_requests]
+        layout = draft.host_layout
+        rows = np.arange(len(layout.up)) + (offsets + num_known - 1 - layout.root_rows)[layout.row_requests]
+        nodes = rows[layout.node_rows]
+        token_ids[nodes] = draft.token_ids.cpu().numpy()
+        positions[nodes] = (roots[layout.row_requests] + layout.row_depths)[layout.node_rows]
+        prefix_lens, more_slots = see(draft, positions, rows, roots)
 
-        flat_tokens = torch.from_numpy(token_ids).to(device)
-        flat_positions = torch.from_numpy(positions).to(device)
-        flat_rows = torch.from_numpy(rows).to(device)
-        root_positions = torch.from_numpy(roots).to(device)
-        if draft.num_nodes:
-            layout = draft.layout
-            nodes = flat_rows[layout.node_rows]
-            flat_tokens[nodes] = draft.token_ids
-            flat_positions[nodes] = (root_positions[layout.row_requests] + layout.row_depths)[layout.node_rows]
+        def on_device(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(array).to(device)
+
+        flat_positions = on_device(positions)
         return cls(
             lengths=tuple(lengths.tolist()),
             token_offsets=offsets,
-            token_ids=flat_tokens,
+            token_ids=on_device(token_ids),
             positions=flat_positions,
-            rows=flat_rows,
-            root_positions=root_positions,
-            visibility=see(draft, flat_positions, flat_rows, root_positions),
+            rows=on_device(rows),
+            root_positions=on_device(roots),
+            visibility=Visibility(
+                flat_positions, on_device(prefix_lens), None if more_slots is None else on_device(more_slots)
+            ),
         )
 
 
-def see(draft: Draft, positions: torch.Tensor, rows: torch.Tensor, root_positions: torch.Tensor) -> Visibility:
-    """A known token sees the slots up to its own; a node those up to the root's, its ancestors and itself; a dead node
-    itself. A token's slot is its position, but for the nodes of a tree: theirs follow the root's in their order."""
+def see(
+    draft: Draft, positions: np.ndarray, rows: np.ndarray, root_positions: np.ndarray
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """`Visibility`'s prefix_lens and more_slots. A known token sees the slots up to its own; a node those up to the
+    root's, its ancestors and itself; a dead node itself. A token's slot is its position, but for the nodes of a tree:
+    theirs follow the root's in their order."""
+    prefix_lens = positions + 1
     if draft.num_nodes == 0 or draft.is_chain:
-        return Visibility(positions, positions + 1)
-    layout = draft.layout
-    all_rows = torch.arange(len(layout.up), device=rows.device)
-    slots = (root_positions - layout.root_rows)[layout.row_requests] + all_rows  # of each root and node
-    up = [all_rows]
-    for _ in range(draft.max_depth - 1):  # it stays at a root, whose slot is seen anyway, and at a dead node
-        up.append(layout.up[up[-1]])
-    seen = torch.stack([slots[rows_above] for rows_above in up], dim=1)
-
-    prefix_lens, more_slots = positions + 1, positions.unsqueeze(1).repeat(1, draft.max_depth)
+        return prefix_lens, None
+    layout = draft.host_layout
+    root_slots = root_positions[layout.row_requests]
+    above = np.arange(len(layout.up))
+    slots = root_slots - layout.root_rows[layout.row_requests] + above  # of each root and node
+    seen = np.empty((len(above), draft.max_depth), dtype=np.int64)
+    for depth in range(draft.max_depth):  # it stays at a root, whose slot is seen anyway, and at a dead node
+        seen[:, depth] = slots[above]
+        above = layout.up[above]
+    more_slots = positions[:, None].repeat(draft.max_depth, axis=1)
     nodes = rows[layout.node_rows]
-    node_prefix = torch.where(layout.is_alive, root_positions[layout.row_requests[layout.node_rows]] + 1, 0)
-    prefix_lens[nodes], more_slots[nodes] = node_prefix, seen[layout.node_rows]
-    return Visibility(positions, prefix_lens, more_slots)
+    prefix_lens[nodes] = np.where(layout.is_alive, root_slots[layout.node_rows] + 1, 0)
+    more_slots[nodes] = seen[layout.node_rows]
+    return prefix_lens, more_slots
 
 
 def observe(
     schedule: Schedule, batch: StepBatch, draft: Draft, verdict: Verdict, features: dict[str, torch.Tensor]
 ) -> Observation:
-    """What the pass made final: the known tokens and the accepted nodes of each request, with their features."""
+    """What the pass made final: the known tokens and the accepted nodes of each request, with their features. The
+    verdict is on the host."""
     device = batch.token_ids.device
     num_known = np.asarray(schedule.num_known)
-    counts = num_known + np.minimum(np.asarray(draft.num_nodes_per_request), draft.max_depth)
-    offsets = np.cumsum(counts) - counts
-    requests = np.repeat(np.arange(len(counts)), counts)
+    counts = num_known + np.minimum(draft.num_nodes_per_request, draft.max_depth)
+    offsets = counts.cumsum() - counts
+    requests = np.arange(len(counts)).repeat(counts)
     local = np.arange(len(requests)) - offsets[requests]
-    accepted = torch.from_numpy(np.maximum(local - num_known[requests] + 1, 0)).to(device)  # 0: a known token
+    accepted = np.maximum(local - num_known[requests] + 1, 0)  # 0: a known token
     first = batch.token_offsets[requests] + np.minimum(local, num_known[requests] - 1)  # known token, or the root
+    decided_at = verdict.rows.numpy()
+    tokens = torch.from_numpy(first + decided_at[requests, accepted] - decided_at[requests, 0]).to(device)
 
-    of_request = torch.from_numpy(requests).to(device)
-    nodes_down = verdict.rows[of_request, accepted] - verdict.rows[of_request, 0]
-    tokens = torch.from_numpy(first).to(device) + nodes_down
-
+    num_accepted = verdict.num_accepted.numpy()
+    decided = verdict.token_ids.numpy()[np.arange(len(counts)), num_accepted]
     # Where the next token is known already, the verdict says nothing.
     following = [
-        int(request.token_ids[end]) if (end := request.num_computed + known) < request.num_tokens else -1
-        for request, known in zip(schedule.requests, schedule.num_known, strict=True)
+        int(request.token_ids[end]) if (end := request.num_computed + known) < request.num_tokens else max(0, token)
+        for request, known, token in zip(schedule.requests, schedule.num_known, decided.tolist(), strict=True)
     ]
-    known_next = torch.tensor(following, device=device)
-    decided = verdict.token_ids.gather(1, verdict.num_accepted.to(torch.int64).unsqueeze(1)).squeeze(1)
-    num_valid = verdict.num_accepted + torch.from_numpy(num_known).to(device, torch.int32)
     return Observation(
         requests=tuple(schedule.requests),
         starts=tuple(request.num_computed for request in schedule.requests),
         offsets=tuple(accumulate(counts.tolist(), initial=0)),
-        num_valid=torch.where(decided >= 0, num_valid, 0),
-        token_ids=batch.token_ids[tokens],
-        positions=batch.positions[tokens],
-        features={tap: feature[tokens] for tap, feature in features.items()},
-        next_token_ids=torch.where(known_next >= 0, known_next, decided).clamp(min=0),
+        num_valid=tuple(np.where(decided >= 0, num_accepted + num_known, 0).tolist()),
+        token_ids=batch.token_ids.index_select(0, tokens),
+        positions=batch.positions.index_select(0, tokens),
+        features={tap: feature.index_select(0, tokens) for tap, feature in features.items()},
+        next_token_ids=torch.tensor(following, device=device),
     )

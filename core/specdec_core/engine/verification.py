@@ -90,7 +90,9 @@ def _with_own_tokens(
         return verdict
     tokens = torch.zeros_like(layout.row_requests)
     tokens[rows] = random.target_token(logits[rows].softmax(dim=-1), layout.row_requests[rows], layout.row_depths[rows])
-    own, at = follow(tokens, logits.amax(dim=-1).isfinite(), draft), is_plain.unsqueeze(1)
+    own, verdict = follow(tokens, logits.amax(dim=-1).isfinite(), draft), verdict.on_host()
+    is_plain = is_plain.cpu()
+    at = is_plain.unsqueeze(1)
     return Verdict(
         token_ids=torch.where(at, own.token_ids, verdict.token_ids),
         rows=torch.where(at, own.rows, verdict.rows),

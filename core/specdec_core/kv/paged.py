@@ -18,6 +18,7 @@ class _Group:
     layout: KVLayout
     keys: torch.Tensor  # [num_layers, num_slots + 1, num_kv_heads, key_dim]
     values: torch.Tensor  # [num_layers, num_slots + 1, num_kv_heads, value_dim]
+    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # keys and values of each
 
 
 class PagedKVManager:
@@ -37,11 +38,12 @@ class PagedKVManager:
             shape = (layout.num_layers, num_slots + 1, layout.num_kv_heads, width)
             return torch.empty(shape, dtype=layout.dtype, device=self._device)  # no slot is read before it is written
 
-        self._groups.append(_Group(layout, storage(layout.key_dim), storage(layout.value_dim)))
+        keys, values = storage(layout.key_dim), storage(layout.value_dim)
+        self._groups.append(_Group(layout, keys, values, tuple(zip(keys, values, strict=True))))
         return len(self._groups) - 1
 
     def cache(self, group: int, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._groups[group].keys[layer], self._groups[group].values[layer]
+        return self._groups[group].layers[layer]
 
     def reserve(self, request_id: str, num_tokens: int, num_scratch: int) -> None:
         self._settle()
@@ -93,28 +95,25 @@ class PagedKVManager:
 
     def _compact(self, request_ids: list[str], first_nodes: list[int], verdict: Verdict) -> None:
         """Move the j-th accepted node's entry to slot first_node + j - 1, for all requests and layers at once."""
-        tables = torch.from_numpy(self._pool.tables(request_ids)).to(self._device)
-        first = torch.tensor(first_nodes, device=self._device).unsqueeze(1)
-        rows = verdict.rows.to(torch.int64)
-        steps = torch.arange(rows.shape[1] - 1, device=self._device)  # j - 1
+        rows = verdict.rows.numpy().astype(np.int64)
+        steps = np.arange(rows.shape[1] - 1)  # j - 1
         nodes = rows[:, 1:] - rows[:, :1] - 1  # index within the request's tree
-        is_moved = (steps < verdict.num_accepted.unsqueeze(1)) & (nodes != steps)
-        if is_moved.device.type == "cpu" and not is_moved.any():
+        of, step = ((steps < verdict.num_accepted.numpy()[:, None]) & (nodes != steps)).nonzero()
+        if not len(of):
             return  # a chain, or the first branch throughout: every node stands where it belongs
+        tables, size, first = self._pool.tables(request_ids), self._pool.block_size, np.array(first_nodes)[of]
 
-        def slots(local: torch.Tensor) -> torch.Tensor:  # what does not move goes from the unread slot to itself
-            local = torch.where(is_moved, local, 0)
-            block = tables.gather(1, local // self._pool.block_size)
-            return torch.where(is_moved, block * self._pool.block_size + local % self._pool.block_size, -1).flatten()
+        def slots(local: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(tables[of, local // size] * size + local % size).to(self._device)
 
-        source, destination = slots(first + nodes), slots(first + steps)
+        source, destination = slots(first + nodes[of, step]), slots(first + step)
         for group in self._groups:
             if group.layout.keeps_nodes or group is self._groups[0]:
-                for storage in (group.keys, group.values):
-                    storage[:, destination] = storage[:, source]  # read whole before it is written: may overlap
+                for storage in (group.keys, group.values):  # read whole before it is written: may overlap
+                    storage.index_copy_(1, destination, storage.index_select(1, source))
 
     def _settle(self) -> None:
-        """Account for the last commit, once its counts are needed: by then the host has the step's token ids."""
+        """Account for the last commit: what a proposer observes may yet be stored in the slots of refused nodes."""
         if self._unsettled is None:
             return
         (request_ids, num_known, num_accepted), self._unsettled = self._unsettled, None

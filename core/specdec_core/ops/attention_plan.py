@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from specdec_core.ops.padding import Padding, round_up
 from specdec_core.types import KVMetadata, Visibility
@@ -54,6 +55,26 @@ class AttentionPlan:
     padding: Padding  # of query rows and keys
     memo: dict[str, Any] = field(factory=dict)
     """For implementations: what they computed for this pass, under a name of their own."""
+
+    def of_rows(self, rows: Sequence[int]) -> AttentionPlan:
+        """The same pass for one query of each request, at these rows of the flat batch; any more are padding."""
+        metadata, seen = self.metadata, self.visibility
+        index, batch = torch.tensor(rows, device=seen.positions.device), len(metadata.lengths)
+        first_rows = np.cumsum(metadata.lengths) - metadata.lengths
+        return AttentionPlan(
+            evolve(
+                metadata,
+                starts=tuple((np.array(metadata.starts) + rows[:batch] - first_rows).tolist()),
+                lengths=(1,) * batch,
+                slot_mapping=metadata.slot_mapping.index_select(0, index[:batch]),
+            ),
+            Visibility(
+                seen.positions.index_select(0, index),
+                seen.prefix_lens.index_select(0, index),
+                None if seen.more_slots is None else seen.more_slots.index_select(0, index),
+            ),
+            self.padding,
+        )
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:

@@ -26,3 +26,9 @@ class Padding:
 
 def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
+
+
+def padded_to(length: int, rows: torch.Tensor, value: int = 0) -> torch.Tensor:
+    """rows [n, ...] with as many more of one value as make them `length`; as they are where none are missing."""
+    missing = length - len(rows)
+    return torch.nn.functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing), value=value) if missing else rows

@@ -14,7 +14,7 @@ from transformers.modeling_utils import AttentionInterface
 from specdec_core.errors import CompatibilityError, SpecdecError
 from specdec_core.kv_manager import KVManager
 from specdec_core.ops.attention_plan import AttentionPlan
-from specdec_core.ops.padding import Padding, round_up
+from specdec_core.ops.padding import Padding, padded_to, round_up
 from specdec_core.types import KVMetadata, RequestView, Visibility
 
 IMPLEMENTATION = "specdec"
@@ -87,8 +87,7 @@ class PagedAttention:
     def forwarding(self, metadata: KVMetadata, visibility: Visibility) -> Iterator[None]:
         """While it is open, layers store at metadata's slots and attend as visibility says, padding included."""
         self._plan = AttentionPlan(metadata, visibility, self._padding)
-        num_more = len(visibility.positions) - len(metadata.slot_mapping)
-        self._slot_mapping = nn.functional.pad(metadata.slot_mapping, (0, num_more), value=-1)
+        self._slot_mapping = padded_to(len(visibility.positions), metadata.slot_mapping, value=-1)
         try:
             yield
         finally:
@@ -105,16 +104,19 @@ class PagedAttention:
         window: int | None = None,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
+        rows: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        """query [num_tokens, num_heads, key_dim], key and value [num_tokens, num_kv_heads, ...], rotated already ->
-        [num_tokens, num_heads, value_dim]. scaling: None for one over the root of key_dim."""
+        """See `LayerAttention.attend`."""
         if self._plan is None:
             raise SpecdecError("attention was called outside of `with attention.forwarding(...)`: there is no pass")
         keys, values = self._kv.cache(self._group, layer)
         self._ops["store_kv"](keys, values, self._slot_mapping, key, value)
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        plan = self._plan
+        if rows is not None:
+            plan, query = plan.of_rows(rows), query.index_select(0, torch.tensor(rows, device=query.device))
         attended: torch.Tensor = self._ops["paged_attention"](
-            query, keys, values, self._plan, scaling, window=window, softcap=softcap, sinks=sinks
+            query, keys, values, plan, scaling, window=window, softcap=softcap, sinks=sinks
         )
         return attended
 

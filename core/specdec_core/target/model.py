@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from specdec_core.errors import CompatibilityError, ConfigError
+from specdec_core.ops.padding import padded_to
 from specdec_core.target.attention import PagedAttention, probe
 from specdec_core.target.ends import Ends, recording_ends
 from specdec_core.target.load import load_config, load_weights, parse_dtype, resolve_model
@@ -96,7 +97,7 @@ class Target:
         """
         self._features.clear()
         num_rows = len(rows)
-        rows = nn.functional.pad(rows, (0, self.attention.padded(num_rows) - num_rows))
+        rows = padded_to(self.attention.padded(num_rows), rows)
         keep = {"logits_to_keep": rows} if self._keeps_rows else {}
         with self.attention.forwarding(metadata, visibility):
             output = self._model(token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, **keep)

@@ -171,7 +171,7 @@ def _observe(proposer: Proposer, requests: Sequence[RequestView]) -> None:
             requests=seen,
             starts=(0,) * len(seen),
             offsets=tuple(np.cumsum([0, *lengths]).tolist()),
-            num_valid=torch.tensor(lengths, dtype=torch.int32),
+            num_valid=tuple(lengths),
             token_ids=torch.from_numpy(np.concatenate([request.token_ids[:-1] for request in seen])),
             positions=torch.cat([torch.arange(length) for length in lengths]),
             features={},

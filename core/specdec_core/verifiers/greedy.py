@@ -12,5 +12,11 @@ class GreedyVerifier:
     """Accepts the nodes that equal the argmax at their parents. Draws nothing."""
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
-        best, tokens = logits.max(dim=-1)
-        return follow(tokens, best.isfinite(), draft)
+        return follow(argmax(logits), logits.amax(dim=-1).isfinite(), draft)
+
+
+def argmax(logits: torch.Tensor) -> torch.Tensor:
+    """int64 [n] of [n, vocab]. On a CPU numpy's takes a tenth of the time of torch's."""
+    if logits.device.type != "cpu":
+        return logits.argmax(dim=-1)
+    return torch.from_numpy(logits.numpy().argmax(axis=-1))

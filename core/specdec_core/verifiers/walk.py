@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from specdec_core.types import Draft, Verdict
@@ -12,29 +13,30 @@ def follow(tokens: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdi
 
     tokens int64 [num_rows], the token decided at each row; is_finite bool [num_rows], whether its logits were. Of two
     equal siblings the first is taken. Lossless if `tokens` are the target's own draws (rule 1 of the architecture).
+    The verdict is on the host.
     """
-    layout = draft.layout
-    if draft.max_depth == 0:
-        accepted = torch.zeros(len(tokens), dtype=torch.int32, device=tokens.device)
-        token_ids = tokens.masked_fill(~is_finite, -1).unsqueeze(1)
-        return Verdict(token_ids, rows=layout.root_rows.to(torch.int32).unsqueeze(1), num_accepted=accepted)
-    num_rows, end = len(tokens), len(tokens)  # row `end` stands for "no such child", and is its own child
-    child = torch.full((num_rows + 1,), end, dtype=torch.int64, device=tokens.device)
-    matches = (tokens[layout.parent_rows] == draft.token_ids) & layout.is_alive
-    child.scatter_reduce_(0, layout.parent_rows, torch.where(matches, layout.node_rows, end), reduce="amin")
+    layout, decided, finite = draft.host_layout, tokens.cpu().numpy(), is_finite.cpu().numpy()
+    num_rows = end = len(decided)  # row `end` stands for "no such child", and is its own child
+    matches = (decided[layout.parent_rows] == draft.token_ids.cpu().numpy()) & layout.is_alive
+    matching = matches.nonzero()[0][::-1]
+    child = np.full(num_rows + 1, end)
+    child[layout.parent_rows[matching]] = layout.node_rows[matching]  # of several that are written, the last one stays
 
-    path = [layout.root_rows]
-    for _ in range(draft.max_depth):
-        path.append(child[path[-1]])
-    rows = torch.stack(path, dim=1)  # [batch, max_depth + 1]
+    rows = np.empty((draft.batch_size, draft.max_depth + 1), dtype=np.int64)
+    rows[:, 0] = layout.root_rows
+    for depth in range(draft.max_depth):
+        rows[:, depth + 1] = child[rows[:, depth]]
     on_path = rows != end
-    num_accepted = on_path.sum(dim=1) - 1
-    rows = torch.where(on_path, rows, rows.gather(1, num_accepted.unsqueeze(1)))
-
-    failed = ~is_finite[rows].all(dim=1)
-    token_ids = torch.where(on_path & ~failed.unsqueeze(1), tokens[rows], -1)
-    num_accepted = num_accepted.masked_fill(failed, 0)
-    return Verdict(token_ids=token_ids, rows=rows.to(torch.int32), num_accepted=num_accepted.to(torch.int32))
+    num_accepted = on_path.sum(axis=1) - 1
+    rows = np.where(on_path, rows, rows[np.arange(len(rows)), num_accepted][:, None])
+    if not finite.all():
+        failed = ~finite[rows].all(axis=1)
+        on_path[failed], num_accepted[failed] = False, 0
+    return Verdict(
+        token_ids=torch.from_numpy(np.where(on_path, decided[rows], -1)),
+        rows=torch.from_numpy(rows.astype(np.int32)),
+        num_accepted=torch.from_numpy(num_accepted.astype(np.int32)),
+    )
 
 
 def trace(ends: torch.Tensor, token_ids: torch.Tensor, probs: torch.Tensor, draft: Draft) -> Verdict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from noisy_copy import noisy_copy
@@ -30,8 +31,8 @@ class AnyStop(Stopping):
     def drafting(self) -> list[int]:
         return self._depths.nonzero().squeeze(1).tolist()
 
-    def goes_on(self, *nodes: torch.Tensor) -> torch.Tensor:
-        return self._depths > self.num_grown
+    def goes_on(self, *nodes: np.ndarray) -> np.ndarray:
+        return (self._depths > self.num_grown).numpy()
 
     def keep(self, draft: Draft, *, in_place: bool) -> Draft:
         self.depths = [deepest(draft, b) for b in range(draft.batch_size)]

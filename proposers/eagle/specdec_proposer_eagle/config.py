@@ -8,7 +8,7 @@ from attrs import field, frozen
 from attrs.converters import optional
 
 from specdec_core import ConfigError, DraftModelConfig, DraftSamplingConfig, DraftStopConfig, TokenTree
-from specdec_core.validators import whole_number
+from specdec_core.validators import number, whole_number
 
 MOST_CHILDREN, MOST_LEVELS = 64, 64
 DEFAULT_CHAIN = 5
@@ -18,11 +18,12 @@ class TreeSize(NamedTuple):
     top_k: int
     depth: int
     num_nodes: int
+    min_prob: float = 0.0
 
 
 AUTHORS = TreeSize(10, 7, 59)
 """Of EAGLE-2's authors: for GPUs, on which a pass over so many nodes takes little longer than one over the root."""
-ON_CPU = TreeSize(2, 2, 7)
+ON_CPU = TreeSize(3, 6, 7, 0.4)
 """Measured with the embedded model: there every level and row is dear, and rows come cheapest in eights."""
 
 
@@ -38,13 +39,15 @@ class EagleConfig(DraftModelConfig, DraftSamplingConfig, DraftStopConfig):
 
     The dynamic tree of EAGLE-2 is the default: eagle_topk nodes of each level get eagle_topk children, and of all
     candidates the num_speculative_tokens likeliest are kept; eagle_depth levels are expanded below the root's children.
-    eagle_topk=1 makes it a chain. speculative_token_tree is a shape of its own instead: paths such as
+    eagle_topk=1 makes it a chain. A request's levels end where no path of its tree is as likely as eagle_min_prob, by
+    the head's own probabilities. speculative_token_tree is a shape of its own instead: paths such as
     [(0,), (1,), (0, 0)]. draft_sample_method "probabilistic" draws tokens at the request's temperature, in chains or in
     such a shape; a dynamic tree is always of the likeliest tokens. Raises ConfigError.
     """
 
     eagle_topk: int | None = field(default=None, validator=whole_number(1, MOST_CHILDREN, optional=True))
     eagle_depth: int | None = field(default=None, validator=whole_number(0, MOST_LEVELS, optional=True))
+    eagle_min_prob: float | None = field(default=None, validator=number(0, 1, optional=True))
     speculative_token_tree: TokenTree | None = field(default=None, converter=optional(TokenTree.parse))
 
     def __attrs_post_init__(self) -> None:
@@ -55,6 +58,11 @@ class EagleConfig(DraftModelConfig, DraftSamplingConfig, DraftStopConfig):
             raise ConfigError(
                 "speculative_token_tree is a shape, and eagle_topk and eagle_depth are of trees without one: leave "
                 "either out"
+            )
+        if self.eagle_min_prob and (self.adaptive_draft_length or not self.is_dynamic):
+            raise ConfigError(
+                f"eagle_min_prob={self.eagle_min_prob} ends trees of the likeliest tokens by a fixed rule: leave it "
+                f"out, or else adaptive_draft_length, speculative_token_tree and draft_sample_method"
             )
         if self.draft_sample_method != "greedy" and (self.eagle_topk or 1) > 1:
             raise ConfigError(
@@ -70,6 +78,14 @@ class EagleConfig(DraftModelConfig, DraftSamplingConfig, DraftStopConfig):
     @property
     def top_k(self) -> int:
         return self.eagle_topk or (default_size().top_k if self.is_dynamic else 1)
+
+    @property
+    def min_prob(self) -> float:
+        """Trees of another shape than the default one have no default: only that was measured."""
+        has_shape = not self.is_dynamic or (self.eagle_topk, self.eagle_depth) != (None, None)
+        if self.eagle_min_prob is not None or self.adaptive_draft_length or has_shape:
+            return self.eagle_min_prob or 0.0
+        return default_size().min_prob
 
     def depth(self, num_speculative_tokens: int) -> int:
         """Levels that are expanded below the root's children."""

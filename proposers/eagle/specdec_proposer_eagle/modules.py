@@ -6,7 +6,7 @@ them and answers queries.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -21,8 +21,10 @@ from specdec_proposer_eagle.head_config import HeadConfig
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, [1, n, head_dim] each."""
-Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(layer, query [n, num_heads, head_dim], key, value [n, num_kv_heads, head_dim]) -> [n, num_heads, head_dim]."""
+Attend = Callable[..., torch.Tensor]
+"""`LayerAttention.attend`: (layer, query, key, value [n, num_kv_heads, head_dim], rows=...)."""
+Rows = Sequence[int] | None
+"""Tokens whose outputs are wanted; None: all."""
 
 
 class Attention(nn.Module):
@@ -40,14 +42,14 @@ class Attention(nn.Module):
         self.q_norm = LlamaRMSNorm(config.head_dim, config.rms_norm_eps) if has_norms else nn.Identity()
         self.k_norm = LlamaRMSNorm(config.head_dim, config.rms_norm_eps) if has_norms else nn.Identity()
 
-    def forward(self, hidden: torch.Tensor, rotation: Rotation, attend: Attend) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, rotation: Rotation, attend: Attend, rows: Rows) -> torch.Tensor:
         query, key, value = (
             projected(hidden).unflatten(-1, (-1, self._head_dim))
             for projected in (self.q_proj, self.k_proj, self.v_proj)
         )
         query, key = (heads.transpose(0, 1).unsqueeze(0) for heads in (self.q_norm(query), self.k_norm(key)))
         query, key = apply_rotary_pos_emb(query, key, *rotation)
-        attended = attend(self._layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value)
+        attended = attend(self._layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value, rows=rows)
         return self.o_proj(attended.flatten(-2))
 
 
@@ -72,6 +74,7 @@ class Layer(nn.Module):
         hidden: torch.Tensor,
         rotation: Rotation,
         attend: Attend,
+        rows: Rows,
     ) -> torch.Tensor:
         if self._takes_both:
             normed = self.hidden_norm(hidden)
@@ -79,7 +82,9 @@ class Layer(nn.Module):
             entering = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
         else:
             residual, entering = hidden, self.input_layernorm(hidden)
-        hidden = residual + self.self_attn(entering, rotation, attend)
+        if rows is not None:
+            residual = residual.index_select(0, torch.tensor(rows, device=residual.device))
+        hidden = residual + self.self_attn(entering, rotation, attend, rows)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
@@ -125,19 +130,20 @@ class Head(nn.Module):
         return cosines, sines
 
     def forward(
-        self, embedded: torch.Tensor, feature: torch.Tensor, rotation: Rotation, attend: Attend
+        self, embedded: torch.Tensor, feature: torch.Tensor, rotation: Rotation, attend: Attend, rows: Rows = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """embedded [n, hidden], of the next token; feature: what `fused` gave, or this did for the slot before;
         rotation: of the tokens' positions.
 
-        Returns what the head's output layer takes, and what the next node takes as its feature.
+        Returns what the head's output layer takes, and what the next node takes as its feature, at the rows: of other
+        tokens the last layer has keys and values alone.
         """
         if self._is_eagle3:
             hidden = feature
         else:
             both = self.embedding_layernorm(embedded), self.hidden_states_layernorm(feature)
             hidden = self.fc(torch.cat(both, dim=-1))
-        for layer in self.layers:
-            hidden = layer(embedded, hidden, rotation, attend)
+        for i, layer in enumerate(self.layers):
+            hidden = layer(embedded, hidden, rotation, attend, rows if i + 1 == len(self.layers) else None)
         normed = self.norm(hidden)
         return normed, normed if self._norm_output else hidden

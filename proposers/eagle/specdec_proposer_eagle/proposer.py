@@ -48,12 +48,13 @@ class EagleProposer(Proposer):
         self._taps, self._head, self._to_target = head.taps, module, to_target
         self._depth = config.depth(context.num_speculative_tokens)
         self._shape = config.shape(context.num_speculative_tokens)
+        self._is_dynamic, self._top_k, self._min_prob = config.is_dynamic, config.top_k, config.min_prob
         self._stop = DraftStop(config, context.max_num_seqs)
         context.speed_up(module)
         size = context.max_num_seqs, head.layer.hidden_size
         kind = {"device": context.device, "dtype": context.target.dtype}
         positions = torch.arange(context.target.max_model_len + MOST_LEVELS, device=context.device)
-        self._cosines, self._sines = module.rotation(positions, context.target.dtype)
+        self._rotation = module.rotation(positions, context.target.dtype)
         self._outputs, self._features = torch.zeros(size, **kind), torch.zeros(size, **kind)  # of each last slot
         self._rows: dict[str, int] = {}  # of those, by request
         self._free_rows = list(range(context.max_num_seqs))
@@ -76,39 +77,44 @@ class EagleProposer(Proposer):
             observation.following_token_ids,
             observation.positions,
         )
-        outputs, next_features = self._forward(passed, self._head.fused(features))
+        last = observation.last_rows
+        num_more = self._attention.padded(len(last)) - len(last)
+        outputs, next_features = self._forward(passed, self._head.fused(features), [*last, *last[:1] * num_more])
         rows = self._rows_of(observation.requests)
-        self._outputs[rows] = outputs[observation.last_rows]
-        self._features[rows] = next_features[observation.last_rows]
+        self._outputs.index_copy_(0, rows, outputs[: len(last)])
+        self._features.index_copy_(0, rows, next_features[: len(last)])
 
     def propose(self, batch: ProposerBatch) -> Draft:
         grower = self._grower(batch)
         rows = self._rows_of([batch.requests[b] for b in grower.roots])
         first_slots = [len(request.token_ids) - 1 for request in batch.requests]
-        features = self._features[rows]
+        features = self._features.index_select(0, rows)
 
         def forward(level: Level) -> torch.Tensor:
             nonlocal features
             passed = DraftPass.over_level(self._attention, batch, first_slots, level)
-            outputs, features = self._forward(passed, features[level.rows])
-            return self._logits(outputs)
+            outputs, next_features = self._forward(passed, features.index_select(0, level.rows))
+            features = next_features[: passed.num_tokens]
+            return self._logits(outputs[: passed.num_tokens])
 
-        return grow(grower, self._logits(self._outputs[rows]), forward)
+        return grow(grower, self._logits(self._outputs.index_select(0, rows)), forward)
 
     def _grower(self, batch: ProposerBatch) -> TreeGrower:
         stopping = self._stop.begin(batch)
-        if self._config.is_dynamic:
-            return DynamicTree(batch, self._config.top_k, self._depth, self._to_target, stopping)
+        if self._is_dynamic:
+            return DynamicTree(batch, self._top_k, self._depth, self._to_target, stopping, self._min_prob)
         return StaticTree(batch, self._shape, self._config.draft_sample_method, self._to_target, stopping)
 
-    def _forward(self, passed: DraftPass, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """features [num_tokens, hidden], as is what comes out: see `Head`."""
-        features = pad(features, (0, 0, 0, len(passed.token_ids) - passed.num_tokens))
+    def _forward(
+        self, passed: DraftPass, features: torch.Tensor, rows: list[int] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """features [num_tokens, hidden]; what comes out is padded: see `Head`."""
+        if passed.num_tokens < len(passed.token_ids):
+            features = pad(features, (0, 0, 0, len(passed.token_ids) - passed.num_tokens))
         with self._attention.forwarding(passed.metadata, passed.visibility):
             embedded = self._embed(passed.token_ids)
-            rotation = self._cosines[:, passed.positions], self._sines[:, passed.positions]
-            outputs, next_features = self._head(embedded, features, rotation, self._attention.attend)
-        return outputs[: passed.num_tokens], next_features[: passed.num_tokens]
+            rotation = tuple(table.index_select(1, passed.positions) for table in self._rotation)
+            return self._head(embedded, features, rotation, self._attention.attend, rows)
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         own = self._head.embed_tokens

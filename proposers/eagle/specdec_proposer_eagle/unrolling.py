@@ -23,7 +23,9 @@ class SlotAttention:
         self._shape = batch, length
         self._stored: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # by layer, of each step
 
-    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, rows: None = None
+    ) -> torch.Tensor:
         num_shared = query.shape[1] // key.shape[1]
         query, key, value = (x.unflatten(0, self._shape).transpose(1, 2) for x in (query, key, value))
         key, value = (x.repeat_interleave(num_shared, dim=1) for x in (key, value))

@@ -55,6 +55,11 @@ class TestEagleSampledChain(_Head):
     options = MappingProxyType({"draft_sample_method": "probabilistic"})
 
 
+class TestEagle3LikelyDynamic(_Head):
+    method = "eagle3"
+    options = MappingProxyType({"eagle_topk": 3, "eagle_depth": 3, "eagle_min_prob": 0.2})
+
+
 class TestEagle3AdaptiveDynamic(_Head):
     method = "eagle3"
     options = MappingProxyType({"eagle_topk": 3, "eagle_depth": 3, **ADAPTIVE})

@@ -48,17 +48,22 @@ HEADS: dict[str, Callable[[Path], TinyHead]] = {
 }
 
 
-def dense(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def dense(
+    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, rows: list[int] | None = None
+) -> torch.Tensor:
     """Every row sees those up to its own."""
     per_kv_head = query.shape[1] // key.shape[1]
     key, value = (each.repeat_interleave(per_kv_head, dim=1) for each in (key, value))
+    hidden = torch.ones(len(key), len(key)).triu(1).bool()
+    if rows is not None:
+        query, hidden = query[rows], hidden[rows]
     scores = torch.einsum("qhd,khd->hqk", query, key) * query.shape[-1] ** -0.5
-    hidden = torch.ones(len(query), len(query)).triu(1).bool()
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), value)
 
 
+@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("name", HEADS)
-def test_a_chain_of_logits_equals_the_reference(name: str, tmp_path: Path) -> None:
+def test_a_chain_of_logits_equals_the_reference(name: str, alone: bool, tmp_path: Path) -> None:
     torch.manual_seed(1)
     written = HEADS[name](tmp_path)
     is_eagle3 = not name.startswith("eagle,") and name != "eagle"
@@ -78,9 +83,10 @@ def test_a_chain_of_logits_equals_the_reference(name: str, tmp_path: Path) -> No
     embed = module.embed_tokens or shared[0]
     inputs, entering, found = tokens[1:], module.fused(features), []
     for i in range(NODES + 1):
-        outputs, leaving = module(
-            embed(inputs), entering, module.rotation(torch.arange(len(inputs)), entering.dtype), dense
-        )
+        rotation = module.rotation(torch.arange(len(inputs)), entering.dtype)
+        rows = [len(inputs) - 1] if alone else None
+        outputs, leaving = module(embed(inputs), entering, rotation, dense, rows)
+        assert len(outputs) == len(leaving) == (1 if alone else len(inputs))
         found.append((module.lm_head or shared[1])(outputs[-1]))
         inputs, entering = torch.cat([inputs, nodes[i : i + 1]]), torch.cat([entering, leaving[-1:]])
     # float32 in the cosines of transformers' rotary embedding

@@ -212,6 +212,10 @@ def test_code_in_a_checkpoint_is_not_run(save, target, tmp_path):
         ({"eagle_topk": 2, "speculative_token_tree": "[(0,)]"}, "leave either out"),
         ({"eagle_topk": 2, "draft_sample_method": "probabilistic"}, "leave eagle_topk out for a chain"),
         ({"eagle_top_k": 2}, "did you mean 'eagle_topk'"),
+        ({"eagle_min_prob": 1.5}, "eagle_min_prob=1.5 is out of range"),
+        ({"eagle_min_prob": 0.5, "adaptive_draft_length": True}, "leave it out, or else adaptive_draft_length"),
+        ({"eagle_min_prob": 0.5, "speculative_token_tree": "[(0,)]"}, "by a fixed rule"),
+        ({"eagle_min_prob": 0.5, "draft_sample_method": "probabilistic"}, "by a fixed rule"),
         ({"eagle_topk": 2, "eagle_depth": 1, "num_speculative_tokens": 7}, "never more than 6 nodes"),
         ({"eagle_topk": 1, "eagle_depth": 1, "num_speculative_tokens": 3}, "never more than 2 nodes"),
     ],
@@ -236,6 +240,22 @@ def test_wrong_options_are_explained(options, message, target, tmp_path):
 def test_how_many_nodes(options, number, is_dynamic):
     config = EagleConfig(model="any", **options)
     assert (config.default_num_speculative_tokens, config.is_dynamic) == (number, is_dynamic)
+
+
+@pytest.mark.parametrize(
+    ("options", "min_prob"),
+    [
+        ({}, default_size().min_prob),
+        ({"eagle_min_prob": 0}, 0),
+        ({"eagle_topk": 1, "eagle_min_prob": 0.4}, 0.4),
+        ({"eagle_topk": 2}, 0),
+        ({"eagle_depth": 2}, 0),
+        ({"adaptive_draft_length": True}, 0),
+        ({"speculative_token_tree": [(0,)]}, 0),
+    ],
+)
+def test_only_the_default_tree_ends_early_by_itself(options, min_prob):
+    assert EagleConfig(model="any", **options).min_prob == min_prob
 
 
 def test_half_precision_heads_run(target, tmp_path):

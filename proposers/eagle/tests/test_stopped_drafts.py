@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from tiny_heads import write_eagle, write_eagle3
@@ -27,9 +28,9 @@ class AnyStop(Stopping):
     def drafting(self) -> list[int]:
         return self.depths.nonzero().squeeze(1).tolist()
 
-    def goes_on(self, *nodes: torch.Tensor) -> torch.Tensor:
+    def goes_on(self, *nodes: np.ndarray) -> np.ndarray:
         self._depth += 1
-        return self.depths > self._depth
+        return (self.depths > self._depth).numpy()
 
     def keep(self, draft: Draft, *, in_place: bool) -> Draft:
         return draft

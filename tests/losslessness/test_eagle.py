@@ -110,14 +110,14 @@ def features_of_drafted_nodes_stay(patch: Patch) -> None:
         observe(self, observation)
         seen.clear()
 
-    def forwarding(self: Any, passed: Any, features: Any, *rows: Any) -> Any:
+    def forwarding(self: Any, passed: Any, features: Any, *wanted: Any) -> Any:
         if seen:
             observation = seen[0]
             for i, request in enumerate(observation.requests):
                 if observation.starts[i] >= request.num_prompt_tokens:
                     rows = slice(observation.offsets[i] + 1, observation.offsets[i + 1])
                     passed.metadata.slot_mapping[rows] = -1
-        return forward(self, passed, features, *rows)
+        return forward(self, passed, features, *wanted)
 
     patch.setattr(EagleProposer, "observe", observing)
     patch.setattr(EagleProposer, "_forward", forwarding)

@@ -3,8 +3,8 @@
     python benchmarks/learned.py [--drafts DIR] [--humaneval FILE]     # writes benchmarks/results/learned.json
 
 DIR has a draft for each method, in DIR/eagle3 and so on; without it the engine takes those that come with the model.
-FILE is HumanEval's, or another .jsonl with `prompt`. Held-out prompts are measured with a copy of the model, too, that
-says the same and is several times as deep (inflate.py): what the same drafts are worth where a pass costs more.
+FILE is HumanEval's, or another .jsonl with `prompt`. Held-out prompts are continued greedily by a copy of the model,
+too, that says the same and is several times as deep (inflate.py): what drafts are worth where a pass costs more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TREE: dict[str, Any] = {"eagle_topk": 4, "eagle_depth": 4, "num_speculative_toke
 LARGE_TREE: dict[str, Any] = {"eagle_topk": 10, "eagle_depth": 7, "num_speculative_tokens": 59}  # EAGLE-2's authors'
 SAMPLED: dict[str, Any] = {"draft_sample_method": "probabilistic"}
 AS_IT_IS = "as it is"
-EITHER, ONE = (0.0, 1.0), (1.0,)
+GREEDY, EITHER, ONE = (0.0,), (0.0, 1.0), (1.0,)
 
 
 class Way(NamedTuple):
@@ -51,6 +51,8 @@ WAYS = (
     Way("EAGLE-3, chain", {"method": "eagle3", "eagle_topk": 1, **CHAIN}, EITHER),
     Way("EAGLE-3, dynamic tree", {"method": "eagle3", **TREE}, EITHER),
     Way("EAGLE-3, large dynamic tree", {"method": "eagle3", **LARGE_TREE}, EITHER),
+    Way("EAGLE-3, default tree", {"method": "eagle3"}, EITHER),
+    Way("EAGLE-3, short chain", {"method": "eagle3", "eagle_topk": 1, "num_speculative_tokens": 3}, GREEDY),
     Way("EAGLE-3, sampled chain", {"method": "eagle3", **CHAIN, **SAMPLED}, ONE),
     Way("EAGLE-3, sampled tree", {"method": "eagle3", "speculative_token_tree": SHAPE, **SAMPLED}, ONE),
 )
@@ -89,8 +91,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="ways with this in their names")
     parser.add_argument("--times", type=int, default=DEFAULT_TIMES, help="as deep; 1: no copy")
     parser.add_argument("--resume", action="store_true", help="keep the rows that the output has already")
-    parser.add_argument("--runs", type=int, default=2)
-    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--out", type=Path, default=RESULTS / "learned.json")
     return parser.parse_args()
 
@@ -134,7 +136,8 @@ def settings(args: argparse.Namespace, prompts: Iterable[str], targets: Iterable
         for name in prompts if target == AS_IT_IS else ["held-out"]:
             for way in WAYS:
                 for temperature in way.temperatures if args.only in way.name else ():
-                    yield Setting(target, name, way, temperature)
+                    if target == AS_IT_IS or not temperature:
+                        yield Setting(target, name, way, temperature)
 
 
 def measure(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> None:

@@ -54,6 +54,11 @@ class Eagle3Options(HeadOptions):
         default=None,
         validator=whole_number(1, optional=True),
     )
+    feature_weight: float = _described(
+        "Of the distance between what goes into the output layer and the target's; 0: as the paper has it.",
+        default=0.0,
+        validator=number(0, 1e6),
+    )
     aux_layers: tuple[int, ...] | None = _described(
         "Layers of the target whose inputs are the features, as in 2,16,29. Default: a low, the middle and a high one.",
         default=None,

@@ -44,8 +44,7 @@ class EagleTrainee(nn.Module):
             weight, output = _weight(batch.counts, step), output[:, : -1 - step]
             wanted_feature, wanted_logits = final[:, 1 + step :], wanted[:, 1 + step :]
             logits = self._target.output_head(output.to(batch.features["final"].dtype)).float()
-            of_feature = smooth_l1_loss(output, wanted_feature, reduction="none").mean(-1)
-            of_feature = (of_feature * weight).sum()
+            of_feature = (_distance(output, wanted_feature) * weight).sum()
             of_tokens = (soft_cross_entropy(logits, wanted_logits.softmax(-1)) * weight).sum()
             total = total + options.decay**step * (
                 options.feature_weight * of_feature + options.token_weight * of_tokens
@@ -61,7 +60,8 @@ class EagleTrainee(nn.Module):
 
 class Eagle3Trainee(nn.Module):
     """A head of EAGLE-3: at each step of the training-time test it shall say what the target says, of the tokens that
-    it has. Where the target's likeliest token is none of those, nothing is learned."""
+    it has. Where the target's likeliest token is none of those, nothing is learned of tokens. With feature_weight, what
+    goes into its output layer shall be what goes into the target's, too, which a head learns from far fewer texts."""
 
     target_ids: torch.Tensor  # int64 [draft_vocab], ascending
     is_drafted: torch.Tensor  # bool [vocab]
@@ -93,14 +93,19 @@ class Eagle3Trainee(nn.Module):
             counts[:, 1:] &= self.is_drafted[logits.argmax(-1)][:, :-1]
             wanted = logits[..., self.target_ids].softmax(-1)
             likeliest = wanted.argmax(-1)
-        total, metrics = fused.new_zeros(()), {}
-        steps = unroll(self.head, self._target.embed, batch.token_ids, fused, self._options.ttt_steps)
+        options, total, metrics = self._options, fused.new_zeros(()), {}
+        steps = unroll(self.head, self._target.embed, batch.token_ids, fused, options.ttt_steps)
         for step, output in enumerate(steps):
-            weight, its_wanted = _weight(counts, step), wanted[:, 1 + step :]
-            drafted = self.head.lm_head(output[:, : -1 - step])
-            loss = (soft_cross_entropy(drafted, its_wanted) * weight).sum()
-            total = total + self._options.decay**step * loss
+            weight, output = _weight(counts, step), output[:, : -1 - step]
+            drafted = self.head.lm_head(output)
+            loss = (soft_cross_entropy(drafted, wanted[:, 1 + step :]) * weight).sum()
             metrics[f"loss_{step}"] = loss
+            if options.feature_weight:
+                of_feature = _distance(output, batch.features["final"][:, 1 + step :].float())
+                of_feature = (of_feature * _weight(batch.counts, step)).sum()
+                loss = loss + options.feature_weight * of_feature
+                metrics[f"feature_loss_{step}"] = of_feature
+            total = total + options.decay**step * loss
             metrics[f"accuracy_{step}"] = ((drafted.argmax(-1) == likeliest[:, 1 + step :]) * weight).sum()
         return total, metrics
 
@@ -121,6 +126,11 @@ class Eagle3Trainee(nn.Module):
         if min(self._taps) > 0:  # layers whose outputs are
             keys["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [layer - 1 for layer in self._taps]
         _write(folder, self._config, self._target, tensors, keys)
+
+
+def _distance(outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """[batch, n] of features [batch, n, hidden]."""
+    return smooth_l1_loss(outputs, wanted, reduction="none").mean(-1)
 
 
 def most_frequent(token_counts: torch.Tensor, size: int) -> torch.Tensor:

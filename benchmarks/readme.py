@@ -177,7 +177,7 @@ def learned(record: dict[str, Any]) -> str:
             if other := deep.get((row["way"], row["temperature"])):
                 share = other["speed_up"] / (0.8 * other["acceptance_length"])
                 cells += [f"{other['speed_up']:.2f}", f"{share:.0%}"]
-            lines.append(f"| {' | '.join(cells)} |")
+            lines.append(f"| {' | '.join([*cells, *[''] * (len(heads) - len(cells))])} |")
     return "\n".join(lines)
 
 

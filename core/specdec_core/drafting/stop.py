@@ -45,6 +45,7 @@ class DraftStop:
         self._last: Drafted | None = None
         self._num_unmeasured = 0
         self._level_s, self._num_timed = np.zeros(NUM_SKIPPED + NUM_TIMED), 0  # of a level of each of the first drafts
+        self._median_level_s: float | None = None
 
     def start(self, request: RequestView) -> None:
         self._rows[request.id] = self._free_rows.pop()
@@ -81,8 +82,10 @@ class DraftStop:
             return Prices(config.draft_level_cost, config.draft_node_cost, is_shared=False)
         if costs is None or self._num_timed < len(self._level_s):
             return None
+        if self._median_level_s is None:
+            self._median_level_s = float(np.median(self._level_s[NUM_SKIPPED:]))
         share = costs.target_s / len(batch.requests) + costs.token_s
-        return Prices(float(np.median(self._level_s[NUM_SKIPPED:])) / share, costs.token_s / share, is_shared=True)
+        return Prices(self._median_level_s / share, costs.token_s / share, is_shared=True)
 
 
 class Stopping:

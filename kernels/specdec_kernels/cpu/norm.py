@@ -6,25 +6,27 @@ import numpy as np
 import torch
 
 from specdec_core import ops
-from specdec_kernels.cpu.bits import DTYPES, FAST, array_at, as_array, as_stored, compiled, load
+from specdec_kernels.cpu.bits import FAST, LIKE, array_at, as_stored, compiled, load
 
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See `specdec_core.ops.norm.rms_norm`. The sum of squares is added up in another order."""
-    if hidden.dtype != weight.dtype or hidden.dtype not in DTYPES or hidden.shape[-1:] != weight.shape:
+    if hidden.dtype != weight.dtype or hidden.dtype not in LIKE or hidden.shape[-1:] != weight.shape:
         return ops.REFERENCE["rms_norm"](hidden, weight, eps)
-    hidden = hidden.contiguous()
+    hidden, weight, width = hidden.contiguous(), weight.contiguous(), weight.shape[0]
     output = torch.empty_like(hidden)
-    _rms_norm(hidden.data_ptr(), hidden.numel() // len(weight), as_array(weight), eps, output.data_ptr())
+    shape = hidden.numel() // width, width
+    _rms_norm(LIKE[hidden.dtype], hidden.data_ptr(), shape, weight.data_ptr(), eps, output.data_ptr())
     return output
 
 
 @compiled(fastmath=FAST)
-def _rms_norm(hidden_address, num_rows, weight, eps, output_address):
+def _rms_norm(like, hidden_address, shape, weight_address, eps, output_address):
     """hidden and output [num_rows, width], weight [width]."""
-    width = len(weight)
-    hidden = array_at(hidden_address, (num_rows, width), weight)
-    output = array_at(output_address, (num_rows, width), weight)
+    num_rows, width = shape
+    hidden = array_at(hidden_address, shape, like)
+    output = array_at(output_address, shape, like)
+    weight = array_at(weight_address, (width,), like)
     for row in range(num_rows):
         squares = np.float32(0)
         for i in range(width):

@@ -102,11 +102,17 @@ def test_what_is_saved_is_what_the_proposer_loads(target, tmp_path):
     assert published["t2d"].nonzero().flatten().tolist() == to_target.tolist()
 
 
-@pytest.mark.parametrize("recipe", [EAGLE, EAGLE3])
-def test_what_does_not_count_teaches_nothing(recipe, target):
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        (EAGLE, EagleOptions(ttt_steps=2, noise=0.0)),
+        (EAGLE3, Eagle3Options(ttt_steps=2)),
+        (EAGLE3, Eagle3Options(ttt_steps=2, feature_weight=3.0)),
+    ],
+)
+def test_what_does_not_count_teaches_nothing(recipe, options, target):
     """Neither a token that is not to be learned, nor what comes behind the last that is."""
     torch.manual_seed(0)
-    options = recipe.options(ttt_steps=2) if recipe is EAGLE3 else recipe.options(ttt_steps=2, noise=0.0)
     trainee = recipe.make(options, target, torch.arange(48))
     taps = (*recipe.taps(options, target.info), "final")
     batch = batch_of(target, tuple(dict.fromkeys(taps)))
@@ -126,6 +132,28 @@ def test_nothing_is_learned_where_the_target_means_another_token(target):
     token_counts[likeliest] = 0
     trainee = EAGLE3.make(Eagle3Options(draft_vocab_size=48 - len(likeliest)), target, token_counts)
     assert float(trainee(batch)[0].detach()) == 0
+
+
+@torch.no_grad()
+def test_a_head_of_eagle3_learns_features_as_far_as_it_is_told(target):
+    taps = ("input.2", "input.4", "input.5")
+    batch, weight = batch_of(target, (*taps, "final")), 3.0
+    losses = []
+    for options in (Eagle3Options(ttt_steps=STEPS), Eagle3Options(ttt_steps=STEPS, feature_weight=weight)):
+        torch.manual_seed(0)
+        trainee = EAGLE3.make(options, target, torch.arange(48))
+        losses.append(trainee(batch)[0])
+    fused = trainee.head.fused(torch.cat([batch.features[tap] for tap in taps], dim=-1))
+    expected = 0.0
+    for step, outputs in enumerate(unroll(trainee.head, target.embed, batch.token_ids, fused, STEPS)):
+        last = LENGTH - 2 - step  # slot i says token i + 2 + step, by the feature of the one before
+        distances = [
+            torch.nn.functional.smooth_l1_loss(outputs[text, i], batch.features["final"][text, i + 1 + step])
+            for text in range(2)
+            for i in range(last)
+        ]
+        expected += options.decay**step * float(torch.stack(distances).mean())
+    torch.testing.assert_close(float(losses[1] - losses[0]), weight * expected, rtol=1e-4, atol=1e-5)
 
 
 @settings(max_examples=25, deadline=None)

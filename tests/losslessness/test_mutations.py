@@ -66,8 +66,15 @@ def the_first_node_is_kept_instead_of_the_accepted_one(patch: Patch) -> None:
 
 
 def a_rejected_node_stays_in_the_cache(patch: Patch) -> None:
-    """The root's own entry is not written: what a refused node left in its slot is read in its place."""
-    metadata = PagedKVManager.metadata
+    """The root's own entry is not written: what a refused node left in its slot is read in its place. The cache begins
+    as ones: memory that is handed out again may hold what an engine before this one computed for the same tokens."""
+    metadata, add_group = PagedKVManager.metadata, PagedKVManager.add_group
+
+    def with_ones(self: Any, layout: Any) -> int:
+        number = add_group(self, layout)
+        for storage in (self._groups[number].keys, self._groups[number].values):
+            storage.fill_(1)
+        return number
 
     def stale(self: Any, request_ids: Any, starts: Any, lengths: Any) -> Any:
         found = metadata(self, request_ids, starts, lengths)
@@ -76,6 +83,7 @@ def a_rejected_node_stays_in_the_cache(patch: Patch) -> None:
         return attrs.evolve(found, slot_mapping=slots)
 
     patch.setattr(PagedKVManager, "metadata", stale)
+    patch.setattr(PagedKVManager, "add_group", with_ones)
 
 
 def any_child_is_accepted(patch: Patch) -> None:

@@ -36,6 +36,7 @@ _NAMES = {
     "llm": ("LLM",),
     "merging": ("merge_drafts",),
     "metrics": ("Counter", "DraftCounts", "Vector"),
+    "ops.cross_entropy": ("soft_cross_entropy",),
     "outputs": ("CompletionOutput", "RequestOutput", "StreamOutput"),
     "plugins": ("PluginInfo", "PluginWarning", "Plugins"),
     "prompts": ("load_tokenizer",),
@@ -130,6 +131,7 @@ if TYPE_CHECKING:
         DraftCounts as DraftCounts,
         Vector as Vector,
     )
+    from specdec_core.ops.cross_entropy import soft_cross_entropy as soft_cross_entropy
     from specdec_core.outputs import (
         CompletionOutput as CompletionOutput,
         RequestOutput as RequestOutput,

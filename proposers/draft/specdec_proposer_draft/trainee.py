@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from specdec_core import ConfigError, EngineConfig, TrainingBatch, TrainingTarget, load_tokenizer
+from specdec_core import ConfigError, EngineConfig, TrainingBatch, TrainingTarget, load_tokenizer, soft_cross_entropy
 from specdec_proposer_draft.recipe import DraftTrainingOptions
 
 HEAD_DIM = 64
@@ -29,17 +28,20 @@ class DraftTrainee(nn.Module):
         self.model.float().train().requires_grad_(True)
 
     def forward(self, batch: TrainingBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        share, token_ids = self._options.hard_weight, batch.token_ids
         with torch.no_grad():
             wanted = self._target.output_head(batch.features["final"]).float()[:, :-1]
-        logits = self.model(batch.token_ids, use_cache=False).logits.float()[:, :-1]
+            likeliest, wanted = wanted.argmax(-1), wanted.softmax(-1)
+            if share:
+                following = token_ids[:, 1:, None]
+                wanted = (wanted * (1 - share)).scatter_add_(
+                    -1, following, torch.full_like(following, share, dtype=wanted.dtype)
+                )
+        logits = self.model(token_ids, use_cache=False).logits[:, :-1]
         weight = batch.counts[:, 1:].float()
         weight = weight / weight.sum().clamp(min=1)
-        soft = -(wanted.softmax(-1) * logits.log_softmax(-1)).sum(-1)
-        hard = cross_entropy(logits.transpose(1, 2), batch.token_ids[:, 1:], reduction="none")
-        share = self._options.hard_weight
-        loss = (((1 - share) * soft + share * hard) * weight).sum()
-        accuracy = ((logits.argmax(-1) == wanted.argmax(-1)) * weight).sum()
-        return loss, {"soft_loss": (soft * weight).sum(), "hard_loss": (hard * weight).sum(), "accuracy": accuracy}
+        loss = (soft_cross_entropy(logits, wanted) * weight).sum()
+        return loss, {"accuracy": ((logits.argmax(-1) == likeliest) * weight).sum()}
 
     def save(self, folder: Path) -> None:
         """As transformers saves it, with the target's tokenizer if there is one."""
@@ -78,7 +80,19 @@ def _small(options: DraftTrainingOptions, target: TrainingTarget) -> Any:
         tie_word_embeddings=options.tie is not False,
         **{name: getattr(its, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
     )
-    return LlamaForCausalLM(config)
+    model = LlamaForCausalLM(config)
+    _begin_with_embedding(model, target.model)
+    return model
+
+
+@torch.no_grad()
+def _begin_with_embedding(model: Any, target: Any) -> None:
+    """What the target knows of its tokens, in the directions in which they differ most: of a small model with a large
+    vocabulary the embedding is the greater part, and would be learned token by token."""
+    known = target.get_input_embeddings().weight.float()
+    size = min(known.shape[1], model.config.hidden_size)
+    _, directions = torch.linalg.eigh(known.T @ known)  # by how much, ascending
+    model.get_input_embeddings().weight[:, :size] = known @ directions[:, -size:]
 
 
 def _first_layers(options: DraftTrainingOptions, target: TrainingTarget) -> Any:

@@ -36,17 +36,28 @@ def made(target: TrainingTarget, **options):
     return RECIPE.make(DraftTrainingOptions(**options), target, None)
 
 
-def test_the_loss_is_the_distance_to_the_target(target):
-    """The target's own weights have no distance to it: the loss is its entropy then."""
-    trainee = made(target, from_layers=2)
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_the_loss_is_the_distance_to_the_target(share, target):
+    """The target's own weights have no distance to it: the loss is its entropy then, but for what the data counts."""
+    trainee = made(target, from_layers=2, hard_weight=share)
     trainee.model = target.model
     batch = batch_of(target)
     loss, metrics = trainee(batch)
     log_probs = target.model(batch.token_ids).logits[:, :-1].log_softmax(-1)
-    torch.testing.assert_close(loss, -(log_probs.exp() * log_probs).sum(-1).mean())
-    following = log_probs.gather(-1, batch.token_ids[:, 1:, None])
-    torch.testing.assert_close(metrics["hard_loss"], -following.mean())
+    entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
+    of_data = -log_probs.gather(-1, batch.token_ids[:, 1:, None]).mean()
+    torch.testing.assert_close(loss, (1 - share) * entropy + share * of_data)
     assert metrics["accuracy"] == 1
+
+
+def test_a_small_model_begins_with_what_the_target_knows_of_tokens(target):
+    known = target.model.get_input_embeddings().weight.detach()
+    whole = made(target, hidden_size=known.shape[1]).model.get_input_embeddings().weight
+    torch.testing.assert_close(whole @ whole.T, known @ known.T)  # turned, and nothing else
+    half = made(target, hidden_size=known.shape[1] // 2).model.get_input_embeddings().weight
+    left, values, _ = torch.linalg.svd(known, full_matrices=False)
+    best = left[:, : half.shape[1]] * values[: half.shape[1]]
+    torch.testing.assert_close(half @ half.T, best @ best.T)
 
 
 def test_the_first_layers_are_the_targets(target, tmp_path):

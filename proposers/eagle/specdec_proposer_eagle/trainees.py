@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn.functional import smooth_l1_loss
 from transformers import LlamaConfig
 
-from specdec_core import ConfigError, TrainingBatch, TrainingTarget
-from specdec_proposer_eagle.cross_entropy import soft_cross_entropy
+from specdec_core import ConfigError, TrainingBatch, TrainingTarget, soft_cross_entropy
 from specdec_proposer_eagle.head_config import HeadConfig
 from specdec_proposer_eagle.modules import Head
 from specdec_proposer_eagle.recipes import Eagle3Options, EagleOptions, HeadOptions
@@ -37,20 +36,20 @@ class EagleTrainee(nn.Module):
         options, final = self._options, batch.features["final"].float()
         features = final + (torch.rand_like(final) - 0.5) * options.noise
         with torch.no_grad():
-            wanted = self._target.output_head(batch.features["final"]).float()
+            logits = self._target.output_head(batch.features["final"]).float()
+            wanted, likeliest = logits.softmax(-1), logits.argmax(-1)
         total, metrics = final.new_zeros(()), {}
         steps = unroll(self.head, self._target.embed, batch.token_ids, features, options.ttt_steps)
         for step, output in enumerate(steps):
             weight, output = _weight(batch.counts, step), output[:, : -1 - step]
-            wanted_feature, wanted_logits = final[:, 1 + step :], wanted[:, 1 + step :]
-            logits = self._target.output_head(output.to(batch.features["final"].dtype)).float()
-            of_feature = (_distance(output, wanted_feature) * weight).sum()
-            of_tokens = (soft_cross_entropy(logits, wanted_logits.softmax(-1)) * weight).sum()
+            drafted = self._target.output_head(output.to(batch.features["final"].dtype))
+            of_feature = (_distance(output, final[:, 1 + step :]) * weight).sum()
+            of_tokens = (soft_cross_entropy(drafted, wanted[:, 1 + step :]) * weight).sum()
             total = total + options.decay**step * (
                 options.feature_weight * of_feature + options.token_weight * of_tokens
             )
             metrics |= {f"feature_loss_{step}": of_feature, f"token_loss_{step}": of_tokens}
-            metrics[f"accuracy_{step}"] = ((logits.argmax(-1) == wanted_logits.argmax(-1)) * weight).sum()
+            metrics[f"accuracy_{step}"] = ((drafted.argmax(-1) == likeliest[:, 1 + step :]) * weight).sum()
         return total, metrics
 
     def save(self, folder: Path) -> None:

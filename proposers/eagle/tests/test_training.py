@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 from specdec_core import ConfigError, TargetInfo, TrainingBatch, TrainingTarget
 from specdec_core.testing import tiny_target
 from specdec_proposer_eagle.config import EagleConfig
-from specdec_proposer_eagle.cross_entropy import soft_cross_entropy
 from specdec_proposer_eagle.loading import load, read_config
 from specdec_proposer_eagle.recipes import EAGLE, EAGLE3, Eagle3Options, EagleOptions
 from specdec_proposer_eagle.trainees import most_frequent
@@ -176,15 +175,3 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens(counts, data):
 def test_wrong_options_are_explained(options, message, target):
     with pytest.raises(ConfigError, match=message):
         EAGLE3.make(Eagle3Options(**options), target, torch.arange(48))
-
-
-def test_the_cross_entropy_is_torchs():
-    torch.manual_seed(0)
-    wanted, weight = torch.randn(3, 4, 9).softmax(-1), torch.rand(3, 4)
-    logits = torch.randn(3, 4, 9, requires_grad=True)
-    found = soft_cross_entropy(logits, wanted)
-    expected = -(wanted * logits.log_softmax(-1)).sum(-1)
-    torch.testing.assert_close(found, expected)
-    (gradient,) = torch.autograd.grad((found * weight).sum(), logits)
-    (wanted_gradient,) = torch.autograd.grad((expected * weight).sum(), logits)
-    torch.testing.assert_close(gradient, wanted_gradient)

@@ -1,0 +1,32 @@
+"""The cross entropy of two distributions over a large vocabulary, with little memory and few passes over it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class _SoftCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        log_probs = logits.log_softmax(-1, dtype=torch.float32)
+        ctx.save_for_backward(log_probs, wanted)
+        ctx.dtype = logits.dtype
+        loss: torch.Tensor = -torch.linalg.vecdot(log_probs, wanted)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        log_probs, wanted = ctx.saved_tensors
+        gradient: torch.Tensor = log_probs.exp().sub_(wanted).mul_(gradients[0].unsqueeze(-1))
+        return gradient.to(ctx.dtype), None
+
+
+def soft_cross_entropy(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """[...], of logits [..., vocab] to the distributions that are wanted, float32 [..., vocab] without a gradient.
+
+    Logits in bfloat16 or float16 are converted here, and get gradients of their own type.
+    """
+    found: torch.Tensor = _SoftCrossEntropy.apply(logits, wanted)  # type: ignore[no-untyped-call]
+    return found

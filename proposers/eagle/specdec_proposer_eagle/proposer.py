@@ -23,7 +23,7 @@ from specdec_core import (
     TreeGrower,
     grow,
 )
-from specdec_proposer_eagle.config import MOST_LEVELS, EagleConfig
+from specdec_proposer_eagle.config import EagleConfig
 from specdec_proposer_eagle.head_config import HeadConfig
 from specdec_proposer_eagle.modules import Head
 
@@ -53,7 +53,8 @@ class EagleProposer(Proposer):
         context.speed_up(module)
         size = context.max_num_seqs, head.layer.hidden_size
         kind = {"device": context.device, "dtype": context.target.dtype}
-        positions = torch.arange(context.target.max_model_len + MOST_LEVELS, device=context.device)
+        # A dynamic tree's levels are the same for all requests, and may go beyond the end of one that is nearly full.
+        positions = torch.arange(context.target.max_model_len + self._depth, device=context.device)
         self._rotation = module.rotation(positions, context.target.dtype)
         self._outputs, self._features = torch.zeros(size, **kind), torch.zeros(size, **kind)  # of each last slot
         self._rows: dict[str, int] = {}  # of those, by request

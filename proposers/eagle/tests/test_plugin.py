@@ -265,3 +265,16 @@ def test_half_precision_heads_run(target, tmp_path):
     plain = LLM(str(target), **SETTINGS).generate([{"prompt_token_ids": [1, 2]}], params, use_tqdm=False)
     outputs = llm.generate([{"prompt_token_ids": [1, 2]}], params, use_tqdm=False)
     assert outputs[0].outputs[0].token_ids == plain[0].outputs[0].token_ids
+
+
+def test_a_long_chain_beside_a_request_that_is_nearly_full(target, tmp_path):
+    head = write_specforge(tmp_path, SIZES)
+    chain = {"method": "eagle3", "model": str(head.folder), "eagle_topk": 1, "num_speculative_tokens": 80}
+    prompts = [{"prompt_token_ids": [3, 5] * 62}, {"prompt_token_ids": [3, 5]}]
+    params = [SamplingParams(temperature=0, max_tokens=most, ignore_eos=True) for most in (4, 126)]
+    outputs = []
+    for config in (None, chain):
+        with LLM(target, max_model_len=128, speculative_config=config, **SETTINGS) as llm:
+            found = llm.generate(prompts, params, use_tqdm=False)
+            outputs.append([output.outputs[0].token_ids for output in found])
+    assert outputs[0] == outputs[1]

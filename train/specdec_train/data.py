@@ -15,6 +15,7 @@ from specdec_core import ConfigError
 
 SHORTEST = 4
 """Tokens of a text that is worth learning from: the first slots of a head have nothing to say of shorter ones."""
+LARGEST_ID = int(np.iinfo(np.int32).max)
 
 
 @frozen(eq=False)
@@ -109,7 +110,8 @@ def joined(prompt: np.ndarray, completion: np.ndarray) -> Text:
 
 def _of_array(file: Path) -> Iterator[Text]:
     try:
-        array = np.load(file, allow_pickle=False)
+        with file.open("rb") as opened:
+            array = np.lib.format.read_array(opened, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"data {str(file)!r} cannot be read: {error}") from error
     if not np.issubdtype(array.dtype, np.integer) or array.ndim not in (1, 2):
@@ -117,6 +119,8 @@ def _of_array(file: Path) -> Iterator[Text]:
             f"data {str(file)!r} is {array.dtype} {list(array.shape)}: give integers [tokens] or [texts, tokens], of "
             f"which negative ones are padding"
         )
+    if array.size and array.max() > LARGEST_ID:
+        raise ConfigError(f"data {str(file)!r} has {array.max()}, which is no token id: give 0 to {LARGEST_ID}")
     for row in np.atleast_2d(array):
         ids = row[row >= 0].astype(np.int32)
         yield Text(ids, np.ones(len(ids), dtype=bool))

@@ -31,7 +31,7 @@ def generated_texts(
         raise ConfigError(
             f"{file} was generated with other settings or from other data: delete it, or name another --out"
         )
-    beginnings = [_beginning(text, settings.prompt_len).tolist() for text in prompts if len(text.token_ids)]
+    beginnings = [beginning(text, settings.prompt_len).tolist() for text in prompts if len(text.token_ids)]
     pairs = []
     with LLM(
         settings.target,
@@ -55,6 +55,6 @@ def generated_texts(
     return [joined(*(np.array(part, dtype=np.int32) for part in pair)) for pair in pairs]
 
 
-def _beginning(text: Text, prompt_len: int) -> np.ndarray:
-    marked = int(text.counts.argmax())  # 0: nothing is
-    return text.token_ids[: marked or prompt_len]
+def beginning(text: Text, prompt_len: int) -> np.ndarray:
+    num_marked = int(text.counts.argmax()) if text.counts.any() else len(text.counts)
+    return text.token_ids[: num_marked or prompt_len]

@@ -1,4 +1,4 @@
-"""Features that are computed once: shards of safetensors, and an index that is written when all are there."""
+"""Features that are computed once: shards of safetensors, and an index, written first, that says what they are of."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def open_store(
     description = folder / INDEX
     if description.exists():
         _check(description, wanted)
-    elif folder.exists() and any(folder.iterdir()):
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--features {str(folder)!r} holds something else than features: name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     write_text(description, json.dumps(wanted))

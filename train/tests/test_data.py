@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 from specdec_core import ConfigError
 from specdec_train.batches import Order, padded
 from specdec_train.data import Text, cut, fingerprint, joined, read_texts, token_counts
+from specdec_train.generate import beginning
 from specdec_train.store import TOKENS_PER_SHARD, _layout
 
 
@@ -52,6 +53,7 @@ def test_a_folder_of_everything(tmp_path):
         ("a.jsonl", b"abc", "line 1 is 'abc', which is not JSON"),
         ("a.txt", b"\xff\xfe\xfd", "is not UTF-8 text"),
         ("a.npy", b"abc", "cannot be read"),
+        ("a.npy", b"", "cannot be read"),
     ],
 )
 def test_what_cannot_be_read(name, content, message, tmp_path):
@@ -68,6 +70,20 @@ def test_what_is_no_data(tmp_path):
         read(tmp_path / "a.npy")
 
 
+def test_what_is_no_array(tmp_path):
+    with (tmp_path / "a.npy").open("wb") as file:
+        np.savez(file, ids=np.arange(8))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize("wrong", [np.int64(2**31), np.int64(2**32 + 5), np.uint64(2**63 + 5)])
+def test_ids_do_not_wrap_around(wrong, tmp_path):
+    np.save(tmp_path / "a.npy", np.array([1, 2, wrong], dtype=wrong.dtype))
+    with pytest.raises(ConfigError, match=f"has {wrong}, which is no token id"):
+        read(tmp_path / "a.npy")
+
+
 @given(st.lists(st.integers(0, 40), max_size=8), st.integers(8, 20))
 def test_cutting_loses_only_ends(lengths, length):
     texts = [Text(np.arange(n, dtype=np.int32) + 100 * i, np.ones(n, dtype=bool)) for i, n in enumerate(lengths)]
@@ -77,6 +93,13 @@ def test_cutting_loses_only_ends(lengths, length):
     wanted = [t for text in texts for t in text.token_ids.tolist()[: len(text.token_ids) // length * length]]
     assert set(wanted) <= set(kept)
     assert len(set(kept)) == len(kept)
+
+
+def test_what_is_continued():
+    ids, none = np.arange(8, dtype=np.int32), np.arange(0, dtype=np.int32)
+    plain = Text(ids, np.ones(8, dtype=bool))
+    for text, wanted in ((plain, 3), (joined(ids[:5], ids[5:]), 5), (joined(ids, none), 8)):
+        assert len(beginning(text, prompt_len=3)) == wanted
 
 
 def test_a_prompt_alone_is_not_learned():

@@ -1,0 +1,12 @@
+"""For every test of the conformance kit, proposers that fail it and no other."""
+
+from __future__ import annotations
+
+from broken_proposers import chance, claims, drafts, life, output  # noqa: F401  they register their proposers
+from broken_proposers.case import CASES as CASES, SPECS, Case as Case
+from specdec_core import hookimpl
+
+
+@hookimpl
+def specdec_proposers():
+    return SPECS

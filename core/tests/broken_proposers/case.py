@@ -1,0 +1,60 @@
+"""A proposer that fails, and the test of the kit that it is to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import field, frozen
+from example_proposer import RecentConfig, RecentProposer, build, plan
+from good_proposers import offer
+
+SPECS = []
+
+
+@frozen
+class Case:
+    method: str
+    fails: str  # the test, with its parameter if only one of them is to fail
+    module: str = __package__
+    options: Mapping[str, Any] = field(factory=dict)
+    is_variant: bool = False  # of the case before: that it passes the other tests need not be shown again
+
+
+CASES = [
+    Case("nobody", "test_is_offered"),
+    Case("foreign", "test_api_number", "broken_api"),
+    Case("heavy", "test_entry_module_is_light", "broken_heavy"),
+]
+
+
+def breaks(test, *, is_variant=False, **spec):
+    """Offer the decorated class under its own name, as a proposer that fails this test."""
+
+    def register(cls):
+        name = cls.__name__.lower()
+        SPECS.append(offer(name, cls, **spec))
+        CASES.append(Case(name, test, is_variant=is_variant))
+        return cls
+
+    return register
+
+
+def recent(test, options=None, *, is_variant=False, **spec):
+    """Likewise `example_proposer`, with something else about its spec."""
+
+    def register(value):
+        key, name = ("config", value.__name__.lower()) if isinstance(value, type) else ("plan", value.__name__)
+        SPECS.append(offer(name, build, **{"config": RecentConfig, "plan": plan, key: value} | spec))
+        CASES.append(Case(name, test, options=options or {}, is_variant=is_variant))
+        return value
+
+    return register
+
+
+class Recent(RecentProposer):
+    """Without options."""
+
+    def __init__(self, config, context):
+        super().__init__(RecentConfig(), context.device)
+        self.context = context

@@ -31,7 +31,9 @@ LAYERS = (
     {"cli", "__main__"},
 )
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
-PROPOSERS = sorted(path.parent for path in ROOT.glob("proposers/*/specdec_*/__init__.py"))
+OUTSIDE = sorted(
+    path.parent for path in [*ROOT.glob("proposers/*/specdec_*/__init__.py"), *ROOT.glob("train/*/__init__.py")]
+)
 
 
 def sources(package: Path) -> dict[str, str]:
@@ -92,7 +94,7 @@ def core_faults(modules: Mapping[str, str]) -> list[str]:
     return faults
 
 
-def proposer_faults(modules: Mapping[str, str]) -> list[str]:
+def faults_outside(modules: Mapping[str, str]) -> list[str]:
     public = {f"specdec_core.{name}" for name in specdec_core.__all__}
     public |= {f"{module}.{name}" for name, module in specdec_core._MODULES.items()}
     faults = []
@@ -102,7 +104,7 @@ def proposer_faults(modules: Mapping[str, str]) -> list[str]:
             if top == "specdec_core" and name not in {"specdec_core", *public}:
                 faults.append(f"{module} imports {name}, which is not a public name of specdec_core")
             elif top.startswith("specdec_") and top not in {"specdec_core", module.partition(".")[0]}:
-                faults.append(f"{module} imports {name}: proposers do not import each other")
+                faults.append(f"{module} imports {name}: packages do not import each other")
     return faults
 
 
@@ -110,9 +112,9 @@ def test_core_imports_point_one_way():
     assert core_faults(sources(ROOT / "core" / "specdec_core")) == []
 
 
-@pytest.mark.parametrize("package", PROPOSERS, ids=lambda path: path.name)
-def test_proposers_import_only_public_names(package):
-    assert proposer_faults(sources(package)) == []
+@pytest.mark.parametrize("package", OUTSIDE, ids=lambda path: path.name)
+def test_packages_import_only_public_names(package):
+    assert faults_outside(sources(package)) == []
 
 
 @pytest.mark.parametrize(
@@ -160,9 +162,9 @@ def test_what_core_may_import(module, source):
     ],
 )
 def test_a_fault_in_a_proposer_is_noticed(source):
-    assert len(proposer_faults({"specdec_proposer_mine.build": source})) == 1
+    assert len(faults_outside({"specdec_proposer_mine.build": source})) == 1
 
 
 def test_what_a_proposer_may_import():
     source = "from specdec_core import Draft\nfrom specdec_core.proposer import ProposerSpec\nfrom . import rest\n"
-    assert proposer_faults({"specdec_proposer_mine.__init__": source + "import specdec_proposer_mine.rest"}) == []
+    assert faults_outside({"specdec_proposer_mine.__init__": source + "import specdec_proposer_mine.rest"}) == []

@@ -45,6 +45,7 @@ _NAMES = {
     "sampling_params": ("SamplingParams",),
     "target.load": ("default_device",),
     "target.outline": ("Outline", "outline_draft"),
+    "target.training": ("load_training_target",),
     "token_tree": ("TokenTree",),
     "training": ("Trainee", "TrainingBatch", "TrainingRecipe", "TrainingTarget"),
     "types": (
@@ -162,6 +163,7 @@ if TYPE_CHECKING:
         Outline as Outline,
         outline_draft as outline_draft,
     )
+    from specdec_core.target.training import load_training_target as load_training_target
     from specdec_core.token_tree import TokenTree as TokenTree
     from specdec_core.training import (
         Trainee as Trainee,

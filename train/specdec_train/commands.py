@@ -50,6 +50,12 @@ def train() -> None:
 def command_of(spec: ProposerSpec) -> click.Command:
     assert spec.train is not None
     own = {attribute.name for attribute in attrs.fields(spec.train.options)}
+    taken = sorted(own & {attribute.name for attribute in attrs.fields(Settings)})
+    if taken:
+        raise PluginError(
+            f"the training recipe of {spec.name!r} has the options {', '.join(taken)}, which every run has: its plugin "
+            f"must call them something else"
+        )
     common = [_option(Settings, attribute) for attribute in attrs.fields(Settings)]
     special = [_option(spec.train.options, attribute) for attribute in attrs.fields(spec.train.options)]
 

@@ -18,11 +18,12 @@ AT_ONCE = 64
 
 
 def generated_texts(
-    settings: Settings, prompts: Sequence[Text], file: Path, description: dict[str, object]
+    settings: Settings, prompts: Sequence[Text], file: Path, description: dict[str, object], max_model_len: int
 ) -> list[Text]:
     """The beginning of each text, continued. A file of the same description is read instead.
 
     Of a text whose beginning is marked as a prompt, that is the beginning; of any other, its first prompt_len tokens.
+    Raises ConfigError if one is so long that its continuation would not fit.
     """
     if file.exists():
         first, *lines = file.read_text(encoding="utf-8").splitlines()
@@ -32,6 +33,12 @@ def generated_texts(
             f"{file} was generated with other settings or from other data: delete it, or name another --out"
         )
     beginnings = [beginning(text, settings.prompt_len).tolist() for text in prompts if len(text.token_ids)]
+    most, longest = max_model_len - settings.generate, max(map(len, beginnings), default=0)
+    if longest > most:
+        raise ConfigError(
+            f"a prompt has {longest} tokens, and with generate={settings.generate} the target has room for "
+            f"{max(most, 0)}: shorten it, lower prompt_len, or generate less"
+        )
     pairs = []
     with LLM(
         settings.target,

@@ -19,17 +19,18 @@ from specdec_core import (
     TrainingBatch,
     TrainingRecipe,
     load_tokenizer,
+    load_training_target,
 )
 from specdec_train import data, files
 from specdec_train.batches import Order, padded
 from specdec_train.curves import can_draw, draw
 from specdec_train.data import Text
 from specdec_train.evaluate import acceptance_lengths
+from specdec_train.features import features_of, weights_fingerprint
 from specdec_train.generate import generated_texts
 from specdec_train.optimizers import optimizers
 from specdec_train.settings import Settings, plain, prepare_folder
 from specdec_train.store import FeatureStore, open_store
-from specdec_train.target import features_of, load_target
 
 MOST_HELD_OUT = 64
 
@@ -53,7 +54,7 @@ def train(spec: ProposerSpec, settings: Settings, options: Any) -> None:
 class Run:
     def __init__(self, method: str, recipe: TrainingRecipe, settings: Settings, options: Any) -> None:
         self._method, self._recipe, self._settings = method, recipe, settings
-        self._target = load_target(settings.target, settings.dtype, settings.device)
+        self._target = load_training_target(settings.target, settings.dtype, settings.device)
         self._taps = tuple(dict.fromkeys([*recipe.taps(options, self._target.info), "final"]))
         self._learned, self._held_out = self._read_data()
         self._order = Order(tuple(len(text.token_ids) for text in self._learned), settings.batch, settings.seed)
@@ -66,6 +67,7 @@ class Run:
             **settings.checked(),
             **{name: plain(value) for name, value in attrs.asdict(options, recurse=False).items()},
             "the texts": data.fingerprint(self._learned),
+            "the target's weights": weights_fingerprint(self._target),
         }
         self._step, self._num_tokens, self._seconds = 0, 0, 0.0
         if settings.resume:
@@ -106,13 +108,14 @@ class Run:
         rows = self._order.rows(self._step)
         batch = self._batch([self._learned[row] for row in rows], rows)
         loss, metrics = self._loss(batch)
-        if not torch.isfinite(loss):
-            raise ConfigError(
-                f"the loss is {float(loss)} in step {self._step}: lower --lr, or compute in another --dtype. The last "
-                f"save is whole"
-            )
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self._trainee.parameters(), self._settings.clip)
+        for what, value in (("loss", loss), ("gradient's norm", norm)):
+            if not torch.isfinite(value):
+                raise ConfigError(
+                    f"the {what} is {float(value)} in step {self._step}: lower --lr, or compute in another --dtype. "
+                    f"The last save is whole"
+                )
         for optimizer in self._optimizers:
             optimizer.step()
         self._num_tokens += sum(len(self._learned[row].token_ids) for row in rows)
@@ -217,14 +220,10 @@ class Run:
         tokenizer = _tokenizer(settings.target)
         texts = data.read_texts(settings.data, tokenizer, info.vocab_size)
         if settings.generate:
-            if settings.prompt_len + settings.generate > info.max_model_len:
-                raise ConfigError(
-                    f"prompt_len={settings.prompt_len} and generate={settings.generate} are more than the "
-                    f"{info.max_model_len} tokens that the target takes: lower one"
-                )
             description: dict[str, object] = {"texts": data.fingerprint(texts)}
             description |= {name: settings.checked()[name] for name in _GENERATION}
-            texts = generated_texts(settings, texts, settings.out / "generated.jsonl", description)
+            file = settings.out / "generated.jsonl"
+            texts = generated_texts(settings, texts, file, description, info.max_model_len)
         pieces = data.cut(texts, settings.length)
         if settings.held_out:
             held_out = data.cut(data.read_texts(settings.held_out, tokenizer, info.vocab_size), settings.length)

@@ -17,8 +17,8 @@ from tqdm import tqdm
 from specdec_core import ConfigError, TrainingTarget
 from specdec_train.batches import padded
 from specdec_train.data import Text, fingerprint
+from specdec_train.features import features_of, weights_fingerprint
 from specdec_train.files import write_text
-from specdec_train.target import features_of
 
 INDEX = "index.json"
 TOKENS_PER_SHARD = 1 << 16
@@ -55,6 +55,7 @@ def open_store(
     killed goes on. Raises ConfigError if the folder has those of other texts, of another target or of other taps."""
     wanted = {
         "target": target.info.model,
+        "weights": weights_fingerprint(target),
         "dtype": str(target.info.dtype),
         "taps": list(taps),
         "texts": fingerprint(texts),

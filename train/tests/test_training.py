@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,18 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from specdec_core import LLM, CompatibilityError, ConfigError, Plugins, ProposerSpec, SamplingParams, TrainingRecipe
+from specdec_core import (
+    LLM,
+    CompatibilityError,
+    ConfigError,
+    PluginError,
+    Plugins,
+    ProposerSpec,
+    SamplingParams,
+    TrainingRecipe,
+)
 from specdec_core.testing import tiny_target
 from specdec_train.commands import command_of
 from specdec_train.run import train
@@ -167,9 +177,10 @@ class TestWhatIsWrongIsExplained:
             ({"data": (Path("no/such"),)}, "is not there"),
             ({"target": "no/such/model"}, "cannot be read"),
             ({"length": 600}, "length=600, but the target takes 512"),
-            ({"generate": 500}, "prompt_len=32 and generate=500"),
+            ({"generate": 500}, "a prompt has 32 tokens, and with generate=500 the target has room for 12"),
             ({"steps": 0}, "steps=0"),
             ({"device": "abacus"}, "device='abacus'"),
+            ({"device": "cuda:7"}, "device='cuda:7'"),
         ],
     )
     def test_settings(self, given, message, specs, folder, tmp_path):
@@ -198,6 +209,44 @@ class TestWhatIsWrongIsExplained:
             run(specs["eagle"], folder, tmp_path / "out", **given, batch=4, resume=True)
         with pytest.raises(ConfigError, match="bias was True"):
             run(specs["eagle"], folder, tmp_path / "out", **given, options={"bias": False}, resume=True)
+
+    def test_a_run_of_weights_that_have_changed(self, specs, folder, tmp_path):
+        target, given = tmp_path / "target", {"steps": 1, "eval_prompts": 0, "target": str(tmp_path / "target")}
+        tiny_target(target)
+        for features in (None, tmp_path / "features"):
+            run(specs["eagle"], folder, tmp_path / f"out-{features is None}", features=features, **given)
+        shutil.rmtree(target)
+        tiny_target(target, seed=1)
+        with pytest.raises(ConfigError, match="the target's weights was"):
+            run(specs["eagle"], folder, tmp_path / "out-True", **given, resume=True)
+        with pytest.raises(ConfigError, match="was computed with other weights"):
+            run(specs["eagle"], folder, tmp_path / "new", features=tmp_path / "features", **given)
+
+    def test_a_target_that_lacks_weights(self, specs, folder, tmp_path):
+        target = tiny_target(tmp_path / "target")
+        tensors = load_file(target / "model.safetensors")
+        del tensors["model.norm.weight"]
+        save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(CompatibilityError, match=r"does not hold this model's weights: .*model.norm.weight"):
+            run(specs["eagle"], folder, tmp_path / "out", target=str(target))
+
+    def test_a_gradient_that_is_not_finite(self, specs, folder, tmp_path):
+        """Though the loss is: of weights that it spoils nothing is saved."""
+
+        def make(*given: Any) -> torch.nn.Module:
+            trainee = specs["eagle"].train.make(*given)
+            trainee.register_forward_hook(lambda *_: (next(trainee.parameters()).mul(0).sum().sqrt(), {}))
+            return trainee
+
+        recipe = attrs.evolve(specs["eagle"].train, make=make)
+        with pytest.raises(ConfigError, match="the gradient's norm is nan in step 0: lower --lr"):
+            run(attrs.evolve(specs["eagle"], train=recipe), folder, tmp_path / "out", steps=1, eval_prompts=0)
+        assert not (tmp_path / "out" / "model.safetensors").exists()
+
+    def test_an_option_that_every_run_has(self, specs):
+        recipe = attrs.evolve(specs["eagle"].train, options=attrs.make_class("Options", ["seed", "width"]))
+        with pytest.raises(PluginError, match="'eagle' has the options seed, which every run has"):
+            command_of(attrs.evolve(specs["eagle"], train=recipe))
 
     def test_a_head_of_another_target(self, specs, folder, tmp_path):
         run(specs["eagle3"], folder, tmp_path / "out", steps=1, eval_prompts=0)

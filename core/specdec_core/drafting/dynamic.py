@@ -74,7 +74,7 @@ class DynamicTree:
         self._scores.append(scores)
         self._log_probs.append(values.reshape(self._size, -1))
         first, self._num_candidates = self._num_candidates, self._num_candidates + scores.shape[1]
-        if self._levels_left == 0:
+        if self._levels_left <= 0:
             return None
         self._levels_left -= 1
 

@@ -98,19 +98,27 @@ def _check_kind(config: PretrainedConfig) -> None:
         )
 
 
-def load_weights(path: str, config: PretrainedConfig, dtype: torch.dtype, **kwargs: Any) -> Any:
+def load_weights(
+    path: str,
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    *,
+    attn_implementation: str | None = IMPLEMENTATION,
+    **kwargs: Any,
+) -> Any:
     """The model in evaluation mode, with its attention routed through the paged cache.
 
-    kwargs: of transformers' from_pretrained; those that are None are left out. Raises ConfigError if there are no
-    weights, CompatibilityError if they are not this model's.
+    attn_implementation: another one instead; None: as transformers chooses. kwargs: of transformers' from_pretrained.
+    Those that are None are left out. Raises ConfigError if there are no weights, CompatibilityError if they are not
+    this model's.
     """
+    kwargs["attn_implementation"] = attn_implementation
     given = {key: value for key, value in kwargs.items() if value is not None}
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
             dtype=dtype,
-            attn_implementation=IMPLEMENTATION,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are reported below, by name
             **given,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from attrs import frozen
 from transformers import LlamaConfig
 
 from specdec_core import CompatibilityError, TargetInfo
+from specdec_proposer_eagle.published import aux_layers
 
 Shapes = Mapping[str, tuple[int, ...]]
 NESTED = ("transformer_layer_config", "eagle_config")
@@ -56,13 +58,13 @@ def read(config: Mapping[str, Any], shapes: Shapes, target: TargetInfo, *, is_ea
     flat = flattened(config)
     ours = {our_name(name): shape for name, shape in shapes.items() if name not in TABLES}
     layer = _layer_config(flat)
-    num_layers = 1 + max((int(name.split(".")[1]) for name in ours if name.startswith("layers.")), default=0)
+    layers = {match[0] for name in ours if (match := re.match(r"layers\.\d+\.", name))}
     aux_layer_ids = _aux_layer_ids(config, flat, target.num_layers) if is_eagle3 else ()
     head = HeadConfig(
         is_eagle3=is_eagle3,
         layer=layer,
         shapes=ours,
-        num_layers=num_layers,
+        num_layers=max(1, len(layers)),
         target_hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,
         draft_vocab_size=ours["lm_head.weight"][0] if "lm_head.weight" in ours else target.vocab_size,
@@ -78,7 +80,10 @@ def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
     """The outermost key counts."""
     flat: dict[str, Any] = {}
     for name in NESTED:
-        flat |= config.get(name) or {}
+        part = config.get(name) or {}
+        if not isinstance(part, Mapping):
+            raise CompatibilityError(f"{name} of the draft head's config.json is {part!r}, and should be a mapping")
+        flat |= part
     return flat | {key: value for key, value in config.items() if key not in NESTED}
 
 
@@ -106,13 +111,18 @@ def _aux_layer_ids(config: Mapping[str, Any], flat: Mapping[str, Any], num_layer
     ids = config.get("eagle_aux_hidden_state_layer_ids")
     if ids is None:
         nested = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-        ids = [i + 1 for i in nested] if nested is not None else [2, num_layers // 2, num_layers - 3]
-    if not all(type(i) is int and 0 <= i < num_layers for i in ids):
+        ids = aux_layers(num_layers) if nested is None else _following(nested)
+    if not isinstance(ids, (list, tuple)) or not all(type(i) is int and 0 <= i < num_layers for i in ids):
         raise CompatibilityError(
-            f"the draft head takes the inputs of the layers {list(ids)}, and the target has {num_layers}: it was made "
+            f"the draft head takes the inputs of the layers {ids}, and the target has {num_layers}: it was made "
             f"for another target, or its config.json lacks eagle_aux_hidden_state_layer_ids"
         )
     return tuple(ids)
+
+
+def _following(ids: Any) -> Any:
+    """What makes no sense stays as it is: it is refused later."""
+    return [i + 1 if type(i) is int else i for i in ids] if isinstance(ids, list) else ids
 
 
 def _check_target(head: HeadConfig, flat: Mapping[str, Any], shapes: Shapes, target: TargetInfo) -> None:

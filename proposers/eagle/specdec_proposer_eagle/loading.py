@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import nn
 
 from specdec_core import Checkpoint, CompatibilityError, TargetInfo
 from specdec_proposer_eagle import head_config
@@ -22,8 +21,7 @@ def read_config(config: EagleConfig, target: TargetInfo, *, is_eagle3: bool) -> 
     checkpoint = Checkpoint(str(config.model), config.revision)
     shapes = {name: shape for name, shape in checkpoint.shapes.items() if not name.endswith(IGNORED)}
     head = head_config.read(checkpoint.config, shapes, target, is_eagle3=is_eagle3)
-    with torch.device("meta"):
-        expected = {name: tuple(tensor.shape) for name, tensor in Head(head).state_dict().items()}
+    expected = {name: tuple(tensor.shape) for name, tensor in _outline(head).items()}
     _check_shapes(str(config.model), target, expected, head.shapes)
     _check_tables(str(config.model), head, shapes)
     return head
@@ -97,6 +95,15 @@ def _to_target(
 
 
 def num_bytes(head: HeadConfig, dtype: torch.dtype) -> int:
-    with torch.device("meta"):
-        module: nn.Module = Head(head)
-    return sum(tensor.numel() for tensor in module.state_dict().values()) * dtype.itemsize
+    return sum(tensor.numel() for tensor in _outline(head).values()) * dtype.itemsize
+
+
+def _outline(head: HeadConfig) -> dict[str, torch.Tensor]:
+    """Its tensors by name, without memory."""
+    try:
+        with torch.device("meta"):
+            return Head(head).state_dict()
+    except Exception as error:  # whatever values that make no sense make transformers raise
+        raise CompatibilityError(
+            f"the draft head's config.json makes no sense: {type(error).__name__}: {error}. Download or save it again"
+        ) from error

@@ -25,6 +25,11 @@ EAGLE3 = {
 }
 
 
+def aux_layers(num_layers: int) -> tuple[int, ...]:
+    """Layers of the target whose inputs a head of EAGLE-3 reads that does not say which."""
+    return 2, num_layers // 2, num_layers - 3
+
+
 def is_eagle3(config: Mapping[str, Any], shapes: Shapes) -> bool:
     """EAGLE-3 norms the feature that stands beside the embedding."""
     return _is_head(shapes) and any(name.endswith(".hidden_norm.weight") for name in shapes)

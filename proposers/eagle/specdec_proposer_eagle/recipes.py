@@ -9,6 +9,7 @@ from attrs import field, frozen
 
 from specdec_core import ConfigError, TargetInfo, TrainingRecipe, TrainingTarget, flag, number, whole_number
 from specdec_proposer_eagle.config import MOST_LEVELS
+from specdec_proposer_eagle.published import aux_layers
 
 MOST_DRAFT_VOCAB = 32000
 """Tokens that a head of EAGLE-3 has by default, at most: as many as the authors' have."""
@@ -69,8 +70,8 @@ class Eagle3Options(HeadOptions):
         """Raises ConfigError for one that the target has not."""
         num_layers = target.num_layers
         if self.aux_layers is None:
-            if num_layers >= 7:  # as published
-                return 2, num_layers // 2, num_layers - 3
+            if num_layers >= 7:
+                return aux_layers(num_layers)
             return tuple(sorted({min(1, num_layers // 4), num_layers // 2, num_layers - 1}))
         if not self.aux_layers or not all(0 <= layer < num_layers for layer in self.aux_layers):
             raise ConfigError(

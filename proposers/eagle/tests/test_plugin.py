@@ -133,6 +133,18 @@ MISFITS: dict[str, tuple[Change, str]] = {
         "does not lead to 20 different ids below 48",
     ),
     "a table with repetitions": (_tensor("d2t", -torch.arange(20)), "does not lead to 20 different ids below 48"),
+    "a layer without a number": (_tensor("layers.x.weight", torch.zeros(3)), r"layers.x.weight \[3\] is not known"),
+    "a layer far away": (_tensor("layers.999999.weight", torch.zeros(3)), r"layers.999999.weight \[3\] is not known"),
+    "layers that are no list": (
+        lambda config, tensors: config.update(eagle_aux_hidden_state_layer_ids=4),
+        "takes the inputs of the layers 4",
+    ),
+    "nested layers that are no list": (
+        lambda config, tensors: config.update(eagle_config={"eagle_aux_hidden_state_layer_ids": 4}),
+        "takes the inputs of the layers 4",
+    ),
+    "no mapping": (lambda config, tensors: config.update(eagle_config=5), "eagle_config of .* is 5"),
+    "an unknown activation": (lambda config, tensors: config.update(hidden_act="loud"), "makes no sense: .*loud"),
     "layers that the target lacks": (
         lambda config, tensors: config.update(eagle_aux_hidden_state_layer_ids=[2, 4, 8]),
         r"takes the inputs of the layers \[2, 4, 8\], and the target has 8",

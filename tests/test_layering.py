@@ -17,7 +17,7 @@ import specdec_core
 ROOT = Path(__file__).parents[1]
 LAYERS = (
     {"__init__"},
-    {"types", "errors", "tree_layout", "token_tree", "validators", "converters", "hashing"},
+    {"types", "errors", "tree_layout", "token_tree", "validators", "converters", "hashing", "losses"},
     {"config", "config_file", "sampling_params"},
     {"proposer", "verifier", "kv_manager", "training"},
     {"hookspecs"},

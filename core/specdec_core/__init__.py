@@ -34,9 +34,9 @@ _NAMES = {
     "hookspecs": ("hookimpl",),
     "kv_manager": ("KVManager", "KVManagerSpec"),
     "llm": ("LLM",),
+    "losses": ("soft_cross_entropy",),
     "merging": ("merge_drafts",),
     "metrics": ("Counter", "DraftCounts", "Vector"),
-    "ops.cross_entropy": ("soft_cross_entropy",),
     "outputs": ("CompletionOutput", "RequestOutput", "StreamOutput"),
     "plugins": ("PluginInfo", "PluginWarning", "Plugins"),
     "prompts": ("load_tokenizer",),
@@ -124,6 +124,7 @@ if TYPE_CHECKING:
     from specdec_core.llm import (
         LLM as LLM,
     )
+    from specdec_core.losses import soft_cross_entropy as soft_cross_entropy
     from specdec_core.merging import (
         merge_drafts as merge_drafts,
     )
@@ -132,7 +133,6 @@ if TYPE_CHECKING:
         DraftCounts as DraftCounts,
         Vector as Vector,
     )
-    from specdec_core.ops.cross_entropy import soft_cross_entropy as soft_cross_entropy
     from specdec_core.outputs import (
         CompletionOutput as CompletionOutput,
         RequestOutput as RequestOutput,

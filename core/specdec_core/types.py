@@ -347,7 +347,7 @@ class TargetInfo:
 class Plan:
     """What a proposer asks of the engine, known before any weights are loaded."""
 
-    taps: tuple[str, ...] = ()  # "input.i": residual stream entering layer i; "final": after the last norm
+    taps: tuple[str, ...] = ()  # "input.i": residual stream before layer i, or after the last; "final": normed
     kv_layout: KVLayout | None = None
     scratch_slots: int = 0  # draft KV slots beyond the committed ones, counted from the root's
     weight_bytes: int = 0

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from specdec_core import TrainingTarget
 
@@ -18,9 +19,20 @@ def features_of(target: TrainingTarget, token_ids: torch.Tensor, taps: Sequence[
     """{tap: [batch, length, width]} for int64 token_ids [batch, length], padded at the ends: what is padded is seen by
     nothing before it."""
     model: Any = target.model.base_model
-    output = model(token_ids, use_cache=False, output_hidden_states=any(tap != "final" for tap in taps))
-    found = {"final": output.last_hidden_state}
-    return {tap: found[tap] if tap in found else output.hidden_states[int(tap.partition(".")[2])] for tap in taps}
+    left: list[torch.Tensor] = []  # by the last layer: the last of transformers' hidden states is normed
+    handle = _last_layer(model, target.info.num_layers).register_forward_hook(
+        lambda module, args, out: left.append(out[0] if isinstance(out, tuple) else out)
+    )
+    try:
+        output = model(token_ids, use_cache=False, output_hidden_states=any(tap != "final" for tap in taps))
+    finally:
+        handle.remove()
+    before = [*(output.hidden_states or ())[: target.info.num_layers], *left]
+    return {tap: output.last_hidden_state if tap == "final" else before[int(tap.partition(".")[2])] for tap in taps}
+
+
+def _last_layer(model: nn.Module, num_layers: int) -> nn.Module:
+    return next(each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each) == num_layers)[-1]
 
 
 def weights_fingerprint(target: TrainingTarget) -> str:

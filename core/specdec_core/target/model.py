@@ -122,8 +122,11 @@ class Target:
             return
         layers = _decoder_layers(self._model, self._attention_modules)
         kind, _, index = tap.partition(".")
-        if kind != "input" or not index.isdigit() or int(index) >= len(layers):
-            raise ConfigError(f"tap {tap!r} is not known: give 'final' or 'input.i' with i below {len(layers)}")
+        if kind != "input" or not index.isdigit() or int(index) > len(layers):
+            raise ConfigError(f"tap {tap!r} is not known: give 'final' or 'input.i' with i from 0 to {len(layers)}")
+        if int(index) == len(layers):  # there is no such layer: what would enter it is what the last one leaves
+            layers[-1].register_forward_hook(lambda module, args, out: keep(out[0] if isinstance(out, tuple) else out))
+            return
 
         def pre_hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             keep(args[0] if args else kwargs["hidden_states"])

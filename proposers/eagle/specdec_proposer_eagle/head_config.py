@@ -31,7 +31,7 @@ class HeadConfig:
     target_hidden_size: int
     vocab_size: int
     draft_vocab_size: int
-    aux_layer_ids: tuple[int, ...]  # layers of the target whose inputs are features; (): its final output is
+    aux_layer_ids: tuple[int, ...]  # layers of the target before which its features are; (): its final output is
     norm_before_residual: bool
     norm_output: bool
 
@@ -112,7 +112,7 @@ def _aux_layer_ids(config: Mapping[str, Any], flat: Mapping[str, Any], num_layer
     if ids is None:
         nested = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
         ids = aux_layers(num_layers) if nested is None else _following(nested)
-    if not isinstance(ids, (list, tuple)) or not all(type(i) is int and 0 <= i < num_layers for i in ids):
+    if not isinstance(ids, (list, tuple)) or not all(type(i) is int and 0 <= i <= num_layers for i in ids):
         raise CompatibilityError(
             f"the draft head takes the inputs of the layers {ids}, and the target has {num_layers}: it was made "
             f"for another target, or its config.json lacks eagle_aux_hidden_state_layer_ids"

@@ -61,7 +61,8 @@ class Eagle3Options(HeadOptions):
         validator=number(0, 1e6),
     )
     aux_layers: tuple[int, ...] | None = _described(
-        "Layers of the target whose inputs are the features, as in 2,16,29. Default: a low, the middle and a high one.",
+        "Layers of the target before which the features are, as in 2,16,29; its number of layers: after the last. "
+        "Default: a low, the middle and a high one.",
         default=None,
         converter=lambda given: _numbers(given) if isinstance(given, str) else given,
     )
@@ -73,10 +74,10 @@ class Eagle3Options(HeadOptions):
             if num_layers >= 7:
                 return aux_layers(num_layers)
             return tuple(sorted({min(1, num_layers // 4), num_layers // 2, num_layers - 1}))
-        if not self.aux_layers or not all(0 <= layer < num_layers for layer in self.aux_layers):
+        if not self.aux_layers or not all(0 <= layer <= num_layers for layer in self.aux_layers):
             raise ConfigError(
                 f"aux_layers={','.join(map(str, self.aux_layers))}, but the target's layers are 0 to {num_layers - 1}: "
-                f"give some of these"
+                f"give some of these, or {num_layers} for what the last one leaves"
             )
         return self.aux_layers
 

@@ -146,8 +146,8 @@ MISFITS: dict[str, tuple[Change, str]] = {
     "no mapping": (lambda config, tensors: config.update(eagle_config=5), "eagle_config of .* is 5"),
     "an unknown activation": (lambda config, tensors: config.update(hidden_act="loud"), "makes no sense: .*loud"),
     "layers that the target lacks": (
-        lambda config, tensors: config.update(eagle_aux_hidden_state_layer_ids=[2, 4, 8]),
-        r"takes the inputs of the layers \[2, 4, 8\], and the target has 8",
+        lambda config, tensors: config.update(eagle_aux_hidden_state_layer_ids=[2, 4, 9]),
+        r"takes the inputs of the layers \[2, 4, 9\], and the target has 8",
     ),
     "other heads": (lambda config, tensors: config.update(num_attention_heads=8), "k_proj.weight is"),
     "sizes that make no sense": (lambda config, tensors: config.update(hidden_size=-3), "makes no sense"),

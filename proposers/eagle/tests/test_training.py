@@ -167,7 +167,7 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens(counts, data):
     ("options", "message"),
     [
         ({"draft_vocab_size": 49}, "draft_vocab_size=49, but the target has 48 tokens"),
-        ({"aux_layers": "1,8"}, "aux_layers=1,8, but the target's layers are 0 to 7"),
+        ({"aux_layers": "1,9"}, "aux_layers=1,9, but the target's layers are 0 to 7"),
         ({"aux_layers": "low"}, "aux_layers='low' is not a list of layers"),
         ({"ttt_steps": 0}, "ttt_steps=0"),
     ],

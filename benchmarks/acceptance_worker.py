@@ -2,7 +2,8 @@
 completes all prompts, one at a time, and prints seconds, outputs and counts.
 
 Run by vllm_acceptance.py as `acceptance_worker.py ENGINE SETTINGS`, with the Python that has the engine. SETTINGS is
-JSON: model, head (null: plain decoding), num_speculative_tokens, dtype, threads, prompts (token ids), max_tokens.
+JSON: model, head (null: plain decoding), num_speculative_tokens, dtype, threads, prompts (token ids), max_tokens;
+context_tokens, specdec's own option.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def specdec(settings: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=1,
         metrics_prefix="vllm",
-        speculative_config=config and {**config, "eagle_topk": 1},
+        speculative_config=config and {**config, "eagle_topk": 1, "eagle_context_tokens": settings["context_tokens"]},
     )
     return llm, SamplingParams, {"specdec-core": specdec_core.__version__, "torch": torch.__version__}
 

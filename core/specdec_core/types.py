@@ -352,6 +352,7 @@ class Plan:
     scratch_slots: int = 0  # draft KV slots beyond the committed ones, counted from the root's
     weight_bytes: int = 0
     observes: bool = True  # False: `observe` is never called and no features are gathered
+    output_rows: bool = False  # whether rows of the target's output layer are asked for (`BuildContext.output_rows`)
     max_model_len: int | None = None  # no drafts beyond so many tokens of a request: as far as the draft reaches
 
 

@@ -23,7 +23,8 @@ Path_ = tuple[int, ...]
 
 class EagleFromScratch:
     """shape: of static trees; None: dynamic ones of top_k and depth. is_sampled: tokens were drawn, where the
-    temperature is not 0. Then those of the draft are taken as they are."""
+    temperature is not 0. Then those of the draft are taken as they are. context_tokens: as many of the text's own
+    tokens that the head lacks are drafted, too; probabilities are over the target's vocabulary then."""
 
     def __init__(
         self,
@@ -35,10 +36,12 @@ class EagleFromScratch:
         top_k: int = 0,
         depth: int = 0,
         is_sampled: bool = False,
+        context_tokens: int = 0,
     ) -> None:
         self.target, self.head, self.taps = reference.load(target).double(), head, taps
         self.reference = reference_eagle if taps == [-1] else reference_eagle3
         self.shape, self.top_k, self.depth, self.is_sampled = shape, top_k, depth, is_sampled
+        self.context_tokens = context_tokens
         self.features: dict[str, torch.Tensor] = {}  # float64 of each request's whole text
 
     @torch.inference_mode()
@@ -47,9 +50,10 @@ class EagleFromScratch:
             states = self.target(torch.tensor([text]), output_hidden_states=True, use_cache=False).hidden_states
             self.features[drafted.request_id] = torch.cat([states[i][0] for i in self.taps], dim=-1)
         num_slots = len(drafted.history) - 1
+        tensors = self._with_context(drafted.history)
         logits_of = partial(
             self.reference,
-            self.head.tensors,
+            tensors,
             self.head.config,
             self.target.get_input_embeddings(),
             self.target.get_output_embeddings(),
@@ -62,10 +66,25 @@ class EagleFromScratch:
             return logits_of([(token, depth - 1) for depth, token in enumerate(path)])[-1]
 
         if self.shape is not None:
-            return self._static(drafted, after)
-        return self._dynamic(drafted, after)
+            return self._static(drafted, after, tensors)
+        return self._dynamic(drafted, after, tensors)
 
-    def _static(self, drafted: Drafted, after: Callable[[Path_], torch.Tensor]) -> Expected:
+    def _with_context(self, history: list[int]) -> dict[str, torch.Tensor]:
+        """The head, with the target's own rows for the tokens it lacks that occurred last."""
+        tensors = self.head.tensors
+        if not self.context_tokens:
+            return tensors
+        rows = self.target.get_output_embeddings().weight
+        own = target_token_ids(tensors, len(tensors["lm_head.weight"]))
+        lacking = [token for token in dict.fromkeys(reversed(list(history))) if token not in own.tolist()]
+        added = torch.tensor(lacking[: self.context_tokens], dtype=torch.int64)
+        ids = torch.cat([own, added])
+        weight = torch.cat([tensors["lm_head.weight"].double(), rows[added]])
+        return tensors | {"lm_head.weight": weight, "d2t": ids - torch.arange(len(ids))}
+
+    def _static(
+        self, drafted: Drafted, after: Callable[[Path_], torch.Tensor], tensors: dict[str, torch.Tensor]
+    ) -> Expected:
         assert self.shape is not None
         tokens: list[int] = []
         parents: list[int] = []
@@ -75,13 +94,16 @@ class EagleFromScratch:
         for number, path in enumerate(self.shape.paths[: drafted.max_draft_tokens]):
             numbers[path] = number
             logits = after(tuple(tokens[numbers[path[: i + 1]]] for i in range(len(path) - 1)))
-            ids = target_token_ids(self.head.tensors, len(logits))
+            ids = target_token_ids(tensors, len(logits))
             parents.append(numbers[path[:-1]])
             if self.is_sampled and drafted.temperature > 0:
                 probs = (logits / drafted.temperature).softmax(dim=-1)
                 if float(probs.max()) > 1 - 2e-7 and not self.shape.is_chain:
                     return Expected([], [], [], is_clear=False)  # there may be nothing left for a sibling to be
                 tokens.append(drafted.token_ids[number])
+                if self.context_tokens:
+                    vocab_size = self.target.config.vocab_size
+                    probs = torch.zeros(vocab_size, dtype=probs.dtype).index_copy(0, ids, probs)
                 all_probs.append(probs)
                 continue
             rank = path[-1]
@@ -91,14 +113,14 @@ class EagleFromScratch:
             all_probs.append(None)
         return Expected(tokens, parents, all_probs, is_clear)
 
-    def _dynamic(self, drafted: Drafted, after: Callable[[Path_], torch.Tensor]) -> Expected:
+    def _dynamic(
+        self, drafted: Drafted, after: Callable[[Path_], torch.Tensor], tensors: dict[str, torch.Tensor]
+    ) -> Expected:
         """Near ties anywhere among the candidates may decide what is kept, and in which order."""
 
         def next_log_probs(path: Path_) -> dict[int, float]:
             log_probs = after(path).log_softmax(dim=-1)
-            return dict(
-                zip(target_token_ids(self.head.tensors, len(log_probs)).tolist(), log_probs.tolist(), strict=True)
-            )
+            return dict(zip(target_token_ids(tensors, len(log_probs)).tolist(), log_probs.tolist(), strict=True))
 
         trees = [
             dynamic_tree(partial(_nudged, next_log_probs, amount), self.top_k, self.depth, drafted.max_draft_tokens)

@@ -27,10 +27,12 @@ sys.path.append(str(Path(__file__).parents[2] / "proposers" / "eagle" / "tests")
 
 from eagle_from_scratch import EagleFromScratch
 from fitted_heads import fitted
+from reference_heads import target_token_ids
 from tiny_heads import TinyHead, write_eagle, write_specforge
 from tiny_weights import Shape, Target
 
-from specdec_core import Observation, TokenTree
+from specdec_core import Observation, RequestView, TokenTree
+from specdec_proposer_eagle.context_vocabulary import ContextVocabulary
 from specdec_proposer_eagle.proposer import EagleProposer
 
 Patch = pytest.MonkeyPatch
@@ -76,11 +78,13 @@ def drafted_by(head: TinyHead, method: str, way: str, target: Path, asked: list[
     return run(target, asked, method=method, model=str(head.folder), **WAYS[way], **settings)
 
 
-def from_scratch(head: TinyHead, method: str, way: str, target: Path) -> EagleFromScratch:
+def from_scratch(head: TinyHead, method: str, way: str, target: Path, *, context_tokens: int = 0) -> EagleFromScratch:
     kind: dict[str, Any] = (
         DYNAMIC if way == "dynamic tree" else {"shape": TREE if "tree" in way else TokenTree.chain(6)}
     )
-    return EagleFromScratch(target, head, TAPS[method], **kind, is_sampled="sampled" in way)
+    return EagleFromScratch(
+        target, head, TAPS[method], **kind, is_sampled="sampled" in way, context_tokens=context_tokens
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -97,6 +101,53 @@ def test_drafts_are_those_computed_from_scratch(
     del happened["no draft"]
     assert min(happened.values()) >= 3, happened
     assert set(outcome.journal.num_in_batch) == set(range(1, 9))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tokens_of_the_context_are_drafted(
+    way: str, target: Path, heads: dict[str, TinyHead], asked: list[Asked]
+) -> None:
+    """Of the two that the head lacks, the one that the request's text had last."""
+    head = heads["eagle3"]
+    outcome = drafted_by(head, "eagle3", way, target, asked, eagle_context_tokens=1)
+    reference = from_scratch(head, "eagle3", way, target, context_tokens=1)
+    differing = list(mismatches(outcome, reference, NUM_COMPARED, TOLERANCE))
+    assert not differing, differing[:3]
+    check_outputs(outcome, asked, plain_outputs(target, asked))
+    own = {*target_token_ids(head.tensors, 8).tolist()}
+    assert sum(token not in own for drafted in outcome.journal.drafts for token in drafted.token_ids) > 100
+
+
+def tokens_are_of_another_requests_text(patch: Patch) -> None:
+    begin = ContextVocabulary.begin
+    patch.setattr(ContextVocabulary, "begin", lambda self, requests: begin(self, [*requests[1:], requests[0]]))
+
+
+def tokens_are_of_the_prompt(patch: Patch) -> None:
+    read = ContextVocabulary._read
+    patch.setattr(ContextVocabulary, "_read", lambda self, request: self._recent[request.id] or read(self, request))
+
+
+def tokens_that_occurred_first_are_kept(patch: Patch) -> None:
+    def read(self: Any, request: RequestView) -> dict[int, None]:
+        lacking = request.token_ids[self._lacks[request.token_ids]].tolist()
+        return dict.fromkeys([*dict.fromkeys(lacking)][: self._num_tokens])
+
+    patch.setattr(ContextVocabulary, "_read", read)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [tokens_are_of_another_requests_text, tokens_are_of_the_prompt, tokens_that_occurred_first_are_kept],
+    ids=lambda fault: fault.__name__,
+)
+def test_wrong_tokens_of_the_context_are_noticed(
+    fault: Any, target: Path, heads: dict[str, TinyHead], asked: list[Asked], monkeypatch: Patch
+) -> None:
+    fault(monkeypatch)
+    outcome = drafted_by(heads["eagle3"], "eagle3", "tree", target, asked[:60], eagle_context_tokens=1)
+    scratch = from_scratch(heads["eagle3"], "eagle3", "tree", target, context_tokens=1)
+    assert next(mismatches(outcome, scratch, len(outcome.journal.drafts)), None) is not None
 
 
 def features_of_drafted_nodes_stay(patch: Patch) -> None:

@@ -88,7 +88,7 @@ class Engine:
         groups = [self.kv.add_group(layout) for layout in layouts]
         resolved = ops.resolve(plugins.ops(self._device.type))
         attention = PagedAttention(self.kv, groups[0], resolved, Padding.of(self._device))
-        self.target.attach(attention, resolved, plan.taps)
+        self.target.attach(attention, resolved, plan)
 
         of_draft = attention.of_group(groups[1]) if plan.kv_layout else None
         context = BuildContext(
@@ -99,6 +99,7 @@ class Engine:
             device=self._device,
             embed=self.target.embed,
             output_head=self.target.output_head,
+            output_rows=self.target.output_rows,
             attention=of_draft,
             load_model=partial(load_draft_model, target=self.target.info, attention=of_draft, ops=resolved),
             speed_up=partial(speed_up, ops=resolved),

@@ -7,7 +7,7 @@ what a pass put in and got out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,6 +99,19 @@ class Ends:
         """What enters the first layer, [..., width]; without learned positions, where a model has them."""
         embedded: torch.Tensor = embedding(token_ids)
         return embedded if self.embedding_scale == 1 else embedded * self.embedding_scale
+
+    def rows(self, head: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Rows of the output head, by token ids: a row times what it takes is that token's logit. Raises
+        CompatibilityError if the logits are something else than such products."""
+        is_known = self.head_scale is not None and self.logits_scale is not None and self.logits_cap is None
+        if not is_known or type(head) is not nn.Linear or head.bias is not None:
+            raise CompatibilityError(
+                f"the target's output layer is a {type(head).__name__} whose logits are not products with rows of one "
+                f"matrix alone, and the draft asks for such rows: use a draft, or options of it, that does not"
+            )
+        weight = head.weight.detach()  # stays as it is when the layer is packed
+        scale = self.head_scale * self.logits_scale
+        return lambda token_ids: weight[token_ids] if scale == 1 else weight[token_ids] * scale
 
     def logits(self, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
         """What the model makes of hidden [..., width], after the last norm, with its output head. Raises

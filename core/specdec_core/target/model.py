@@ -19,7 +19,7 @@ from specdec_core.target.positions import check_length, pin_positions
 from specdec_core.target.quantization import quantized_loading
 from specdec_core.target.replace import replace_parts
 from specdec_core.target.trial import refusing_failures, try_out
-from specdec_core.types import KVLayout, KVMetadata, TargetInfo, Visibility
+from specdec_core.types import KVLayout, KVMetadata, Plan, TargetInfo, Visibility
 
 
 class Target:
@@ -72,15 +72,18 @@ class Target:
         self._features: dict[str, torch.Tensor] = {}
 
     def attach(
-        self, attention: PagedAttention, ops: Mapping[str, Callable[..., Any]], taps: Sequence[str] = ()
+        self, attention: PagedAttention, ops: Mapping[str, Callable[..., Any]], plan: Plan | None = None
     ) -> None:
-        """Route attention through `attention`, compute by `ops`, and record `taps` in every forward."""
+        """Route attention through `attention`, compute by `ops`, and record the plan's taps in every forward."""
+        plan = plan or Plan()
+        if plan.output_rows:
+            self._output_rows = self._ends.rows(self._model.get_output_embeddings())
         self.attention = attention
         self.attention.bind(self._attention_modules)
         pack_linears(self._model, ops["pack_linear"], self._linear_groups)
         self._linear_groups.clear()  # the layers in them have the weights that are packed now
         replace_parts(self._model, ops)
-        for tap in taps:
+        for tap in plan.taps:
             self._add_tap(tap)
 
     def forward(
@@ -111,6 +114,10 @@ class Target:
     def output_head(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden] after the final norm -> logits [n, vocab]."""
         return self._ends.logits(self._model.get_output_embeddings(), hidden)
+
+    def output_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [...] -> [..., hidden], if the plan asked for it."""
+        return self._output_rows(token_ids)
 
     def _add_tap(self, tap: str) -> None:
         def keep(hidden: torch.Tensor) -> None:

@@ -131,6 +131,7 @@ def _options(spec: ProposerSpec, options: dict[str, Any]) -> Any:
 def _refuse_what_needs_a_target(method: str, plan: Plan) -> None:
     asks = {
         f"features of the target ({', '.join(plan.taps)})": plan.taps,
+        "rows of the target's output layer": plan.output_rows,
         "a KV group": plan.kv_layout,
         f"{plan.scratch_slots} KV slots": plan.scratch_slots,
     }
@@ -154,6 +155,7 @@ def _build_context(num_speculative_tokens: int) -> BuildContext:
         device=CPU,
         embed=no_target,
         output_head=no_target,
+        output_rows=no_target,
         attention=None,
         load_model=no_target,
         speed_up=lambda module: None,

@@ -27,6 +27,7 @@ def plan(config: EagleConfig, target: TargetInfo, num_speculative_tokens: int, *
         kv_layout=KVLayout(head.num_layers, head.layer.num_key_value_heads, size, size, target.dtype),
         scratch_slots=config.scratch_slots(num_speculative_tokens),
         weight_bytes=num_bytes(head, target.dtype),
+        output_rows=config.context_tokens(has_all=head.has_all_tokens, is_aligned=head.is_aligned) > 0,
         max_model_len=config.max_model_len,
     )
 

@@ -12,6 +12,7 @@ from specdec_core.validators import number, whole_number
 
 MOST_CHILDREN, MOST_LEVELS = 64, 64
 DEFAULT_CHAIN = 5
+DEFAULT_CONTEXT_TOKENS = 64
 
 
 class TreeSize(NamedTuple):
@@ -23,7 +24,7 @@ class TreeSize(NamedTuple):
 
 AUTHORS = TreeSize(10, 7, 59)
 """Of EAGLE-2's authors: for GPUs, on which a pass over so many nodes takes little longer than one over the root."""
-ON_CPU = TreeSize(3, 6, 7, 0.4)
+ON_CPU = TreeSize(3, 6, 7, 0.3)
 """Measured with the embedded model: there every level and row is dear, and rows come cheapest in eights."""
 
 
@@ -42,12 +43,14 @@ class EagleConfig(DraftModelConfig, DraftSamplingConfig, DraftStopConfig):
     eagle_topk=1 makes it a chain. A request's levels end where no path of its tree is as likely as eagle_min_prob, by
     the head's own probabilities. speculative_token_tree is a shape of its own instead: paths such as
     [(0,), (1,), (0, 0)]. draft_sample_method "probabilistic" draws tokens at the request's temperature, in chains or in
-    such a shape; a dynamic tree is always of the likeliest tokens. Raises ConfigError.
+    such a shape; a dynamic tree is always of the likeliest tokens. Of the tokens that the head's vocabulary lacks, the
+    eagle_context_tokens that are most recent in a request's text can be drafted all the same. Raises ConfigError.
     """
 
     eagle_topk: int | None = field(default=None, validator=whole_number(1, MOST_CHILDREN, optional=True))
     eagle_depth: int | None = field(default=None, validator=whole_number(0, MOST_LEVELS, optional=True))
     eagle_min_prob: float | None = field(default=None, validator=number(0, 1, optional=True))
+    eagle_context_tokens: int | None = field(default=None, validator=whole_number(0, optional=True))
     speculative_token_tree: TokenTree | None = field(default=None, converter=optional(TokenTree.parse))
 
     def __attrs_post_init__(self) -> None:
@@ -105,6 +108,18 @@ class EagleConfig(DraftModelConfig, DraftSamplingConfig, DraftStopConfig):
     def _num_candidates(self, num_speculative_tokens: int) -> int:
         """The root's children, and those of the nodes that are expanded at each level."""
         return self.top_k * (1 + self.top_k * self.depth(num_speculative_tokens))
+
+    def context_tokens(self, *, has_all: bool, is_aligned: bool) -> int:
+        """has_all: the head's vocabulary is the target's. is_aligned: its outputs are meant for the target's output
+        layer. Raises ConfigError if all tokens are the head's, and some of the context's are asked for."""
+        if has_all and self.eagle_context_tokens:
+            raise ConfigError(
+                f"eagle_context_tokens={self.eagle_context_tokens} is of tokens that a draft head lacks, and this one "
+                f"has all of the target's: leave it out"
+            )
+        if self.eagle_context_tokens is not None or has_all or not is_aligned:
+            return self.eagle_context_tokens or 0
+        return DEFAULT_CONTEXT_TOKENS
 
     def check(self, num_speculative_tokens: int) -> None:
         """Raises ConfigError if a tree without a shape of its own never has so many."""

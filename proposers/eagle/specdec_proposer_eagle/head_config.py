@@ -16,6 +16,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 NESTED = ("transformer_layer_config", "eagle_config")
 """Where `speculators`, and the authors of EAGLE, keep a part of the configuration."""
 
+ALIGNED = "output_is_target_feature"
+"""Our own key: what such a head puts out is near what the target's output layer takes. Others ignore it."""
+
 TABLES = frozenset({"d2t", "t2d"})
 """From the draft's vocabulary to the target's, and back."""
 
@@ -34,9 +37,14 @@ class HeadConfig:
     aux_layer_ids: tuple[int, ...]  # layers of the target before which its features are; (): its final output is
     norm_before_residual: bool
     norm_output: bool
+    is_aligned: bool = False  # its outputs are meant for the target's output layer, too
 
     def has(self, name: str) -> bool:
         return name in self.shapes
+
+    @property
+    def has_all_tokens(self) -> bool:
+        return self.draft_vocab_size == self.vocab_size
 
     @property
     def taps(self) -> tuple[str, ...]:
@@ -71,6 +79,7 @@ def read(config: Mapping[str, Any], shapes: Shapes, target: TargetInfo, *, is_ea
         aux_layer_ids=aux_layer_ids,
         norm_before_residual=bool(flat.get("norm_before_residual", False)),
         norm_output=bool(flat.get("norm_output", False)),
+        is_aligned=bool(flat.get(ALIGNED, False)),
     )
     _check_target(head, flat, shapes, target)
     return head

@@ -57,8 +57,7 @@ def _check_shapes(
 
 
 def _check_tables(model: str, head: HeadConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    is_whole = head.draft_vocab_size == head.vocab_size
-    if "d2t" not in shapes and not is_whole:
+    if "d2t" not in shapes and not head.has_all_tokens:
         raise CompatibilityError(
             f"the draft head {model!r} has {head.draft_vocab_size} tokens of the target's {head.vocab_size}, and no "
             f"d2t [{head.draft_vocab_size}] that says which: the checkpoint is not complete"

@@ -24,6 +24,7 @@ from specdec_core import (
     grow,
 )
 from specdec_proposer_eagle.config import EagleConfig
+from specdec_proposer_eagle.context_vocabulary import ContextVocabulary
 from specdec_proposer_eagle.head_config import HeadConfig
 from specdec_proposer_eagle.modules import Head
 
@@ -45,7 +46,9 @@ class EagleProposer(Proposer):
     ) -> None:
         assert context.attention is not None
         self._config, self._context, self._attention = config, context, context.attention
-        self._taps, self._head, self._to_target = head.taps, module, to_target
+        self._taps, self._head = head.taps, module
+        self._vocabulary = _context_vocabulary(config, context, head, to_target)
+        self._to_target = to_target if self._vocabulary is None else None  # of the tokens that `_logits` is about
         self._depth = config.depth(context.num_speculative_tokens)
         self._shape = config.shape(context.num_speculative_tokens)
         self._is_dynamic, self._top_k, self._min_prob = config.is_dynamic, config.top_k, config.min_prob
@@ -63,10 +66,14 @@ class EagleProposer(Proposer):
     def start(self, request: RequestView) -> None:
         self._rows[request.id] = self._free_rows.pop()
         self._stop.start(request)
+        if self._vocabulary is not None:
+            self._vocabulary.start(request)
 
     def finish(self, request: RequestView, reason: str) -> None:
         self._free_rows.append(self._rows.pop(request.id))
         self._stop.finish(request)
+        if self._vocabulary is not None:
+            self._vocabulary.finish(request)
 
     def observe(self, observation: Observation) -> None:
         features = torch.cat([observation.features[tap] for tap in self._taps], dim=-1)
@@ -89,6 +96,8 @@ class EagleProposer(Proposer):
         grower = self._grower(batch)
         rows = self._rows_of([batch.requests[b] for b in grower.roots])
         first_slots = [len(request.token_ids) - 1 for request in batch.requests]
+        if self._vocabulary is not None:
+            self._vocabulary.begin(batch.requests)
         features = self._features.index_select(0, rows)
 
         def forward(level: Level) -> torch.Tensor:
@@ -96,9 +105,10 @@ class EagleProposer(Proposer):
             passed = DraftPass.over_level(self._attention, batch, first_slots, level)
             outputs, next_features = self._forward(passed, features.index_select(0, level.rows))
             features = next_features[: passed.num_tokens]
-            return self._logits(outputs[: passed.num_tokens])
+            return self._logits(outputs[: passed.num_tokens], level.requests)
 
-        return grow(grower, self._logits(self._outputs.index_select(0, rows)), forward)
+        roots = np.array(grower.roots, dtype=np.int64)
+        return grow(grower, self._logits(self._outputs.index_select(0, rows), roots), forward)
 
     def _grower(self, batch: ProposerBatch) -> TreeGrower:
         stopping = self._stop.begin(batch)
@@ -121,10 +131,23 @@ class EagleProposer(Proposer):
         own = self._head.embed_tokens
         return self._context.embed(token_ids) if own is None else own(token_ids)
 
-    def _logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        own = self._head.lm_head
-        return self._context.output_head(outputs) if own is None else own(outputs)
+    def _logits(self, outputs: torch.Tensor, requests: np.ndarray) -> torch.Tensor:
+        """outputs [n, hidden]; requests int64 [n], indices into the batch."""
+        lm_head = self._head.lm_head
+        own = self._context.output_head(outputs) if lm_head is None else lm_head(outputs)
+        if self._vocabulary is None:
+            return own
+        return self._vocabulary.logits(own, outputs, torch.from_numpy(requests).to(outputs.device))
 
     def _rows_of(self, requests: Iterable[RequestView]) -> torch.Tensor:
         rows = [self._rows[request.id] for request in requests]
         return torch.tensor(rows, dtype=torch.int64, device=self._context.device)
+
+
+def _context_vocabulary(
+    config: EagleConfig, context: BuildContext, head: HeadConfig, to_target: torch.Tensor | None
+) -> ContextVocabulary | None:
+    num_tokens = config.context_tokens(has_all=head.has_all_tokens, is_aligned=head.is_aligned)
+    if not num_tokens or to_target is None:
+        return None
+    return ContextVocabulary(to_target, context.target.vocab_size, num_tokens, context.output_rows)

@@ -14,7 +14,7 @@ from torch.nn.functional import smooth_l1_loss
 from transformers import LlamaConfig
 
 from specdec_core import ConfigError, TrainingBatch, TrainingTarget, soft_cross_entropy
-from specdec_proposer_eagle.head_config import HeadConfig
+from specdec_proposer_eagle.head_config import ALIGNED, HeadConfig
 from specdec_proposer_eagle.modules import Head
 from specdec_proposer_eagle.recipes import Eagle3Options, EagleOptions, HeadOptions
 from specdec_proposer_eagle.unrolling import unroll
@@ -122,6 +122,8 @@ class Eagle3Trainee(nn.Module):
             "eagle_aux_hidden_state_layer_ids": list(self._taps),  # layers whose inputs are taken
             "eagle_config": {"use_aux_hidden_state": True},
         }
+        if self._options.feature_weight:
+            keys[ALIGNED] = True
         if min(self._taps) > 0:  # layers whose outputs are
             keys["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [layer - 1 for layer in self._taps]
         _write(folder, self._config, self._target, tensors, keys)

@@ -64,6 +64,23 @@ def test_the_plan_is_the_heads(target, tmp_path):
     assert plan.weight_bytes >= 2 * sum(tensor.numel() for tensor in head.tensors.values())
 
 
+def test_rows_of_the_targets_output_layer_are_for_heads_that_lack_tokens(target, tmp_path):
+    small = Shape(draft_vocab_size=20)
+    config = {"method": "eagle3", "model": str(write_specforge(tmp_path / "eagle3", SIZES, shape=small).folder)}
+    assert not planned(target, **config).output_rows
+    assert planned(target, **config, eagle_context_tokens=5).output_rows
+    folder = changed(
+        write_specforge(tmp_path / "aligned", SIZES, shape=small),
+        lambda config, tensors: config.update(output_is_target_feature=True),
+    )
+    aligned = {"method": "eagle3", "model": str(folder)}
+    assert planned(target, **aligned).output_rows
+    assert not planned(target, **aligned, eagle_context_tokens=0).output_rows
+    whole = write_eagle(tmp_path / "eagle", SIZES)
+    with pytest.raises(ConfigError, match="eagle_context_tokens=5 is of tokens that a draft head lacks"):
+        planned(target, method="eagle", model=str(whole.folder), eagle_context_tokens=5)
+
+
 @pytest.mark.parametrize(
     ("write", "method"),
     [(write_eagle, "eagle"), (write_eagle3, "eagle3"), (write_specforge, "eagle3"), (write_speculators, "eagle3")],

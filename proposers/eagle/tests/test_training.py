@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,12 @@ def test_what_does_not_count_teaches_nothing(recipe, options, target):
     shorter = trainee(TrainingBatch(batch.token_ids[:, :6], counts[:, :6], cut))[0]
     torch.testing.assert_close(whole, shorter)
     assert float(whole.detach()) > 0
+
+
+@pytest.mark.parametrize("weight", [0.0, 3.0])
+def test_a_head_that_learned_features_says_so(weight, target, tmp_path):
+    EAGLE3.make(Eagle3Options(feature_weight=weight), target, torch.arange(48)).save(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text()).get("output_is_target_feature", False) == (weight > 0)
 
 
 def test_nothing_is_learned_where_the_target_means_another_token(target):

@@ -160,7 +160,8 @@ class Bench:
     @cached_property
     def is_model_free(self) -> bool:
         """Whether it drafts from token ids alone, so that any history will do."""
-        return not (self.plan.taps or self.plan.kv_layout or self.plan.scratch_slots)
+        plan = self.plan
+        return not (plan.taps or plan.output_rows or plan.kv_layout or plan.scratch_slots)
 
     @cached_property
     def lone_proposer(self) -> Proposer:

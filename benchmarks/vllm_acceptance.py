@@ -4,7 +4,7 @@
 
 Each engine runs in a process of its own, one request at a time; they take turns. What both can do is compared without
 tokens that the head lacks (`eagle_context_tokens` 0); specdec is measured with them, too. vLLM drafts beyond the end of
-an output and counts that, specdec does not: with outputs of 128 tokens its acceptance length is lower by about a percent.
+an output and counts that, specdec does not: with outputs of 128 tokens its acceptance length is a percent lower.
 In float32 the outputs are equal; in bfloat16 rounding may part them, and then the two complete different texts.
 """
 

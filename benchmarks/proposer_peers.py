@@ -69,6 +69,7 @@ class Ours(Peer):
             device=CPU,
             embed=lambda _: _,
             output_head=lambda _: _,
+            output_rows=lambda _: _,
             attention=None,
             load_model=lambda _: _,
             speed_up=lambda _: None,

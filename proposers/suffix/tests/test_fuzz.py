@@ -47,6 +47,7 @@ def build(plan: Plan) -> Proposer:
         device=CPU,
         embed=not_used,
         output_head=not_used,
+        output_rows=not_used,
         attention=None,
         load_model=not_used,
         speed_up=not_used,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
-from specdec_core import TrainingTarget
+from specdec_core import CompatibilityError, TrainingTarget
 
 NUM_SAMPLED = 64
 
@@ -19,20 +20,33 @@ def features_of(target: TrainingTarget, token_ids: torch.Tensor, taps: Sequence[
     """{tap: [batch, length, width]} for int64 token_ids [batch, length], padded at the ends: what is padded is seen by
     nothing before it."""
     model: Any = target.model.base_model
-    left: list[torch.Tensor] = []  # by the last layer: the last of transformers' hidden states is normed
-    handle = _last_layer(model, target.info.num_layers).register_forward_hook(
-        lambda module, args, out: left.append(out[0] if isinstance(out, tuple) else out)
-    )
-    try:
+    found: dict[str, torch.Tensor] = {}
+    after_last = f"input.{target.info.num_layers}"  # the last of transformers' hidden states is normed already
+    with _kept(model, after_last, found) if after_last in taps else nullcontext():
         output = model(token_ids, use_cache=False, output_hidden_states=any(tap != "final" for tap in taps))
+    found["final"] = output.last_hidden_state
+    return {tap: found[tap] if tap in found else output.hidden_states[int(tap.partition(".")[2])] for tap in taps}
+
+
+@contextmanager
+def _kept(model: nn.Module, tap: str, found: dict[str, torch.Tensor]) -> Iterator[None]:
+    """While the block runs, what the last layer leaves."""
+    num_layers = int(tap.partition(".")[2])
+    lists = [each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each) == num_layers]
+    if not lists:
+        raise CompatibilityError(
+            f"no list of {num_layers} layers was found in {type(model).__name__}, whose last one's output {tap} is: "
+            f"give other aux_layers"
+        )
+
+    def keep(module: nn.Module, args: Any, out: Any) -> None:
+        found[tap] = out[0] if isinstance(out, tuple) else out
+
+    handle = lists[0][-1].register_forward_hook(keep)
+    try:
+        yield
     finally:
         handle.remove()
-    before = [*(output.hidden_states or ())[: target.info.num_layers], *left]
-    return {tap: output.last_hidden_state if tap == "final" else before[int(tap.partition(".")[2])] for tap in taps}
-
-
-def _last_layer(model: nn.Module, num_layers: int) -> nn.Module:
-    return next(each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each) == num_layers)[-1]
 
 
 def weights_fingerprint(target: TrainingTarget) -> str:

@@ -30,6 +30,7 @@ SHAPE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 1,
 CHAIN: dict[str, Any] = {"num_speculative_tokens": 5}
 TREE: dict[str, Any] = {"eagle_topk": 4, "eagle_depth": 4, "num_speculative_tokens": 15}  # as deep as the chain
 LARGE_TREE: dict[str, Any] = {"eagle_topk": 10, "eagle_depth": 7, "num_speculative_tokens": 59}  # EAGLE-2's authors'
+OWN: dict[str, Any] = {"eagle_context_tokens": 0}
 SAMPLED: dict[str, Any] = {"draft_sample_method": "probabilistic"}
 AS_IT_IS = "as it is"
 GREEDY, EITHER, ONE = (0.0,), (0.0, 1.0), (1.0,)
@@ -49,6 +50,7 @@ WAYS = (
     Way("EAGLE, chain", {"method": "eagle", "eagle_topk": 1, **CHAIN}, EITHER),
     Way("EAGLE, dynamic tree", {"method": "eagle", **TREE}, EITHER),
     Way("EAGLE-3, chain", {"method": "eagle3", "eagle_topk": 1, **CHAIN}, EITHER),
+    Way("EAGLE-3, chain of its own tokens", {"method": "eagle3", "eagle_topk": 1, **CHAIN, **OWN}, EITHER),
     Way("EAGLE-3, dynamic tree", {"method": "eagle3", **TREE}, EITHER),
     Way("EAGLE-3, large dynamic tree", {"method": "eagle3", **LARGE_TREE}, EITHER),
     Way("EAGLE-3, default tree", {"method": "eagle3"}, EITHER),

@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from specdec_core import LLM, ConfigError, Plugins, SamplingParams
+from specdec_core import LLM, ConfigError, PluginError, Plugins, SamplingParams
+from specdec_core.target import Target
 from specdec_core.testing import tiny_target
 
 NUM_LAYERS = 3
@@ -47,3 +48,9 @@ def test_they_are_the_residual_stream_before_each_layer_and_after_the_last(folde
 def test_layers_that_are_not_there_have_none(folder):
     with pytest.raises(ConfigError, match=r"tap 'input.4' is not known: give 'final' or 'input.i' with i from 0 to 3"):
         observed(folder, ["input.4"])
+
+
+def test_rows_of_the_output_layer_are_asked_for_in_the_plan(folder):
+    target = Target(folder, device=torch.device("cpu"), dtype="float32")
+    with pytest.raises(PluginError, match="its Plan does not say output_rows=True"):
+        target.output_rows(torch.tensor([1]))

@@ -125,7 +125,7 @@ def tokens_are_of_another_requests_text(patch: Patch) -> None:
 
 def tokens_are_of_the_prompt(patch: Patch) -> None:
     read = ContextVocabulary._read
-    patch.setattr(ContextVocabulary, "_read", lambda self, request: self._recent[request.id] or read(self, request))
+    patch.setattr(ContextVocabulary, "_read", lambda self, request: self._recent.get(request.id) or read(self, request))
 
 
 def tokens_that_occurred_first_are_kept(patch: Patch) -> None:

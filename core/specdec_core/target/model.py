@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from specdec_core.errors import CompatibilityError, ConfigError
+from specdec_core.errors import CompatibilityError, ConfigError, PluginError
 from specdec_core.ops.padding import padded_to
 from specdec_core.target.attention import PagedAttention, probe
 from specdec_core.target.ends import Ends, recording_ends
@@ -70,6 +70,7 @@ class Target:
         self._embedding = self._model.get_input_embeddings()
         self.eos_token_ids = _eos_token_ids(self._model.generation_config, text_config)
         self._features: dict[str, torch.Tensor] = {}
+        self._output_rows: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def attach(
         self, attention: PagedAttention, ops: Mapping[str, Callable[..., Any]], plan: Plan | None = None
@@ -116,7 +117,9 @@ class Target:
         return self._ends.logits(self._model.get_output_embeddings(), hidden)
 
     def output_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """int64 [...] -> [..., hidden], if the plan asked for it."""
+        """int64 [...] -> [..., hidden]. Raises PluginError if the plan did not ask for it."""
+        if self._output_rows is None:
+            raise PluginError("the proposer takes rows of the output layer, and its Plan does not say output_rows=True")
         return self._output_rows(token_ids)
 
     def _add_tap(self, tap: str) -> None:

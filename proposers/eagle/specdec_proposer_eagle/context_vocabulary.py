@@ -29,7 +29,8 @@ class ContextVocabulary:
         num_tokens: int,
         rows_of: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
-        self._own_ids, self._vocab_size, self._num_tokens, self._rows_of = own_ids, vocab_size, num_tokens, rows_of
+        self._own_ids, self._vocab_size, self._rows_of = own_ids, vocab_size, rows_of
+        self._num_tokens = min(num_tokens, vocab_size - len(own_ids))
         self._lacks = np.ones(vocab_size, dtype=bool)
         self._lacks[own_ids.cpu().numpy()] = False
         self._recent: dict[str, dict[int, None]] = {}  # of each request, the oldest first
@@ -37,11 +38,9 @@ class ContextVocabulary:
         self._ids = torch.empty(0)  # int64 [batch, num_tokens]   vocab_size: none
         self._rows = torch.empty(0)  # [batch, num_tokens, hidden]
 
-    def start(self, request: RequestView) -> None:
-        self._recent[request.id], self._num_read[request.id] = {}, 0
-
     def finish(self, request: RequestView) -> None:
-        del self._recent[request.id], self._num_read[request.id]
+        self._recent.pop(request.id, None)  # there is none if nothing was drafted for it
+        self._num_read.pop(request.id, None)
 
     def begin(self, requests: Sequence[RequestView]) -> None:
         """A draft, of a batch of these."""
@@ -53,8 +52,8 @@ class ContextVocabulary:
         self._rows = self._rows_of(self._ids.clamp(max=self._vocab_size - 1))
 
     def _read(self, request: RequestView) -> dict[int, None]:
-        recent = self._recent[request.id]
-        new = request.token_ids[self._num_read[request.id] :]
+        recent = self._recent.setdefault(request.id, {})
+        new = request.token_ids[self._num_read.get(request.id, 0) :]
         self._num_read[request.id] = len(request.token_ids)
         for token_id in new[self._lacks[new]].tolist():
             recent.pop(token_id, None)

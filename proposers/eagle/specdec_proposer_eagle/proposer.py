@@ -66,8 +66,6 @@ class EagleProposer(Proposer):
     def start(self, request: RequestView) -> None:
         self._rows[request.id] = self._free_rows.pop()
         self._stop.start(request)
-        if self._vocabulary is not None:
-            self._vocabulary.start(request)
 
     def finish(self, request: RequestView, reason: str) -> None:
         self._free_rows.append(self._rows.pop(request.id))

@@ -24,8 +24,7 @@ from measuring import machine
 from prompts import edit_prompts, plain_prompts
 from transformers import AutoModelForCausalLM
 
-from specdec_core import LLM, Plugins, SamplingParams
-from specdec_core.target.load import resolve_model
+from specdec_core import LLM, Plugins, SamplingParams, resolve_model
 
 RESULTS = Path(__file__).parent / "results"
 SHAPES = {"chain of 8": (8, 0), "tree of 24": (24, 2)}  # num_speculative_tokens, wrong siblings before each node

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from specdec_core import Checkpoint, TargetInfo
-from specdec_core.target.load import resolve_model
+from specdec_core import Checkpoint, TargetInfo, resolve_model
 
 LAYER = re.compile(r"(.*\blayers\.)(\d+)\.(.*)")
 OUTPUTS = ("self_attn.o_proj.", "mlp.down_proj.")

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import heldout
 from attrs import frozen
 from inflate import DEFAULT_TIMES, inflate
-from measuring import RESULTS, write
+from measuring import RESULTS, command, write
 
+from specdec_core import resolve_model
 from specdec_core.cli.prompts import read_prompts
-from specdec_core.target.load import resolve_model
 
 SHAPE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 0, 0, 0), (0, 0, 0, 0, 0)]"
 CHAIN: dict[str, Any] = {"num_speculative_tokens": 5}
@@ -94,7 +94,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--times", type=int, default=DEFAULT_TIMES, help="as deep; 1: no copy")
     parser.add_argument("--resume", action="store_true", help="keep the rows that the output has already")
     parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--out", type=Path, default=RESULTS / "learned.json")
     return parser.parse_args()
 
@@ -166,9 +166,8 @@ def measure(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> N
 
 def main() -> None:
     args = arguments()
-    command = "python benchmarks/learned.py"
     record: dict[str, Any] = {
-        "command": command + " --drafts DIR" * bool(args.drafts) + " --humaneval FILE" * bool(args.humaneval),
+        "command": command("learned.py").replace(" --resume", ""),
         "runs": args.runs,
         "max_tokens": args.max_tokens,
         "times_as_deep": args.times,
@@ -178,8 +177,8 @@ def main() -> None:
     }
     if args.resume and args.out.exists():
         before = json.loads(args.out.read_text(encoding="utf-8"))
-        if any(before[key] != record[key] for key in ("runs", "max_tokens", "times_as_deep")):
-            raise SystemExit(f"{args.out} has other settings: leave --resume out")
+        if any(before[key] != record[key] for key in ("command", "runs", "max_tokens", "times_as_deep")):
+            raise SystemExit(f"{args.out} was measured by {before['command']!r}: give the same options, or no --resume")
         record = before
     with tempfile.TemporaryDirectory() as folder:
         measure(args, Path(folder), record)

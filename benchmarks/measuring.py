@@ -46,7 +46,12 @@ def installed(distribution: str) -> str:
 
 
 def command(script: str) -> str:
-    return shlex.join(["python", f"benchmarks/{script}", *sys.argv[1:]])
+    """As it was called, without the places of files on this machine."""
+    return shlex.join(["python", f"benchmarks/{script}", *map(_without_folder, sys.argv[1:])])
+
+
+def _without_folder(word: str) -> str:
+    return f"PATH/{Path(word).name}" if Path(word).is_absolute() else word
 
 
 def write(record: dict[str, Any], path: Path) -> None:

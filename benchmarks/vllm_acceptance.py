@@ -20,11 +20,11 @@ from statistics import median
 from typing import Any
 
 import heldout
-from measuring import RESULTS, processor, write
+from measuring import RESULTS, command, processor, write
 from transformers import AutoTokenizer
 
+from specdec_core import resolve_model
 from specdec_core.cli.prompts import read_prompts
-from specdec_core.target.load import resolve_model
 
 WORKER = Path(__file__).with_name("acceptance_worker.py")
 MOST_PROMPT_TOKENS = 768
@@ -112,7 +112,7 @@ def main() -> None:
         engine.close()
     outputs = {name: rounds[0][name]["outputs"] for name in engines}
     record = {
-        "command": f"python benchmarks/vllm_acceptance.py --vllm-python DIR/bin/python --dtype {args.dtype}",
+        "command": command("vllm_acceptance.py"),
         "processor": processor(),
         **{name: settings[name] for name in ("num_speculative_tokens", "dtype", "threads", "max_tokens")},
         "num_prompts": len(texts),

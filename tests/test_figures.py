@@ -28,6 +28,7 @@ def row(target: str, prompts: str, way: str, speed_up: float) -> dict[str, objec
         "unlooped": {"acceptance_length": 2.0},
         "tokens_per_s": 123.4,
         "speed_up": speed_up,
+        "decoding_speed_up": speed_up + 0.2,
         "efficiency": 0.987,
         "distinct_4_grams": 0.5,
     }
@@ -49,7 +50,7 @@ def test_learned_drafts_are_shown() -> None:
     }
     held_out, human_eval = readme.learned(record).split("5 prompts, HumanEval;")
     assert "20 prompts, held-out; of the outputs' 4-grams are distinct: 50% at temperature 1." in held_out
-    assert "| chain | 1 | 2.50 | 2.00 | 123 | 1.25 | 0.99 | 1.80 | 90% |\n| tree | 1 | 2.50" in held_out
+    assert "| chain | 1 | 2.50 | 2.00 | 123 | 1.25 | 0.99 | 1.80 | 2.00 | 0.80 |\n| tree | 1 | 2.50" in held_out
     assert human_eval.endswith("| chain | 1 | 2.50 | 2.00 | 123 | 1.50 | 0.99 |")
     positions = readme.learned_positions(record)
     assert "| chain | held-out | 1 | 0.90 | 0.60 |\n| tree | held-out | 1 | 1.00 |  |" in positions

@@ -107,3 +107,21 @@ def test_names_of_dtypes(tmp_path: Path) -> None:
 def test_the_slow_tokenizer_is_asked_for() -> None:
     llm = LLM("tiny", tokenizer_mode="slow", runner="generate", enforce_eager=True)
     assert llm.generate("x", GREEDY)[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [
+        ("abacus", "device='abacus' is not to be had here: give cpu"),
+        ("cuda:99", "device='cuda:99' is not to be had here"),
+        ("meta", "device='meta' is not supported: give cpu"),
+    ],
+)
+def test_devices_that_are_none(device: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        LLM("tiny", device=device)
+
+
+def test_a_device_by_name() -> None:
+    with LLM("tiny", device="cpu", max_model_len=64) as llm:
+        assert llm.engine.target.info.device.type == "cpu"

@@ -43,8 +43,9 @@ _NAMES = {
     "proposer": ("PLUGIN_API", "BuildContext", "CausalLM", "LayerAttention", "Proposer", "ProposerSpec"),
     "sampling.logprobs": ("Logprob",),
     "sampling_params": ("SamplingParams",),
-    "target.load": ("default_device",),
+    "target.load": ("resolve_model",),
     "target.outline": ("Outline", "outline_draft"),
+    "target.taps": ("register_tap",),
     "target.training": ("load_training_target",),
     "token_tree": ("TokenTree",),
     "training": ("Trainee", "TrainingBatch", "TrainingRecipe", "TrainingTarget"),
@@ -158,11 +159,12 @@ if TYPE_CHECKING:
     from specdec_core.sampling_params import (
         SamplingParams as SamplingParams,
     )
-    from specdec_core.target.load import default_device as default_device
+    from specdec_core.target.load import resolve_model as resolve_model
     from specdec_core.target.outline import (
         Outline as Outline,
         outline_draft as outline_draft,
     )
+    from specdec_core.target.taps import register_tap as register_tap
     from specdec_core.target.training import load_training_target as load_training_target
     from specdec_core.token_tree import TokenTree as TokenTree
     from specdec_core.training import (

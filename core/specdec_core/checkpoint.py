@@ -13,11 +13,12 @@ from zipfile import is_zipfile
 import torch
 from attrs import frozen
 from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 
 from specdec_core.errors import ConfigError
 from specdec_core.target import weight_files
+from specdec_core.target.load import refuse_revision
 
 CONFIG = "config.json"
 
@@ -60,7 +61,7 @@ class Checkpoint:
 
     @cached_property
     def _files(self) -> list[Path]:
-        found = next(filter(None, map(self._find, weight_files.NAMES)), None)
+        found = self._find(*weight_files.NAMES)
         if found is None:
             raise ConfigError(
                 f"there are no weights in {self.name!r}: one of {', '.join(weight_files.NAMES)} must be there"
@@ -69,9 +70,10 @@ class Checkpoint:
             return [found]
         try:
             names = sorted(set(json.loads(found.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            inside = [name for name in names if Path(name).name == name]
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise self._unreadable(found, error) from error
-        files = {name: self._find(name) for name in names if Path(name).name == name}
+        files = {name: self._find(name) for name in inside}
         missing = [name for name in names if files.get(name) is None]
         if missing:
             raise ConfigError(f"{found} names {', '.join(missing)}, which is not there: download or save it again")
@@ -105,19 +107,28 @@ class Checkpoint:
             raise ConfigError(f"{file} holds no tensors by their names: save a state dict")
         return {str(name): tensor for name, tensor in found.items()}
 
-    def _find(self, file_name: str) -> Path | None:
-        """A file of the checkpoint, downloaded if it must be; None if there is none."""
+    def _find(self, *file_names: str) -> Path | None:
+        """The first of these that the checkpoint has, downloaded if it must be; None if it has none of them."""
+        refuse_revision(self.name, "model", "revision", self.revision)
         if Path(self.name).is_dir():
-            return file if (file := Path(self.name, file_name)).is_file() else None
-        try:
-            return Path(hf_hub_download(self.name, file_name, revision=self.revision))
-        except EntryNotFoundError:
+            return next(filter(Path.is_file, (Path(self.name, file_name) for file_name in file_names)), None)
+        failure: Exception | None = None
+        for file_name in file_names:
+            try:
+                return Path(hf_hub_download(self.name, file_name, revision=self.revision))
+            except LocalEntryNotFoundError as error:  # the hub cannot be asked, but the next one may have been kept
+                failure = error
+            except EntryNotFoundError:
+                pass
+            except Exception as error:  # whatever else the hub makes it raise
+                failure = error
+                break
+        if failure is None:
             return None
-        except Exception as error:  # whatever the hub, or its absence, makes it raise
-            raise ConfigError(
-                f"the draft model {self.name!r} is no folder, and {file_name} of a repository of that name cannot be "
-                f"had: {error}. Check the name, or give a folder"
-            ) from error
+        raise ConfigError(
+            f"the draft model {self.name!r} is no folder, and {' or '.join(file_names)} of a repository of that name "
+            f"cannot be had: {failure}. Check the name, or give a folder"
+        ) from failure
 
     def _unreadable(self, file: Path, error: Exception) -> ConfigError:
         return ConfigError(

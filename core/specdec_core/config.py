@@ -51,8 +51,8 @@ class DraftModelConfig:
     """The keys of methods that load a draft checkpoint: their config classes inherit from this one.
 
     model: a folder or a name on the model hub. max_model_len: no drafts for longer requests. quantization: as
-    `EngineConfig`'s. draft_tensor_parallel_size: 1. enforce_eager: no graphs for the draft.
-    disable_padded_drafter_batch: drafts are not padded here, so it changes nothing.
+    `EngineConfig`'s. draft_tensor_parallel_size: 1. enforce_eager and disable_padded_drafter_batch change nothing:
+    there are no graphs yet, and drafts are not padded.
     """
 
     model: str | Path = field(validator=checkpoint())
@@ -63,6 +63,24 @@ class DraftModelConfig:
     draft_tensor_parallel_size: int = field(default=1, validator=_one_process, metadata=UNHASHED)
     enforce_eager: bool = field(default=False, validator=flag)
     disable_padded_drafter_batch: bool = field(default=False, validator=flag, metadata=UNHASHED)
+
+    def checked_max_model_len(self, target_len: int, draft_len: int | None = None) -> int:
+        """How far the draft goes: as far as both models can, unless it is told. draft_len: None for a draft that goes
+        as far as the target. Raises ConfigError if it is told to go further."""
+        longest = (
+            {"the target": target_len}
+            if draft_len is None
+            else {"the draft model": draft_len, "the target": target_len}
+        )
+        if self.max_model_len is None:
+            return min(longest.values())
+        for whose, most in longest.items():
+            if self.max_model_len > most:
+                raise ConfigError(
+                    f"speculative_config has max_model_len={self.max_model_len}, but {whose} takes {most} tokens at "
+                    f"most: lower it, or leave it out"
+                )
+        return self.max_model_len
 
 
 @frozen(kw_only=True, slots=False)  # with slots, no class could inherit from it and another
@@ -165,10 +183,10 @@ class EngineConfig:
 
     revision, code_revision, tokenizer_revision: a branch, tag or commit of the hub's repository: of the weights, of
     code that trust_remote_code allows, of the tokenizer (None: revision). dtype: a name, vLLM's "half" and "float" too,
-    or torch's. quantization: the method's name, or transformers' quantization config as a mapping or object; a
-    checkpoint that is quantised needs none. tokenizer_mode "slow": the slow tokenizer where transformers still has one.
-    enforce_eager: no CUDA graphs. disable_log_stats: no lines in the log about the speed. metrics_prefix: of every
-    metric's name.
+    or torch's. device: "cpu", "cuda" or "cuda:1". quantization: the method's name, or transformers' quantization config
+    as a mapping or object; a checkpoint that is quantised needs none. tokenizer_mode "slow": the slow tokenizer where
+    transformers still has one. enforce_eager changes nothing: there are no CUDA graphs yet. disable_log_stats: no lines
+    in the log about the speed. metrics_prefix: of every metric's name.
     """
 
     model: str | Path = field(validator=checkpoint())
@@ -181,6 +199,7 @@ class EngineConfig:
     dtype: str = field(
         default="auto", converter=_dtype_name, validator=one_of("auto", "float32", "float16", "bfloat16")
     )
+    device: str | None = field(default=None, validator=text(optional=True))
     quantization: Any = None
     tensor_parallel_size: int = field(default=1, validator=_one_process)
     seed: int | None = field(default=None, validator=whole_number(-(2**63), 2**64, optional=True), metadata=UNHASHED)

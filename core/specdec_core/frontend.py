@@ -25,7 +25,7 @@ from specdec_core.metrics import LOG_INTERVAL_S, Metrics
 from specdec_core.plugins import Plugins
 from specdec_core.prompts import PromptReader, TokenizedPrompt, load_tokenizer
 from specdec_core.sampling_params import SamplingParams
-from specdec_core.target.load import load_config, resolve_model
+from specdec_core.target.load import find_device, load_config, resolve_model
 
 SampleListener = Callable[[int, int, Request, Sequence[Piece]], None]
 """(index of the prompt, index of the completion, request, what the step added to it)."""
@@ -59,7 +59,7 @@ def prepare(
         raise ConfigError(f"plugins={plugins!r} must be what Plugins.load() returns, or None")
     engine_config, speculative_config = without_old_keys(engine_config, speculative_config)
     config = EngineConfig.from_mapping({"model": model, **engine_config}, other_keys=KEYS | {"plugins"} | OLD_KEYS)
-    plugins = plugins or Plugins.load()
+    plugins, device = plugins or Plugins.load(), find_device(config.device)
     speculative = None
     if speculative_config is not None:
         mapping = completed(speculative_config, model, plugins)
@@ -67,10 +67,10 @@ def prepare(
         if isinstance(verifier, str) and verifier != AUTO:
             verifier_config = plugins.verifier(verifier).config
         method = plugins.proposer(mapping["method"])
+        number = method.num_speculative_tokens
+        default = None if number is None else lambda options: number(options, device)
         with blaming(f"proposer {method.name!r}", "say how many tokens to draft"):
-            speculative = SpeculativeConfig.from_mapping(
-                mapping, method.config, verifier_config, method.num_speculative_tokens
-            )
+            speculative = SpeculativeConfig.from_mapping(mapping, method.config, verifier_config, default)
     load_config(  # its errors come first
         resolve_model(model),
         trust_remote_code=config.trust_remote_code,

@@ -148,7 +148,8 @@ class BuildContext:
     # As the target computes them, with what its family scales or caps outside of the modules (Gemma, Granite, Cohere).
     embed: Callable[[torch.Tensor], torch.Tensor]  # int64 [n] -> [n, hidden]
     output_head: Callable[[torch.Tensor], torch.Tensor]  # [n, hidden] after the final norm -> logits [n, vocab]
-    # int64 [...] -> [..., hidden]: a row times what output_head takes is that token's logit. If the plan asks for them.
+    # int64 [...] -> [..., hidden]: a row times what output_head takes is that token's logit. If the plan asks for them;
+    # raises CompatibilityError where the target's logits are something else.
     output_rows: Callable[[torch.Tensor], torch.Tensor]
     attention: LayerAttention | None  # if the plan has a kv_layout
     load_model: Callable[[DraftModelConfig], CausalLM]  # in the target's dtype; its layers are bound to that attention
@@ -165,7 +166,7 @@ class ProposerSpec:
     api: the plugin API that the plugin is written for: see PLUGIN_API.
     plan: (config, target, num_speculative_tokens) -> Plan, without loading weights.
     requires: modules that must be installed, looked up without importing them.
-    num_speculative_tokens: (config) -> the number where the user gives none; without it, they must give one.
+    num_speculative_tokens: (config, device) -> the number where the user gives none; without it, they must give one.
     detect: (checkpoint config, {tensor name: shape}) -> bool, for a draft checkpoint given without a method.
     train: how its drafts are trained, if they are.
     published: {target: the draft that was published for it}, names on the model hub, for the error about a missing one.
@@ -177,7 +178,7 @@ class ProposerSpec:
     api: int
     plan: Callable[[Any, TargetInfo, int], Plan] = lambda config, target, num_speculative_tokens: Plan()
     requires: tuple[str, ...] = ()
-    num_speculative_tokens: Callable[[Any], int] | None = None
+    num_speculative_tokens: Callable[[Any, torch.device], int] | None = None
     detect: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], bool] | None = None
     train: TrainingRecipe | None = None
     published: Mapping[str, str] = field(factory=dict)

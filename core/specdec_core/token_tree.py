@@ -49,6 +49,14 @@ class TokenTree:
             raise ConfigError(f"{key}={shown(given)} must have every path once, and at least one")
         return cls(found)
 
+    def check_holds(self, num_speculative_tokens: int) -> None:
+        """Raises ConfigError if that is more than it has nodes."""
+        if num_speculative_tokens > len(self.paths):
+            raise ConfigError(
+                f"num_speculative_tokens={num_speculative_tokens}, but speculative_token_tree has {len(self.paths)} "
+                f"nodes: give at most as many, or leave the number out"
+            )
+
     @property
     def depth(self) -> int:
         return len(self.paths[-1])

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from attrs import evolve, field, frozen
 
@@ -331,7 +331,11 @@ class Visibility:
 
 @frozen
 class TargetInfo:
-    """Facts about the loaded (or yet unloaded) target that a plan or a proposer may need."""
+    """Facts about the loaded (or yet unloaded) target that a plan or a proposer may need.
+
+    trust_remote_code: whether code that comes with checkpoints may run, a draft's too. tokenizer: the one that prompts
+    are read with; None: prompts are token ids.
+    """
 
     model: str
     model_type: str
@@ -341,6 +345,8 @@ class TargetInfo:
     max_model_len: int
     dtype: torch.dtype
     device: torch.device
+    trust_remote_code: bool = False
+    tokenizer: Any = field(default=None, eq=False, repr=False)
 
 
 @frozen

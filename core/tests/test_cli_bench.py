@@ -224,6 +224,7 @@ def test_figures():
     assert figures.drafts.acceptance_rate_per_pos == [1.0, 1.0, 1.0]
     assert (figures.drafts.acceptance_length, figures.drafting_share) == (4.0, 2 / 8)
     even = Figures.of(Comparison("t", plain=comparison.plain[:1], speculative=comparison.speculative[:1]))
+    assert even.decoding_speed_up == pytest.approx((11 - 3) / (8 - 3))
     assert even.efficiency == pytest.approx((11 - 3) / (8 - 3) / 2)
     assert Figures.of(comparison, comparison).plain_s == 22.0
 
@@ -273,7 +274,9 @@ def test_outputs_of_other_lengths_are_compared_by_the_token():
 
 def test_efficiency_needs_passes():
     run = timed(1.0, [StepReport(num_prefill_tokens=9, target_s=1.0)])
-    assert Figures.of(Comparison("t", (run,), (run,))).efficiency is None
+    figures = Figures.of(Comparison("t", (run,), (run,)))
+    assert figures.efficiency is None
+    assert figures.decoding_speed_up is None
 
 
 def test_the_first_difference_of_any_completion():

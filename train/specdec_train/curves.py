@@ -7,6 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from specdec_train.files import whole
+
 
 def can_draw() -> bool:
     return find_spec("matplotlib") is not None
@@ -32,6 +34,5 @@ def draw(lines: Sequence[Mapping[str, Any]], file: Path) -> None:
     for axes in (above, below):
         if axes.lines:
             axes.legend()
-    partial = file.with_suffix(".partial")
-    figure.savefig(partial, format="png", dpi=120)
-    partial.replace(file)
+    with whole(file) as partial:
+        figure.savefig(partial, format="png", dpi=120)

@@ -20,6 +20,7 @@ def acceptance_lengths(
     num_tokens: int,
     *,
     dtype: str,
+    device: str | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
     """{"greedy": ..., "temperature_1": ...}: 1 + accepted draft tokens per step.
@@ -34,6 +35,7 @@ def acceptance_lengths(
         with LLM(
             target,
             dtype=dtype,
+            device=device,
             skip_tokenizer_init=True,
             max_num_seqs=len(prompts),
             block_size=block,

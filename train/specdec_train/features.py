@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from specdec_core import CompatibilityError, TrainingTarget
+from specdec_core import CompatibilityError, TrainingTarget, register_tap
 
 NUM_SAMPLED = 64
 
@@ -21,32 +22,24 @@ def features_of(target: TrainingTarget, token_ids: torch.Tensor, taps: Sequence[
     nothing before it."""
     model: Any = target.model.base_model
     found: dict[str, torch.Tensor] = {}
-    after_last = f"input.{target.info.num_layers}"  # the last of transformers' hidden states is normed already
-    with _kept(model, after_last, found) if after_last in taps else nullcontext():
-        output = model(token_ids, use_cache=False, output_hidden_states=any(tap != "final" for tap in taps))
+    with ExitStack() as hooks:
+        for tap in taps:
+            if tap != "final":
+                layers = _decoder_layers(model, target.info.num_layers)
+                hooks.callback(register_tap(layers, tap, partial(found.__setitem__, tap)).remove)
+        output = model(token_ids, use_cache=False)
     found["final"] = output.last_hidden_state
-    return {tap: found[tap] if tap in found else output.hidden_states[int(tap.partition(".")[2])] for tap in taps}
+    return {tap: found[tap] for tap in taps}
 
 
-@contextmanager
-def _kept(model: nn.Module, tap: str, found: dict[str, torch.Tensor]) -> Iterator[None]:
-    """While the block runs, what the last layer leaves."""
-    num_layers = int(tap.partition(".")[2])
-    lists = [each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each) == num_layers]
-    if not lists:
-        raise CompatibilityError(
-            f"no list of {num_layers} layers was found in {type(model).__name__}, whose last one's output {tap} is: "
-            f"give other aux_layers"
-        )
-
-    def keep(module: nn.Module, args: Any, out: Any) -> None:
-        found[tap] = out[0] if isinstance(out, tuple) else out
-
-    handle = lists[0][-1].register_forward_hook(keep)
-    try:
-        yield
-    finally:
-        handle.remove()
+def _decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return module
+    raise CompatibilityError(
+        f"no list of {num_layers} layers was found in {type(model).__name__}, and the draft reads what enters "
+        f"some of them: train one that reads the final features alone"
+    )
 
 
 def weights_fingerprint(target: TrainingTarget) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -12,19 +15,25 @@ import torch
 
 from specdec_core import ConfigError, Trainee
 
-STATE, LOG = "state.pt", "log.jsonl"
+STATE, LOG, UNFINISHED = "state.pt", "log.jsonl", ".checkpoint-"
 
 
-def write_text(file: Path, text: str) -> None:
+@contextmanager
+def whole(file: Path) -> Iterator[Path]:
+    """The path to write to in the block. What is there at its end replaces the file."""
     partial = file.with_name(f"{file.name}.partial")
-    partial.write_text(text, encoding="utf-8")
+    yield partial
     partial.replace(file)
 
 
+def write_text(file: Path, text: str) -> None:
+    with whole(file) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
 def write_state(folder: Path, state: dict[str, Any]) -> None:
-    partial = folder / f"{STATE}.partial"
-    torch.save(state, partial)
-    partial.replace(folder / STATE)
+    with whole(folder / STATE) as partial:
+        torch.save(state, partial)
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
@@ -41,10 +50,14 @@ def read_state(folder: Path) -> dict[str, Any] | None:
 
 def write_checkpoint(folder: Path, trainee: Trainee) -> None:
     """Each file of it replaces the one before when it is whole."""
-    with TemporaryDirectory(prefix=".checkpoint-", dir=folder) as scratch:
+    for left in folder.glob(f"{UNFINISHED}*"):  # by a run that was killed
+        rmtree(left)
+    with TemporaryDirectory(prefix=UNFINISHED, dir=folder) as scratch:
         trainee.save(Path(scratch))
-        for file in sorted(Path(scratch).iterdir()):
-            file.replace(folder / file.name)
+        for file in sorted(each for each in Path(scratch).rglob("*") if each.is_file()):
+            to = folder / file.relative_to(scratch)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(to)
 
 
 class Log:

@@ -43,6 +43,7 @@ def generated_texts(
     with LLM(
         settings.target,
         dtype=settings.dtype,
+        device=settings.device,
         skip_tokenizer_init=True,
         max_num_seqs=AT_ONCE,
         enforce_eager=True,

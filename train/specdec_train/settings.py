@@ -69,7 +69,9 @@ class Settings:
             **UNCHECKED,
         },
     )
-    device: str | None = _described("Default: a GPU if there is one.", default=None, unchecked=True)
+    device: str | None = _described(
+        "Default: a GPU if there is one.", default=None, unchecked=True, validator=text(optional=True)
+    )
     dtype: str = _described(
         "Type that the target computes in.", default="auto", validator=one_of("auto", "float32", "float16", "bfloat16")
     )

@@ -18,7 +18,7 @@ from specdec_core import ConfigError, TrainingTarget
 from specdec_train.batches import padded
 from specdec_train.data import Text, fingerprint
 from specdec_train.features import features_of, weights_fingerprint
-from specdec_train.files import write_text
+from specdec_train.files import whole, write_text
 
 INDEX = "index.json"
 TOKENS_PER_SHARD = 1 << 16
@@ -112,6 +112,5 @@ def _write_shard(file: Path, texts: Sequence[Text], target: TrainingTarget, taps
         found = features_of(target, token_ids, taps)
         for i, row in enumerate(part):
             rows[row] = {tap: found[tap][i, : len(texts[row].token_ids)].cpu() for tap in taps}
-    partial = file.with_suffix(".partial")
-    save_file({tap: torch.cat([rows[row][tap] for row in range(len(texts))]) for tap in taps}, partial)
-    partial.replace(file)
+    with whole(file) as partial:
+        save_file({tap: torch.cat([rows[row][tap] for row in range(len(texts))]) for tap in taps}, partial)

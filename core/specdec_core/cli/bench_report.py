@@ -63,6 +63,7 @@ def _figures(figures: Figures) -> dict[str, Any]:
         },
         "distinct_4_grams": figures.distinct_ngrams,
         "drafting_share": figures.drafting_share,
+        "decoding_speed_up": figures.decoding_speed_up,
         "efficiency": figures.efficiency,
         "identical": figures.is_identical,
     }

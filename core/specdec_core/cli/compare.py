@@ -142,8 +142,9 @@ class Figures:
 
     num_tokens: of the outputs with speculation; num_plain_tokens: without: they may be others where drafts are sampled.
     plain_s, speculative_s: sums of the medians over the runs, the prompts' own passes included. drafting_share: of the
-    speculative seconds. efficiency: the speed-up of decoding over what it would be if nothing but the passes and the
-    drafting took time, tokens per pass * T_plain / (T_draft + T_verify); None if there was no pass to tell by.
+    speculative seconds. decoding_speed_up: without the passes with prompts in them. efficiency: that over what it would
+    be if nothing but the passes and the drafting took time, tokens per pass * T_plain / (T_draft + T_verify). Both are
+    None if there was no pass to tell by.
     num_unlooped, unlooped: output tokens before each completion's first loop (see `loop_start`), and the drafts there.
     distinct_ngrams: the share of the completions' n-grams that their own completion did not have before; None where all
     are too short.
@@ -155,6 +156,7 @@ class Figures:
     speculative_s: float
     drafts: DraftCounts
     drafting_share: float
+    decoding_speed_up: float | None
     efficiency: float | None
     is_identical: bool
     num_unlooped: int
@@ -184,6 +186,8 @@ class Figures:
         for run in speculative:
             for report in run.reports:
                 totals.add(report, step_s=0.0)
+        decoding, its_decoding = _Decoding.of(plain), _Decoding.of(speculative)
+        can_tell = decoding.num_passes and its_decoding.num_passes
         completions = [tokens for c in comparisons for tokens in c.speculative[-1].token_ids]
         num_distinct, num_ngrams = map(sum, zip((0, 0), *map(ngram_counts, completions), strict=True))
         return cls(
@@ -193,7 +197,8 @@ class Figures:
             speculative_s=sum(median(run.seconds for run in c.speculative) for c in comparisons),
             drafts=totals.drafts,
             drafting_share=totals.draft_s / sum(run.seconds for run in speculative),
-            efficiency=_efficiency(_Decoding.of(plain), _Decoding.of(speculative)),
+            decoding_speed_up=decoding.token_s / its_decoding.token_s if can_tell else None,
+            efficiency=_efficiency(decoding, its_decoding) if can_tell else None,
             is_identical=all(c.first_difference is None for c in comparisons),
             num_unlooped=sum(map(loop_start, completions)),
             unlooped=sum((run.drafts_before([*map(loop_start, run.token_ids)]) for run in speculative), DraftCounts()),
@@ -227,8 +232,6 @@ class _Decoding:
         )
 
 
-def _efficiency(plain: _Decoding, speculative: _Decoding) -> float | None:
-    if not plain.num_passes or not speculative.num_passes:
-        return None
+def _efficiency(plain: _Decoding, speculative: _Decoding) -> float:
     passes = (plain.pass_s / plain.num_passes) / (speculative.pass_s / speculative.num_passes)
     return plain.token_s / speculative.token_s / (speculative.tokens_per_pass * passes)

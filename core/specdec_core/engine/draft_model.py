@@ -29,6 +29,7 @@ def load_draft_model(
         config.model,
         device=target.device,
         dtype=target.dtype,
+        trust_remote_code=target.trust_remote_code,
         revision=config.revision,
         code_revision=config.code_revision,
         quantization=config.quantization,

@@ -14,6 +14,7 @@ from typing import Any
 from weakref import finalize
 
 import torch
+from attrs import evolve
 
 from specdec_core import ops
 from specdec_core.config import EngineConfig, SpeculativeConfig
@@ -40,7 +41,7 @@ from specdec_core.sampling.rules import RuledRows, why_not_finite
 from specdec_core.sampling_params import SamplingParams
 from specdec_core.target import Target
 from specdec_core.target.attention import PagedAttention
-from specdec_core.target.load import default_device
+from specdec_core.target.load import find_device
 from specdec_core.target.model import speed_up
 from specdec_core.types import Draft, StepReport, Verdict
 
@@ -62,7 +63,7 @@ class Engine:
         speculative_config: SpeculativeConfig | None = None,
         tokenizer: Any = None,
     ) -> None:
-        self._device = default_device()
+        self._device = find_device(config.device)
         self.target = Target(
             config.model,
             device=self._device,
@@ -78,7 +79,8 @@ class Engine:
             spec, options = plugins.proposer(speculative_config.method), speculative_config.options
             num_speculative_tokens = speculative_config.num_speculative_tokens
             most_requests = speculative_config.disable_by_batch_size
-        plan = planned(spec, options, self.target.info, num_speculative_tokens)
+        info = evolve(self.target.info, trust_remote_code=config.trust_remote_code, tokenizer=tokenizer)
+        plan = planned(spec, options, info, num_speculative_tokens)
         self._budget = DraftBudget(num_speculative_tokens, most_requests, plan.max_model_len)
         layouts = [self.target.kv_layout, *([plan.kv_layout] if plan.kv_layout else [])]
         memory = plan_memory(
@@ -92,7 +94,7 @@ class Engine:
 
         of_draft = attention.of_group(groups[1]) if plan.kv_layout else None
         context = BuildContext(
-            target=self.target.info,
+            target=info,
             num_speculative_tokens=num_speculative_tokens,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -101,7 +103,7 @@ class Engine:
             output_head=self.target.output_head,
             output_rows=self.target.output_rows,
             attention=of_draft,
-            load_model=partial(load_draft_model, target=self.target.info, attention=of_draft, ops=resolved),
+            load_model=partial(load_draft_model, target=info, attention=of_draft, ops=resolved),
             speed_up=partial(speed_up, ops=resolved),
         )
         self._speculation = Speculation(

@@ -101,14 +101,11 @@ class Ends:
         return embedded if self.embedding_scale == 1 else embedded * self.embedding_scale
 
     def rows(self, head: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Rows of the output head, by token ids: a row times what it takes is that token's logit. Raises
+        """Rows of the output head, by token ids: a row times what it takes is that token's logit. The function raises
         CompatibilityError if the logits are something else than such products."""
         is_known = self.head_scale is not None and self.logits_scale is not None and self.logits_cap is None
         if not is_known or type(head) is not nn.Linear or head.bias is not None:
-            raise CompatibilityError(
-                f"the target's output layer is a {type(head).__name__} whose logits are not products with rows of one "
-                f"matrix alone, and the draft asks for such rows: use a draft, or options of it, that does not"
-            )
+            return _no_rows
         weight = head.weight.detach()  # stays as it is when the layer is packed
         scale = self.head_scale * self.logits_scale
         return lambda token_ids: weight[token_ids] if scale == 1 else weight[token_ids] * scale
@@ -124,6 +121,13 @@ class Ends:
         logits: torch.Tensor = head(hidden if self.head_scale == 1 else hidden * self.head_scale)
         logits = logits if self.logits_scale == 1 else logits * self.logits_scale
         return logits if self.logits_cap is None else torch.tanh(logits / self.logits_cap) * self.logits_cap
+
+
+def _no_rows(token_ids: torch.Tensor) -> torch.Tensor:
+    raise CompatibilityError(
+        "the target's logits are not products with rows of one matrix alone, and the draft asks for such rows: use a "
+        "draft, or options of it, that does not"
+    )
 
 
 def _scale(before: torch.Tensor | None, after: torch.Tensor | None) -> float | None:

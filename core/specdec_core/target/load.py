@@ -33,6 +33,21 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def find_device(device: str | None) -> torch.device:
+    """The default one if None. Raises ConfigError if it cannot be had, or is neither a CPU nor a GPU of CUDA."""
+    if device is None:
+        return default_device()
+    advice = "give cpu, or cuda where there is one"
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:  # an unknown name, or a build of torch without it
+        raise ConfigError(f"device={device!r} is not to be had here: {advice}") from error
+    if found.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={device!r} is not supported: {advice}")
+    return found
+
+
 def default_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 where the device computes in it natively, else float32."""
     if device.type == "cuda":

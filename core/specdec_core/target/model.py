@@ -18,6 +18,7 @@ from specdec_core.target.packing import pack_linears, recording_shared_inputs
 from specdec_core.target.positions import check_length, pin_positions
 from specdec_core.target.quantization import quantized_loading
 from specdec_core.target.replace import replace_parts
+from specdec_core.target.taps import register_tap
 from specdec_core.target.trial import refusing_failures, try_out
 from specdec_core.types import KVLayout, KVMetadata, Plan, TargetInfo, Visibility
 
@@ -130,18 +131,7 @@ class Target:
             backbone = _backbone(self._model, self._attention_modules)
             backbone.register_forward_hook(lambda module, args, out: keep(out.last_hidden_state))
             return
-        layers = _decoder_layers(self._model, self._attention_modules)
-        kind, _, index = tap.partition(".")
-        if kind != "input" or not index.isdigit() or int(index) > len(layers):
-            raise ConfigError(f"tap {tap!r} is not known: give 'final' or 'input.i' with i from 0 to {len(layers)}")
-        if int(index) == len(layers):  # there is no such layer: what would enter it is what the last one leaves
-            layers[-1].register_forward_hook(lambda module, args, out: keep(out[0] if isinstance(out, tuple) else out))
-            return
-
-        def pre_hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            keep(args[0] if args else kwargs["hidden_states"])
-
-        layers[int(index)].register_forward_pre_hook(pre_hook, with_kwargs=True)
+        register_tap(_decoder_layers(self._model, self._attention_modules), tap, keep)
 
 
 def speed_up(module: nn.Module, ops: Mapping[str, Callable[..., Any]]) -> None:

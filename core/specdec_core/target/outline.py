@@ -70,6 +70,7 @@ def outline_draft(config: DraftModelConfig, target: TargetInfo) -> Outline:
         config.model,
         device=target.device,
         dtype=target.dtype,
+        trust_remote_code=target.trust_remote_code,
         revision=config.revision,
         code_revision=config.code_revision,
         quantization=config.quantization,

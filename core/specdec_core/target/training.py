@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from specdec_core.errors import ConfigError
 from specdec_core.target.ends import Ends, recording_ends
-from specdec_core.target.load import default_device, load_config, load_weights, parse_dtype, resolve_model
+from specdec_core.target.load import find_device, load_config, load_weights, parse_dtype, resolve_model
 from specdec_core.target.model import target_info_of
 from specdec_core.training import TrainingTarget
 
@@ -14,7 +13,7 @@ from specdec_core.training import TrainingTarget
 def load_training_target(name: str, dtype: str = "auto", device: str | None = None) -> TrainingTarget:
     """name: a folder, a name on the hub or an embedded model. device: the default one if None. Raises ConfigError or
     CompatibilityError if it cannot be loaded."""
-    path, where = resolve_model(name), _device(device)
+    path, where = resolve_model(name), find_device(device)
     config = load_config(path, trust_remote_code=False)
     torch_dtype = parse_dtype(dtype, where)
     model = load_weights(path, config, torch_dtype, attn_implementation=None).to(where)
@@ -30,14 +29,3 @@ def load_training_target(name: str, dtype: str = "auto", device: str | None = No
         return ends.logits(model.get_output_embeddings(), hidden)
 
     return TrainingTarget(info, config.get_text_config(), model, embed, output_head)
-
-
-def _device(device: str | None) -> torch.device:
-    if device is None:
-        return default_device()
-    try:
-        where = torch.device(device)
-        torch.empty(0, device=where)
-    except (RuntimeError, AssertionError) as error:  # an unknown name, or a build of torch without it
-        raise ConfigError(f"device={device!r} is not to be had here: give cpu, or cuda where there is one") from error
-    return where

@@ -75,7 +75,7 @@ def cut(ids: np.ndarray, length: int, first: int, number: int) -> np.ndarray:
 
 
 def joined(texts: np.ndarray) -> np.ndarray:
-    """Texts one after another, LENGTH tokens a row, as the model's own training had its documents."""
+    """Texts one after another, LENGTH tokens a row, with END behind each, also where the model ended it itself."""
     ids = np.concatenate([np.append(row[row >= 0], END) for row in texts])
     return ids[: len(ids) // LENGTH * LENGTH].reshape(-1, LENGTH).astype(np.int32)
 

@@ -19,12 +19,14 @@ def plan(config: DraftConfig, target: TargetInfo, num_speculative_tokens: int) -
     from specdec_core import outline_draft
     from specdec_proposer_draft.vocabulary import check_vocabulary
 
+    if config.speculative_token_tree:
+        config.speculative_token_tree.check_holds(num_speculative_tokens)
     draft = outline_draft(config, target)
     check_vocabulary(config, draft.info, target)
     return Plan(
         kv_layout=draft.kv_layout,
         weight_bytes=draft.weight_bytes,
-        max_model_len=config.checked_max_model_len(draft.info.max_model_len, target.max_model_len),
+        max_model_len=config.checked_max_model_len(target.max_model_len, draft.info.max_model_len),
     )
 
 
@@ -47,7 +49,7 @@ def specdec_proposers() -> Sequence[ProposerSpec]:
         build=build,
         api=1,
         plan=plan,
-        num_speculative_tokens=lambda config: config.default_num_speculative_tokens,
+        num_speculative_tokens=lambda config, device: config.default_num_speculative_tokens,
         detect=is_causal_lm,
         train=RECIPE,
     )

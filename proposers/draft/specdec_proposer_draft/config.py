@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import field, frozen
 from attrs.converters import optional
 
-from specdec_core import ConfigError, DraftModelConfig, DraftSamplingConfig, DraftStopConfig, TokenTree, flag
+from specdec_core import DraftModelConfig, DraftSamplingConfig, DraftStopConfig, TokenTree, flag
 
 DEFAULT_LENGTH = 5
 
@@ -28,15 +28,3 @@ class DraftConfig(DraftModelConfig, DraftSamplingConfig, DraftStopConfig):
 
     def shape(self, num_speculative_tokens: int) -> TokenTree:
         return self.speculative_token_tree or TokenTree.chain(num_speculative_tokens)
-
-    def checked_max_model_len(self, draft_len: int, target_len: int) -> int:
-        """How far the draft goes. Raises ConfigError if that is further than one of the two models can."""
-        if self.max_model_len is None:
-            return min(draft_len, target_len)
-        for whose, longest in (("the draft model", draft_len), ("the target", target_len)):
-            if self.max_model_len > longest:
-                raise ConfigError(
-                    f"speculative_config has max_model_len={self.max_model_len}, but {whose} takes {longest} tokens at "
-                    f"most: lower it, or leave it out"
-                )
-        return self.max_model_len

@@ -1,14 +1,18 @@
-"""How a draft model is trained: it learns the target's own distribution over the next token (distillation)."""
+"""How a draft model is trained: it learns the target's own distribution over the next token, token by token, on texts
+that the target says as well (DistillSpec, Zhou et al. 2023, with the forward divergence)."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 from attrs.validators import optional
 
 from specdec_core import ConfigError, TrainingRecipe, TrainingTarget, flag, number, whole_number
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _size(text: str, default: int | None) -> Any:
@@ -45,7 +49,7 @@ class DraftTrainingOptions:
             )
 
 
-def make(options: DraftTrainingOptions, target: TrainingTarget, token_counts: Any) -> Any:
+def make(options: DraftTrainingOptions, target: TrainingTarget, token_counts: torch.Tensor) -> Any:
     from specdec_proposer_draft.trainee import DraftTrainee
 
     return DraftTrainee(options, target)

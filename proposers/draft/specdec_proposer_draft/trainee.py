@@ -19,7 +19,8 @@ HEAD_DIM = 64
 
 
 class DraftTrainee(nn.Module):
-    """A small Llama with the target's vocabulary, or the target's own first layers."""
+    """A small Llama with the target's vocabulary, or the target's own first layers. Its loss is the cross entropy with
+    the target's distribution at each token that counts, the data's own token mixed in by `hard_weight`."""
 
     def __init__(self, options: DraftTrainingOptions, target: TrainingTarget) -> None:
         super().__init__()

@@ -115,8 +115,17 @@ def _check_without_tokenizers(config: DraftConfig, draft: TargetInfo, target: Ta
 
 def _tokenizers(config: DraftConfig, target: TargetInfo) -> tuple[Any, Any]:
     """The draft's and the target's; None for one that there is not."""
-    of_draft = EngineConfig(model=config.model, revision=config.revision, code_revision=config.code_revision)
-    return _tokenizer(of_draft), _tokenizer(EngineConfig(model=target.model))
+    is_trusted = target.trust_remote_code
+    of_draft = EngineConfig(
+        model=config.model,
+        revision=config.revision,
+        code_revision=config.code_revision,
+        trust_remote_code=is_trusted,
+    )
+    of_target = target.tokenizer
+    if of_target is None:  # the engine does without
+        of_target = _tokenizer(EngineConfig(model=target.model, trust_remote_code=is_trusted))
+    return _tokenizer(of_draft), of_target
 
 
 def _tokenizer(config: EngineConfig) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -106,9 +108,57 @@ class TestVocabulary:
         ):
             planned(with_tokenizer, draft)
 
+    def test_it_is_the_engines_tokenizer_that_counts(self, tmp_path):
+        words = [f"w{i}" for i in range(48)]
+        draft, target, other = (tiny_target(tmp_path / name) for name in ("draft", "target", "other"))
+        save_tokenizer(draft, words)
+        save_tokenizer(target, [*words[:7], "other", *words[8:]])
+        save_tokenizer(other, words)
+        config = {"method": "draft_model", "model": str(draft)}
+        with pytest.raises(CompatibilityError, match="2 entries differ"):
+            dry_run(str(target), speculative_config=config)
+        assert dry_run(str(target), tokenizer=str(other), speculative_config=config).plan.kv_layout is not None
+
     def test_another_size_without_tokenizers_is_refused(self, target, tmp_path):
         with pytest.raises(CompatibilityError, match=r"has 50 token ids and the target 48.*without both tokenizers"):
             planned(target, tiny_target(tmp_path, vocab_size=50))
+
+
+CUSTOM = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class MyConfig(LlamaConfig):
+    model_type = "mine"
+
+class MyModel(LlamaForCausalLM):
+    config_class = MyConfig
+"""
+LOAD = """
+import sys
+from specdec_core import LLM, ConfigError
+
+target, draft, is_trusted = sys.argv[1:]
+config = {"method": "draft_model", "model": draft}
+try:
+    with LLM(target, trust_remote_code=is_trusted == "True", skip_tokenizer_init=True, num_kv_blocks=64,
+             speculative_config=config) as llm:
+        print("loaded")
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+def test_code_of_a_draft_is_run_where_code_may_be_run(is_trusted, target, tmp_path):
+    draft = tiny_target(tmp_path / "draft")
+    (draft / "mine.py").write_text(CUSTOM)
+    config = json.loads((draft / "config.json").read_text())
+    classes = {"AutoConfig": "mine.MyConfig", "AutoModelForCausalLM": "mine.MyModel"}
+    (draft / "config.json").write_text(json.dumps({**config, "model_type": "mine", "auto_map": classes}))
+    env = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    run = subprocess.run([sys.executable, "-c", LOAD, target, draft, str(is_trusted)], env=env, capture_output=True,
+                         text=True, check=True)  # fmt: skip
+    assert ("loaded" if is_trusted else "trust_remote_code") in run.stdout
 
 
 @pytest.mark.parametrize(
@@ -135,6 +185,10 @@ class TestVocabulary:
             "draft_level_cost=-1 is out of range",
         ),
         ({"model": "any", "speculative_token_trees": "[(0,)]"}, "did you mean 'speculative_token_tree'"),
+        (
+            {"model": "any", "speculative_token_tree": "[(0,)]", "num_speculative_tokens": 2},
+            "num_speculative_tokens=2, but speculative_token_tree has 1 nodes",
+        ),
     ],
 )
 def test_wrong_options_are_explained(options, message, target):

@@ -19,6 +19,7 @@ def plan(config: EagleConfig, target: TargetInfo, num_speculative_tokens: int, *
     from specdec_core import KVLayout
     from specdec_proposer_eagle.loading import num_bytes, read_config
 
+    config = config.on(target.device)
     config.check(num_speculative_tokens)
     head = read_config(config, target, is_eagle3=is_eagle3)
     size = head.layer.head_dim
@@ -28,7 +29,7 @@ def plan(config: EagleConfig, target: TargetInfo, num_speculative_tokens: int, *
         scratch_slots=config.scratch_slots(num_speculative_tokens),
         weight_bytes=num_bytes(head, target.dtype),
         output_rows=config.context_tokens(has_all=head.has_all_tokens, is_aligned=head.is_aligned) > 0,
-        max_model_len=config.max_model_len,
+        max_model_len=config.checked_max_model_len(target.max_model_len),
     )
 
 
@@ -36,6 +37,7 @@ def build(config: EagleConfig, context: BuildContext, *, is_eagle3: bool) -> Pro
     from specdec_proposer_eagle.loading import load, read_config
     from specdec_proposer_eagle.proposer import EagleProposer
 
+    config = config.on(context.device)
     head = read_config(config, context.target, is_eagle3=is_eagle3)
     return EagleProposer(config, context, head, *load(config, head, context.target))
 
@@ -49,7 +51,7 @@ def specdec_proposers() -> Sequence[ProposerSpec]:
             build=partial(build, is_eagle3=is_eagle3),
             api=1,
             plan=partial(plan, is_eagle3=is_eagle3),
-            num_speculative_tokens=lambda config: config.default_num_speculative_tokens,
+            num_speculative_tokens=EagleConfig.default_num_speculative_tokens,
             detect=published.is_eagle3 if is_eagle3 else published.is_eagle,
             published=published.EAGLE3 if is_eagle3 else published.EAGLE,
             train=recipe,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from attrs.converters import optional
 
 from specdec_core import ConfigError, DraftModelConfig, DraftSamplingConfig, DraftStopConfig, TokenTree
 from specdec_core.validators import number, whole_number
+
+if TYPE_CHECKING:
+    import torch
 
 MOST_CHILDREN, MOST_LEVELS = 64, 64
 DEFAULT_CHAIN = 5
@@ -28,10 +31,8 @@ ON_CPU = TreeSize(3, 6, 7, 0.3)
 """Measured with the embedded model: there every level and row is dear, and rows come cheapest in eights."""
 
 
-def default_size() -> TreeSize:
-    from specdec_core import default_device  # which imports torch
-
-    return AUTHORS if default_device().type == "cuda" else ON_CPU
+def size_on(device: torch.device) -> TreeSize:
+    return AUTHORS if device.type == "cuda" else ON_CPU
 
 
 @frozen(kw_only=True)
@@ -78,32 +79,40 @@ class EagleConfig(DraftModelConfig, DraftSamplingConfig, DraftStopConfig):
         """Chains of the likeliest tokens are, too."""
         return self.speculative_token_tree is None and self.draft_sample_method == "greedy"
 
+    def on(self, device: torch.device) -> EagleConfig:
+        """With the defaults of dynamic trees for this device."""
+        if not self.is_dynamic or self.eagle_topk == 1:
+            return self
+        size, min_prob = size_on(device), self.eagle_min_prob
+        if (self.eagle_topk, self.eagle_depth, min_prob) == (None, None, None) and not self.adaptive_draft_length:
+            min_prob = size.min_prob  # which was measured for the default shape alone
+        return evolve(
+            self,
+            eagle_topk=self.eagle_topk or size.top_k,
+            eagle_depth=size.depth if self.eagle_depth is None else self.eagle_depth,
+            eagle_min_prob=min_prob,
+        )
+
     @property
     def top_k(self) -> int:
-        return self.eagle_topk or (default_size().top_k if self.is_dynamic else 1)
+        return self.eagle_topk or 1
 
     @property
     def min_prob(self) -> float:
-        """Trees of another shape than the default one have no default: only that was measured."""
-        has_shape = not self.is_dynamic or (self.eagle_topk, self.eagle_depth) != (None, None)
-        if self.eagle_min_prob is not None or self.adaptive_draft_length or has_shape:
-            return self.eagle_min_prob or 0.0
-        return default_size().min_prob
+        return self.eagle_min_prob or 0.0
 
     def depth(self, num_speculative_tokens: int) -> int:
         """Levels that are expanded below the root's children."""
-        if self.eagle_depth is not None:
-            return self.eagle_depth
-        return num_speculative_tokens - 1 if self.top_k == 1 else default_size().depth
+        return num_speculative_tokens - 1 if self.eagle_depth is None else self.eagle_depth
 
-    @property
-    def default_num_speculative_tokens(self) -> int:
+    def default_num_speculative_tokens(self, device: torch.device) -> int:
         if self.speculative_token_tree:
             return len(self.speculative_token_tree.paths)
-        if self.top_k > 1:
-            most = default_size().num_nodes
-            return min(most, self._num_candidates(most))
-        return DEFAULT_CHAIN if self.eagle_depth is None else self.eagle_depth + 1
+        config = self.on(device)
+        if config.top_k > 1:
+            most = size_on(device).num_nodes
+            return min(most, config._num_candidates(most))
+        return DEFAULT_CHAIN if config.eagle_depth is None else config.eagle_depth + 1
 
     def _num_candidates(self, num_speculative_tokens: int) -> int:
         """The root's children, and those of the nodes that are expanded at each level."""
@@ -122,9 +131,12 @@ class EagleConfig(DraftModelConfig, DraftSamplingConfig, DraftStopConfig):
         return DEFAULT_CONTEXT_TOKENS
 
     def check(self, num_speculative_tokens: int) -> None:
-        """Raises ConfigError if a tree without a shape of its own never has so many."""
+        """Raises ConfigError if a tree never has so many."""
+        if self.speculative_token_tree:
+            self.speculative_token_tree.check_holds(num_speculative_tokens)
+            return
         most, depth = self._num_candidates(num_speculative_tokens), self.depth(num_speculative_tokens)
-        if self.speculative_token_tree is None and num_speculative_tokens > most:
+        if num_speculative_tokens > most:
             raise ConfigError(
                 f"num_speculative_tokens={num_speculative_tokens}, but with eagle_topk={self.top_k} and "
                 f"eagle_depth={depth} there are never more than {most} nodes: give at most as many, or raise these"

@@ -2,7 +2,7 @@
 
 A head of EAGLE-3 says the tokens that are most frequent anywhere. In one text others are frequent: the pieces of its
 names. A head that learned to put out the target's features leaves what the target's output layer takes, so the rows of
-that layer say how likely these are, and a few dozen rows are nothing beside the head's own.
+that layer say how likely these are, and a few dozen rows cost little beside the head's own.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ContextVocabulary:
             del recent[token_id]
         return recent
 
-    def logits(self, own: torch.Tensor, outputs: torch.Tensor, requests: torch.Tensor) -> torch.Tensor:
+    def logits(self, own: torch.Tensor, outputs: torch.Tensor, requests: np.ndarray) -> torch.Tensor:
         """[n, vocab], -inf for tokens that are neither the head's nor of the request's text.
 
         own [n, draft_vocab]: of the head's tokens. outputs [n, hidden]: what it made them of. requests int64 [n]:
@@ -70,6 +70,18 @@ class ContextVocabulary:
         """
         found = own.new_full((len(own), self._vocab_size + 1), -torch.inf)  # the last column is of no token
         found.scatter_(1, self._own_ids.expand(len(own), -1), own)
-        # A product for each row, so that it does not depend on which others there are.
-        added = torch.bmm(outputs.unsqueeze(1), self._rows.index_select(0, requests).mT).squeeze(1)
-        return found.scatter_(1, self._ids.index_select(0, requests), added)[:, :-1]
+        places = _places(requests)
+        where = tuple(torch.from_numpy(index).to(own.device) for index in (requests, places))
+        by_request = outputs.new_zeros(len(self._rows), int(places.max(initial=-1)) + 1, outputs.shape[1])
+        by_request[where] = outputs
+        added = torch.bmm(by_request, self._rows.mT)[where]
+        return found.scatter_(1, self._ids.index_select(0, where[0]), added)[:, :-1]
+
+
+def _places(requests: np.ndarray) -> np.ndarray:
+    """int64 [n]   how many before each are of the same request."""
+    order = np.argsort(requests, kind="stable")
+    ordered = requests[order]
+    places = np.empty_like(requests)
+    places[order] = np.arange(len(requests)) - np.searchsorted(ordered, ordered)
+    return places

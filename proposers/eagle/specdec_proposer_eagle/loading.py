@@ -23,6 +23,7 @@ def read_config(config: EagleConfig, target: TargetInfo, *, is_eagle3: bool) -> 
     head = head_config.read(checkpoint.config, shapes, target, is_eagle3=is_eagle3)
     expected = {name: tuple(tensor.shape) for name, tensor in _outline(head).items()}
     _check_shapes(str(config.model), target, expected, head.shapes)
+    _check_ends(str(config.model), target, head)
     _check_tables(str(config.model), head, shapes)
     return head
 
@@ -53,6 +54,15 @@ def _check_shapes(
         raise CompatibilityError(
             f"the draft head {model!r} does not fit this target or its own config.json: {'; '.join(sorted(faults))}. "
             f"Use a complete one that was trained for {target.model!r}"
+        )
+
+
+def _check_ends(model: str, target: TargetInfo, head: HeadConfig) -> None:
+    lacking = [name for name in ("embed_tokens.weight", "lm_head.weight") if not head.has(name)]
+    if lacking and head.layer.hidden_size != target.hidden_size:
+        raise CompatibilityError(
+            f"the draft head {model!r} lacks {' and '.join(lacking)}, and cannot use the target's: its hidden_size is "
+            f"{head.layer.hidden_size} and the target's {target.hidden_size}. Use a complete head"
         )
 
 

@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from specdec_core import (
     BuildContext,
+    CompatibilityError,
     Draft,
     DraftPass,
     DraftStop,
@@ -135,7 +136,7 @@ class EagleProposer(Proposer):
         own = self._context.output_head(outputs) if lm_head is None else lm_head(outputs)
         if self._vocabulary is None:
             return own
-        return self._vocabulary.logits(own, outputs, torch.from_numpy(requests).to(outputs.device))
+        return self._vocabulary.logits(own, outputs, requests)
 
     def _rows_of(self, requests: Iterable[RequestView]) -> torch.Tensor:
         rows = [self._rows[request.id] for request in requests]
@@ -148,4 +149,10 @@ def _context_vocabulary(
     num_tokens = config.context_tokens(has_all=head.has_all_tokens, is_aligned=head.is_aligned)
     if not num_tokens or to_target is None:
         return None
+    try:
+        context.output_rows(to_target[:1])
+    except CompatibilityError as error:
+        if config.eagle_context_tokens is None:
+            return None
+        raise CompatibilityError(f"eagle_context_tokens={num_tokens} cannot be: {error}") from error
     return ContextVocabulary(to_target, context.target.vocab_size, num_tokens, context.output_rows)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
 from specdec_core import ConfigError, TargetInfo, TrainingRecipe, TrainingTarget, flag, number, whole_number
 from specdec_proposer_eagle.config import MOST_LEVELS
 from specdec_proposer_eagle.published import aux_layers
+
+if TYPE_CHECKING:
+    import torch
 
 MOST_DRAFT_VOCAB = 32000
 """Tokens that a head of EAGLE-3 has by default, at most: as many as the authors' have."""
@@ -98,13 +101,13 @@ def _numbers(given: str) -> tuple[int, ...]:
         raise ConfigError(f"aux_layers={given!r} is not a list of layers: write them as in 2,16,29") from error
 
 
-def _make_eagle(options: EagleOptions, target: TrainingTarget, token_counts: Any) -> Any:
+def _make_eagle(options: EagleOptions, target: TrainingTarget, token_counts: torch.Tensor) -> Any:
     from specdec_proposer_eagle.trainees import EagleTrainee
 
     return EagleTrainee(options, target)
 
 
-def _make_eagle3(options: Eagle3Options, target: TrainingTarget, token_counts: Any) -> Any:
+def _make_eagle3(options: Eagle3Options, target: TrainingTarget, token_counts: torch.Tensor) -> Any:
     from specdec_proposer_eagle.trainees import Eagle3Trainee
 
     return Eagle3Trainee(options, target, token_counts)

@@ -34,7 +34,7 @@ class EagleTrainee(nn.Module):
 
     def forward(self, batch: TrainingBatch) -> tuple[torch.Tensor, Metrics]:
         options, final = self._options, batch.features["final"].float()
-        features = final + (torch.rand_like(final) - 0.5) * options.noise
+        features = final + (torch.rand_like(final) - 0.5) * (options.noise if self.training else 0)
         with torch.no_grad():
             logits = self._target.output_head(batch.features["final"]).float()
             wanted, likeliest = logits.softmax(-1), logits.argmax(-1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,14 +17,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_heads import BIN, SAFETENSORS, TinyHead, write_eagle, write_eagle3, write_specforge, write_speculators
 from tiny_weights import Shape, Target
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from specdec_core import LLM, CompatibilityError, ConfigError, Plan, PluginError, SamplingParams, SpecdecError
 from specdec_core.dry_run import dry_run
 from specdec_core.testing import tiny_target
 from specdec_proposer_eagle import EagleConfig
-from specdec_proposer_eagle.config import default_size
+from specdec_proposer_eagle.config import AUTHORS, ON_CPU
 
 SIZES = Target(hidden_size=32, vocab_size=48, num_hidden_layers=8)
+CPU = torch.device("cpu")
 SETTINGS: dict[str, Any] = {"dtype": "float32", "num_kv_blocks": 64, "skip_tokenizer_init": True}
 Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], object]
 
@@ -81,6 +85,52 @@ def test_rows_of_the_targets_output_layer_are_for_heads_that_lack_tokens(target,
         planned(target, method="eagle", model=str(whole.folder), eagle_context_tokens=5)
 
 
+def test_a_target_whose_logits_are_no_such_products_has_the_heads_tokens_alone(tmp_path):
+    """Gemma 2 caps them."""
+    sizes = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 8, "head_dim": 16}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "query_pre_attn_scalar": 16}
+    capping = Gemma2Config(**sizes, max_position_embeddings=64, final_logit_softcapping=1.0, initializer_range=0.3)
+    Gemma2ForCausalLM(capping).save_pretrained(tmp_path / "target")
+    aligned = changed(
+        write_specforge(tmp_path / "head", SIZES, shape=Shape(draft_vocab_size=20)),
+        lambda config, tensors: config.update(output_is_target_feature=True),
+    )
+    config = {"method": "eagle3", "model": str(aligned)}
+    prompts, params = [{"prompt_token_ids": [3, 5]}], SamplingParams(temperature=0, max_tokens=8)
+    with LLM(tmp_path / "target", speculative_config=config, **SETTINGS) as llm:
+        (output,) = llm.generate(prompts, params, use_tqdm=False)
+        assert output.speculation.num_drafts > 0
+    with pytest.raises(CompatibilityError, match="eagle_context_tokens=5 cannot be: the target's logits"):
+        LLM(tmp_path / "target", speculative_config={**config, "eagle_context_tokens": 5}, **SETTINGS)
+
+
+OFFLINE = """
+import sys
+from specdec_core.dry_run import dry_run
+try:
+    print(dry_run(sys.argv[1], speculative_config={"model": "some/head"}, skip_tokenizer_init=True).speculative.method)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def offline(target: Path, cache: Path) -> str:
+    env = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    found = subprocess.run([sys.executable, "-c", OFFLINE, target], env=env, capture_output=True, text=True, check=True)
+    return found.stdout
+
+
+def test_a_hub_that_cannot_be_reached_is_not_a_repository_that_lacks_files(target, tmp_path):
+    said = offline(target, tmp_path)
+    assert "is no folder, and config.json of a repository of that name cannot be had" in said
+    commit, repository = "a" * 40, tmp_path / "models--some--head"
+    head = write_eagle3(tmp_path / "written", SIZES, file=BIN)
+    shutil.copytree(head.folder, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    assert offline(target, tmp_path) == "eagle3\n", "it has no safetensors, which nobody can ask the hub for"
+
+
 @pytest.mark.parametrize(
     ("write", "method"),
     [(write_eagle, "eagle"), (write_eagle3, "eagle3"), (write_specforge, "eagle3"), (write_speculators, "eagle3")],
@@ -89,7 +139,7 @@ def test_a_head_tells_its_method(write, method, target, tmp_path):
     head = write(tmp_path, SIZES)
     found = dry_run(str(target), speculative_config={"model": str(head.folder)}, skip_tokenizer_init=True).speculative
     assert found is not None
-    assert (found.method, found.num_speculative_tokens) == (method, default_size().num_nodes)
+    assert (found.method, found.num_speculative_tokens) == (method, ON_CPU.num_nodes)
 
 
 def test_a_whole_model_is_no_head(target, tmp_path):
@@ -247,6 +297,9 @@ def test_code_in_a_checkpoint_is_not_run(save, target, tmp_path):
         ({"eagle_min_prob": 0.5, "draft_sample_method": "probabilistic"}, "by a fixed rule"),
         ({"eagle_topk": 2, "eagle_depth": 1, "num_speculative_tokens": 7}, "never more than 6 nodes"),
         ({"eagle_topk": 1, "eagle_depth": 1, "num_speculative_tokens": 3}, "never more than 2 nodes"),
+        ({"speculative_token_tree": "[(0,)]", "num_speculative_tokens": 2}, "speculative_token_tree has 1 nodes"),
+        ({"max_model_len": 513}, "max_model_len=513, but the target takes 512"),
+        ({"revision": "v2"}, "revision='v2' is one of a repository, but model='.*' is a folder"),
     ],
 )
 def test_wrong_options_are_explained(options, message, target, tmp_path):
@@ -258,7 +311,7 @@ def test_wrong_options_are_explained(options, message, target, tmp_path):
 @pytest.mark.parametrize(
     ("options", "number", "is_dynamic"),
     [
-        ({}, default_size().num_nodes, True),
+        ({}, ON_CPU.num_nodes, True),
         ({"eagle_topk": 2, "eagle_depth": 1}, 6, True),
         ({"eagle_topk": 1}, 5, True),
         ({"eagle_topk": 1, "eagle_depth": 2}, 3, True),
@@ -268,13 +321,13 @@ def test_wrong_options_are_explained(options, message, target, tmp_path):
 )
 def test_how_many_nodes(options, number, is_dynamic):
     config = EagleConfig(model="any", **options)
-    assert (config.default_num_speculative_tokens, config.is_dynamic) == (number, is_dynamic)
+    assert (config.default_num_speculative_tokens(CPU), config.is_dynamic) == (number, is_dynamic)
 
 
 @pytest.mark.parametrize(
     ("options", "min_prob"),
     [
-        ({}, default_size().min_prob),
+        ({}, ON_CPU.min_prob),
         ({"eagle_min_prob": 0}, 0),
         ({"eagle_topk": 1, "eagle_min_prob": 0.4}, 0.4),
         ({"eagle_topk": 2}, 0),
@@ -284,7 +337,16 @@ def test_how_many_nodes(options, number, is_dynamic):
     ],
 )
 def test_only_the_default_tree_ends_early_by_itself(options, min_prob):
-    assert EagleConfig(model="any", **options).min_prob == min_prob
+    assert EagleConfig(model="any", **options).on(CPU).min_prob == min_prob
+
+
+def test_the_default_tree_is_for_the_engines_device(target, tmp_path):
+    """Not for the best one that the machine has."""
+    for device, size in ((CPU, ON_CPU), (torch.device("cuda"), AUTHORS)):
+        config = EagleConfig(model="any")
+        found = config.on(device)
+        number = config.default_num_speculative_tokens(device)
+        assert (found.top_k, found.depth(number), number, found.min_prob) == size
 
 
 def test_half_precision_heads_run(target, tmp_path):

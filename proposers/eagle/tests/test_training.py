@@ -125,6 +125,14 @@ def test_what_does_not_count_teaches_nothing(recipe, options, target):
     assert float(whole.detach()) > 0
 
 
+@torch.no_grad()
+def test_noise_is_for_learning_alone(target):
+    trainee, batch = EAGLE.make(EagleOptions(noise=0.5), target, torch.arange(48)), batch_of(target, ("final",))
+    assert trainee(batch)[0] != trainee(batch)[0]
+    trainee.eval()
+    assert trainee(batch)[0] == trainee(batch)[0]
+
+
 @pytest.mark.parametrize("weight", [0.0, 3.0])
 def test_a_head_that_learned_features_says_so(weight, target, tmp_path):
     EAGLE3.make(Eagle3Options(feature_weight=weight), target, torch.arange(48)).save(tmp_path)

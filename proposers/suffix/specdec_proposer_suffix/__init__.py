@@ -38,7 +38,7 @@ def specdec_proposers() -> Sequence[ProposerSpec]:
         api=1,
         plan=plan,
         requires=("numba",),
-        num_speculative_tokens=lambda config: config.suffix_decoding_max_tree_depth,
+        num_speculative_tokens=lambda config, device: config.suffix_decoding_max_tree_depth,
     )
     return [spec]
 

@@ -1,4 +1,7 @@
+from functools import partial
+
 import pytest
+import torch
 
 from specdec_core import ConfigError
 from specdec_core.config import SpeculativeConfig
@@ -45,9 +48,8 @@ def test_the_number_of_tokens_is_the_depth_unless_it_is_given(given, number):
 
     def number_of(**keys):
         mapping = {"method": "suffix", **keys}
-        config = SpeculativeConfig.from_mapping(
-            mapping, SuffixConfig, default_num_speculative_tokens=spec.num_speculative_tokens
-        )
+        default = partial(spec.num_speculative_tokens, device=torch.device("cpu"))
+        config = SpeculativeConfig.from_mapping(mapping, SuffixConfig, default_num_speculative_tokens=default)
         return config.num_speculative_tokens
 
     assert number_of(**given) == number

@@ -67,11 +67,9 @@ class DraftModelConfig:
     def checked_max_model_len(self, target_len: int, draft_len: int | None = None) -> int:
         """How far the draft goes: as far as both models can, unless it is told. draft_len: None for a draft that goes
         as far as the target. Raises ConfigError if it is told to go further."""
-        longest = (
-            {"the target": target_len}
-            if draft_len is None
-            else {"the draft model": draft_len, "the target": target_len}
-        )
+        longest = {"the target": target_len}
+        if draft_len is not None:
+            longest = {"the draft model": draft_len, **longest}
         if self.max_model_len is None:
             return min(longest.values())
         for whose, most in longest.items():

@@ -36,7 +36,7 @@ class ContextVocabulary:
         self._recent: dict[str, dict[int, None]] = {}  # of each request, the oldest first
         self._num_read: dict[str, int] = {}
         self._ids = torch.empty(0)  # int64 [batch, num_tokens]   vocab_size: none
-        self._rows = torch.empty(0)  # [batch, num_tokens, hidden]
+        self._rows = torch.empty(0)  # float32 [batch, num_tokens, hidden]
 
     def finish(self, request: RequestView) -> None:
         self._recent.pop(request.id, None)  # there is none if nothing was drafted for it
@@ -49,7 +49,8 @@ class ContextVocabulary:
             recent = self._read(request)
             row[: len(recent)] = list(recent)
         self._ids = torch.from_numpy(ids).to(self._own_ids.device)
-        self._rows = self._rows_of(self._ids.clamp(max=self._vocab_size - 1))
+        # In float32, as small products in bfloat16 take a CPU longer.
+        self._rows = self._rows_of(self._ids.clamp(max=self._vocab_size - 1)).float()
 
     def _read(self, request: RequestView) -> dict[int, None]:
         recent = self._recent.setdefault(request.id, {})
@@ -72,9 +73,9 @@ class ContextVocabulary:
         found.scatter_(1, self._own_ids.expand(len(own), -1), own)
         places = _places(requests)
         where = tuple(torch.from_numpy(index).to(own.device) for index in (requests, places))
-        by_request = outputs.new_zeros(len(self._rows), int(places.max(initial=-1)) + 1, outputs.shape[1])
-        by_request[where] = outputs
-        added = torch.bmm(by_request, self._rows.mT)[where]
+        by_request = self._rows.new_zeros(len(self._rows), int(places.max(initial=-1)) + 1, outputs.shape[1])
+        by_request[where] = outputs.float()
+        added = torch.bmm(by_request, self._rows.mT)[where].to(own.dtype)
         return found.scatter_(1, self._ids.index_select(0, where[0]), added)[:, :-1]
 
 

@@ -18,6 +18,9 @@ from tiny_heads import TinyHead
 from specdec_core import TokenTree
 
 MARGIN = 1e-3
+NUDGE, MOST_MOVED = 1e-6, 1e-4
+"""Of features, in parts of themselves, and of probabilities. A head takes its own output again and again: in one of a
+thousand chains that makes of float32's rounding a difference in the third decimal."""
 Path_ = tuple[int, ...]
 
 
@@ -43,6 +46,7 @@ class EagleFromScratch:
         self.shape, self.top_k, self.depth, self.is_sampled = shape, top_k, depth, is_sampled
         self.context_tokens = context_tokens
         self.features: dict[str, torch.Tensor] = {}  # float64 of each request's whole text
+        self.random = torch.Generator().manual_seed(0)
 
     @torch.inference_mode()
     def __call__(self, drafted: Drafted, text: list[int]) -> Expected:
@@ -51,6 +55,7 @@ class EagleFromScratch:
             self.features[drafted.request_id] = torch.cat([states[i][0] for i in self.taps], dim=-1)
         num_slots = len(drafted.history) - 1
         tensors = self._with_context(drafted.history)
+        features = self.features[drafted.request_id][:num_slots]
         logits_of = partial(
             self.reference,
             tensors,
@@ -58,13 +63,14 @@ class EagleFromScratch:
             self.target.get_input_embeddings(),
             self.target.get_output_embeddings(),
             drafted.history,
-            self.features[drafted.request_id][:num_slots],
         )
 
         @cache
-        def after(path: Path_) -> torch.Tensor:
-            return logits_of([(token, depth - 1) for depth, token in enumerate(path)])[-1]
+        def after(path: Path_, *, is_nudged: bool = False) -> torch.Tensor:
+            nodes = [(token, depth - 1) for depth, token in enumerate(path)]
+            return logits_of(features * (1 + NUDGE * noise) if is_nudged else features, nodes)[-1]
 
+        noise = torch.randn(features.shape, generator=self.random, dtype=features.dtype)
         if self.shape is not None:
             return self._static(drafted, after, tensors)
         return self._dynamic(drafted, after, tensors)
@@ -83,7 +89,7 @@ class EagleFromScratch:
         return tensors | {"lm_head.weight": weight, "d2t": ids - torch.arange(len(ids))}
 
     def _static(
-        self, drafted: Drafted, after: Callable[[Path_], torch.Tensor], tensors: dict[str, torch.Tensor]
+        self, drafted: Drafted, after: Callable[..., torch.Tensor], tensors: dict[str, torch.Tensor]
     ) -> Expected:
         assert self.shape is not None
         tokens: list[int] = []
@@ -93,7 +99,8 @@ class EagleFromScratch:
         numbers: dict[Path_, int] = {(): -1}
         for number, path in enumerate(self.shape.paths[: drafted.max_draft_tokens]):
             numbers[path] = number
-            logits = after(tuple(tokens[numbers[path[: i + 1]]] for i in range(len(path) - 1)))
+            above = tuple(tokens[numbers[path[: i + 1]]] for i in range(len(path) - 1))
+            logits = after(above)
             ids = target_token_ids(tensors, len(logits))
             parents.append(numbers[path[:-1]])
             if self.is_sampled and drafted.temperature > 0:
@@ -101,6 +108,8 @@ class EagleFromScratch:
                 if float(probs.max()) > 1 - 2e-7 and not self.shape.is_chain:
                     return Expected([], [], [], is_clear=False)  # there may be nothing left for a sibling to be
                 tokens.append(drafted.token_ids[number])
+                moved = (after(above, is_nudged=True) / drafted.temperature).softmax(dim=-1)
+                is_clear &= float((moved - probs).abs().max()) < MOST_MOVED
                 if self.context_tokens:
                     vocab_size = self.target.config.vocab_size
                     probs = torch.zeros(vocab_size, dtype=probs.dtype).index_copy(0, ids, probs)

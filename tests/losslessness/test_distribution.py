@@ -20,6 +20,7 @@ from attrs import evolve, field, frozen
 from noisy_drafts import save_in_other_words, save_words
 from tiny_models import save_tiny_model
 
+from specdec_core import TokenTree
 from specdec_proposer_draft.proposer import DraftModelProposer
 from specdec_proposer_draft.vocabulary import SharedVocabulary
 
@@ -248,6 +249,7 @@ def test_drafts_in_other_words(
     if fault is not None:
         fault(monkeypatch)
     options = {"model": str(draft), "use_heterogeneous_vocab": True, "speculative_token_tree": shape, **DRAWN}
+    options["num_speculative_tokens"] = len(TokenTree.parse(shape).paths)
     llm, outcomes = drawn(make_llm, generate, target, Case("draft_model", options), FEWER_DRAWS)
     assert counter(llm, "num_accepted_tokens") > FEWER_DRAWS / 20
     exact = exact_probabilities(raw_logits(target), {})

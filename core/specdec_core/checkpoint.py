@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cached_property
+from os.path import isdir
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -110,12 +111,13 @@ class Checkpoint:
     def _find(self, *file_names: str) -> Path | None:
         """The first of these that the checkpoint has, downloaded if it must be; None if it has none of them."""
         refuse_revision(self.name, "model", "revision", self.revision)
-        if Path(self.name).is_dir():
+        if isdir(self.name):
             return next(filter(Path.is_file, (Path(self.name, file_name) for file_name in file_names)), None)
         failure: Exception | None = None
         for file_name in file_names:
+            is_local = failure is not None  # asking in vain takes long
             try:
-                return Path(hf_hub_download(self.name, file_name, revision=self.revision))
+                return Path(hf_hub_download(self.name, file_name, revision=self.revision, local_files_only=is_local))
             except LocalEntryNotFoundError as error:  # the hub cannot be asked, but the next one may have been kept
                 failure = error
             except EntryNotFoundError:

@@ -112,7 +112,7 @@ def _of_array(file: Path) -> Iterator[Text]:
     try:
         with file.open("rb") as opened:
             array = np.lib.format.read_array(opened, allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, MemoryError) as error:
         raise ConfigError(f"data {str(file)!r} cannot be read: {error}") from error
     if not np.issubdtype(array.dtype, np.integer) or array.ndim not in (1, 2):
         raise ConfigError(

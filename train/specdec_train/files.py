@@ -6,16 +6,29 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from specdec_core import ConfigError, Trainee
+from specdec_train.settings import LOCK
 
 STATE, LOG, UNFINISHED = "state.pt", "log.jsonl", ".checkpoint-"
+KEYS = frozenset({"checked", "step", "num_tokens", "seconds", "trainee", "optimizers"})
+"""Of a run's state."""
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keeps other processes out of the block. Raises ConfigError if one is in it."""
+    try:
+        with FileLock(folder / LOCK, timeout=0):
+            yield
+    except Timeout as error:
+        raise ConfigError(f"another run is writing to {str(folder)!r}: wait for its end, or name another") from error
 
 
 @contextmanager
@@ -37,21 +50,27 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
-    """None: there is none yet. Raises ConfigError if it is damaged."""
+    """None: there is none yet. Raises ConfigError if it is damaged, or something else."""
     file = folder / STATE
     if not file.exists():
         return None
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}. Begin again in another folder") from error
+        if not state.keys() >= KEYS:
+            raise ValueError(f"it lacks {', '.join(sorted(KEYS - state.keys()))}")
+    except Exception as error:  # whatever a broken file makes its reader raise
+        why = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise ConfigError(
+            f"{file} is not the state of a run, or damaged ({why:.200}): begin again in another folder"
+        ) from error
     return state
 
 
 def write_checkpoint(folder: Path, trainee: Trainee) -> None:
     """Each file of it replaces the one before when it is whole."""
     for left in folder.glob(f"{UNFINISHED}*"):  # by a run that was killed
-        rmtree(left)
+        if left.is_dir() and not left.is_symlink():
+            rmtree(left)
     with TemporaryDirectory(prefix=UNFINISHED, dir=folder) as scratch:
         trainee.save(Path(scratch))
         for file in sorted(each for each in Path(scratch).rglob("*") if each.is_file()):
@@ -64,11 +83,12 @@ class Log:
     """One JSON object in each line of log.jsonl."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        """step: of the state that the run begins with: lines of later steps are forgotten, for they come again."""
+        """step: of the state that the run begins with: lines of later steps are forgotten, for they come again, and so
+        are those that a kill, or something else, has damaged."""
         self._file = folder / LOG
         if self._file.exists():
-            lines = [json.loads(line) for line in self._file.read_text(encoding="utf-8").splitlines() if _whole(line)]
-            kept = [line for line in lines if line["step"] <= step and step > 0]
+            lines = map(_read, self._file.read_text(encoding="utf-8", errors="replace").splitlines())
+            kept = [line for line in lines if line is not None and line["step"] <= step and step > 0]
             write_text(self._file, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write(self, **values: Any) -> None:
@@ -81,8 +101,9 @@ class Log:
         return [json.loads(line) for line in self._file.read_text(encoding="utf-8").splitlines()]
 
 
-def _whole(line: str) -> bool:
+def _read(line: str) -> dict[str, Any] | None:
     try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None

@@ -26,9 +26,9 @@ def generated_texts(
     Raises ConfigError if one is so long that its continuation would not fit.
     """
     if file.exists():
-        first, *lines = file.read_text(encoding="utf-8").splitlines()
-        if json.loads(first) == description:
-            return [joined(*(np.array(part, dtype=np.int32) for part in json.loads(line))) for line in lines]
+        its, texts = _read(file)
+        if its == description:
+            return texts
         raise ConfigError(
             f"{file} was generated with other settings or from other data: delete it, or name another --out"
         )
@@ -61,6 +61,14 @@ def generated_texts(
             pairs += [(ids, list(output.outputs[0].token_ids)) for ids, output in zip(part, outputs, strict=True)]
     write_text(file, "".join(json.dumps(line) + "\n" for line in (description, *pairs)))
     return [joined(*(np.array(part, dtype=np.int32) for part in pair)) for pair in pairs]
+
+
+def _read(file: Path) -> tuple[object, list[Text]]:
+    try:
+        first, *lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+        return first, [joined(*(np.array(part, dtype=np.int32) for part in pair)) for pair in lines]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{file} is damaged ({type(error).__name__}: {error}): delete it") from error
 
 
 def beginning(text: Text, prompt_len: int) -> np.ndarray:

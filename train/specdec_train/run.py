@@ -48,7 +48,8 @@ def train(spec: ProposerSpec, settings: Settings, options: Any) -> None:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
-    Run(spec.name, recipe, settings, options).go()
+    with files.alone_in(settings.out):
+        Run(spec.name, recipe, settings, options).go()
 
 
 class Run:

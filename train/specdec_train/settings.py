@@ -9,6 +9,8 @@ from attrs import Attribute, field, fields, frozen
 
 from specdec_core import ConfigError, flag, number, one_of, text, whole_number
 
+LOCK = ".lock"
+"""A file in a folder that is written to."""
 UNCHECKED = {"unchecked": True}
 """Metadata of settings that a resumed run may change: they leave what is learned as it is, or are meant to go on."""
 
@@ -111,7 +113,7 @@ def prepare_folder(settings: Settings) -> None:
     out = settings.out
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {str(out)!r} is a file: name a folder")
-    if not settings.resume and out.exists() and any(out.iterdir()):
+    if not settings.resume and out.exists() and any(file.name != LOCK for file in out.iterdir()):
         raise ConfigError(
             f"--out {str(out)!r} is not empty: pass --resume to go on with its run, or name another folder"
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from attrs import define, field
+from filelock import FileLock
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tqdm import tqdm
@@ -19,6 +20,7 @@ from specdec_train.batches import padded
 from specdec_train.data import Text, fingerprint
 from specdec_train.features import features_of, weights_fingerprint
 from specdec_train.files import whole, write_text
+from specdec_train.settings import LOCK
 
 INDEX = "index.json"
 TOKENS_PER_SHARD = 1 << 16
@@ -63,15 +65,16 @@ def open_store(
     description = folder / INDEX
     if description.exists():
         _check(description, wanted)
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    elif folder.exists() and (not folder.is_dir() or any(file.name != LOCK for file in folder.iterdir())):
         raise ConfigError(f"--features {str(folder)!r} holds something else than features: name another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(description, json.dumps(wanted))
     lengths = [len(text.token_ids) for text in texts]
     shards, starts = _layout(lengths)
-    for i, (first, last) in enumerate(tqdm(shards, desc="features", unit="shard")):
-        if not (folder / shard_name(i)).exists():
-            _write_shard(folder / shard_name(i), texts[first:last], target, taps, batch)
+    with FileLock(folder / LOCK):  # another run that needs the same ones waits for them
+        write_text(description, json.dumps(wanted))
+        for i, (first, last) in enumerate(tqdm(shards, desc="features", unit="shard")):
+            if not (folder / shard_name(i)).exists():
+                _write_shard(folder / shard_name(i), texts[first:last], target, taps, batch)
     return FeatureStore(folder, tuple(taps), shards, starts, lengths)
 
 

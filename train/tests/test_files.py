@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specdec_train.files import UNFINISHED, write_checkpoint
+import pytest
+import torch
+
+from specdec_core import ConfigError
+from specdec_train.files import LOG, STATE, UNFINISHED, Log, alone_in, read_state, write_checkpoint
+from specdec_train.generate import _read
 
 
 class Several:
@@ -29,5 +34,43 @@ def test_a_checkpoint_with_folders_is_replaced(tmp_path):
 def test_what_a_killed_save_left_is_removed(tmp_path):
     (tmp_path / f"{UNFINISHED}1234").mkdir()
     (tmp_path / f"{UNFINISHED}1234" / "half.safetensors").write_text("half")
+    (tmp_path / f"{UNFINISHED}5678").touch()  # is nobody's folder
     write_checkpoint(tmp_path, Several("whole"))
+    (tmp_path / f"{UNFINISHED}5678").unlink()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["config.json", "templates"]
+
+
+def test_two_runs_do_not_write_to_one_folder(tmp_path):
+    with alone_in(tmp_path), pytest.raises(ConfigError, match="another run is writing to"), alone_in(tmp_path):
+        pass
+    with alone_in(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    "line", [b"\xff\xfejunk", b'{"a": 1}', b'{"step": "x"}', b"[1]", b'{"step": 3, "lo', b"[" * 9999]
+)
+def test_damaged_lines_of_the_log_are_left_out(line, tmp_path):
+    (tmp_path / LOG).write_bytes(b'{"step": 0}\n' + line + b'\n{"step": 4}\n{"step": 9}\n')
+    assert Log(tmp_path, 5).read() == [{"step": 0}, {"step": 4}]
+
+
+@pytest.mark.parametrize("content", [b"", b"hello world\n" * 20, b"PK\x03\x04"])
+def test_what_is_no_state_is_refused(content, tmp_path):
+    (tmp_path / STATE).write_bytes(content)
+    with pytest.raises(ConfigError, match="is not the state of a run, or damaged"):
+        read_state(tmp_path)
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, torch.ones(3)], ids=["list", "dict", "tensor"])
+def test_the_state_of_something_else_is_refused(value, tmp_path):
+    torch.save(value, tmp_path / STATE)
+    with pytest.raises(ConfigError, match="is not the state of a run"):
+        read_state(tmp_path)
+
+
+@pytest.mark.parametrize("lines", ["", "text", "{}\n[[1, 2], [3", '{}\n{"x": 2}', "{}\n[[1, 2]]"])
+def test_generated_texts_that_are_damaged(lines, tmp_path):
+    (tmp_path / "generated.jsonl").write_text(lines)
+    with pytest.raises(ConfigError, match="is damaged"):
+        _read(tmp_path / "generated.jsonl")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 from attrs import frozen
@@ -75,14 +76,23 @@ def read(config: Mapping[str, Any], shapes: Shapes, target: TargetInfo, *, is_ea
         num_layers=max(1, len(layers)),
         target_hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,
-        draft_vocab_size=ours["lm_head.weight"][0] if "lm_head.weight" in ours else target.vocab_size,
+        draft_vocab_size=_length(ours["lm_head.weight"]) if "lm_head.weight" in ours else target.vocab_size,
         aux_layer_ids=aux_layer_ids,
         norm_before_residual=bool(flat.get("norm_before_residual", False)),
         norm_output=bool(flat.get("norm_output", False)),
         is_aligned=bool(flat.get(ALIGNED, False)),
     )
+    if not head.draft_vocab_size:
+        raise CompatibilityError(
+            f"lm_head.weight of the draft head is {list(ours['lm_head.weight'])}, and should be [tokens, hidden_size]: "
+            f"download or save it again"
+        )
     _check_target(head, flat, shapes, target)
     return head
+
+
+def _length(shape: tuple[int, ...]) -> int:
+    return shape[0] if shape else 0
 
 
 def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,7 +117,11 @@ def _layer_config(flat: Mapping[str, Any]) -> LlamaConfig:
             "Name the method that it is for"
         )
     try:
-        return LlamaConfig(**given)
+        layer = LlamaConfig(**given)
+        theta = (getattr(layer, "rope_parameters", None) or {}).get("rope_theta", 1.0)
+        if not (0 < theta < inf and 0 <= layer.rms_norm_eps < inf):
+            raise ValueError(f"rope_theta is {theta} and rms_norm_eps {layer.rms_norm_eps}")
+        return layer
     except Exception as error:  # whatever values that make no sense make transformers raise
         raise CompatibilityError(
             f"the draft head's config.json makes no sense: {error}. Download or save it again"
@@ -138,7 +152,7 @@ def _check_target(head: HeadConfig, flat: Mapping[str, Any], shapes: Shapes, tar
     stated = {
         "target_hidden_size": (flat.get("target_hidden_size"), target.hidden_size),
         "vocab_size": (flat.get("vocab_size"), target.vocab_size),
-        "the length of t2d": (shapes["t2d"][0] if "t2d" in shapes else None, target.vocab_size),
+        "the length of t2d": (_length(shapes["t2d"]) if "t2d" in shapes else None, target.vocab_size),
     }
     for what, (its, wanted) in stated.items():
         if its is not None and its != wanted:

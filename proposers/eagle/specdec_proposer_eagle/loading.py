@@ -35,6 +35,12 @@ def load(config: EagleConfig, head: HeadConfig, target: TargetInfo) -> tuple[Hea
     module = Head(head)
     _check_dtypes(str(config.model), tensors)
     module.load_state_dict({name: tensors[name] for name in module.state_dict()})
+    infinite = [name for name, tensor in module.state_dict().items() if not tensor.isfinite().all()]
+    if infinite:
+        raise CompatibilityError(
+            f"the draft head {str(config.model)!r} has numbers that are not finite in {', '.join(infinite)}: download "
+            f"or save it again"
+        )
     for parameter in module.to(target.device).requires_grad_(False).eval().parameters():
         parameter.data = parameter.data.to(target.dtype)  # and not the rotary frequencies, which need all their bits
     return module, _to_target(str(config.model), tensors, head, target)

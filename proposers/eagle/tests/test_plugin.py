@@ -282,6 +282,33 @@ def test_code_in_a_checkpoint_is_not_run(save, target, tmp_path):
     assert not traces.exists()
 
 
+ODD: dict[str, tuple[Change, str]] = {
+    "nan": (lambda config, tensors: tensors["norm.weight"].fill_(torch.nan), "not finite in norm.weight"),
+    "infinite": (lambda config, tensors: tensors["fc.weight"].fill_(torch.inf), "not finite in fc.weight"),
+    "no rows": (
+        lambda config, tensors: tensors.update({"lm_head.weight": torch.empty(0, 32), "d2t": torch.empty(0).long()}),
+        r"lm_head.weight of the draft head is \[0, 32\]",
+    ),
+    "a number": (lambda config, tensors: tensors.update({"lm_head.weight": torch.tensor(1.0)}), "lm_head.weight"),
+    "t2d": (lambda config, tensors: tensors.update({"t2d": torch.tensor(1)}), "the length of t2d is 0"),
+    "rope_theta": (lambda config, tensors: config.update(rope_theta=-5.0), "rope_theta is -5.0"),
+    "rms_norm_eps": (lambda config, tensors: config.update(rms_norm_eps=float("nan")), "rms_norm_eps nan"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), ODD.values(), ids=ODD)
+def test_a_head_that_could_say_nothing_is_refused(change, message, target, tmp_path):
+    head = changed(write_eagle3(tmp_path, SIZES, file=SAFETENSORS, shape=Shape(draft_vocab_size=20)), change)
+    with pytest.raises(CompatibilityError, match=message):
+        LLM(str(target), speculative_config={"method": "eagle3", "model": str(head)}, **SETTINGS)
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a\0b"])
+def test_a_name_that_is_no_path(name, target):
+    with pytest.raises(ConfigError, match="model"):
+        planned(target, method="eagle3", model=name)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -159,7 +159,8 @@ def measure(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> N
         row = {**setting.key, "speculative_config": own, "tokens_per_s": round(per_second, 1), **found["total"]}
         record["rows"].append(row | ({"groups": found["groups"]} if len(found["groups"]) > 1 else {}))
         record["num_prompts"][setting.prompts] = len(found["batches"])
-        record |= {"machine": found["machine"], "dtype": found["model"]["dtype"]}
+        machine = {key: found["machine"][key] for key in ("device", "processor", "threads")}
+        record |= {"machine": machine, "dtype": found["model"]["dtype"]}
         record["versions"] |= found["versions"]
         write(record, args.out)
 

@@ -61,7 +61,7 @@ class DraftModelConfig:
     quantization: Any = None
     max_model_len: int | None = field(default=None, validator=whole_number(1, optional=True))
     draft_tensor_parallel_size: int = field(default=1, validator=_one_process, metadata=UNHASHED)
-    enforce_eager: bool = field(default=False, validator=flag)
+    enforce_eager: bool = field(default=False, validator=flag, metadata=UNHASHED)
     disable_padded_drafter_batch: bool = field(default=False, validator=flag, metadata=UNHASHED)
 
     def checked_max_model_len(self, target_len: int, draft_len: int | None = None) -> int:
@@ -201,7 +201,7 @@ class EngineConfig:
     quantization: Any = None
     tensor_parallel_size: int = field(default=1, validator=_one_process)
     seed: int | None = field(default=None, validator=whole_number(-(2**63), 2**64, optional=True), metadata=UNHASHED)
-    enforce_eager: bool = field(default=False, validator=flag)
+    enforce_eager: bool = field(default=False, validator=flag, metadata=UNHASHED)
     max_model_len: int | None = field(default=None, validator=whole_number(1, optional=True))
     max_num_seqs: int = field(default=256, validator=whole_number(1))
     max_num_batched_tokens: int = field(default=2048, validator=whole_number(1))

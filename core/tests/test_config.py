@@ -127,10 +127,10 @@ CHANGES = [
     {"max_num_seqs": 3},
     {"max_num_batched_tokens": 100},
     {"block_size": 32},
-    {"enforce_eager": True},
     {"trust_remote_code": True},
 ]
 NO_CHANGES = [
+    {"enforce_eager": True},
     {"seed": 3},
     {"metrics_prefix": "vllm"},
     {"disable_log_stats": True},

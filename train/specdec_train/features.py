@@ -22,11 +22,11 @@ def features_of(target: TrainingTarget, token_ids: torch.Tensor, taps: Sequence[
     nothing before it."""
     model: Any = target.model.base_model
     found: dict[str, torch.Tensor] = {}
+    of_layers = [tap for tap in taps if tap != "final"]
+    layers = _decoder_layers(model, target.info.num_layers) if of_layers else nn.ModuleList()
     with ExitStack() as hooks:
-        for tap in taps:
-            if tap != "final":
-                layers = _decoder_layers(model, target.info.num_layers)
-                hooks.callback(register_tap(layers, tap, partial(found.__setitem__, tap)).remove)
+        for tap in of_layers:
+            hooks.callback(register_tap(layers, tap, partial(found.__setitem__, tap)).remove)
         output = model(token_ids, use_cache=False)
     found["final"] = output.last_hidden_state
     return {tap: found[tap] for tap in taps}

@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-PROJECTS := core/pyproject.toml $(sort $(wildcard kernels/pyproject.toml train/pyproject.toml \
+PROJECTS := core/pyproject.toml $(sort $(wildcard kernels/pyproject.toml kv_managers/*/pyproject.toml testing/pyproject.toml tools/pyproject.toml train/pyproject.toml \
 	proposers/*/pyproject.toml models/*/pyproject.toml integrations/*/pyproject.toml))
 PACKAGES := $(PROJECTS:/pyproject.toml=)
 

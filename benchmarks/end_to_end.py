@@ -13,7 +13,7 @@ from attrs import frozen
 from measuring import RESULTS
 
 from specdec_core import LLM, SamplingParams
-from specdec_core.outputs import RequestOutput
+from specdec_core.api.outputs import RequestOutput
 
 
 def arguments(description: str | None, result: str) -> argparse.ArgumentParser:

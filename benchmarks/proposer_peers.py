@@ -16,7 +16,7 @@ from measuring import installed
 from streams import Replay
 
 from specdec_core import BuildContext, TargetInfo
-from specdec_core.testing.drive import batch_of
+from specdec_testing.drive import batch_of
 
 Drafts = list[list[int]]
 Seconds = dict[str, float]

@@ -19,15 +19,16 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from measuring import machine
 from plain import HERE, PROMPT_TOKENS, save_random_llama
 from plain_worker import NUM_THREADS, prompt
 
 from specdec_core import Plugins, SamplingParams
-from specdec_core.config import EngineConfig
+from specdec_core.config.engine import EngineConfig
 from specdec_core.engine.engine import Engine
-from specdec_core.target import model as target_model
+from specdec_core.models import model as target_model
+from specdec_core.plugins.operations import OfferedOps
 
 BATCHES = (1, 4, 16)
 NUM_STEPS = 60
@@ -60,9 +61,12 @@ class SomeOps:
     def __init__(self, names: Sequence[str]) -> None:
         self._names, self._installed = names, Plugins.load()
 
-    def ops(self, device: str) -> Mapping[str, Callable[..., Any]]:
-        offered = self._installed.ops(device)
-        return {name: offered[name] for name in self._names}
+    def ops(self, device: str) -> OfferedOps:
+        offers = [
+            evolve(offer, spec=evolve(offer.spec, ops={name: offer.spec.ops[name] for name in self._names}))
+            for offer in self._installed.ops(device).offers
+        ]
+        return OfferedOps(tuple(offers))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._installed, name)

@@ -17,8 +17,8 @@ import torch
 from attrs import evolve, frozen
 
 from specdec_core import Plugins
+from specdec_core.contracts.draft import Draft, DraftTree
 from specdec_core.sampling.random import CounterRandom
-from specdec_core.types import Draft, DraftTree
 
 RESULTS = Path(__file__).parent / "results"
 VOCAB = 64

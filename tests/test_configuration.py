@@ -1,66 +1,188 @@
-"""docs/configuration.md names every key, with its default."""
+"""Every option is described at its field, and the documents show what the fields say."""
 
 from __future__ import annotations
 
+import ast
+import importlib
+import pkgutil
 import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
 
-from specdec_core import SamplingParams
-from specdec_core.config import DraftModelConfig, EngineConfig, SpeculativeConfig
-from specdec_core.verifiers.config import TypicalConfig
-from specdec_proposer_draft import DraftConfig
-from specdec_proposer_eagle import EagleConfig
-from specdec_proposer_ngram import NgramConfig
-from specdec_proposer_suffix import SuffixConfig
+import specdec_core.config
+from specdec_core import Plugins
+from specdec_core.config.options import Option, options_of, own_names
 
-TEXT = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text()
-ROW = re.compile(r"^\| `(\w+)` \| (?:`(.*?)`)? ?\|", re.MULTILINE)
-UNSUPPORTED = re.search(r"Not supported yet[^:]*: (.*?)\.\n", TEXT, re.DOTALL)
+sys.path.append(str(Path(__file__).parents[1] / "docs"))
 
+import option_tables
 
-def table_after(heading: str) -> dict[str, str | None]:
-    """{key: default as it is written} of the first table after a line that contains `heading`."""
-    table = TEXT[TEXT.index(heading) :].split("\n|---", 1)[1].split("\n\n", 1)[0]
-    return dict(ROW.findall(table))
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+CONFIGURATION = (DOCS / "configuration.md").read_text(encoding="utf-8")
+TABLE = re.compile(r"<!-- options: (?!end)(.*?) -->\n")
+SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
+VAGUE = re.compile(r"\b(is|are|has|have|what is) none\b")
 
 
-def defaults(config: type) -> dict[str, Any]:
-    def shown(attribute: attrs.Attribute[Any]) -> str:
-        if attribute.default is attrs.NOTHING:
-            return ""
-        default = attribute.converter(attribute.default) if attribute.converter else attribute.default
-        return repr(default).replace("'", '"')
+@pytest.fixture(scope="module")
+def plugins() -> Plugins:
+    return Plugins.load()
 
-    return {attribute.name: shown(attribute) for attribute in attrs.fields(config)}
+
+def core_classes() -> Iterator[type]:
+    """Those in `specdec_core.config`: options, and no values of options."""
+    for module in pkgutil.iter_modules(specdec_core.config.__path__, "specdec_core.config."):
+        for found in vars(importlib.import_module(module.name)).values():
+            if isinstance(found, type) and found.__module__ == module.name and attrs.has(found):
+                yield from [found] if found.__name__.endswith(("Config", "Params")) else []
+
+
+def provided(plugins: Plugins) -> dict[str, type]:
+    """{"proposer ngram": its config class}, of what is installed and has options."""
+    offers = [offer for plugin in plugins.listing() for offer in plugin.options]
+    return {offer: option_tables.config_class(offer, plugins) for offer in offers}
+
+
+def training_classes(plugins: Plugins) -> list[type]:
+    specs = [plugins.proposer(offer.split()[1]) for offer in provided(plugins) if offer.startswith("proposer ")]
+    return [spec.train.options for spec in specs if spec.train is not None]
+
+
+def faults(config: type) -> list[str]:
+    """What is wrong with how the fields of a class are described."""
+    found = []
+    for attribute in attrs.fields(config):
+        text, where = attribute.metadata.get("help", ""), f"{config.__name__}.{attribute.name}"
+        if not text:
+            found.append(f'{where} has no help: say at the field what it does, metadata={{"help": "..."}}')
+        elif not text.endswith(".") or not 1 <= len(SENTENCE_END.findall(text)) <= 3:
+            found.append(f"{where} is to be described in one to three sentences, not {text!r}")
+        elif VAGUE.search(text):
+            found.append(f"{where} says what is not there instead of what the option does: {text!r}")
+    return found
+
+
+def test_every_option_is_described(plugins):
+    classes = {*core_classes(), *provided(plugins).values(), *training_classes(plugins)}
+    assert {"EngineConfig", "SamplingParams", "NgramConfig", "TypicalConfig"} <= {each.__name__ for each in classes}
+    assert [fault for each in classes for fault in faults(each)] == []
 
 
 @pytest.mark.parametrize(
-    ("config", "heading"),
+    ("metadata", "says"),
     [
-        (EngineConfig, "the keys of `EngineConfig`"),
-        (SpeculativeConfig, "these keys, and the method's own"),
-        (NgramConfig, "Method `ngram`"),
-        (SuffixConfig, "Method `suffix`"),
-        (DraftConfig, "Method `draft_model`"),
-        (EagleConfig, "Methods `eagle`"),
-        (TypicalConfig, "Verifier `typical`"),
-        (DraftModelConfig, "the keys of `DraftModelConfig`"),
-        (SamplingParams, "`SamplingParams(...)`, one for all"),
+        ({}, "Broken.depth has no help"),
+        ({"allowed": "a number"}, "Broken.depth has no help"),
+        ({"help": "levels"}, "in one to three sentences"),
+        ({"help": "One. Two. Three. Four."}, "in one to three sentences"),
+        ({"help": "What is none counts as 5."}, "instead of what the option does"),
     ],
 )
-def test_every_key_and_its_default(config, heading):
-    expected = defaults(config)
-    if issubclass(config, DraftModelConfig) and config is not DraftModelConfig:  # those have a table of their own
-        expected = {key: default for key, default in expected.items() if key not in defaults(DraftModelConfig)}
-    for others in ("options", "verifier_options"):  # the method's own keys and the verifier's, in the same dict
-        expected.pop(others, None)
-    if config is SamplingParams:
-        unsupported = set(re.findall(r"`(\w+)`", UNSUPPORTED[1]))
-        not_yet = [a for a in attrs.fields(config) if getattr(a.validator, "__name__", "") == "_not_yet"]
-        assert unsupported == {attribute.name for attribute in not_yet}
-        expected = {name: default for name, default in expected.items() if name not in unsupported}
-    assert table_after(heading) == expected
+def test_a_field_that_is_not_described_is_noticed(metadata, says):
+    @attrs.frozen
+    class Broken:
+        depth: int = attrs.field(default=5, metadata=metadata)
+
+    [fault] = faults(Broken)
+    assert says in fault
+
+
+def names_read(sources: Iterable[str]) -> set[str]:
+    """Attributes that code reads, of whatever object."""
+    nodes = (node for source in sources for node in ast.walk(ast.parse(source)))
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+
+
+def ignored(options: Iterable[Option], read: set[str]) -> list[str]:
+    """Options that nothing reads, that take more than one value, and that do not say that they change nothing."""
+    return [
+        option.name
+        for option in options
+        if option.name not in read
+        and option.allowed != option.default
+        and not option.help.startswith(("Changes nothing: ", "Refused: "))
+    ]
+
+
+def test_an_option_that_nothing_reads_says_so(plugins):
+    read = names_read(path.read_text() for path in ROOT.glob("*/**/specdec_*/**/*.py"))
+    assert "max_num_seqs" in read
+    for config in {*core_classes(), *provided(plugins).values()}:
+        assert ignored(options_of(config), read) == [], config
+
+
+def test_an_option_that_is_ignored_is_noticed():
+    read = names_read(["def build(config):\n    config.written = config.read"])
+    options = [
+        Option("read", "an integer", "5", "Used."),
+        Option("written", "an integer", "5", "Forgotten."),
+        Option("only", "1", "1", "Only one value."),
+        Option("honest", "an integer", "5", "Changes nothing: it is for show."),
+    ]
+    assert ignored(options, read) == ["written"]
+
+
+def test_the_documents_say_what_the_fields_say():
+    command = [sys.executable, DOCS / "option_tables.py", "--check"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def undocumented(text: str, classes: Iterable[type], resolve: Callable[[str], type]) -> list[str]:
+    """Classes with keys of their own that no table of a document shows."""
+    shown = {resolve(what.removesuffix(", its own")) for what in TABLE.findall(text)}
+    parents = {parent for each in classes for parent in each.__mro__ if own_names(parent)}
+    return sorted(each.__name__ for each in parents - shown)
+
+
+def test_every_class_has_a_table(plugins):
+    classes = {*core_classes(), *provided(plugins).values()}
+    assert undocumented(CONFIGURATION, classes, lambda what: option_tables.config_class(what, plugins)) == []
+    readmes = "".join(path.read_text(encoding="utf-8") for path in option_tables.DOCUMENTS if path.parent != DOCS)
+    assert set(TABLE.findall(readmes)) <= provided(plugins).keys()
+    shown = {option_tables.config_class(what, plugins) for what in TABLE.findall(readmes)}
+    assert shown == {each for each in provided(plugins).values() if each.__module__.partition(".")[0] != "specdec_core"}
+
+
+def test_a_class_without_a_table_is_noticed(plugins):
+    @attrs.frozen
+    class New:
+        depth: int = 5
+
+    text = CONFIGURATION.replace("<!-- options: verifier typical -->", "")
+    found = undocumented(text, {*core_classes(), New}, lambda what: option_tables.config_class(what, plugins))
+    assert found == ["New", "TypicalConfig"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("| `256` |", "| `255` |"),
+        ("Tokens in a block of the KV cache.", "Tokens of a block."),
+        ("| `seed` |", "| `sead` |"),
+        ("| `n` | `1` | an integer from 1 to 16384 |", "| `n` | `1` | an integer |"),
+    ],
+)
+def test_a_table_that_says_something_else_is_noticed(tmp_path, before, after):
+    docs = tmp_path / "docs"
+    shutil.copytree(DOCS, docs)
+    path, command = docs / "configuration.md", [sys.executable, docs / "option_tables.py"]
+    assert before in CONFIGURATION
+    path.write_text(CONFIGURATION.replace(before, after), encoding="utf-8")
+    result = subprocess.run([*command, "--check"], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "docs/configuration.md does not say what the fields say: run python docs/option_tables.py" in result.stderr
+    subprocess.run(command, check=True)
+    assert path.read_text(encoding="utf-8") == CONFIGURATION
+
+
+def test_a_table_without_an_end_is_noticed(plugins):
+    with pytest.raises(ValueError, match="a table of options does not end"):
+        option_tables.written("<!-- options: EngineConfig -->\n\n| option |\n", plugins)

@@ -21,7 +21,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PLACES = ("README.md", "docs/**/*.md", "*/README.md", "proposers/*/README.md", "models/*/README.md",
-          "integrations/*/README.md")  # fmt: skip
+          "kv_managers/*/README.md", "integrations/*/README.md")  # fmt: skip
 DOCUMENTS = sorted({path for place in PLACES for path in ROOT.glob(place) if not path.parent.name.startswith(".")})
 
 BLOCK = re.compile(

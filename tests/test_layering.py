@@ -7,7 +7,10 @@ not: they never run, so they can neither load a module nor close a circle. Modul
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -15,19 +18,16 @@ import pytest
 import specdec_core
 
 ROOT = Path(__file__).parents[1]
+CORE = ROOT / "core" / "specdec_core"
 LAYERS = (
-    {"__init__"},
-    {"types", "errors", "tree_layout", "token_tree", "validators", "converters", "hashing", "losses"},
-    {"config", "config_file", "sampling_params"},
-    {"proposer", "verifier", "kv_manager", "training"},
-    {"hookspecs"},
-    {"plugins"},
-    {"ops"},
-    {"sampling", "kv", "verifiers", "target", "metrics", "drafting", "merging", "checkpoint"},
-    {"builtin"},
+    {"__init__", "errors"},
+    {"contracts", "config"},
+    {"plugins", "ops"},
+    {"kv", "sampling", "verifiers"},
+    {"models"},
+    {"drafting"},
     {"engine"},
-    {"llm", "async_llm", "dry_run", "draft_checkpoint", "frontend", "legacy", "prompts", "outputs"},
-    {"testing"},
+    {"api"},
     {"cli", "__main__"},
 )
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
@@ -108,8 +108,50 @@ def faults_outside(modules: Mapping[str, str]) -> list[str]:
     return faults
 
 
+def cycle_in(modules: Mapping[str, str]) -> list[str]:
+    """Modules that import each other in a circle; empty if there is none."""
+    names = {module.removesuffix(".__init__") for module in modules}
+    graph: dict[str, set[str]] = {}
+    for module, source in modules.items():
+        own = module.removesuffix(".__init__")
+        targets = graph.setdefault(own, set())
+        for name in imports(module, source):
+            while name and name not in names:
+                name = name.rpartition(".")[0]
+            targets |= {name} - {"", "specdec_core", own}
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
 def test_core_imports_point_one_way():
-    assert core_faults(sources(ROOT / "core" / "specdec_core")) == []
+    assert core_faults(sources(CORE)) == []
+
+
+def test_no_modules_of_core_import_each_other():
+    assert cycle_in(sources(CORE)) == []
+
+
+def test_the_landing():
+    """What core consists of can be seen from its folders."""
+    loose = {path.stem for path in CORE.glob("*.py")}
+    assert loose == {"__init__", "__main__", "errors"}
+
+
+def test_what_plugins_are_listed_with_is_light():
+    """Contracts, options and the plugin manager import neither torch nor numpy nor transformers."""
+    code = """if True:
+        import sys, pkgutil, importlib, specdec_core
+        for package in ("contracts", "config", "plugins"):
+            found = importlib.import_module(f"specdec_core.{package}")
+            for module in pkgutil.iter_modules(found.__path__):
+                importlib.import_module(f"specdec_core.{package}.{module.name}")
+        print([name for name in ("torch", "numpy", "transformers") if name in sys.modules])
+    """
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("package", OUTSIDE, ids=lambda path: path.name)
@@ -120,19 +162,19 @@ def test_packages_import_only_public_names(package):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("specdec_core.types", "import specdec_core.engine"),
-        ("specdec_core.types", "from specdec_core.engine.engine import Engine"),
-        ("specdec_core.types", "from specdec_core import engine"),
-        ("specdec_core.types", "from . import engine"),
+        ("specdec_core.contracts.draft", "import specdec_core.engine"),
+        ("specdec_core.contracts.draft", "from specdec_core.engine.engine import Engine"),
+        ("specdec_core.contracts.draft", "from specdec_core import engine"),
+        ("specdec_core.contracts.draft", "from .. import engine"),
         ("specdec_core.kv.paged", "from ..engine import Engine"),
         ("specdec_core.kv.__init__", "from ..engine import Engine"),
         ("specdec_core.ops.attention", "def f():\n    if x:\n        from specdec_core.kv import paged"),
-        ("specdec_core.plugins.manager", "if TYPE_CHECKING:\n    pass\nelse:\n    import specdec_core.llm"),
-        ("specdec_core.plugins.manager", "importlib.import_module('specdec_core.builtin')"),
+        ("specdec_core.plugins.manager", "if TYPE_CHECKING:\n    pass\nelse:\n    import specdec_core.api"),
+        ("specdec_core.plugins.manager", "importlib.import_module('specdec_core.verifiers')"),
         ("specdec_core.plugins.manager", "import specdec_core\nspecdec_core.LLM"),
         ("specdec_core.engine.engine", "from specdec_core import Draft"),
         ("specdec_core.cli.plugins", "import specdec_proposer_ngram"),
-        ("specdec_core.__init__", "from specdec_core.types import Draft"),
+        ("specdec_core.__init__", "from specdec_core.contracts.draft import Draft"),
         ("specdec_core.novelty", ""),
     ],
 )
@@ -140,11 +182,22 @@ def test_a_fault_in_core_is_noticed(module, source):
     assert len(core_faults({module: source})) == 1
 
 
+def test_a_circle_is_noticed():
+    circle = {
+        "specdec_core.engine.a": "def f():\n    from specdec_core.engine.b import g",
+        "specdec_core.engine.b": "from specdec_core.engine import a",
+    }
+    assert len(cycle_in(circle)) == 3
+
+
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("specdec_core.types", "if TYPE_CHECKING:\n    from specdec_core.engine import Engine"),
-        ("specdec_core.engine.engine", "from .request import Request\nfrom ..types import Draft\nimport torch.types"),
+        ("specdec_core.contracts.draft", "if TYPE_CHECKING:\n    from specdec_core.engine.engine import Engine"),
+        (
+            "specdec_core.engine.engine",
+            "from .request import Request\nfrom ..contracts.draft import Draft\nimport torch.types",
+        ),
         ("specdec_core.cli.plugins", "import specdec_core\nspecdec_core.__version__"),
     ],
 )
@@ -156,8 +209,8 @@ def test_what_core_may_import(module, source):
     "source",
     [
         "from specdec_core.engine.scheduler import Scheduler",
-        "import specdec_core.types",
-        "from specdec_core.types import _offsets",
+        "import specdec_core.contracts.draft",
+        "from specdec_core.contracts.draft import _offsets",
         "def build():\n    from specdec_proposer_other import helper",
     ],
 )
@@ -166,5 +219,7 @@ def test_a_fault_in_a_proposer_is_noticed(source):
 
 
 def test_what_a_proposer_may_import():
-    source = "from specdec_core import Draft\nfrom specdec_core.proposer import ProposerSpec\nfrom . import rest\n"
+    source = (
+        "from specdec_core import Draft\nfrom specdec_core.contracts.proposer import ProposerSpec\nfrom . import rest\n"
+    )
     assert faults_outside({"specdec_proposer_mine.__init__": source + "import specdec_proposer_mine.rest"}) == []

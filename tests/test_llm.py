@@ -143,7 +143,7 @@ def test_a_request_may_ask_for_fewer_drafts(speculating: LLM) -> None:
 def test_a_folder_of_the_same_name_does_not_hide_the_embedded_model(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specdec_core.target.load import resolve_model
+    from specdec_core.models.load import resolve_model
 
     (tmp_path / "tiny").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -166,7 +166,7 @@ def test_numbers_of_other_libraries_are_numbers(plain: LLM) -> None:
 def test_the_bar_waits_for_its_delay(
     plain: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, delay_s: float, shown: str
 ) -> None:
-    monkeypatch.setattr("specdec_core.llm.BAR_DELAY_S", delay_s)
+    monkeypatch.setattr("specdec_core.api.llm.BAR_DELAY_S", delay_s)
     plain.generate(TEN_PROMPTS[:2], SamplingParams(temperature=0, max_tokens=2))
     bar = capsys.readouterr().err
     assert shown in bar

@@ -58,8 +58,8 @@ def with_llm(scenario: Callable[[AsyncLLM], Awaitable[None]], **settings: Any) -
             await scenario(llm)
 
     asyncio.run(run())
-    assert not llm._frontend.engine.has_unfinished
-    llm._frontend.engine.kv.check_integrity()
+    assert not llm._session.engine.has_unfinished
+    llm._session.engine.kv.check_integrity()
     return llm
 
 
@@ -78,14 +78,14 @@ def test_generators_that_run_at_once_are_one_batch(expected: list) -> None:
     batch_sizes: list[int] = []
 
     async def scenario(llm: AsyncLLM) -> None:
-        step = llm._frontend.engine.step
+        step = llm._session.engine.step
 
         def counting_step() -> Any:
             report = step()
             batch_sizes.append(report.num_decode_requests)
             return report
 
-        llm._frontend.engine.step = counting_step  # type: ignore[method-assign]
+        llm._session.engine.step = counting_step  # type: ignore[method-assign]
         found = await asyncio.gather(*(read(llm.generate(prompt, GREEDY)) for prompt in PROMPTS))
         assert found == expected
 
@@ -152,7 +152,7 @@ def test_closing_and_cancelling_end_the_request(expected: list) -> None:
         assert token_ids == expected[2][1][-len(token_ids) :], "it was not disturbed"
         unstarted = llm.generate(PROMPTS[3], ENDLESS)
         await unstarted.aclose()
-        assert not llm._frontend.engine.has_unfinished, "without a shutdown"
+        assert not llm._session.engine.has_unfinished, "without a shutdown"
 
     with_llm(scenario)
 
@@ -167,7 +167,7 @@ def test_a_generator_that_is_forgotten_is_cancelled() -> None:
 
     asyncio.run(scenario())
     asyncio.run(llm.shutdown())
-    assert not llm._frontend.engine.has_unfinished
+    assert not llm._session.engine.has_unfinished
 
 
 @pytest.mark.parametrize(
@@ -250,10 +250,10 @@ def test_a_failed_step_leaves_those_that_wait(expected: list) -> None:
 def test_a_failure_outside_of_the_requests_reaches_all(expected: list) -> None:
     async def scenario(llm: AsyncLLM) -> None:
         def fail(report: Any) -> None:
-            llm._frontend.engine._step_finished = None
+            llm._session.engine._step_finished = None
             raise ZeroDivisionError("a bug in a listener")
 
-        llm._frontend.engine._step_finished = fail
+        llm._session.engine._step_finished = fail
         tasks = [asyncio.create_task(read(llm.generate(prompt, ENDLESS))) for prompt in PROMPTS[:2]]
         await asyncio.sleep(0)
         errors = await asyncio.gather(*tasks, return_exceptions=True)

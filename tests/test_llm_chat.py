@@ -43,7 +43,7 @@ def test_one_conversation(llm: LLM) -> None:
 
 
 def test_the_template_begins_the_text_and_the_tokenizer_does_not_again(llm: LLM) -> None:
-    bos = llm._frontend.prompts.tokenizer.bos_token_id
+    bos = llm._session.prompts.tokenizer.bos_token_id
     assert llm.generate("text", GREEDY)[0].prompt_token_ids[0] == bos, "with generate, the tokenizer does"
     token_ids = llm.chat(CHAT, GREEDY)[0].prompt_token_ids
     assert token_ids[0] == bos

@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from specdec_core import LLM, CompletionOutput, ConfigError, DraftCounts, Request, SamplingParams
-from specdec_core.engine.text import OutputText
+from specdec_core.engine.detokenizer import OutputText
 
 CODE = """def total(prices, rate):
     result = 0
@@ -35,7 +35,7 @@ def speculating() -> LLM:
 
 @pytest.fixture(scope="module")
 def tokenizer(plain: LLM) -> Any:
-    return plain._frontend.prompts.tokenizer
+    return plain._session.prompts.tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +224,6 @@ def test_prompt_tokens_are_told_from_decoded_ones(plain: LLM, num_tokens: int) -
 def test_the_bar_is_shown_after_a_while(
     plain: LLM, delay_s: float, is_shown: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("specdec_core.llm.BAR_DELAY_S", delay_s)
+    monkeypatch.setattr("specdec_core.api.llm.BAR_DELAY_S", delay_s)
     plain.generate(PROMPTS[0], SamplingParams(max_tokens=1))
     assert ("request" in capfd.readouterr().err) == is_shown

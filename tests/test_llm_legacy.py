@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specdec_core import LLM, ConfigError, PluginError, SamplingParams
-from specdec_core.legacy import OLD_KEYS, without_old_keys
+from specdec_core.api.old_vllm_arguments import OLD_KEYS, without_old_keys
 
 OLD_NGRAM = {"speculative_model": "[ngram]", "num_speculative_tokens": 5, "ngram_prompt_lookup_max": 4}
 NEW_NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 1}

@@ -88,10 +88,10 @@ def test_loading_shows_no_bar_and_leaves_the_setting_alone(capfd: pytest.Capture
 
 @pytest.mark.parametrize("is_disabled", [False, True])
 def test_lines_in_the_log(is_disabled: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec_core.frontend.LOG_INTERVAL_S", 1e-9)
+    monkeypatch.setattr("specdec_core.api.session.LOG_INTERVAL_S", 1e-9)
     config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
     llm = LLM("tiny", speculative_config=config, disable_log_stats=is_disabled, metrics_prefix="mine")
-    with caplog.at_level(logging.INFO, "specdec_core.metrics"):
+    with caplog.at_level(logging.INFO, "specdec_core.engine.metrics"):
         llm.generate("x = x + x + x + x + x", GREEDY)
     assert bool(caplog.messages) != is_disabled
     assert all(line.startswith("mine: ") for line in caplog.messages)

@@ -19,5 +19,9 @@ class CapacityError(SpecdecError):
     """A request needs more KV blocks or a longer context than there are."""
 
 
+class DeviceError(SpecdecError):
+    """The device failed, and no call of it works in this process any more: the process must be restarted."""
+
+
 class CompatibilityError(SpecdecError):
     """A model or a library version has a feature that this version of specdec cannot run faithfully."""

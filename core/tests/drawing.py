@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from specdec_core.types import RandomSource, Stream
+from specdec_core.contracts.verifier import RandomSource, Stream
 
 DRAWN_STREAMS = [Stream.DRAFT, Stream.ACCEPT, Stream.RECOVER]
 SMALLEST_P = 1e-5

@@ -11,7 +11,8 @@ import torch
 from attrs import evolve, frozen
 from enumerating import enumerate_outcomes
 
-from specdec_core.types import Draft, DraftTree, RandomSource, Stream, Verdict
+from specdec_core.contracts.draft import DEAD, Draft, DraftTree
+from specdec_core.contracts.verifier import RandomSource, Stream, Verdict
 
 History = tuple[int, ...]
 Model = dict[History, np.ndarray]
@@ -89,9 +90,14 @@ def _drawn(weights: np.ndarray, node: int, random: RandomSource) -> int:
 
 
 def target_logits(target: Model, draft: Draft) -> torch.Tensor:
-    """float64 [num_nodes + 1, vocab]   of the root and of every node with its own history."""
+    """float64 [num_nodes + 1, vocab]   of the root and of every node with its own history. Those of a dead node mean
+    nothing: to rely on them is wrong."""
     tokens, parents = draft.tree(0)
     rows = np.stack([target[history] for history in [(), *histories(tokens, tuple(parents))]])
+    is_dead = [False]
+    for parent in parents:
+        is_dead.append(parent == DEAD or is_dead[parent + 1])
+    rows[is_dead] = np.roll(rows[is_dead], 1, axis=1)
     return torch.tensor(np.log(np.maximum(rows, 1e-300))).masked_fill(torch.tensor(rows == 0), -torch.inf)
 
 
@@ -119,9 +125,9 @@ def emit(
     assert abs(sum(emitted.values()) - 1) < 1e-12
     error = 0.0
     for sequence in product(range(len(q[()])), repeat=shape.depth + 1):
-        expected = _sequence_probability(target, sequence, 0)
+        expected = sequence_probability(target, sequence, 0)
         actual = sum(
-            p * _sequence_probability(target, sequence, len(tokens))
+            p * sequence_probability(target, sequence, len(tokens))
             for tokens, p in emitted.items()
             if sequence[: len(tokens)] == tokens
         )
@@ -129,5 +135,5 @@ def emit(
     return Emitted(error, sum(p * (len(tokens) - 1) for tokens, p in emitted.items()))
 
 
-def _sequence_probability(target: Model, sequence: History, start: int) -> float:
+def sequence_probability(target: Model, sequence: History, start: int) -> float:
     return float(np.prod([target[sequence[:i]][sequence[i]] for i in range(start, len(sequence))]))

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from attrs import define, field
 
-from specdec_core.types import Stream
+from specdec_core.contracts.verifier import Stream
 
 Result = TypeVar("Result")
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from attrs import field, frozen, validators
+from attrs import field, frozen
 
-from specdec_core import Draft, Plan, Proposer, ProposerSpec, hookimpl
+from specdec_core import Draft, Plan, Proposer, ProposerSpec, hookimpl, whole_number
 
 
 @frozen
 class RecentConfig:
     """The method's own keys of speculative_config."""
 
-    recent_max_chain: int = field(default=8, validator=validators.ge(1))
+    recent_max_chain: int = field(default=8, validator=whole_number(1), metadata={"help": "Most tokens of a draft."})
 
 
 class RecentProposer(Proposer):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from attrs import frozen
 
 from specdec_core import Draft, DraftTree, KVLayout, Plan, Proposer, ProposerSpec, Stream, hookimpl
+from specdec_core.contracts.draft import DEAD
 
 
 @frozen
@@ -111,6 +112,83 @@ class Sampling(Proposer):
         return int(drawn)
 
 
+class Fading(Sampling):
+    """A sampled chain that ends where a token's follower was never seen, drafted as a device would: as many nodes as
+    are allowed, of which the last ones are dead."""
+
+    def propose(self, batch):
+        import torch
+
+        tokens, parents, q_rows, rows, depths = [], [], [], [], []
+        for i, request in enumerate(batch.requests):
+            counts, token = self.counts(request.token_ids.tolist()), int(request.token_ids[-1])
+            temperature, budget = float(batch.temperature[i]), batch.max_draft_tokens[i]
+            length = 0
+            while length < budget and (weights := counts[self.from_target.get(token, 0)]).max() > 1:
+                probs = self.probs(weights, max(temperature, 1e-3))
+                q_rows.append(len(rows) if temperature > 0 else -1)
+                rows += [probs] if temperature > 0 else []
+                drawn = self.draw(batch, i, length, probs) if temperature > 0 else int(weights.argmax())
+                token = int(self.to_target[drawn])
+                tokens.append(token)
+                length += 1
+            dead = budget - length
+            tokens += [0] * dead
+            parents += [*range(-1, length - 1), *[DEAD] * dead]
+            q_rows += [-1] * dead
+            depths.append(length)
+        return Draft(
+            token_ids=torch.tensor(tokens, dtype=torch.int64),
+            parents=torch.tensor(parents, dtype=torch.int32),
+            offsets=(0, *accumulate(batch.max_draft_tokens)),
+            max_depth=max(batch.max_draft_tokens),
+            q=torch.stack(rows).float() if rows else torch.zeros(0, self.NUM_TOKENS),
+            q_rows=torch.tensor(q_rows, dtype=torch.int32),
+            q_to_target=self.to_target,
+            is_chain=True,
+        )
+
+
+class Selecting(Sampling):
+    """Draws from the few likeliest tokens, which q names row by row: two children of the root, no two alike, and a
+    chain below the first."""
+
+    NUM_SELECTED = 4
+
+    def propose(self, batch):
+        import torch
+
+        tokens, parents, q_rows, rows, ids = [], [], [], [], []
+        for i, request in enumerate(batch.requests):
+            counts, root = self.counts(request.token_ids.tolist()), int(request.token_ids[-1])
+            drawn, temperature = [], float(batch.temperature[i])
+            for node in range(batch.max_draft_tokens[i]):
+                parent = -1 if node < 2 else 0 if node == 2 else node - 1
+                if node != 1:
+                    weights = counts[self.from_target.get(root if parent < 0 else drawn[parent], 0)]
+                    best = weights.topk(self.NUM_SELECTED)
+                    rows.append(self.probs(best.values, max(temperature, 1e-3)))
+                    ids.append(self.to_target[best.indices])
+                left = rows[-1].clone()
+                if node == 1:
+                    left[ids[-1] == drawn[0]] = 0
+                column = self.draw(batch, i, node, left) if temperature > 0 else int(left.argmax())
+                drawn.append(int(ids[-1][column]))
+                parents.append(parent)
+                q_rows.append(len(rows) - 1 if temperature > 0 else -1)
+            tokens += drawn
+        return Draft(
+            token_ids=torch.tensor(tokens, dtype=torch.int64),
+            parents=torch.tensor(parents, dtype=torch.int32),
+            offsets=(0, *accumulate(batch.max_draft_tokens)),
+            max_depth=max(batch.max_draft_tokens),
+            q=torch.stack(rows).float(),
+            q_rows=torch.tensor(q_rows, dtype=torch.int32),
+            q_ids=torch.stack(ids),
+            with_replacement=False,
+        )
+
+
 class Feeling(Proposer):
     """The tokens that the target's output head likes best after the mean of all features so far: a flat tree."""
 
@@ -124,7 +202,7 @@ class Feeling(Proposer):
     def observe(self, observation):
         for i, request in enumerate(observation.requests):
             start = observation.offsets[i]
-            features = observation.features["final"][start : start + int(observation.num_valid[i])]
+            features = observation.features["final"][start : start + observation.host_num_valid[i]]
             total, number = self.sums[request.id]
             self.sums[request.id] = (total + features.double().sum(0), number + len(features))
 
@@ -172,6 +250,8 @@ def specdec_proposers():
     return [
         offer("branching", Branching),
         offer("sampling", Sampling),
+        offer("fading", Fading),
+        offer("selecting", Selecting),
         offer("feeling", Feeling, plan=plan_features),
         offer("addressing", Addressing, plan=plan_layers),
     ]

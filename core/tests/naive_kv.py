@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from itertools import count
 
 import attrs
+import numpy as np
 import torch
-from attrs import define, field
+from attrs import define, field, frozen
 
+from specdec_core.contracts.draft import DraftTree
+from specdec_core.contracts.kv import KVLayout, KVManager
+from specdec_core.contracts.verifier import Verdict
 from specdec_core.errors import CapacityError
-from specdec_core.kv_manager import KVManager
-from specdec_core.types import DraftTree, KVLayout, Verdict
 
 LAYOUTS = (
     KVLayout(num_layers=2, num_kv_heads=2, key_dim=3, value_dim=2, dtype=torch.float32, keeps_nodes=True),
@@ -34,6 +36,14 @@ class NaiveRequest:
         slots = self.slots[group]
         slots.extend([0] * (start + len(values) - len(slots)))
         slots[start : start + len(values)] = values
+
+
+@frozen
+class View:
+    """What `advance` sees of a request."""
+
+    id: str
+    token_ids: np.ndarray
 
 
 NO_TREE = DraftTree([], [])
@@ -90,11 +100,15 @@ class NaiveKV:
     def reserve(self, request_id: str, num_tokens: int, num_scratch: int) -> bool:
         """False if the model says that it cannot fit; the manager must say so too."""
         request = self.requests.get(request_id, NaiveRequest())
+        if request_id not in self.requests:
+            assert self.manager.admit(request_id, np.arange(num_tokens), "", ()) == 0
         owned = max(request.owned_blocks, -(-(num_tokens + num_scratch) // self.block_size))
         if owned - request.owned_blocks > self.num_free:
             try:
                 self.manager.reserve(request_id, num_tokens, num_scratch)
             except CapacityError:
+                if request_id not in self.requests:
+                    self.manager.release(request_id)
                 return False
             raise AssertionError(f"reserved {owned} blocks for {request_id} with {self.num_free} free")
         self.manager.reserve(request_id, num_tokens, num_scratch)
@@ -126,7 +140,7 @@ class NaiveKV:
 
     def _commit(self, passes: Sequence[Pass], observe: bool) -> None:
         ids = [p.request_id for p in passes]
-        self.manager.commit(ids, [p.num_known for p in passes], build_verdict(passes))
+        self.manager.compact(ids, [p.num_known for p in passes], build_verdict(passes))
         before = [self.requests[i].committed for i in ids]
         for p in passes:
             request = self.requests[p.request_id]
@@ -144,6 +158,8 @@ class NaiveKV:
             for group, layout in enumerate(LAYOUTS):
                 if not layout.keeps_nodes:
                     self._write(group, ids, before, lengths)
+        views = [View(i, np.arange(self.requests[i].committed + 1)) for i in ids]
+        self.manager.advance(views, [p.num_known + len(p.path) for p in passes])
 
     def _write(self, group: int, ids: Sequence[str], starts: Sequence[int], lengths: Sequence[int]) -> None:
         if not ids:

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from specdec_core.types import Draft, DraftTree, Verdict
+from specdec_core.contracts.draft import DEAD, Draft, DraftTree
+from specdec_core.contracts.verifier import Verdict
 
 DrawToken = Callable[[torch.Tensor, int, int], int]
 """(row of logits, request, depth of that row's node) -> token."""
@@ -60,10 +61,19 @@ def assert_verdict(verdict: Verdict, logits: torch.Tensor, draft: Draft, draw: D
 def draft_trees(draw: st.DrawFn, vocab: int, max_nodes: int = 9) -> DraftTree:
     """Chains, bushes, empty trees; with few tokens, duplicate siblings abound; -2 among the parents: dead nodes."""
     num_nodes = draw(st.integers(0, max_nodes))
-    kind = draw(st.sampled_from(["chain", "tree", "tree with dead nodes"]))
-    lowest = {"chain": None, "tree": -1, "tree with dead nodes": -2}[kind]
+    kind = draw(st.sampled_from(["chain", "chain with a dead tail", "tree", "tree with dead nodes"]))
+    lowest = {"tree": -1, "tree with dead nodes": DEAD}.get(kind)
     parents = [i - 1 if lowest is None else draw(st.integers(lowest, i - 1)) for i in range(num_nodes)]
+    if kind == "chain with a dead tail" and num_nodes:
+        first = draw(st.integers(0, num_nodes - 1))
+        parents[first:] = [DEAD, *(draw(st.sampled_from([DEAD, i - 1])) for i in range(first + 1, num_nodes))]
     return DraftTree([draw(st.integers(0, vocab - 1)) for _ in range(num_nodes)], parents)
+
+
+def is_a_chain(tree: DraftTree) -> bool:
+    """Whether its live nodes are one, and the first."""
+    length = next((i for i, parent in enumerate(tree.parents) if parent != i - 1), len(tree.parents))
+    return all(parent == DEAD or parent >= length for parent in tree.parents[length:])
 
 
 @st.composite
@@ -74,7 +84,8 @@ def cases(draw: st.DrawFn) -> tuple[torch.Tensor, Draft]:
     vocab = draw(st.sampled_from([2, 3, 5]))
     trees = draw(st.lists(draft_trees(vocab), min_size=1, max_size=5))
     draft = Draft.from_trees(trees)
-    draft = attrs.evolve(draft, max_depth=draft.max_depth + draw(st.sampled_from([0, 0, 0, 2])))
+    is_chain = all(map(is_a_chain, trees)) and draw(st.booleans())
+    draft = attrs.evolve(draft, max_depth=draft.max_depth + draw(st.sampled_from([0, 0, 0, 2])), is_chain=is_chain)
     num_rows = draft.num_nodes + draft.batch_size
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     logits = torch.tensor(rng.normal(size=(num_rows, vocab)), dtype=torch.float32)

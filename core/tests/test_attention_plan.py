@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings, strategies as st
 
+from specdec_core.contracts.kv import KVMetadata, Visibility
 from specdec_core.ops.attention_plan import SHORT, AttentionPlan
 from specdec_core.ops.padding import Padding
-from specdec_core.types import KVMetadata, Visibility
 
 BLOCK_SIZE = 4
 REQUESTS = st.lists(

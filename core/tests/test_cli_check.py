@@ -35,7 +35,7 @@ def test_what_is_said_is_what_the_engine_does(check, checkpoint):
     assert (found["method"], found["num_speculative_tokens"]) == ("bigram", 5)
     assert found["target"]["max_model_len"] == llm.engine.target.info.max_model_len == 4096
     memory = found["memory"]
-    assert memory["kv_bytes_per_token"] == llm.engine.target.kv_layout.bytes_per_token
+    assert memory["kv_bytes_per_token"] == llm.engine.target.kv_groups.only.bytes_per_token
     assert memory["num_blocks"] == llm.engine.kv.num_free_blocks == 3 * 4096 // 8
     assert memory["num_tokens"] == 3 * 4096
     assert (memory["num_full_requests"], memory["limited_by"]) == (3, "max_num_seqs")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 import pytest
 from click.testing import CliRunner
 
 from specdec_core import cli
-from specdec_core.cli.options import mentioned_keys, model_options
+from specdec_core.cli.options import OWN_OPTIONS, mentioned_keys, model_options
+from specdec_core.config.file import KEYS
+from specdec_core.config.speculative import SpeculativeConfig
 from specdec_core.errors import CapacityError
 
 FILE = """\
@@ -63,6 +67,7 @@ def test_the_file_counts(keywords):
     [
         (["--model", "m", "--dtype", "float32"], {"model": "m", "dtype": "float32"}),
         (["--engine", "max_num_seqs=8", "--engine", "max_model_len=9"], {"max_num_seqs": 8, "max_model_len": 9}),
+        (["--engine", "kv_manager_config.a=1"], {"kv_manager_config": {"a": 1}}),
         (["--set", "size=7"], {"speculative_config": {**SPECULATION, "size": 7}}),
         (["--set", "other=7"], {"speculative_config": {**SPECULATION, "other": 7}}),
         (["--num-speculative-tokens", "9"], {"speculative_config": {**SPECULATION, "num_speculative_tokens": 9}}),
@@ -85,6 +90,9 @@ def test_options_override_the_file(keywords, arguments, changed):
         (["--engine", "dtype=float32"], "--engine dtype=float32: give dtype as --dtype"),
         (["--engine", "speculative_config=x"], "give speculative_config as --method and --set"),
         (["--engine", "seed=1", "--engine", "seed=2"], "--engine seed=2 is one too many: give seed once"),
+        (["--engine", "kv_manager_config=4"], "write kv_manager_config.OPTION=VALUE, one for each option"),
+        (["--engine", "seed.a=4"], "--engine seed.a=4: write seed=VALUE"),
+        (["--engine", "kv_manager_config.a=1", "--engine", "kv_manager_config.a=2"], "give kv_manager_config.a once"),
         (["--set", "a=1", "--set", "a=2", "--method", "one"], "--set a=2 is one too many: give a once"),
         (["--set", "method=one"], "--set method says how to speculate: name a --method"),
         (["--set", "method=two", "--method", "one"], "give method as --method"),
@@ -108,6 +116,21 @@ def test_options_that_contradict_each_other(keywords, arguments, says):
 )
 def test_keys_that_an_error_mentions(message, keys):
     assert mentioned_keys(message) == keys
+
+
+@pytest.mark.parametrize("command", ["check", "generate"])
+def test_help_ends_with_the_keys(command):
+    """Each key of the engine and of speculative_config, but for those that have an option of their own."""
+    result = CliRunner().invoke(cli.main, [command, "--help"])
+    assert result.exit_code == 0
+    _, engine, speculation = re.split(r"\nKeys for --(?:engine|set)[^\n]*:\n", result.stdout)
+
+    def listed(section):
+        return re.findall(r"^  (\w+)", section, re.MULTILINE)
+
+    assert set(listed(engine)) == KEYS - OWN_OPTIONS.keys()
+    assert set(listed(speculation)) == SpeculativeConfig.core_keys() - {"method", "num_speculative_tokens"}
+    assert "block_size              Tokens in a block of the KV cache.  [an integer from" in engine
 
 
 def test_a_hint_says_how_keywords_are_spelt(monkeypatch):

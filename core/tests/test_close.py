@@ -32,7 +32,7 @@ from specdec_core import (
     cli,
     hookimpl,
 )
-from specdec_core.testing import propose, tiny_target
+from specdec_testing import propose, tiny_target
 
 HERE = Path(__file__).parent
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -269,7 +269,7 @@ def test_async_that_is_dropped(folder: Path) -> None:
         llm = AsyncLLM(folder, **settings("diary"))
         async for _ in llm.generate(PROMPTS[0], PARAMS):
             pass
-        return weakref.ref(llm._frontend.engine.target)
+        return weakref.ref(llm._session.engine.target)
 
     model = asyncio.run(run())
     gc.collect()

@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve, field, fields, frozen
 
 from specdec_core import ConfigError, DraftModelConfig, EngineConfig, SpeculativeConfig, whole_number
-from specdec_core.config import speculative_mapping
+from specdec_core.api.arguments import speculative_mapping
 
 
 @frozen(kw_only=True)
@@ -116,6 +116,8 @@ def test_names_of_dtypes() -> None:
 
 
 CHANGES = [
+    {"kv_manager": "prefix"},
+    {"kv_manager_config": {"a": 1}},
     {"model": "other"},
     {"revision": "v2"},
     {"code_revision": "v2"},

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given, strategies as st
 
 from specdec_core import LLM, ConfigError, load_config_file
-from specdec_core.config_file import KEYS
+from specdec_core.config.file import KEYS
 
 CONFIG = {
     "model": "tiny",
@@ -97,6 +97,32 @@ def test_bad_files_are_named(load_text, suffix, content, says):
     assert says in str(caught.value)
     assert f"config{suffix}'" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+LEVELS = [f"*{name}, " * 9 for name in "abcdefgh"]
+LISTS = [f"&{name} [{level}]" for name, level in zip("abcdefghi", ["x", *LEVELS], strict=True)]
+MERGES = [f"&{name} {{<<: [{level}]}}" for name, level in zip("bcdefghi", LEVELS, strict=True)]
+KEYED = "".join(f"{index}: {each}\n" for index, each in enumerate(LISTS))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"- {each}\n" for each in LISTS),
+        f"{KEYED}model: *i",
+        f"{KEYED}? *i\n: x",
+        "".join(f"{index}: {each}\n" for index, each in enumerate(["&a {x: 1}", *MERGES])),
+    ],
+    ids=["list", "value", "key", "merged"],
+)
+def test_a_few_lines_that_stand_for_billions_of_values(load_text, text):
+    with pytest.raises(ConfigError, match=r"more than 100000 values, those behind aliases counted each time"):
+        load_text(".yaml", text)
+
+
+def test_a_yaml_file_may_hold_itself(load_text):
+    with pytest.raises(ConfigError, match=r"holds \[\[\[\[.*\.\.\.: give keys"):
+        load_text(".yaml", "&a [*a, *a]")
 
 
 @pytest.mark.parametrize("name", ["missing.toml", "folder.toml"])

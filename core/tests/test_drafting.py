@@ -10,10 +10,12 @@ import torch
 from drawn_trees import Emitted, Model, Shape, emit, histories, random_model
 from hypothesis import given, settings, strategies as st
 
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.proposer import ProposerBatch
+from specdec_core.contracts.verifier import RandomSource
 from specdec_core.drafting import DraftBuilder
 from specdec_core.engine.draft_check import check_draft
 from specdec_core.sampling.random import CounterRandom
-from specdec_core.types import Draft, ProposerBatch, RandomSource
 from specdec_core.verifiers.rejection import RejectionVerifier
 from specdec_core.verifiers.traversal import TraversalVerifier
 

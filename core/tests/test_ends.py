@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 
 from specdec_core.errors import CompatibilityError
-from specdec_core.target import Target
-from specdec_core.target.ends import Ends
+from specdec_core.models import Model
+from specdec_core.models.embedding_and_head import Ends, raw_logits, table_rows
+from specdec_core.models.load import ModelSource
 
 SIZES = {
     "vocab_size": 120,
@@ -55,6 +57,8 @@ SCALES = {  # of the embedding, outside of its module; before the head; of the l
     "gpt2": (1.0, 1.0, 1.0, None),
     "opt": (1.0, 1.0, 1.0, None),
 }
+TABLE_SCALES = {"granite": 3.0, "gemma2": 8.0, "gemma3_text": 8.0, "minicpm3": 4.0}
+"""Of the rows of the table, within its module or outside."""
 OFFSETS = {"gpt2": 0, "opt": 2}  # of the first position in the table of learned ones
 TOKEN_IDS = torch.tensor([[5, 99, 3, 3, 118, 64, 0, 7, 31]])
 
@@ -102,7 +106,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.inference_mode()
 def test_as_the_model_computes_them(family: tuple[str, Path], dtype: torch.dtype) -> None:
-    target = Target(family[1], device=torch.device("cpu"), dtype=dtype)
+    target = Model(ModelSource(model=family[1], device=torch.device("cpu"), dtype=dtype))
     stock = Stock.of(family[1], dtype)
     embedded = target.embed(TOKEN_IDS[0]) + stock.learned_positions
     logits = target.output_head(stock.final)
@@ -111,9 +115,60 @@ def test_as_the_model_computes_them(family: tuple[str, Path], dtype: torch.dtype
     torch.testing.assert_close(logits, stock.logits)
 
 
+def check_raw(name: str, folder: Path, dtype: torch.dtype) -> None:
+    """Raw ends differ from the others by what the family does there, and by nothing else."""
+    target = Model(ModelSource(model=folder, device=torch.device("cpu"), dtype=dtype))
+    stock = Stock.of(folder, dtype)
+    head_scale, logits_scale, cap = SCALES[name][1:]
+    embedded, raw = target.embed(TOKEN_IDS[0]), target.embed(TOKEN_IDS[0], raw=True)
+    assert raw.dtype == embedded.dtype == dtype
+    scale = torch.tensor(TABLE_SCALES.get(name, 1.0), dtype=dtype)
+    torch.testing.assert_close(raw * scale, embedded)
+    torch.testing.assert_close(raw, target._embedding.weight[TOKEN_IDS[0]], atol=0, rtol=0)
+    logits = target.output_head(stock.final * head_scale, raw=True) * logits_scale
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    torch.testing.assert_close(logits, target.output_head(stock.final))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@torch.inference_mode()
+def test_raw_ends_are_without_what_the_family_adds(family: tuple[str, Path], dtype: torch.dtype) -> None:
+    check_raw(*family, dtype)
+
+
+@pytest.mark.parametrize("end", ["embed", "output_head"])
+@torch.inference_mode()
+def test_raw_ends_that_are_scaled_are_noticed(
+    end: str, family: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mutation: raw is not asked for."""
+    name = family[0]
+    original = getattr(Model, end)
+    monkeypatch.setattr(Model, end, lambda self, given, raw=False: original(self, given))
+    scaled = name in TABLE_SCALES if end == "embed" else SCALES[name][1:] != (1.0, 1.0, None)
+    with pytest.raises(AssertionError) if scaled else nullcontext():
+        check_raw(*family, torch.float32)
+
+
+def test_without_an_output_head_there_is_none_to_share() -> None:
+    with pytest.raises(CompatibilityError, match="no output head"):
+        raw_logits(None, torch.zeros(1, 4))
+
+
+def test_an_embedding_of_another_kind_is_taken_at_its_word() -> None:
+    class Doubled(torch.nn.Module):
+        def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+            return 2.0 * token_ids[:, None]
+
+    assert table_rows(Doubled(), torch.tensor([3])).tolist() == [[6.0]]
+
+
 @torch.inference_mode()
 def test_rows_of_the_output_head_make_its_logits(family: tuple[str, Path]) -> None:
-    target, stock = Target(family[1], device=torch.device("cpu"), dtype="float32"), Stock.of(family[1], torch.float32)
+    target, stock = (
+        Model(ModelSource(model=family[1], device=torch.device("cpu"), dtype="float32")),
+        Stock.of(family[1], torch.float32),
+    )
     head, token_ids = target._model.get_output_embeddings(), torch.tensor([[7, 0], [119, 7]])
     if SCALES[family[0]][3] is not None:
         with pytest.raises(CompatibilityError, match="logits are not products with rows"):
@@ -130,7 +185,7 @@ def test_rows_of_the_output_head_make_its_logits(family: tuple[str, Path]) -> No
 
 def test_what_is_found_is_what_the_family_does(family: tuple[str, Path]) -> None:
     name, folder = family
-    ends = Target(folder, device=torch.device("cpu"), dtype="float32")._ends
+    ends = Model(ModelSource(model=folder, device=torch.device("cpu"), dtype="float32"))._ends
     found = (ends.embedding_scale, ends.head_scale, ends.logits_scale, ends.logits_cap)
     assert found == pytest.approx(SCALES[name])
 

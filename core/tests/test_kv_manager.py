@@ -13,9 +13,11 @@ from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from naive_kv import LAYOUTS, NaiveKV, Pass, assert_matches, path_to
 
+from specdec_core.contracts.draft import DraftTree
+from specdec_core.contracts.kv import KVContext
+from specdec_core.contracts.verifier import Verdict
 from specdec_core.errors import CapacityError
 from specdec_core.kv.block_pool import BlockPool
-from specdec_core.types import DraftTree, Verdict
 
 IDS = ["a", "b", "c", "d", "e"]
 
@@ -23,7 +25,7 @@ IDS = ["a", "b", "c", "d", "e"]
 def paged(num_blocks: int, block_size: int) -> Any:
     from specdec_core.kv import PagedKVManager
 
-    return PagedKVManager(num_blocks, block_size, torch.device("cpu"))
+    return PagedKVManager(KVContext(num_blocks, block_size, torch.device("cpu")))
 
 
 @st.composite
@@ -134,10 +136,13 @@ class Faulty:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def commit(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
-        self.inner.commit(request_ids, num_known, verdict)
-        for request_id, known, accepted in zip(request_ids, num_known, verdict.num_accepted.tolist(), strict=True):
-            self.committed[request_id] = self.committed.get(request_id, 0) + known + accepted
+    def compact(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
+        self.inner.compact(request_ids, num_known, verdict)
+
+    def advance(self, requests: Sequence[Any], counts: Sequence[int]) -> None:
+        self.inner.advance(requests, counts)
+        for request, count in zip(requests, counts, strict=True):
+            self.committed[request.id] = self.committed.get(request.id, 0) + count
 
     def release(self, request_id: str) -> None:
         self.inner.release(request_id)
@@ -149,24 +154,24 @@ class Faulty:
 
 
 class MovesNothing(Faulty):
-    def commit(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
+    def compact(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
         before = [cache.clone() for cache in self.kept_caches()]
-        super().commit(request_ids, num_known, verdict)
+        super().compact(request_ids, num_known, verdict)
         for cache, old in zip(self.kept_caches(), before, strict=True):
             cache.copy_(old)
 
 
 class MovesTheWrongNode(Faulty):
-    def commit(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
+    def compact(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
         rows = verdict.rows.clone()
         rows[:, 1:] = torch.maximum(rows[:, 1:] - 1, rows[:, :1] + 1)
-        super().commit(request_ids, num_known, attrs.evolve(verdict, rows=rows))
+        super().compact(request_ids, num_known, attrs.evolve(verdict, rows=rows))
 
 
 class OverlapsSourceAndDestination(Faulty):
     """Moves the path's nodes one after the other, the last first."""
 
-    def commit(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
+    def compact(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
         before = [cache.clone() for cache in self.kept_caches()]
         moves = []
         for i, request_id in enumerate(request_ids):
@@ -176,7 +181,7 @@ class OverlapsSourceAndDestination(Faulty):
             slots = self.inner.metadata([request_id], [start], [length]).slot_mapping.tolist() if length else []
             accepted = int(verdict.num_accepted[i])
             moves += [(slots[nodes[j]], slots[j - 1]) for j in range(accepted, 0, -1)]
-        super().commit(request_ids, num_known, verdict)
+        super().compact(request_ids, num_known, verdict)
         for cache, old in zip(self.kept_caches(), before, strict=True):
             cache.copy_(old)
             for source, destination in moves:
@@ -186,7 +191,9 @@ class OverlapsSourceAndDestination(Faulty):
 class LeaksABlock(Faulty):
     def release(self, request_id: str) -> None:
         super().release(request_id)
-        self.inner.reserve(f"leak {self.inner.num_free_blocks}", 1, 0)
+        leak = f"leak {self.inner.num_free_blocks}"
+        self.inner.admit(leak, np.arange(1), "", ())
+        self.inner.reserve(leak, 1, 0)
 
 
 class SharesABlock(Faulty):
@@ -194,6 +201,13 @@ class SharesABlock(Faulty):
 
     def metadata(self, request_ids: Sequence[str], starts: Sequence[int], lengths: Sequence[int]) -> Any:
         return self.inner.metadata([request_ids[0]] * len(request_ids), starts, lengths)
+
+
+class ForgetsToAdvance(Faulty):
+    """Blocks of refused nodes stay where they are, and the next nodes lie behind them."""
+
+    def advance(self, requests: Sequence[Any], counts: Sequence[int]) -> None:
+        super().advance(requests, [max(0, count - 1) for count in counts])
 
 
 def run_scenario(manager: Any, num_blocks: int, block_size: int, seed: int) -> None:
@@ -224,7 +238,8 @@ def test_scenario_passes_without_a_fault(block_size: int) -> None:
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize(
-    "fault", [MovesNothing, MovesTheWrongNode, OverlapsSourceAndDestination, LeaksABlock, SharesABlock]
+    "fault",
+    [MovesNothing, MovesTheWrongNode, OverlapsSourceAndDestination, LeaksABlock, SharesABlock, ForgetsToAdvance],
 )
 def test_comparison_notices(fault: type[Faulty], block_size: int) -> None:
     num_blocks = 256 // block_size
@@ -242,6 +257,7 @@ def test_release_of_an_unknown_id_is_ignored() -> None:
 def test_padding_row_is_the_last_and_takes_writes_to_minus_one() -> None:
     manager = paged(3, 4)
     group = manager.add_group(LAYOUTS[0])
+    manager.admit("a", np.arange(12), "", ())
     manager.reserve("a", 12, 0)
     keys, values = manager.cache(group, 0)
     assert keys.shape == (13, 2, 3)
@@ -256,7 +272,9 @@ def test_padding_row_is_the_last_and_takes_writes_to_minus_one() -> None:
 def test_metadata_of_inner_intervals_addresses_the_same_slots() -> None:
     manager = paged(8, 4)
     manager.add_group(LAYOUTS[0])
+    manager.admit("a", np.arange(10), "", ())
     manager.reserve("a", 10, 3)
+    manager.admit("b", np.arange(5), "", ())
     manager.reserve("b", 5, 0)
     whole = manager.metadata(["a", "b"], [0, 0], [13, 5]).slot_mapping.tolist()
     inner = manager.metadata(["b", "a"], [2, 9], [3, 4]).slot_mapping.tolist()
@@ -277,7 +295,9 @@ def test_slots_past_what_a_request_owns_are_refused() -> None:
     """Within one batch they would be the slots of another request."""
     manager = paged(8, 4)
     manager.add_group(LAYOUTS[0])
+    manager.admit("a", np.arange(5), "", ())
     manager.reserve("a", 5, 3)
+    manager.admit("b", np.arange(9), "", ())
     manager.reserve("b", 9, 0)
     assert len(manager.metadata(["a", "b"], [5, 0], [3, 12]).slot_mapping) == 15
     with pytest.raises(CapacityError, match=r"'a' holds 8 KV slots.*\[5, 9\).*scratch_slots"):
@@ -287,7 +307,9 @@ def test_slots_past_what_a_request_owns_are_refused() -> None:
 def test_tables_follow_every_change() -> None:
     """They are kept between passes, for as long as no request got or gave back a block."""
     pool = BlockPool(6, 4)
+    pool.add("a")
     pool.grow("a", 9)
+    pool.add("b")
     pool.grow("b", 3)
     assert pool.tables(["a", "b"]).tolist() == [[0, 1, 2], [3, 0, 0]]
     pool.shrink("a", 5)

@@ -6,10 +6,12 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from specdec_core import CapacityError, EngineConfig, KVLayout, Plan
-from specdec_core.engine import free_memory as free_memory_module, memory as memory_module
-from specdec_core.engine.free_memory import free_memory
-from specdec_core.engine.memory import plan_memory
+from specdec_core import CapacityError, EngineConfig, KVLayout, Plan, TargetInfo
+from specdec_core.contracts.kv import plain_bytes_per_block
+from specdec_core.engine import memory as memory_module
+from specdec_core.engine.memory import free_memory, plan_memory
+from specdec_core.models.meta_load import Outline
+from specdec_core.models.model import KVGroups
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 TARGET = KVLayout(2, 4, 8, 8, torch.float32)  # 512 bytes per token
@@ -24,16 +26,20 @@ def plan(monkeypatch):
     def make(free_bytes, *, draft=None, device=CPU, target_weight_bytes=0, max_model_len=64, **config):
         monkeypatch.setattr(memory_module, "free_memory", lambda device: (free_bytes, 2 * free_bytes))
         config = EngineConfig(model="m", **{"max_num_seqs": 4, **config})
-        return plan_memory(
-            config,
-            TARGET,
-            draft or Plan(),
-            max_model_len=max_model_len,
-            device=device,
-            target_weight_bytes=target_weight_bytes,
-        )
+        return planned(config, target(max_model_len, device, target_weight_bytes), draft or Plan())
 
     return make
+
+
+def planned(config, target, draft):
+    layouts = [*target.kv_groups.layouts, *([draft.kv_layout] if draft.kv_layout else [])]
+    draft_bytes = draft.kv_layout.bytes_per_token if draft.kv_layout else 0
+    return plan_memory(config, target, draft, plain_bytes_per_block(None, layouts, config.block_size), draft_bytes)
+
+
+def target(max_model_len, device, weight_bytes=0):
+    info = TargetInfo("m", "llama", 100, 32, 2, max_model_len, torch.float32, device)
+    return Outline(info, KVGroups((TARGET,), ((0, 0), (0, 1))), weight_bytes)
 
 
 def test_enough_for_the_largest_batch(plan):
@@ -98,7 +104,7 @@ def test_a_plan_holds_a_request_and_fits(free, weights, length, size, seqs, scra
         config = EngineConfig(model="m", max_num_seqs=seqs, block_size=size, num_kv_blocks=blocks)
         draft = Plan(kv_layout=DRAFT, weight_bytes=weights, scratch_slots=scratch)
         try:
-            found = plan_memory(config, TARGET, draft, max_model_len=length, device=device)
+            found = planned(config, target(length, device), draft)
         except CapacityError:
             return
     assert found.num_tokens >= length
@@ -115,8 +121,8 @@ def test_free_memory_of_this_machine():
 
 
 def test_a_containers_limit_counts(tmp_path, monkeypatch):
-    monkeypatch.setattr(free_memory_module, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(free_memory_module, "CGROUP", tmp_path)
+    monkeypatch.setattr(memory_module, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory_module, "CGROUP", tmp_path)
     (tmp_path / "meminfo").write_text("MemTotal:  8000 kB\nMemFree:  100 kB\nMemAvailable:    3000 kB\n")
     assert free_memory(CPU) == (3000 * 1024, 8000 * 1024)
     (tmp_path / "memory.max").write_text("max\n")
@@ -130,7 +136,7 @@ def test_a_containers_limit_counts(tmp_path, monkeypatch):
 
 
 def test_without_meminfo(tmp_path, monkeypatch):
-    monkeypatch.setattr(free_memory_module, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(free_memory_module, "CGROUP", tmp_path)
+    monkeypatch.setattr(memory_module, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory_module, "CGROUP", tmp_path)
     free, total = free_memory(CPU)
     assert 0 < free <= total

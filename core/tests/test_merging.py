@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from specdec_core import DEAD, ConfigError, Draft, DraftTree
+from specdec_core.drafting.merging import LEAST_SCORE, merge_drafts
 from specdec_core.engine.draft_check import check_draft
-from specdec_core.merging import LEAST_SCORE, merge_drafts
 
 VOCAB = 3
 CPU = torch.device("cpu")

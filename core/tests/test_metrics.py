@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from specdec_core import DraftCounts, StepReport, Vector
-from specdec_core.metrics import Metrics
+from specdec_core.engine.metrics import Metrics
 
 REPORT = StepReport(
     num_prefill_tokens=7,
@@ -41,6 +41,7 @@ def test_counters() -> None:
         "vllm:prompt_tokens": 14,
         "vllm:generation_tokens": 12,
         "vllm:num_preemptions": 2,
+        "vllm:prefix_cache_hits": 0,
     }
     (vector,) = (metric for metric in metrics.read() if isinstance(metric, Vector))
     assert vector.values == vector.value == [4, 2, 2, 0, 0]
@@ -48,7 +49,7 @@ def test_counters() -> None:
 
 def test_a_line_in_the_log_after_ten_seconds_of_work(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics(5)
-    with caplog.at_level(logging.INFO, "specdec_core.metrics"):
+    with caplog.at_level(logging.INFO, "specdec_core.engine.metrics"):
         for _ in range(3):
             metrics.update(REPORT, 3.0)
         assert not caplog.messages

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from specdec_core import SamplingParams
-from specdec_core.engine.text import OutputText
+from specdec_core.engine.detokenizer import OutputText
 
 TEXT = "def größe(liste):\n    # 数える 🐍\n    return len(liste) + len(liste)\n"
 

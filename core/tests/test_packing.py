@@ -15,13 +15,15 @@ from tiny_families import EXPERTS, LATENT, logits, tiny_model
 from torch import nn
 from torch.nn.functional import linear, pad
 
+from specdec_core.contracts.kv import KVContext
 from specdec_core.kv import PagedKVManager
+from specdec_core.models import Model
+from specdec_core.models.attention import PagedAttention
+from specdec_core.models.load import ModelSource
+from specdec_core.models.packed_linear import PackedLinear, pack_linears, recording_shared_inputs
 from specdec_core.ops import REFERENCE
 from specdec_core.ops.linear import pack_linear
 from specdec_core.ops.padding import Padding
-from specdec_core.target import Target
-from specdec_core.target.attention import PagedAttention
-from specdec_core.target.packing import PackedLinear, pack_linears, recording_shared_inputs
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 HAS_BFLOAT16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -231,11 +233,11 @@ def test_where_onednn_is_switched_off_nothing_is_packed() -> None:
 
 def test_a_target_holds_its_weights_once(checkpoint: Path) -> None:
     device = torch.device("cpu")
-    target = Target(checkpoint, device=device, dtype="float32")
+    target = Model(ModelSource(model=checkpoint, device=device, dtype="float32"))
     originals = [weakref.ref(module) for module in target._model.modules() if type(module) is nn.Linear]
-    kv = PagedKVManager(1, 16, device)
-    group = kv.add_group(target.kv_layout)
-    target.attach(PagedAttention(kv, group, REFERENCE, Padding.of(device)), REFERENCE)
+    kv = PagedKVManager(KVContext(1, 16, device))
+    kv.add_group(target.kv_groups.only)
+    target.attach(PagedAttention(kv, target.kv_groups.places, REFERENCE, Padding.of(device)), REFERENCE)
     gc.collect()
     assert originals
     assert not any(original() for original in originals)

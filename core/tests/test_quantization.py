@@ -14,8 +14,8 @@ from rounding_quantizer import MISSING, rounding_quantizer
 from transformers.quantizers import auto
 
 from specdec_core import LLM, ConfigError, SamplingParams
-from specdec_core.dry_run import dry_run
-from specdec_core.target.quantization import quantization_config
+from specdec_core.api.arguments import dry_run
+from specdec_core.models.quantization import quantization_config
 
 METHODS = sorted({*auto.AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"})
 

@@ -9,7 +9,7 @@ import torch
 from chi_square import fit_p_value, independence_p_value
 from drawing import DRAWN_STREAMS, SMALLEST_P, ids, source, uniform, zeros
 
-from specdec_core.types import Stream
+from specdec_core.contracts.verifier import Stream
 
 N = 10_000
 K = 8

@@ -9,7 +9,7 @@ import torch
 from chi_square import fit_p_value
 from drawing import DRAWN_STREAMS, SMALLEST_P, categorical, ids, source, target_tokens, uniform, zeros
 
-from specdec_core.types import RandomSource, Stream
+from specdec_core.contracts.verifier import RandomSource, Stream
 
 # What draws depend on
 

@@ -12,8 +12,8 @@ import torch
 from tiny_families import EXPERTS, LATENT, PARTIAL, logits, tiny_model
 from torch import nn
 
+from specdec_core.models.fused_ops import RMSNorm, replace_parts
 from specdec_core.ops import REFERENCE
-from specdec_core.target.replace import RMSNorm, replace_parts
 
 
 class Recording:

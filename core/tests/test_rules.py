@@ -26,10 +26,10 @@ from wrong_histories import (
 )
 
 from specdec_core import Draft, DraftTree, SamplingParams
-from specdec_core.engine.admission import checked_rules
+from specdec_core.contracts.target import TargetInfo
+from specdec_core.engine.request_checks import checked_constraints
+from specdec_core.sampling.constraints import ConstrainedRows, Constraints
 from specdec_core.sampling.process import process_logits
-from specdec_core.sampling.rules import RuledRows, Rules
-from specdec_core.types import TargetInfo
 
 VOCAB = 9
 EOS = frozenset({0, 4})
@@ -54,8 +54,8 @@ class Ruled:
         return len(self.prompt)
 
     @property
-    def rules(self) -> Rules | None:
-        return Rules.of(self.params, self.bad_words, EOS)
+    def constraints(self) -> Constraints | None:
+        return Constraints.of(self.params, self.bad_words, EOS)
 
 
 def cool_the_newest(logits: torch.Tensor, token_ids: np.ndarray) -> torch.Tensor:
@@ -111,7 +111,7 @@ def check(batch: list[Ruled], seed: int, dtype: torch.dtype = torch.float64, tol
     logits = (3 * torch.randn(draft.num_nodes + len(batch), VOCAB, generator=generator, dtype=torch.float64)).to(dtype)
     given_logits = logits.clone()
     params = [request.params for request in batch]
-    processed = process_logits(logits, draft.layout.row_requests, params, RuledRows.of(batch, draft))
+    processed = process_logits(logits, draft.layout.row_requests, params, ConstrainedRows.of(batch, draft))
     assert torch.equal(logits, given_logits), "the given logits were changed"
     assert processed.dtype == dtype
     row = 0
@@ -219,8 +219,8 @@ def test_a_row_that_is_not_finite_fails_whatever_hides_it(
     draft = Draft.from_trees([request.tree for request in batch])
     logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(0))
     logits[1, 3] = wrong
-    rules = RuledRows.of(batch, draft)
-    processed = process_logits(logits, draft.layout.row_requests, [params] * 2, rules)
+    constraints = ConstrainedRows.of(batch, draft)
+    processed = process_logits(logits, draft.layout.row_requests, [params] * 2, constraints)
     assert processed.amax(dim=1).isfinite().tolist() == [True, False, True, True]
 
 
@@ -236,12 +236,12 @@ def test_a_processor_that_fails_fails_its_own_rows() -> None:
     nodes = DraftTree([1, 3, 3, 1], [-1, -1, -2, 1])
     batch = [Ruled(params, [5], [8], nodes, []), Ruled(params, [5], [3], nodes, []), Ruled(params, [5], [8], nodes, [])]
     draft = Draft.from_trees([nodes] * 3)
-    rules = RuledRows.of(batch, draft)
-    assert rules is not None
-    processed = process_logits(torch.zeros(15, VOCAB), draft.layout.row_requests, [params] * 3, rules)
+    constraints = ConstrainedRows.of(batch, draft)
+    assert constraints is not None
+    processed = process_logits(torch.zeros(15, VOCAB), draft.layout.row_requests, [params] * 3, constraints)
     finite = [True, True, False, True, True]  # the dead node is not asked about
     assert processed.amax(dim=1).isfinite().tolist() == [*finite, False, *finite[1:], *finite]
-    assert [each.fault for each in rules.rules] == [
+    assert [each.fault for each in constraints.constraints] == [
         None,
         f"logits processor {careless.__qualname__} raised KeyError: 3",
         None,
@@ -281,16 +281,17 @@ def raise_wordless() -> None:
 )
 def test_what_is_wrong_with_a_processor_is_said(processor: Any, says: str) -> None:
     params = SamplingParams(logits_processors=[processor])
-    rules = RuledRows.of([Ruled(params, [5], [], DraftTree([], []), [])], draft := Draft.from_chains([[]]))
-    assert rules is not None
-    processed = process_logits(torch.zeros(1, VOCAB), draft.layout.row_requests, [params], rules)
+    constraints = ConstrainedRows.of([Ruled(params, [5], [], DraftTree([], []), [])], draft := Draft.from_chains([[]]))
+    assert constraints is not None
+    processed = process_logits(torch.zeros(1, VOCAB), draft.layout.row_requests, [params], constraints)
     assert processed.isnan().all()
-    assert re.search(says, str(rules.rules[0].fault))
-    assert "<lambda>" in str(rules.rules[0].fault) or "logits processors" in str(rules.rules[0].fault)
+    fault = str(constraints.constraints[0].fault)
+    assert re.search(says, fault)
+    assert "<lambda>" in fault or "logits processors" in fault
 
 
 def test_ends_that_the_vocabulary_does_not_have_are_no_ends() -> None:
     target = TargetInfo("tiny", "llama", 20, 8, 1, 64, torch.float32, torch.device("cpu"))
-    asked = checked_rules(SamplingParams(min_tokens=2, stop_token_ids=[3]), None, frozenset([-1, 4, 20]), target)
+    asked = checked_constraints(SamplingParams(min_tokens=2, stop_token_ids=[3]), None, frozenset([-1, 4, 20]), target)
     assert asked is not None
     assert asked.end_ids.tolist() == [3, 4]

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_core import LLM, SamplingParams
-from specdec_core.engine import engine as engine_module
+from specdec_core.engine import verification
 from specdec_core.sampling.process import process_logits
 
 
@@ -91,8 +91,8 @@ def test_a_plain_step_has_no_more_operations(llm: LLM, monkeypatch: pytest.Monke
         assert len(decode_step(llm, **asked)) > len(before), asked
     assert decode_step(llm, prompt_logprobs=1) == before  # once the prompt is done
     assert decode_step(llm) == before
-    monkeypatch.setattr(engine_module, "process_logits", bare)
-    monkeypatch.setattr(engine_module.RuledRows, "of", lambda requests, draft: None)
+    monkeypatch.setattr(verification, "process_logits", bare)
+    monkeypatch.setattr(verification.ConstrainedRows, "of", lambda requests, draft: None)
     assert decode_step(llm) == before
 
 

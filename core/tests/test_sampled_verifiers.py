@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
+from drawn_batches import joined
 from drawn_trees import SAMPLED as S, Model, Shape, draw, emit, random_model
 from hypothesis import given, settings, strategies as st
 
+from specdec_core.contracts.draft import DEAD, Draft, DraftTree
+from specdec_core.contracts.verifier import RandomSource, Stream, Verdict
 from specdec_core.sampling.random import CounterRandom
-from specdec_core.types import Draft, DraftTree, RandomSource, Stream, Verdict
 from specdec_core.verifiers import block, rejection, siblings, traversal
 from specdec_core.verifiers.block import BlockVerifier
 from specdec_core.verifiers.chosen import ChosenVerifier
@@ -80,12 +82,12 @@ def test_extreme_distributions(rule: Any, kind: str) -> None:
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
-    """Up to 4 nodes, 3 levels; sampled siblings before chosen ones."""
+    """Up to 4 nodes, 3 levels, some dead; sampled siblings before chosen ones."""
     depths: list[int] = []
     parents: list[int] = []
     tokens: list[int | None] = []
     for _ in range(draw(st.integers(1, 4))):
-        parent = draw(st.sampled_from([-1, *(i for i, depth in enumerate(depths) if depth < 3)]))
+        parent = draw(st.sampled_from([-1, *(i for i, depth in enumerate(depths) if depth < 3), DEAD]))
         follows_chosen = any(p == parent and token is not S for p, token in zip(parents, tokens, strict=True))
         parents.append(parent)
         tokens.append(draw(st.integers(0, 1)) if follows_chosen or draw(st.booleans()) else S)
@@ -255,22 +257,6 @@ def random_batch(shapes: list[Shape], vocab: int, seed: int) -> tuple[torch.Tens
         drafts.append(evolve(draft, q=q, q_rows=q_rows, is_chain=shape.is_chain))
         rows.append(logits)
     return torch.cat(rows), joined(drafts)
-
-
-def joined(drafts: list[Draft]) -> Draft:
-    first_rows = np.cumsum([0, *(len(draft.q) for draft in drafts)]).tolist()
-    return evolve(
-        drafts[0],
-        token_ids=torch.cat([draft.token_ids for draft in drafts]),
-        parents=torch.cat([draft.parents for draft in drafts]),
-        offsets=tuple(np.cumsum([0, *(draft.num_nodes for draft in drafts)]).tolist()),
-        max_depth=max(draft.max_depth for draft in drafts),
-        q=torch.cat([draft.q for draft in drafts]),
-        q_rows=torch.cat(
-            [d.q_rows + first * (d.q_rows >= 0) for d, first in zip(drafts, first_rows, strict=False)]
-        ).int(),
-        is_chain=all(draft.is_chain for draft in drafts),
-    )
 
 
 def part(logits: torch.Tensor, draft: Draft, request: int) -> tuple[torch.Tensor, Draft]:

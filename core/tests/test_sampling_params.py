@@ -12,7 +12,7 @@ from attrs import evolve
 from hypothesis import given, strategies as st
 
 from specdec_core import ConfigError, SamplingParams
-from specdec_core.hashing import config_hash
+from specdec_core.config.hashing import config_hash
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,19 @@ from drawn_trees import Model, Shape, emit, random_model
 from hypothesis import given, settings, strategies as st
 from naive_verifier import draft_of
 from test_drafting import batch_of
-from test_trees import CPU, SHAPES, VOCAB, dynamic_reference, grown, tokens_of
+from test_trees import CPU, SHAPES, VOCAB, dynamic_reference, grown, levels, tokens_of
 
-from specdec_core.config import DraftStopConfig
+from specdec_core.config.speculative import DraftStopConfig
+from specdec_core.config.token_tree import TokenTree
+from specdec_core.contracts.draft import DEAD, Draft
+from specdec_core.contracts.proposer import StepCosts
+from specdec_core.contracts.report import StepReport
+from specdec_core.contracts.verifier import RandomSource
 from specdec_core.drafting import DraftStop, DynamicTree, StaticTree, Stopping, TreeGrower, grow
 from specdec_core.drafting.drafted import Nodes
 from specdec_core.drafting.stop import NUM_SKIPPED as NUM_LEVELS_SKIPPED, NUM_TIMED
 from specdec_core.engine.costs import NUM_SKIPPED, NUM_STEPS, CostMeter
 from specdec_core.engine.draft_check import check_draft
-from specdec_core.token_tree import TokenTree
-from specdec_core.types import Draft, RandomSource, StepCosts
 from specdec_core.verifiers.block import BlockVerifier
 from specdec_core.verifiers.rejection import RejectionVerifier
 from specdec_core.verifiers.traversal import TraversalVerifier
@@ -138,14 +141,17 @@ class StopsAt(Stopping):
 @given(
     shape=st.sampled_from(SHAPES),
     budgets_and_depths=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 4)), min_size=1, max_size=4),
+    of_fixed_size=st.booleans(),
 )
-@settings(max_examples=40)
-def test_a_static_tree_that_is_stopped_is_its_upper_part(shape, budgets_and_depths):
+@settings(max_examples=40, deadline=None)
+def test_a_static_tree_that_is_stopped_is_its_upper_part(shape, budgets_and_depths, of_fixed_size):
     budgets, depths = map(list, zip(*budgets_and_depths, strict=True))
     tree = TokenTree.parse(shape)
 
     def draft_of(stopping: Stopping | None) -> Draft:
-        return grown(StaticTree(batch_of(budgets, [0.0] * len(budgets)), tree, stopping=stopping), len(budgets))
+        with levels(of_fixed_size=of_fixed_size):
+            grower = StaticTree(batch_of(budgets, [0.0] * len(budgets)), tree, stopping=stopping)
+        return grown(grower, len(budgets))
 
     class Checks(StopsAt):
         def goes_on(self, requests, *more):  # type: ignore[no-untyped-def]
@@ -161,11 +167,13 @@ def test_a_static_tree_that_is_stopped_is_its_upper_part(shape, budgets_and_dept
 @given(
     top_k=st.integers(1, 4),
     budgets_and_depths=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 4)), min_size=1, max_size=4),
+    of_fixed_size=st.booleans(),
 )
-@settings(max_examples=40)
-def test_a_dynamic_tree_that_is_stopped_is_a_shallower_one(top_k, budgets_and_depths):
+@settings(max_examples=40, deadline=None)
+def test_a_dynamic_tree_that_is_stopped_is_a_shallower_one(top_k, budgets_and_depths, of_fixed_size):
     budgets, depths = map(list, zip(*budgets_and_depths, strict=True))
-    grower = DynamicTree(batch_of(budgets, [0.0] * len(budgets)), top_k, 3, stopping=StopsAt(depths))
+    with levels(of_fixed_size=of_fixed_size):
+        grower = DynamicTree(batch_of(budgets, [0.0] * len(budgets)), top_k, 3, stopping=StopsAt(depths))
     draft = grown(grower, len(budgets))
     check_draft(draft, budgets, VOCAB, CPU)
     for b, (budget, depth) in enumerate(zip(budgets, depths, strict=True)):
@@ -188,6 +196,33 @@ def test_chosen_nodes_that_are_not_worth_a_row_go(in_place):
     first = ([5, 6, 7], [-1, -1, 0]) if in_place else ([5, 7], [-1, 0])
     assert [kept.tree(b) for b in range(3)] == [first, ([5, 6], [-1, 0]), ([], [])]
     assert kept.max_depth == 2
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_dead_nodes_are_worth_nothing(in_place):
+    draft = attrs.evolve(
+        draft_of([([5, 6, 7, 8, 9], [-1, DEAD, 0, 1, DEAD]), ([5], [DEAD]), ([9, 9], [DEAD, 0])]),
+        scores=torch.tensor([0.9] * 8),
+    )
+    stop, requests = stop_at(0.1, 0.05, 3), [request_of(name) for name in "abc"]
+    for request in requests:
+        stop.start(request)
+    stopping = stop.begin(attrs.evolve(batch_of([9, 9, 9], [0.0] * 3), requests=requests))
+    kept = stopping.keep(draft, in_place=in_place)
+    check_draft(kept, [9, 9, 9], 10, CPU)
+    first = ([5, 6, 7], [-1, DEAD, 0]) if in_place else ([5, 7], [-1, 0])
+    assert [kept.tree(b) for b in range(3)] == [first, ([], []), ([], [])]
+    assert kept.num_live_per_request == [2, 0, 0]
+    assert kept.max_depth == 2
+
+
+def test_dead_nodes_are_not_learned_from():
+    """Two that begin as the text goes on, of which one is dead."""
+    draft = attrs.evolve(draft_of([([7, 7, 8], [DEAD, -1, 1])]), scores=torch.tensor([0.01, 0.9, 0.9]))
+    nodes = Nodes.of(draft)
+    assert [level.tolist() for level in nodes.levels] == [[1], [2]]
+    sampled = attrs.evolve(draft, q=torch.ones(1, 9) / 9, q_rows=torch.tensor([0, 0, -1], dtype=torch.int32))
+    assert Nodes.of(sampled).is_first_draw.tolist() == [False, True, False]
 
 
 # What is learned
@@ -312,22 +347,26 @@ def test_requests_share_the_cost_of_a_level(level_s, num_levels):
     assert draft.num_nodes_per_request == [num_levels] * 3
 
 
+def step(target_s, num_tokens):
+    return StepReport(num_decode_requests=1, num_nodes=num_tokens - 1, target_s=target_s)
+
+
 def test_costs_are_fitted_through_outliers():
     meter, random = CostMeter(), np.random.default_rng(0)
     for i in range(NUM_SKIPPED + NUM_STEPS):
         assert meter.costs is None
         tokens = 2 if i % 2 else 9
         slow = 5.0 if i < NUM_SKIPPED or random.random() < 0.2 else 1.0
-        meter.add(slow * (0.02 + 0.003 * tokens), tokens)
+        meter.add(step(slow * (0.02 + 0.003 * tokens), tokens))
     assert meter.costs is not None
     assert attrs.astuple(meter.costs) == pytest.approx((0.02, 0.003), rel=0.05)
     fixed = meter.costs
-    meter.add(9.0, 5)
+    meter.add(step(9.0, 5))
     assert meter.costs is fixed
 
 
 def test_steps_that_are_all_alike_have_no_costs():
     meter = CostMeter()
     for _ in range(100):
-        meter.add(0.2, 9)
+        meter.add(step(0.2, 9))
     assert meter.costs is None

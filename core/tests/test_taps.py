@@ -7,8 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from specdec_core import LLM, ConfigError, PluginError, Plugins, SamplingParams
-from specdec_core.target import Target
-from specdec_core.testing import tiny_target
+from specdec_core.models import Model
+from specdec_core.models.load import ModelSource
+from specdec_testing import tiny_target
 
 NUM_LAYERS = 3
 PROMPT = [3, 5, 7, 11, 13]
@@ -51,6 +52,6 @@ def test_layers_that_are_not_there_have_none(folder):
 
 
 def test_rows_of_the_output_layer_are_asked_for_in_the_plan(folder):
-    target = Target(folder, device=torch.device("cpu"), dtype="float32")
+    target = Model(ModelSource(model=folder, device=torch.device("cpu"), dtype="float32"))
     with pytest.raises(PluginError, match="its Plan does not say output_rows=True"):
         target.output_rows(torch.tensor([1]))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from test_drafting import batch_of
 
-from specdec_core.drafting import DynamicTree, Level, StaticTree, TreeGrower, grow
+from specdec_core.config.speculative import DraftTreeConfig
+from specdec_core.config.token_tree import TokenTree
+from specdec_core.contracts.draft import Draft
+from specdec_core.drafting import DynamicTree, Level, StaticTree, TreeGrower, dynamic, grow, static
 from specdec_core.engine.draft_check import check_draft
 from specdec_core.errors import ConfigError
-from specdec_core.token_tree import TokenTree
-from specdec_core.types import Draft
 
 CPU = torch.device("cpu")
 VOCAB = 12
@@ -33,30 +35,53 @@ def logits_after(request: int, path: Path) -> torch.Tensor:
     return 2 * torch.randn(VOCAB, generator=generator)
 
 
-def grown(grower: TreeGrower, num_requests: int, spoil: Callable[[Level], None] = lambda level: None) -> Draft:
-    """The draft of a model that knows each node's path by what the levels say about parents."""
-    paths: list[tuple[int, Path]] = [(b, ()) for b in grower.roots]
+@contextmanager
+def levels(*, of_fixed_size: bool) -> Iterator[None]:
+    """of_fixed_size: as on a GPU, where nothing is left out of a level."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (static, dynamic):
+            patch.setattr(module, "may_shrink", lambda device: not of_fixed_size)
+        yield
+
+
+def grown(grower: TreeGrower, num_requests: int, model: Callable[[int, Path], torch.Tensor] = logits_after) -> Draft:
+    """The draft of a model that knows each node's path by what the levels say about parents. After a dead entry, one
+    token is certain, or there is no number at all: a tree in which it grows is another one."""
+    entries: list[tuple[int, Path]] = [(b, ()) for b in grower.roots]
     by_number: list[dict[int, int]] = [{} for _ in range(num_requests)]
+    written: list[set[int]] = [set() for _ in range(num_requests)]
 
     def forward(level: Level) -> torch.Tensor:
-        nonlocal paths
-        spoil(level)
-        paths = [
-            (paths[row][0], (*paths[row][1], token))
-            for row, token in zip(level.rows.tolist(), level.token_ids.tolist(), strict=True)
-        ]
-        assert [b for b, _ in paths] == level.requests.tolist() == sorted(level.requests.tolist())
-        for (b, path), numbers in zip(paths, level.ancestors.tolist(), strict=True):
-            by_number[b][numbers[-1]] = path[-1]
-            assert tuple(by_number[b][number] for number in numbers) == path  # ancestors, the node itself last
-        own = [
-            [n[-1] for (b, _), n in zip(paths, level.ancestors.tolist(), strict=True) if b == c]
-            for c in range(len(by_number))
-        ]
-        assert [list(range(s, s + c)) for s, c in zip(level.starts, level.counts, strict=True)] == own
-        return torch.stack([logits_after(b, path) for b, path in paths])
+        nonlocal entries
+        size = len(level.requests) * level.width
+        is_alive = [True] * size if level.is_alive is None else level.is_alive.tolist()
+        assert (len(is_alive), level.rows.shape, level.token_ids.shape) == (size, (size,), (size,))
+        assert level.requests.tolist() == sorted({*level.requests.tolist()})
+        above, entries = entries, []
+        logits = []
+        for i, (row, token) in enumerate(zip(level.rows.tolist(), level.token_ids.tolist(), strict=True)):
+            b, numbers = int(level.requests[i // level.width]), level.ancestors[i].tolist()
+            own = int(level.starts[b]) + i % level.width
+            assert above[row][0] == b, "its parent is another request's"
+            assert {*range(int(level.starts[b]))} <= written[b], "there are slots before its own that nobody wrote"
+            if is_alive[i]:
+                path = (*above[row][1], token)
+                by_number[b][own] = token
+                assert tuple(by_number[b][number] for number in numbers) == path  # the node itself last
+                logits.append(model(b, path))
+            else:
+                path = (-1,)  # nobody's
+                assert i % level.width + 1 == level.width or not is_alive[i + 1], "dead entries come last"
+                assert 0 <= token < VOCAB
+                logits.append(torch.full((VOCAB,), torch.nan) if own % 2 else 99.0 * (torch.arange(VOCAB) == 1))
+                assert {*numbers} == {own}
+            assert numbers[-1] == own
+            entries.append((b, path))
+        for b in level.requests.tolist():
+            written[b] |= {*range(int(level.starts[b]), int(level.starts[b]) + level.width)}
+        return torch.stack(logits)
 
-    roots = [logits_after(b, ()) for b, _ in paths]
+    roots = [model(b, ()) for b, _ in entries]
     return grow(grower, torch.stack(roots) if roots else torch.empty(0, VOCAB), forward)
 
 
@@ -68,11 +93,13 @@ def tokens_of(draft: Draft, request: int) -> list[Path]:
     return paths
 
 
+@pytest.mark.parametrize("of_fixed_size", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("budgets", [[100], [100, 100, 3], [1, 2, 4, 7]])
-def test_a_static_tree_has_the_likeliest_tokens_in_its_shape(shape, budgets):
+def test_a_static_tree_has_the_likeliest_tokens_in_its_shape(shape, budgets, of_fixed_size):
     tree = TokenTree.parse(shape)
-    draft = grown(StaticTree(batch_of(budgets, [0.0] * len(budgets)), tree), len(budgets))
+    with levels(of_fixed_size=of_fixed_size):
+        draft = grown(StaticTree(batch_of(budgets, [0.0] * len(budgets)), tree), len(budgets))
     check_draft(draft, budgets, VOCAB, CPU)
     for b, budget in enumerate(budgets):
         tokens: dict[Path, Path] = {(): ()}
@@ -102,10 +129,16 @@ def dynamic_reference(request: int, top_k: int, depth: int, budget: int) -> tupl
     return [candidates[i][1] for i in sorted(kept)], [candidates[i][0] for i in sorted(kept)]
 
 
-@settings(max_examples=40)
-@given(top_k=st.integers(1, 5), depth=st.integers(0, 4), budgets=st.lists(st.integers(1, 40), min_size=1, max_size=4))
-def test_the_dynamic_tree_is_that_of_the_paper(top_k, depth, budgets):
-    draft = grown(DynamicTree(batch_of(budgets, [0.0] * len(budgets)), top_k, depth), len(budgets))
+@settings(max_examples=40, deadline=None)
+@given(
+    top_k=st.integers(1, 5),
+    depth=st.integers(0, 4),
+    budgets=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    of_fixed_size=st.booleans(),
+)
+def test_the_dynamic_tree_is_that_of_the_paper(top_k, depth, budgets, of_fixed_size):
+    with levels(of_fixed_size=of_fixed_size):
+        draft = grown(DynamicTree(batch_of(budgets, [0.0] * len(budgets)), top_k, depth), len(budgets))
     check_draft(draft, budgets, VOCAB, CPU)
     for b, budget in enumerate(budgets):
         paths, scores = dynamic_reference(b, top_k, depth, budget)
@@ -118,14 +151,17 @@ def test_the_dynamic_tree_is_that_of_the_paper(top_k, depth, budgets):
     assert draft.max_depth == max(len(path) for b in range(len(budgets)) for path in tokens_of(draft, b))
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     top_k=st.integers(1, 4),
     min_prob=st.floats(0.001, 0.9),
     budgets=st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    of_fixed_size=st.booleans(),
 )
-def test_a_request_has_no_level_below_one_that_is_all_unlikely(top_k, min_prob, budgets):
-    draft = grown(DynamicTree(batch_of(budgets, [0.0] * len(budgets)), top_k, 3, min_prob=min_prob), len(budgets))
+def test_a_request_has_no_level_below_one_that_is_all_unlikely(top_k, min_prob, budgets, of_fixed_size):
+    with levels(of_fixed_size=of_fixed_size):
+        tree = DynamicTree(batch_of(budgets, [0.0] * len(budgets)), top_k, 3, min_prob=min_prob)
+        draft = grown(tree, len(budgets))
     check_draft(draft, budgets, VOCAB, CPU)
     for b, budget in enumerate(budgets):
         candidates = list(zip(*dynamic_reference(b, top_k, 3, 10**6), strict=True))
@@ -139,13 +175,18 @@ def test_more_children_than_tokens():
     assert draft.num_nodes == VOCAB + VOCAB * VOCAB
 
 
+@pytest.mark.parametrize("of_fixed_size", [False, True])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_logits_that_are_not_finite_cost_one_request_its_draft(bad):
+def test_logits_that_are_not_finite_cost_one_request_its_draft(bad, of_fixed_size):
     logits = torch.stack([logits_after(0, ()), torch.full((VOCAB,), bad)])
-    for grower in (
-        DynamicTree(batch_of([5, 5], [0.0, 0.0]), 2, 2),
-        StaticTree(batch_of([5, 5], [0.0, 0.0]), TokenTree.chain(5)),
-    ):
+    growers = (
+        lambda: DynamicTree(batch_of([5, 5], [0.0, 0.0]), 2, 2),
+        lambda: StaticTree(batch_of([5, 5], [0.0, 0.0]), TokenTree.chain(5)),
+        lambda: StaticTree(batch_of([5, 5], [0.0, 0.0]), TokenTree.parse(SHAPES[-1]), "probabilistic"),
+    )
+    for make in growers:
+        with levels(of_fixed_size=of_fixed_size):
+            grower = make()
         draft = grow(grower, logits, lambda level: torch.stack([logits_after(0, ())] * len(level.token_ids)))
         check_draft(draft, [5, 5], VOCAB, CPU)
         assert draft.num_nodes_per_request == [5, 0]
@@ -188,3 +229,25 @@ def test_a_shape_in_numbers():
     assert (tree.depth, tree.is_chain, tree.num_children) == (2, False, (2, 1, 2, 0, 0, 0))
     assert tree.first_children == (1, 3, 4, 6, 6, 6)
     assert TokenTree.chain(3) == TokenTree.parse("[(0,), (0, 0), (0, 0, 0)]")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_shape_that_is_cut_is_its_first_nodes(shape):
+    tree = TokenTree.parse(shape)
+    assert tree.widths == tuple(sum(len(path) == depth for path in tree.paths) for depth in range(1, tree.depth + 1))
+    assert tree.num_inner == sum(len(path) < tree.depth for path in tree.paths)
+    for n in range(1, len(tree.paths) + 2):
+        assert TokenTree.parse(str(list(tree.first(n).paths))).paths == tree.paths[:n], "it is no tree"
+
+
+def test_a_config_with_a_shape():
+    config = DraftTreeConfig(speculative_token_tree="[(0,), (1,), (0, 0)]")
+    assert config.default_num_speculative_tokens(CPU) == 3
+    assert config.shape(9).paths == ((0,), (1,), (0, 0))
+    assert config.shape(2).paths == ((0,), (1,))
+    config.check(3)
+    with pytest.raises(ConfigError, match="num_speculative_tokens=4, but speculative_token_tree has 3 nodes"):
+        config.check(4)
+    plain = DraftTreeConfig()
+    plain.check(1000)
+    assert (plain.default_num_speculative_tokens(CPU), plain.shape(3)) == (5, TokenTree.chain(3))

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
-from attrs import field, frozen
+from attrs import NOTHING, field, fields, frozen
 from hypothesis import given, strategies as st
 
-from specdec_core import ConfigError, flag, number, one_of, text, whole_number
+from specdec_core import (
+    ConfigError,
+    EngineConfig,
+    SamplingParams,
+    TokenTree,
+    flag,
+    number,
+    one_of,
+    text,
+    whole_number,
+)
+from specdec_core.config.fields import shown
 
 
 @frozen
@@ -63,3 +75,59 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
     assert Options(depth=np.int64(3), share=Fraction(1, 2)).depth == 3
     with pytest.raises(ConfigError, match="depth"):
         Options(depth=np.float32(3.5))
+
+
+class Counted:
+    num_shown = 0
+
+    def __repr__(self) -> str:
+        Counted.num_shown += 1
+        return "x"
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [lambda x: [x] * 9, lambda x: (x,) * 9, lambda x: {1: x, 2: x, "3": x}],
+    ids=["list", "tuple", "dict"],
+)
+def test_no_more_of_a_value_is_written_than_is_shown(nest: Any) -> None:
+    """Lists in lists: a few objects, which a whole repr would write 9 ** 5 times."""
+    value: Any = Counted()
+    for _ in range(5):
+        value = nest(value)
+    Counted.num_shown = 0
+    found = shown(value)
+    assert Counted.num_shown < 200
+    assert len(found) == 203
+    whole = repr(nest(nest(1)))
+    assert found.endswith("...")
+    assert shown(nest(nest(1)), 1000) == whole
+    assert shown(nest(nest(1)), 5) == f"{whole[:5]}..."
+
+
+@pytest.mark.parametrize("config", [EngineConfig, SamplingParams])
+@pytest.mark.parametrize("depth", [1, 5])
+def test_no_option_writes_a_whole_value(config: Any, depth: int) -> None:
+    value: Any = Counted()
+    for _ in range(depth):
+        value = [value] * 9
+    required = {attribute.name: "x" for attribute in fields(config) if attribute.default is NOTHING}
+    for attribute in fields(config):
+        Counted.num_shown = 0
+        with suppress(ConfigError):
+            config(**{**required, attribute.name: value})
+        assert Counted.num_shown < 200, attribute.name
+    with pytest.raises(ConfigError, match="is no list of paths"):
+        TokenTree.parse(value)
+    assert Counted.num_shown < 600
+
+
+def test_a_list_within_itself_is_shown() -> None:
+    value: list[Any] = []
+    value.append(value)
+    assert shown(value, 3) == "[[[..."
+
+
+@pytest.mark.parametrize("value", [(), (1,), [], {}, {"a": [1]}, "it's", b"x", 1.5, {1}, [(1, 2), "x"]], ids=repr)
+def test_short_values_are_shown_as_they_are(value: Any) -> None:
+    assert shown(value) == repr(value)

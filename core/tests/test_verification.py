@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from specdec_core import ConfigError, PluginError, Plugins, SamplingParams
-from specdec_core.config import SpeculativeConfig
+from specdec_core.config.speculative import SpeculativeConfig
+from specdec_core.contracts.draft import DEAD, Draft, DraftTree
+from specdec_core.contracts.verifier import VerifierSpec
 from specdec_core.engine.verification import Verification
 from specdec_core.sampling.random import CounterRandom
-from specdec_core.types import Draft, DraftTree
-from specdec_core.verifier import VerifierSpec
 
 GREEDY, SAMPLED = SamplingParams(temperature=0), SamplingParams(temperature=0.7)
 Q = {"q": torch.full((1, 4), 0.25), "q_rows": torch.zeros(2, dtype=torch.int32)}
@@ -39,6 +39,7 @@ def verification(**keys: Any) -> Verification:
         (TREE, "chosen", "rejection"),
         (DRAWN_CHAIN, "block", "rejection"),
         (DRAWN_TREE, "traversal", "rejection"),
+        (attrs.evolve(DRAWN_TREE, parents=torch.full_like(TREE.parents, DEAD)), "chosen", "chosen"),
     ],
 )
 def test_the_choice(draft: Draft, auto: str, named: str) -> None:
@@ -50,12 +51,37 @@ def test_the_choice(draft: Draft, auto: str, named: str) -> None:
 @pytest.mark.parametrize("name", ["auto", "rejection", "block", "traversal", "typical"])
 def test_what_others_draft_changes_no_tokens(name: str) -> None:
     """Requests without a draft and, under "auto", with chosen nodes alone, get their tokens of plain decoding."""
-    chosen = [[1], []] if name == "auto" else [[], []]
-    num_nodes = sum(map(len, chosen))
+    check_that_others_do_not_matter(name, [[1], []] if name == "auto" else [[], []])
+
+
+@pytest.mark.parametrize("name", ["auto", "rejection", "block", "traversal", "typical"])
+def test_dead_nodes_are_no_draft(name: str) -> None:
+    check_that_others_do_not_matter(name, [[], []], num_dead=2)
+
+
+def test_dead_nodes_that_count_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Draft, "num_live_per_request", property(lambda draft: draft.num_nodes_per_request))
+    is_plain = Verification._is_plain
+
+    def by_nodes(self: Verification, draft: Draft) -> torch.Tensor:
+        return is_plain(self, attrs.evolve(draft, parents=torch.full_like(draft.parents, -1), is_chain=False))
+
+    monkeypatch.setattr(Verification, "_is_plain", by_nodes)
+    with pytest.raises(AssertionError):
+        check_that_others_do_not_matter("traversal", [[], []], num_dead=2)
+
+
+def check_that_others_do_not_matter(name: str, chosen: list[list[int]], num_dead: int = 0) -> None:
+    """num_dead: nodes of the first request, after its chosen ones."""
+    num_nodes = sum(map(len, chosen)) + num_dead
+    draft = Draft.from_chains([[*chosen[0], *[3] * num_dead], *chosen[1:], [2]])
+    parents = draft.parents.clone()
+    parents[len(chosen[0]) : len(chosen[0]) + num_dead] = DEAD
     draft = attrs.evolve(
-        Draft.from_chains([*chosen, [2]]),
+        draft,
+        parents=parents,
         q=torch.full((1, 4), 0.25),
-        q_rows=torch.tensor([-1] * num_nodes + [0], dtype=torch.int32),
+        q_rows=torch.tensor([-1] * len(chosen[0]) + [0] * num_dead + [-1] * len(chosen[1]) + [0], dtype=torch.int32),
     )
     rule = verification(verifier=name)
     decides = rule.choose(draft, [SAMPLED] * 3)
@@ -64,13 +90,15 @@ def test_what_others_draft_changes_no_tokens(name: str) -> None:
         logits = torch.randn(num_nodes + 4, 4, generator=torch.Generator().manual_seed(seed))
         noise = CounterRandom([seed, seed + 1, seed + 2], torch.tensor([5, 6, 7]))
         together = rule.verify(decides, logits, draft, noise)
-        alone = rule.verify("chosen", logits[: num_nodes + 2], Draft.from_chains(chosen), noise)
+        live = [i for i in range(num_nodes + 2) if not len(chosen[0]) < i <= len(chosen[0]) + num_dead]
+        alone = rule.verify("chosen", logits[live], Draft.from_chains(chosen), noise)
         width = alone.token_ids.shape[1]
         assert torch.equal(together.token_ids[:2, :width], alone.token_ids)
-        assert torch.equal(together.rows[:2, :width], alone.rows)
+        assert bool((together.token_ids[:2, width:] == -1).all())
+        assert torch.equal(together.rows[:2, :width], torch.tensor(live, dtype=torch.int32)[alone.rows.long()])
         assert torch.equal(together.num_accepted[:2], alone.num_accepted)
         num_accepted += int(alone.num_accepted[0])
-    assert (num_accepted > 0) == (name == "auto")
+    assert (num_accepted > 0) == any(chosen)
 
 
 def test_what_a_named_verifier_cannot_do_is_refused() -> None:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from enumerating import enumerate_outcomes
 
-from specdec_core.types import Draft, DraftTree, RandomSource, Verdict
+from specdec_core.contracts.draft import Draft, DraftTree
+from specdec_core.contracts.verifier import RandomSource, Verdict
 
 Target = dict[tuple[int, ...], np.ndarray]
 """History -> the next token's distribution."""

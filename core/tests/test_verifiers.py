@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from naive_verifier import SmallestHash, assert_verdict, cases, draft_of, draft_trees
 
-from specdec_core.types import Draft, RandomSource
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.verifier import RandomSource
 
 
 def chosen() -> Any:

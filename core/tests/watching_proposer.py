@@ -18,7 +18,7 @@ class Watching(Proposer):
         self.config, self.device = config, context.device
 
     def observe(self, observation):
-        (n,) = observation.num_valid
+        (n,) = observation.host_num_valid
         self.config.seen.append({tap: features[:n].clone() for tap, features in observation.features.items()})
 
     def propose(self, batch):

@@ -12,8 +12,8 @@ from attrs import evolve, frozen
 
 from specdec_core import Draft
 from specdec_core.sampling import bad_words, penalties
+from specdec_core.sampling.constraints import ConstrainedRows, Constraints
 from specdec_core.sampling.paths import Paths
-from specdec_core.sampling.rules import RuledRows, Rules
 
 Patch = pytest.MonkeyPatch
 
@@ -24,7 +24,7 @@ def paths_become(patch: Patch, change: Callable[[Any, torch.Tensor], torch.Tenso
         def token_ids(self) -> torch.Tensor:
             return change(self.draft, Paths(self.draft).token_ids)
 
-    patch.setattr("specdec_core.sampling.rules.Paths", Wrong)
+    patch.setattr("specdec_core.sampling.constraints.Paths", Wrong)
 
 
 def ancestors_are_missing(patch: Patch) -> None:
@@ -51,31 +51,31 @@ def a_sibling_is_counted(patch: Patch) -> None:
 
 
 def known_tokens_become(patch: Patch, change: Callable[[Any], Any]) -> None:
-    of = RuledRows.of.__func__
+    of = ConstrainedRows.of.__func__
 
     def changed(cls: Any, requests: Any, draft: Draft) -> Any:
         return of(cls, [request and change(request) for request in requests], draft)
 
-    patch.setattr(RuledRows, "of", classmethod(changed))
+    patch.setattr(ConstrainedRows, "of", classmethod(changed))
 
 
 @frozen
 class Changed:
-    rules: Rules
+    constraints: Constraints
     token_ids: np.ndarray
     num_prompt_tokens: int
 
 
 def the_root_is_missing(patch: Patch) -> None:
-    known_tokens_become(patch, lambda r: Changed(r.rules, r.token_ids[:-1], r.num_prompt_tokens))
+    known_tokens_become(patch, lambda r: Changed(r.constraints, r.token_ids[:-1], r.num_prompt_tokens))
 
 
 def the_prompt_counts_as_output(patch: Patch) -> None:
-    known_tokens_become(patch, lambda r: Changed(r.rules, r.token_ids, 0))
+    known_tokens_become(patch, lambda r: Changed(r.constraints, r.token_ids, 0))
 
 
 def the_prompt_is_missing(patch: Patch) -> None:
-    known_tokens_become(patch, lambda r: Changed(r.rules, r.token_ids[r.num_prompt_tokens :], 0))
+    known_tokens_become(patch, lambda r: Changed(r.constraints, r.token_ids[r.num_prompt_tokens :], 0))
 
 
 def presence_is_counted_in_the_prompt(patch: Patch) -> None:
@@ -86,8 +86,8 @@ def presence_is_counted_in_the_prompt(patch: Patch) -> None:
 def words_begin_in_the_prompt(patch: Patch) -> None:
     newest = bad_words._newest
 
-    def wrong(rows: RuledRows, count: int) -> torch.Tensor:
-        changed = tuple(Changed(r.rules, r.token_ids, 0) for r in rows.requests)
+    def wrong(rows: ConstrainedRows, count: int) -> torch.Tensor:
+        changed = tuple(Changed(r.constraints, r.token_ids, 0) for r in rows.requests)
         return newest(evolve(rows, requests=changed), count)
 
     patch.setattr(bad_words, "_newest", wrong)

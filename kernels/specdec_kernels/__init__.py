@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from specdec_core import hookimpl
+from specdec_core import OpsSpec, hookimpl
 
 
 @hookimpl
-def specdec_ops(device: str) -> Mapping[str, Callable[..., Any]]:
+def specdec_ops(device: str) -> OpsSpec | None:
     if device != "cpu":
-        return {}
-    from specdec_kernels.cpu import OPS
+        return None
+    from specdec_kernels.cpu import OPS, supports
 
-    return OPS
+    return OpsSpec(api=1, ops=OPS, supports=supports)

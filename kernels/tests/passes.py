@@ -10,10 +10,11 @@ import torch
 from attrs import frozen
 from hypothesis import strategies as st
 
+from specdec_core.contracts.draft import DEAD, Draft, DraftTree
+from specdec_core.contracts.kv import KVMetadata, Visibility
 from specdec_core.engine.step_batch import StepBatch
 from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_core.ops.padding import Padding
-from specdec_core.types import DEAD, Draft, DraftTree, KVMetadata, Visibility
 
 CPU = torch.device("cpu")
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from passes import Heads, Pass, Request, make_pass, passes
 
+from specdec_core.contracts.draft import DEAD
 from specdec_core.ops import REFERENCE
-from specdec_core.types import DEAD
 from specdec_kernels.cpu import OPS
 
 attention, reference = OPS["paged_attention"], REFERENCE["paged_attention"]
@@ -143,16 +143,10 @@ def test_what_is_not_finite_stays_on_its_branch(poison: float) -> None:
     assert torch.equal(after[others], before[others])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
-def test_other_types_are_left_to_the_reference(dtype: torch.dtype) -> None:
-    made = make_pass([Request(40, 1, TREE)], dtype=dtype, num_padding=3)
-    found, expected = (each(*made.features, 0.3) for each in (attention, reference))
-    assert torch.equal(found, expected)
-    keys, values = made.keys.clone(), made.values.clone()
-    slots, key = made.slots(0, [3, 1]), made.query[:2, :2]
-    OPS["store_kv"](keys, values, slots, key, key)
-    assert torch.equal(keys[slots], key)
-    assert torch.equal(values[slots], key)
+def test_mixed_types_are_left_to_the_reference_to_complain_of() -> None:
+    made = make_pass([Request(40, 1, TREE)], num_padding=3)
+    with pytest.raises(RuntimeError, match="dtype"):
+        attention(made.query.bfloat16(), made.keys, made.values, made.plan, 0.3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

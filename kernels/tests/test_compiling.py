@@ -10,18 +10,42 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
+import pytest
+import torch
 
 import specdec_kernels
-from specdec_core import Plugins
+from specdec_core import KVLayout, OpsContext, Plugins
 from specdec_core.ops import REFERENCE, resolve
+from specdec_kernels.cpu import OPS, products
 from specdec_kernels.cpu.bits import compiled
+
+CPU = torch.device("cpu")
 
 
 def test_it_is_found_as_a_plugin() -> None:
     assert entry_points(group="specdec")["kernels"].load() is specdec_kernels
-    assert set(specdec_kernels.specdec_ops("cpu")) == set(REFERENCE)
-    assert resolve(Plugins.load().ops("cpu")) == {**REFERENCE, **specdec_kernels.specdec_ops("cpu")}
-    assert specdec_kernels.specdec_ops("cuda") == {}
+    assert set(specdec_kernels.specdec_ops("cpu").ops) == set(REFERENCE)
+    assert specdec_kernels.specdec_ops("cuda") is None
+
+
+def resolved(dtype: torch.dtype, dtype_of_cache: torch.dtype) -> dict:
+    layout = KVLayout(2, 1, 64, 64, dtype_of_cache)
+    return resolve(Plugins.load().ops("cpu"), [OpsContext(CPU, dtype, layout)])
+
+
+@pytest.mark.parametrize("dtype", products.DTYPES, ids=str)
+def test_it_is_used_for_the_types_that_it_takes(dtype: torch.dtype) -> None:
+    expected = OPS if products.is_supported(dtype) else OPS | {"pack_linear": REFERENCE["pack_linear"]}
+    assert resolved(dtype, dtype) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+def test_other_types_are_left_to_the_reference(dtype: torch.dtype) -> None:
+    assert resolved(dtype, dtype) == REFERENCE
+    mixed = resolved(torch.float32, dtype)
+    assert [mixed[name] for name in ("paged_attention", "store_kv")] == [
+        REFERENCE[name] for name in ("paged_attention", "store_kv")
+    ]
 
 
 def test_it_compiles_where_nothing_can_be_cached() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 
 sys.path.insert(0, str(Path(__file__).parent))  # helpers beside this file, however pytest imports it
 
@@ -18,6 +20,8 @@ import random_tree
 import reference
 import table_draft
 from tiny_models import save_tiny_model
+
+from specdec_core.engine import build
 
 MODELS = ["llama", "qwen3", "embedded"]
 SPECS = (random_tree.RANDOM_TREE, table_draft.TABLE_DRAFT, merged_draft.MERGED_DRAFT)
@@ -94,6 +98,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kv_manager() -> Iterator[None]:
+    """With SPECDEC_KV_MANAGER=NAME the whole suite runs on that KV manager, where a test names none."""
+    name = os.environ.get("SPECDEC_KV_MANAGER", "paged")
+    choose = build._kv_manager
+
+    def chosen(config: Any, plugins: Any) -> Any:
+        return choose(evolve(config, kv_manager=name) if config.kv_manager == "paged" else config, plugins)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "_kv_manager", chosen)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -15,18 +15,18 @@ from probe_recorder import Drafted
 from probe_trees import shape_of
 from recorded_runs import Expected
 
+from specdec_core.contracts.verifier import Stream
 from specdec_core.sampling.random import CounterRandom
-from specdec_core.types import Stream
 
 LOGIT_MARGIN = 1e-3
 PROBABILITY_MARGIN = 1e-5
 
 
 class DenseDraft:
-    def __init__(self, model_dir: Path, layer: str, style: str) -> None:
+    def __init__(self, model_dir: Path, layer: str, style: str, *, sums: bool = True) -> None:
         self.target = reference.load(model_dir)
         self.model = ProbeModel(layer, self.target.config.hidden_size, "eager").double()
-        self.layer, self.style = layer, style
+        self.layer, self.style, self.has_sums = layer, style, sums
         self.features: dict[str, torch.Tensor] = {}  # float64 [num_tokens, 3 * hidden] of each request's whole text
 
     @torch.inference_mode()
@@ -89,7 +89,7 @@ class DenseDraft:
         both = torch.cat([unit(embedded), unit(torch.cat(features))], dim=-1)
         hidden = both @ self.model.enter.weight.T
         last = (self._own_layer(hidden) if self.layer == "own" else self._llama_layer(hidden))[-1]
-        return last if path else last + fused.mean(dim=0)
+        return last if path or not self.has_sums else last + fused.mean(dim=0)
 
     def _llama_layer(self, hidden: torch.Tensor) -> torch.Tensor:
         length = len(hidden)

@@ -9,10 +9,20 @@ import torch
 from attrs import frozen
 from probe_recorder import Drafted
 from recorded_runs import Expected
+from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from specdec_core import TokenTree
 
 LOGIT_MARGIN = 1e-3
+
+
+def with_window(llama: LlamaForCausalLM, window: int) -> MistralForCausalLM:
+    """A Llama as a Mistral, which is one whose layers see so many positions."""
+    config = MistralConfig(**{**llama.config.to_dict(), "model_type": "mistral", "sliding_window": window})
+    config._attn_implementation = "eager"
+    mistral = MistralForCausalLM(config)
+    mistral.load_state_dict(llama.state_dict())
+    return mistral.eval()
 
 
 @frozen
@@ -25,10 +35,19 @@ class Words:
 
 class DraftModelFromScratch:
     """is_sampled: tokens were drawn, where the temperature is not 0. Then those of the draft are taken as they are.
-    words: None where both models have the same."""
+    words: None where both models have the same. window: how many positions each token sees; None: all."""
 
-    def __init__(self, model_dir: Path, shape: TokenTree, *, is_sampled: bool, words: Words | None = None) -> None:
-        self.model, self.shape, self.is_sampled = reference.load(model_dir), shape, is_sampled
+    def __init__(
+        self,
+        model_dir: Path,
+        shape: TokenTree,
+        *,
+        is_sampled: bool,
+        words: Words | None = None,
+        window: int | None = None,
+    ) -> None:
+        self.model = reference.load(model_dir) if window is None else with_window(reference.load(model_dir), window)
+        self.shape, self.is_sampled = shape, is_sampled
         size = self.model.config.vocab_size
         self.words = words or Words(list(range(size)), list(range(size)))
 

@@ -27,7 +27,8 @@ Path_ = tuple[int, ...]
 class EagleFromScratch:
     """shape: of static trees; None: dynamic ones of top_k and depth. is_sampled: tokens were drawn, where the
     temperature is not 0. Then those of the draft are taken as they are. context_tokens: as many of the text's own
-    tokens that the head lacks are drafted, too; probabilities are over the target's vocabulary then."""
+    tokens that the head lacks are drafted, too; probabilities are over the target's vocabulary then. window: how many
+    positions each token sees; None: all."""
 
     def __init__(
         self,
@@ -40,11 +41,12 @@ class EagleFromScratch:
         depth: int = 0,
         is_sampled: bool = False,
         context_tokens: int = 0,
+        window: int | None = None,
     ) -> None:
         self.target, self.head, self.taps = reference.load(target).double(), head, taps
         self.reference = reference_eagle if taps == [-1] else reference_eagle3
         self.shape, self.top_k, self.depth, self.is_sampled = shape, top_k, depth, is_sampled
-        self.context_tokens = context_tokens
+        self.context_tokens, self.config = context_tokens, {**head.config, "draft_window": window}
         self.features: dict[str, torch.Tensor] = {}  # float64 of each request's whole text
         self.random = torch.Generator().manual_seed(0)
 
@@ -59,7 +61,7 @@ class EagleFromScratch:
         logits_of = partial(
             self.reference,
             tensors,
-            self.head.config,
+            self.config,
             self.target.get_input_embeddings(),
             self.target.get_output_embeddings(),
             drafted.history,

@@ -64,6 +64,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": HEADS | UNTIED,
     "gemma2": HEADS | WINDOW | UNTIED | {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16},
     "gemma3_text": HEADS | WINDOW | UNTIED | {"query_pre_attn_scalar": 16},
+    "gemma4_text": HEADS
+    | WINDOW
+    | UNTIED
+    | {
+        "global_head_dim": 32,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 120,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    },
     "glm4": HEADS,
     "glm4_moe": HEADS | EXPERTS,
     "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256},
@@ -99,6 +110,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_topk": 2,
         "zero_expert_num": 1,
     },
+    "mimo_v2_flash": HEADS | EXPERTS | WINDOW | {"v_head_dim": 12, "swa_num_key_value_heads": 1},
     "minicpm3": LATENT,
     "minimax_m2": HEADS | EXPERTS,
     "mistral": HEADS | WINDOW,

@@ -13,7 +13,7 @@ from tiny_heads import TinyHead
 from specdec_core import TargetInfo
 from specdec_proposer_eagle.config import EagleConfig
 from specdec_proposer_eagle.head_config import our_name
-from specdec_proposer_eagle.loading import load, read_config
+from specdec_proposer_eagle.loading import find, load
 
 NUM_STEPS, NUM_TEXTS, LENGTH = 60, 24, 24
 
@@ -34,8 +34,8 @@ def fitted(written: TinyHead, target_dir: Path, folder: Path, taps: list[int]) -
         torch.device("cpu"),
     )
     options = EagleConfig(model=written.folder)
-    head = read_config(options, info, is_eagle3=taps != [-1])
-    module, _ = load(options, head, info)
+    found = find(options, info, is_eagle3=taps != [-1])
+    head, (module, _) = found.head, load(found, info)
     module.requires_grad_(True)
     start = torch.randint(config.vocab_size, (NUM_TEXTS, 2))
     with torch.no_grad():

@@ -6,9 +6,9 @@ import attrs
 import torch
 from random_tree import RandomTree, RandomTreeConfig, plan
 
-from specdec_core.merging import merge_drafts
-from specdec_core.proposer import ProposerSpec
-from specdec_core.types import Draft, ProposerBatch, RequestView
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.proposer import ProposerBatch, ProposerSpec, RequestView
+from specdec_core.drafting.merging import merge_drafts
 
 NUM_MERGED = [0, 0]
 """How many nodes were drafted, and how many of them were left by merging."""

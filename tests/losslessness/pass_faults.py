@@ -1,4 +1,7 @@
-"""Wrong passes over the nodes of a draft: faults that every proposer with layers of its own must be tested against."""
+"""Wrong passes over the nodes of a draft: faults that every proposer with layers of its own must be tested against.
+
+And levels as a GPU has them, of a fixed size with dead entries, over memory in which a number that nobody wrote shows.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,13 @@ from typing import Any
 
 import attrs
 import pytest
+import torch
 
-from specdec_core import DraftPass
-from specdec_core.types import Visibility
+from specdec_core import DraftPass, Level
+from specdec_core.contracts.kv import Visibility
+from specdec_core.drafting import dynamic, static
+from specdec_core.kv import PagedKVManager
+from specdec_core.models.attention import PagedAttention
 
 Patch = pytest.MonkeyPatch
 
@@ -36,4 +43,65 @@ def nodes_see_no_ancestors(patch: Patch) -> None:
     _see(patch, lambda seen: attrs.evolve(seen, more_slots=seen.more_slots[:, :1].expand_as(seen.more_slots)))
 
 
+def windows_are_one_wider(patch: Patch) -> None:
+    _window(patch, lambda window: window + 1)
+
+
+def windows_are_one_narrower(patch: Patch) -> None:
+    _window(patch, lambda window: window - 1)
+
+
+def _window(patch: Patch, change: Callable[[int], int]) -> None:
+    forwarding = PagedAttention.forwarding
+
+    def changed(self: Any, *args: Any, window: int | None = None) -> Any:
+        return forwarding(self, *args, window=None if window is None else change(window))
+
+    patch.setattr(PagedAttention, "forwarding", changed)
+
+
+WINDOW_FAULTS = [windows_are_one_wider, windows_are_one_narrower]
 PASS_FAULTS = [nodes_stand_one_further, nodes_do_not_see_the_slot_before_them, nodes_see_no_ancestors]
+
+
+def fix_levels(patch: Patch) -> None:
+    for module in (static, dynamic):
+        patch.setattr(module, "may_shrink", lambda device: False)
+    add_group = PagedKVManager.add_group
+
+    def filled(self: Any, layout: Any, *more: Any) -> int:
+        number = add_group(self, layout, *more)
+        for layer in range(layout.num_layers):
+            for storage in self.cache(number, layer):
+                storage.fill_(torch.nan)
+        return number
+
+    patch.setattr(PagedKVManager, "add_group", filled)
+
+
+def num_dead(patch: Patch) -> list[int]:
+    """How many dead entries each level had, filled in while drafts are made."""
+    seen: list[int] = []
+    over_level = DraftPass.over_level.__func__
+
+    def counted(cls: Any, attention: Any, batch: Any, first_slots: Any, level: Level) -> DraftPass:
+        seen.append(0 if level.is_alive is None else int((~level.is_alive).sum()))
+        return over_level(cls, attention, batch, first_slots, level)
+
+    patch.setattr(DraftPass, "over_level", classmethod(counted))
+    return seen
+
+
+def dead_entries_overwrite_the_slot_before_the_nodes(patch: Patch) -> None:
+    over_level = DraftPass.over_level.__func__
+
+    def overwriting(cls: Any, attention: PagedAttention, batch: Any, first_slots: Any, level: Level) -> DraftPass:
+        passed = over_level(cls, attention, batch, first_slots, level)
+        if level.is_alive is not None:
+            before = [max(0, first - 1) for first in first_slots]
+            slots = attention.metadata(batch.requests, before, [1] * len(before)).slot_mapping
+            of = torch.from_numpy(level.requests.repeat(level.width))
+            passed.metadata.slot_mapping[~level.is_alive] = slots[of][~level.is_alive]
+        return passed
+
+    patch.setattr(DraftPass, "over_level", classmethod(overwriting))

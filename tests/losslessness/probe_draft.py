@@ -13,19 +13,19 @@ from attrs import frozen
 from probe_layers import KEY_DIM, LLAMA_DIM, LLAMA_KV_HEADS, NUM_KV_HEADS, VALUE_DIM, ProbeModel, norm
 from probe_trees import MOST_NODES, Level, levels_of, shape_of
 
-from specdec_core.proposer import BuildContext, Proposer, ProposerSpec
-from specdec_core.types import (
-    Draft,
-    KVLayout,
-    KVMetadata,
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.kv import KVLayout, KVMetadata, Visibility
+from specdec_core.contracts.proposer import (
+    BuildContext,
     Observation,
     Plan,
+    Proposer,
     ProposerBatch,
+    ProposerSpec,
     RequestView,
-    Stream,
-    TargetInfo,
-    Visibility,
 )
+from specdec_core.contracts.target import TargetInfo
+from specdec_core.contracts.verifier import Stream
 
 TAPS = ("input.1", "input.2", "final")
 
@@ -34,12 +34,13 @@ TAPS = ("input.1", "input.2", "final")
 class ProbeConfig:
     layer: str = "own"  # or "llama"
     style: str = "chosen"  # or "sampled", where the temperature is not 0
+    sums: bool = True  # whether drafts depend on all features that were observed: not what a cached prefix is for
 
 
 class Probe(Proposer):
     def __init__(self, config: ProbeConfig, context: BuildContext) -> None:
         assert context.attention is not None
-        self.style = config.style
+        self.style, self.has_sums = config.style, config.sums
         self.context, self.attention, self.device = context, context.attention, context.device
         hidden_size = context.target.hidden_size
         self.model = ProbeModel(config.layer, hidden_size, self.attention.implementation)
@@ -69,11 +70,10 @@ class Probe(Proposer):
         """Store the entries of what became final. Rows past num_valid go to scratch slots, which nothing reads before
         it is written again."""
         assert len(observation.requests) <= self.context.max_num_seqs
-        assert observation.offsets[-1] <= self.context.max_num_batched_tokens
         offsets = np.array(observation.offsets)
         counts = np.diff(offsets)
         owners = self._to_device(np.repeat(np.arange(len(counts)), counts))
-        num_valid = torch.tensor(observation.num_valid, device=self.device)
+        num_valid = observation.num_valid
         fused = norm(self.model.fuse(torch.cat([observation.features[tap] for tap in TAPS], dim=-1)))
         metadata = self.attention.metadata(observation.requests, observation.starts, counts.tolist())
         positions = observation.positions
@@ -85,12 +85,17 @@ class Probe(Proposer):
         self.sums.index_add_(0, rows[owners], torch.where(is_valid.unsqueeze(1), fused, 0))
         self.num_seen.index_add_(0, rows, num_valid.unsqueeze(1).to(torch.float32))
         self.last[rows] = hidden[observation.last_rows]
+        self.fill(observation)
+
+    def fill(self, observation: Observation) -> None:
+        ends = [start + n for start, n in zip(observation.starts, observation.host_num_valid, strict=True)]
+        self.attention.fill(observation.requests, ends)
 
     def propose(self, batch: ProposerBatch) -> Draft:
         trees = [shape_of(request.seed, len(request.token_ids) - 1) for request in batch.requests]
         rows = self._rows_of(batch.requests)
         hidden = torch.zeros(len(trees), MOST_NODES + 1, self.last.shape[1], device=self.device)  # the root first
-        hidden[:, 0] = self.last[rows] + self.sums[rows] / self.num_seen[rows]
+        hidden[:, 0] = self.last[rows] + (self.sums[rows] / self.num_seen[rows] if self.has_sums else 0)
         tokens = torch.zeros(len(trees), MOST_NODES, dtype=torch.int64, device=self.device)
         weights, sets = [], np.full((len(trees), MOST_NODES), -1)
         num_sets = 0
@@ -211,6 +216,7 @@ def plan(config: ProbeConfig, target: TargetInfo, num_speculative_tokens: int) -
         taps=TAPS,
         kv_layout=KVLayout(1, *heads, dtype=target.dtype),
         scratch_slots=MOST_NODES,
+        lookahead=1,
         weight_bytes=sum(weight.numel() * target.dtype.itemsize for weight in empty.parameters()),
     )
 

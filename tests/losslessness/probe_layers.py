@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import rms_norm, silu
 
-from specdec_core.proposer import LayerAttention
+from specdec_core.contracts.proposer import LayerAttention
 
 NUM_HEADS, NUM_KV_HEADS, KEY_DIM, VALUE_DIM = 6, 3, 8, 12
 LLAMA_HEADS, LLAMA_KV_HEADS, LLAMA_DIM = 2, 1, 10

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import probe_draft
@@ -14,7 +13,8 @@ from attrs import evolve
 from probe_draft import Probe
 
 from specdec_core.kv import PagedKVManager
-from specdec_core.target.attention import PagedAttention
+from specdec_core.models.attention import PagedAttention
+from specdec_kv_prefix.manager import PrefixKVManager
 
 Patch = pytest.MonkeyPatch
 
@@ -39,8 +39,8 @@ def zero_the_cache(patch: Patch) -> None:
     """Some faults read what was never written, which could be anything."""
     add_group = PagedKVManager.add_group
 
-    def zeroed(self: Any, layout: Any) -> int:
-        number = add_group(self, layout)
+    def zeroed(self: Any, layout: Any, *others: Any) -> int:
+        number = add_group(self, layout, *others)
         for layer in range(layout.num_layers):
             for storage in self.cache(number, layer):
                 storage.zero_()
@@ -64,10 +64,10 @@ def a_drafted_entry_stays_when_its_node_is_accepted(patch: Patch) -> None:
         skipped.pop()
 
     @contextmanager
-    def skipping(self: Any, metadata: Any, visibility: Any) -> Iterator[None]:
+    def skipping(self: Any, metadata: Any, visibility: Any, **more: Any) -> Iterator[None]:
         if skipped:
             metadata = evolve(metadata, slot_mapping=metadata.slot_mapping.masked_fill(skipped[-1], -1))
-        with forwarding(self, metadata, visibility):
+        with forwarding(self, metadata, visibility, **more):
             yield
 
     patch.setattr(Probe, "observe", stale)
@@ -107,7 +107,8 @@ def preemption_is_ignored(patch: Patch) -> None:
 
 def refused_nodes_are_observed(patch: Patch) -> None:
     def count_all(seen: Any) -> Any:
-        return evolve(seen, num_valid=tuple(end - start for start, end in pairwise(seen.offsets)))
+        ends = torch.tensor(seen.offsets[1:])
+        return evolve(seen, num_valid=ends.diff(prepend=ends.new_zeros(1)).int(), last_rows=ends - 1)
 
     _change_observation(patch, count_all)
 
@@ -116,11 +117,11 @@ def nodes_see_their_siblings(patch: Patch) -> None:
     forwarding = PagedAttention.forwarding
 
     @contextmanager
-    def seeing(self: Any, metadata: Any, visibility: Any) -> Iterator[None]:
-        if visibility.more_slots is not None and self._group != 0:
+    def seeing(self: Any, metadata: Any, visibility: Any, **more: Any) -> Iterator[None]:
+        if visibility.more_slots is not None and self._places[0][0] != 0:
             last = visibility.more_slots.amax(dim=1)
             visibility = evolve(visibility, prefix_lens=torch.maximum(visibility.prefix_lens, last + 1))
-        with forwarding(self, metadata, visibility):
+        with forwarding(self, metadata, visibility, **more):
             yield
 
     patch.setattr(PagedAttention, "forwarding", seeing)
@@ -130,14 +131,63 @@ def padding_is_stored_in_the_first_slot(patch: Patch) -> None:
     forwarding = PagedAttention.forwarding
 
     @contextmanager
-    def storing(self: Any, metadata: Any, visibility: Any) -> Iterator[None]:
-        with forwarding(self, metadata, visibility):
-            if self._group != 0:
+    def storing(self: Any, metadata: Any, visibility: Any, **more: Any) -> Iterator[None]:
+        with forwarding(self, metadata, visibility, **more):
+            if self._places[0][0] != 0:
                 self._slot_mapping = self._slot_mapping.clamp(min=0)
             yield
 
     patch.setattr(PagedAttention, "forwarding", storing)
 
+
+def what_follows_a_slot_is_ignored(patch: Patch) -> None:
+    """The last slot of a cached block then holds the embedding of the token that followed it in another request."""
+    add_group = PrefixKVManager.add_group
+
+    def blind(self: Any, layout: Any, owner: str = "target", lookahead: int = 0) -> int:
+        return add_group(self, layout, owner, 0)
+
+    patch.setattr(PrefixKVManager, "add_group", blind)
+
+
+def more_is_filled_than_was_stored(patch: Patch) -> None:
+    """Of a prompt's chunks, only the first is stored; the manager hears of all."""
+    forwarding, observe = PagedAttention.forwarding, Probe.observe
+    within: list[bool] = []
+
+    def noted(self: Any, observation: Any) -> None:
+        within.append(any(start > 0 for start in observation.starts))
+        try:
+            observe(self, observation)
+        finally:
+            within.pop()
+
+    @contextmanager
+    def forgetting(self: Any, metadata: Any, visibility: Any, **more: Any) -> Iterator[None]:
+        if within and within[-1]:
+            metadata = evolve(metadata, slot_mapping=metadata.slot_mapping.new_full(metadata.slot_mapping.shape, -1))
+        with forwarding(self, metadata, visibility, **more):
+            yield
+
+    patch.setattr(Probe, "observe", noted)
+    patch.setattr(PagedAttention, "forwarding", forgetting)
+
+
+def observing_begins_at_0(patch: Patch) -> None:
+    """As if nothing had been cached: entries are stored where the prompt begins."""
+
+    def from_0(seen: Any) -> Any:
+        cached = [request.num_cached_tokens for request in seen.requests]
+        return evolve(seen, starts=tuple(start - n for start, n in zip(seen.starts, cached, strict=True)))
+
+    _change_observation(patch, from_0)
+
+
+CACHE_FAULTS: list[Callable[[Patch], None]] = [
+    what_follows_a_slot_is_ignored,
+    more_is_filled_than_was_stored,
+    observing_begins_at_0,
+]
 
 FAULTS: list[Callable[[Patch], None]] = [
     a_drafted_entry_stays_when_its_node_is_accepted,

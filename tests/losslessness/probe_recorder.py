@@ -11,6 +11,7 @@ from attrs import define, field, frozen
 from probe_draft import PROBE
 
 from specdec_core import Draft, Observation, Plugins, Proposer, ProposerBatch, RequestView
+from specdec_core.plugins.operations import OfferedOps
 
 
 @frozen(eq=False)
@@ -50,7 +51,7 @@ class Recorder(Proposer):
     def observe(self, observation: Observation) -> None:
         assert torch.is_inference_mode_enabled()
         for request, start in zip(observation.requests, observation.starts, strict=True):
-            self.journal.num_chunks += 0 < start < request.num_prompt_tokens
+            self.journal.num_chunks += request.num_cached_tokens < start < request.num_prompt_tokens
         self.proposer.observe(observation)
 
     def reset(self, request: RequestView) -> None:
@@ -96,8 +97,8 @@ class RecordingPlugins:
         spec = PROBE if name == PROBE.name else self._installed.proposer(name)
         return attrs.evolve(spec, build=lambda *args: Recorder(spec.build(*args), self._journal))
 
-    def ops(self, device_type: str) -> dict[str, Any]:
-        return {}  # core's own, whatever is installed
+    def ops(self, device_type: str) -> OfferedOps:
+        return OfferedOps(())  # core's own, whatever is installed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._installed, name)

@@ -10,10 +10,11 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
-from specdec_core.proposer import BuildContext, ProposerSpec
-from specdec_core.types import DEAD, Draft, DraftTree, Observation, Plan, ProposerBatch, RequestView, TargetInfo
+from specdec_core.contracts.draft import DEAD, Draft, DraftTree
+from specdec_core.contracts.proposer import BuildContext, Observation, Plan, ProposerBatch, ProposerSpec, RequestView
+from specdec_core.contracts.target import TargetInfo
 
 TRUTH: dict[tuple[int, ...], list[int]] = {}
 """Prompt -> the output that is known to be right, put here by a test."""
@@ -26,7 +27,7 @@ class Drafted:
     request_id: str
     prompt: tuple[int, ...]
     num_tokens: int  # of the request when it was drafted for, the root included
-    num_nodes: int
+    num_nodes: int  # without its dead tail
     num_right: int  # how many of its nodes a target that continues as TRUTH says must accept
 
 
@@ -52,6 +53,7 @@ class RandomTreeConfig:
     keep_features: bool = False
     fails_at_length: int | None = None  # raise when a request has this many tokens
     salt: int | None = None  # a token to put into every tree
+    dead_tails: float = 0.5  # chance that a tree fills its budget up with dead nodes
 
 
 @define
@@ -89,7 +91,7 @@ class RandomTree:
         assert self.config.observe, "observed although the plan says observes=False"
         for i, request in enumerate(observation.requests):
             seen, start = self.seen[request.id], observation.offsets[i]
-            valid = slice(start, start + int(observation.num_valid[i]))
+            valid = slice(start, start + observation.host_num_valid[i])
             if valid.start == valid.stop:  # the pass failed: it ends, or is reset
                 continue
             assert valid.stop <= observation.offsets[i + 1]
@@ -110,7 +112,7 @@ class RandomTree:
         for i, request in enumerate(batch.requests):
             self._check(batch, i)
             trees.append(self._draft(request, batch.max_draft_tokens[i]))
-        return Draft.from_trees(trees, self.device)
+        return evolve(Draft.from_trees(trees, self.device), is_chain=self.config.shape == "chain")
 
     def _check(self, batch: ProposerBatch, i: int) -> None:
         request, token_ids = batch.requests[i], batch.requests[i].token_ids.tolist()
@@ -137,7 +139,7 @@ class RandomTree:
         if self.config.salt is not None:
             tree = salted(tree, self.config.salt, right)
         DRAFTED.append(Drafted(request.id, prompt, len(token_ids), len(tree.token_ids), num_right(tree, right)))
-        return tree
+        return with_dead_tail(rng, tree, budget, self.vocab_size) if rng.random() < self.config.dead_tails else tree
 
 
 def grow_chain(
@@ -175,6 +177,14 @@ def grow_tree(
             tokens.append(int(rng.integers(vocab_size)))
         parents.append(parent)
     return DraftTree(tokens, parents)
+
+
+def with_dead_tail(rng: np.random.Generator, tree: DraftTree, num_nodes: int, vocab_size: int) -> DraftTree:
+    """The same tree with dead nodes at its end. Some hang from the one before."""
+    length = len(tree.token_ids)
+    hanging = [i - 1 if i > length and rng.random() < 0.3 else DEAD for i in range(length, num_nodes)]
+    more = rng.integers(vocab_size, size=len(hanging)).tolist()
+    return DraftTree([*tree.token_ids, *more], [*tree.parents, *hanging])
 
 
 def salted(tree: DraftTree, token: int, right: Sequence[int]) -> DraftTree:

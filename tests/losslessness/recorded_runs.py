@@ -62,16 +62,46 @@ class Outcome:
     cancelled: set[str]
     num_steps: int
     num_preempted: int
+    num_cached: int  # tokens that were found in the cache
 
 
-def run(model_dir: Path, asked: list[Asked], num_kv_blocks: int = 48, **speculative_config: Any) -> Outcome:
-    """Requests come at random, and some are cancelled. The output is plain decoding's, whatever is drafted."""
+def with_common_beginnings(asked: list[Asked]) -> list[Asked]:
+    """Prompts of which several begin alike, and go on otherwise within a block or at its end."""
+    beginnings = reference.prompts(VOCAB_SIZE, [12, 16, 17], seed=5)
+    return [
+        attrs.evolve(request, prompt=[*beginnings[i % 3], *request.prompt[: 1 + i % 9]])
+        for i, request in enumerate(asked)
+    ]
+
+
+def off_now_and_then(request: Any) -> bool:
+    """For `is_off` of `run`."""
+    is_off: bool = (request.num_tokens // 3 + request.seed) % 3 == 0
+    return is_off
+
+
+def run(
+    model_dir: Path,
+    asked: list[Asked],
+    num_kv_blocks: int = 48,
+    *,
+    kv_manager: str = "paged",
+    is_off: Callable[[Any], bool] | None = None,
+    **speculative_config: Any,
+) -> Outcome:
+    """Requests come at random, and some are cancelled. The output is plain decoding's, whatever is drafted.
+
+    is_off: whether a request is not to draft in a step.
+    """
     journal = Journal()
     speculative_config |= {"verifier": "chosen"}
     plugins: Any = RecordingPlugins(journal)
-    settings = SETTINGS | {"num_kv_blocks": num_kv_blocks}
+    settings = SETTINGS | {"num_kv_blocks": num_kv_blocks, "kv_manager": kv_manager}
     engine = LLM(str(model_dir), plugins=plugins, speculative_config=speculative_config, **settings).engine
+    if is_off is not None:
+        engine._speculation.drafters[0].observer.is_off = is_off
     rng, waiting, num_steps, num_preempted = np.random.default_rng(4), list(enumerate(asked)), 0, 0
+    num_cached = 0
     texts: dict[str, list[int]] = {}
     index_of: dict[str, int] = {}
     cancelled: set[str] = set()
@@ -90,10 +120,12 @@ def run(model_dir: Path, asked: list[Asked], num_kv_blocks: int = 48, **speculat
         oldest = [request_id for request_id in index_of if engine.is_unfinished(request_id)][:8]
         if oldest and rng.random() < 0.15:
             engine.cancel(oldest[rng.integers(len(oldest))])
-        num_preempted += engine.step().num_preempted
+        report = engine.step()
+        num_preempted += report.num_preempted
+        num_cached += report.num_cached_tokens
         num_steps += 1
     engine.kv.check_integrity()
-    return Outcome(journal, texts, index_of, cancelled, num_steps, num_preempted)
+    return Outcome(journal, texts, index_of, cancelled, num_steps, num_preempted, num_cached)
 
 
 def plain_outputs(model_dir: Path, asked: list[Asked]) -> list[list[int]]:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
+from dead_tails import with_dead_tails
 
 from specdec_core import DraftSamplingConfig, Proposer
+from specdec_core.config.fields import one_of
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.proposer import PLUGIN_API, BuildContext, Plan, ProposerBatch, ProposerSpec
 from specdec_core.drafting import DraftBuilder
-from specdec_core.proposer import PLUGIN_API, BuildContext, ProposerSpec
-from specdec_core.types import Draft, Plan, ProposerBatch
-from specdec_core.validators import one_of
 
 TABLE: dict[int, torch.Tensor] = {}
 """Number of output tokens so far -> logits [vocab ** number, vocab] after each continuation, put here by a test."""
@@ -20,15 +21,20 @@ TABLE: dict[int, torch.Tensor] = {}
 
 @frozen(kw_only=True)
 class TableConfig(DraftSamplingConfig):
-    """quality: the table and a little noise, noise alone, or the table's opposite. widths: children per level."""
+    """quality: the table and a little noise, noise alone, or the table's opposite. widths: children per level.
+    dead_tails: every other draft has as many nodes as it may, dead ones at its end. sparse: q names the tokens of each
+    of its rows."""
 
     quality: str = field(default="good", validator=one_of("good", "bad", "adversarial"))
     widths: Sequence[int] = (1, 1)
+    dead_tails: bool = False
+    sparse: bool = False
 
 
 class TableDraft(Proposer):
     def __init__(self, config: TableConfig, context: BuildContext) -> None:
         self._method, self._widths, self._vocab = config.draft_sample_method, config.widths, context.target.vocab_size
+        self._dead_tails, self._sparse = config.dead_tails, config.sparse
         generator = torch.Generator().manual_seed(0)
         noise = {n: torch.randn(table.shape, generator=generator) for n, table in TABLE.items()}
         self._logits = {
@@ -50,7 +56,13 @@ class TableDraft(Proposer):
             requests, parents = requests[grown.parents], grown.nodes
             lengths = lengths[grown.parents] + 1
             codes = codes[grown.parents] * self._vocab + grown.token_ids
-        return builder.build()
+        draft = builder.build()
+        if self._sparse and draft.q is not None:
+            ids = torch.rand(draft.q.shape, generator=torch.Generator().manual_seed(len(draft.q))).argsort(dim=1)
+            draft = evolve(draft, q=draft.q.gather(1, ids), q_ids=ids)
+        if not self._dead_tails:
+            return draft
+        return with_dead_tails(draft, [n * (i % 2) for i, n in enumerate(batch.max_draft_tokens)])
 
 
 TABLE_DRAFT = ProposerSpec(

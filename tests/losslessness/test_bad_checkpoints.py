@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec_core import LLM, CompatibilityError, ConfigError
-from specdec_core.dry_run import dry_run
+from specdec_core.api.arguments import dry_run
 
 SETTINGS = {"dtype": "float32", "skip_tokenizer_init": True}
 Damage = Callable[[Path], object]

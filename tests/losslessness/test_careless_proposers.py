@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import attrs
@@ -13,6 +14,7 @@ from attrs import evolve
 from reference import NUM_TOKENS
 
 from specdec_core import LLM, Draft, Plan, PluginError, Plugins, Proposer, ProposerSpec, SamplingParams
+from specdec_core.engine.safe_draft import Doubt, SafeDrafts
 
 pytestmark = pytest.mark.parametrize("model_dir", ["llama"], indirect=True, scope="session")
 PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -85,13 +87,18 @@ def engine(model_dir: Any, proposer: Careless) -> Any:
 
 
 @pytest.fixture
-def outcome(engine: Any, proposer: Careless, prompts: list, references: list) -> Callable[..., tuple[str | None, list]]:
+def outcome(
+    engine: Any, proposer: Careless, prompts: list, references: list, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[str | None, list]]:
     """Two running requests, two that wait, and faults by the method they happen in -> the error's text if there was
-    one, and why the four ended. Whatever happened, the engine must be as good as new."""
+    one, and why the four ended. Whatever happened, the engine must be as good as new. is_read: whether the host looks
+    at drafts, or their device does."""
 
-    def run(**faults: Callable[..., Any]) -> tuple[str | None, list]:
+    def run(*, is_read: bool = True, **faults: Callable[..., Any]) -> tuple[str | None, list]:
+        monkeypatch.setattr(engine._speculation.drafters[0], "reads_drafts", is_read)
         proposer.faults = faults
         ended: dict[str, Any] = {}
+        is_wrong_draft = "propose" in faults
 
         def listen(request: Any, pieces: Any) -> None:
             if request.finish_reason is not None:
@@ -100,7 +107,8 @@ def outcome(engine: Any, proposer: Careless, prompts: list, references: list) ->
 
         def run_to_the_end() -> None:
             while engine.has_unfinished:
-                engine.step()
+                with untouched(engine, monkeypatch) if is_wrong_draft else nullcontext():
+                    engine.step()
 
         message = None
         ids = [engine.add_request(prompts[i], PARAMS, listen) for i in (*RUNNING, *WAITING)]
@@ -123,6 +131,37 @@ def outcome(engine: Any, proposer: Careless, prompts: list, references: list) ->
         return message, [ended[request_id].finish_reason for request_id in ids]
 
     return run
+
+
+@contextmanager
+def untouched(engine: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A step that fails has emitted nothing, moved nothing, and written to no slots but those of its pass."""
+    kv, requests = engine.kv, list(engine._requests.values())
+    lengths = [request.num_tokens for request in requests]
+    before = [storage.clone() for group in kv._groups for storage in (group.keys, group.values)]
+    own, moved = [-1], []
+    metadata, compact, advance = kv.metadata, kv.compact, kv.advance
+
+    def addressed(*args: Any) -> Any:
+        found = metadata(*args)
+        own.extend(found.slot_mapping.tolist())
+        return found
+
+    with patch.context() as watching:
+        watching.setattr(kv, "metadata", addressed)
+        watching.setattr(kv, "compact", lambda *args: (moved.append(args), compact(*args)))
+        watching.setattr(kv, "advance", lambda *args: (moved.append(args), advance(*args)))
+        try:
+            yield
+        except PluginError:
+            assert not moved
+            assert [request.num_tokens for request in requests] == lengths
+            after = [storage for group in kv._groups for storage in (group.keys, group.values)]
+            for old, new in zip(before, after, strict=True):
+                others = torch.ones(old.shape[1], dtype=torch.bool)
+                others[own] = False
+                assert torch.equal(old[:, others].nan_to_num(), new[:, others].nan_to_num())
+            raise
 
 
 def sound() -> Draft:
@@ -155,6 +194,18 @@ def mapped(mapping: list[int]) -> Draft:
     return with_changes(q=q, q_to_target=torch.tensor(mapping))
 
 
+def sparse(q_ids: Any = None, **changes: Any) -> Draft:
+    """With three tokens in each row of q."""
+    q_ids = torch.tensor([[1, 3, 9], [9, 2, 0], [7, 4, 5]]) if q_ids is None else q_ids
+    return with_changes(q=torch.full((3, 3), 1 / 3), q_ids=q_ids, **changes)
+
+
+def a_chain(parents: list[int], **changes: Any) -> Draft:
+    """Of chosen nodes, of which the first three are one request's."""
+    parents = torch.tensor(parents, dtype=torch.int32)
+    return with_changes(parents=parents, q=None, q_rows=None, is_chain=True, **changes)
+
+
 FULL_INDEX = torch.arange(5, dtype=torch.int32)
 MALFORMED: dict[str, tuple[Callable[[], Any], str]] = {
     "a list": (lambda: [[1]], r"propose returned \[\[1\]\], not a Draft"),
@@ -178,6 +229,10 @@ MALFORMED: dict[str, tuple[Callable[[], Any], str]] = {
     "a parent in another tree": (lambda: changed("parents", 4, 1), "parent does not precede it"),
     "a parent below -2": (lambda: changed("parents", 1, -3), "-1 for the root or -2 for a dead node"),
     "a tree that claims to be a chain": (lambda: with_changes(is_chain=True), "is_chain is set, but"),
+    "a chain with a dead node in the middle": (
+        lambda: a_chain([-1, -2, 0, -1, 0]),
+        "is_chain is set, .* dead nodes last",
+    ),
     "max_depth 0": (lambda: with_changes(max_depth=0), "max_depth is 0: .* 1 to 5 here"),
     "max_depth too small": (lambda: with_changes(max_depth=1), "max_depth is 1, but a node lies deeper"),
     "max_depth too large": (lambda: with_changes(max_depth=10**9), "max_depth is 1000000000: .* 1 to 5 here"),
@@ -221,6 +276,22 @@ MALFORMED: dict[str, tuple[Callable[[], Any], str]] = {
         "two sampled siblings are both token 1, which cannot be drawn twice",
     ),
     "a token outside of the draft vocabulary": (lambda: mapped([1, 2, 3, 9]), "token 4 was sampled from a row"),
+    "q_ids that name a token twice": (lambda: sparse(torch.tensor([[1, 3, 3], [9, 2, 0], [7, 4, 5]])), "token 3 twice"),
+    "q_ids past the vocabulary": (
+        lambda: sparse(torch.tensor([[1, 3, 200], [9, 2, 0], [7, 4, 5]])),
+        "q_ids are 0 to 200, allowed are 0 to 199",
+    ),
+    "q_ids below 0": (lambda: sparse(torch.tensor([[1, 3, -1], [9, 2, 0], [7, 4, 5]])), "q_ids are -1 to 9, allowed"),
+    "q_ids of another width": (
+        lambda: sparse(torch.arange(6).view(3, 2)),
+        r"q_ids is torch.int64 \[3, 2\], not .* \[3, 3\]",
+    ),
+    "q_ids int32": (lambda: sparse(torch.arange(9).view(3, 3).int()), "q_ids is torch.int32 .* not torch.int64"),
+    "q_ids beside q_to_target": (lambda: sparse(q_to_target=torch.arange(3)), "both q_ids and q_to_target are given"),
+    "a token that q_ids does not name": (
+        lambda: sparse(torch.tensor([[1, 8, 9], [9, 2, 0], [7, 4, 5]])),
+        "token 3 was s",
+    ),
     "scores that are NaN": (lambda: changed("scores", 1, float("nan")), "scores are nan to nan, allowed are 0 to 1"),
     "scores above 1": (lambda: changed("scores", 1, 2), "scores are 0.5 to 2.0, allowed are 0 to 1"),
 }
@@ -228,8 +299,9 @@ ABORTED = ["abort", "abort", "length", "length"]
 
 
 @pytest.mark.parametrize(("malformed", "says"), MALFORMED.values(), ids=MALFORMED)
-def test_malformed_drafts(outcome: Any, malformed: Callable[[], Any], says: str) -> None:
-    message, reasons = outcome(propose=lambda batch: malformed())
+@pytest.mark.parametrize("is_read", [True, False], ids=["on the host", "on its device"])
+def test_malformed_drafts(outcome: Any, is_read: bool, malformed: Callable[[], Any], says: str) -> None:
+    message, reasons = outcome(is_read=is_read, propose=lambda batch: malformed())
     assert message is not None
     assert message.startswith("proposer 'careless' failed in a step: ")
     assert re.search(says, message), message
@@ -249,13 +321,38 @@ SOUND: dict[str, Callable[[], Draft]] = {
         with_changes(parents=torch.full((5,), -2, dtype=torch.int32)),
         q_rows=torch.tensor([-1, 0, -1, 1, 2], dtype=torch.int32),
     ),
+    "a chain with a dead tail": lambda: a_chain([-1, 0, -2, -2, 0]),
+    "a few tokens in each row of q": sparse,
+    "dead nodes with any q and scores": lambda: evolve(
+        with_changes(parents=torch.tensor([-1, -2, 1, -2, -1], dtype=torch.int32)),
+        q=torch.cat([sound().q[:1], torch.full((2, VOCAB_SIZE), float("nan"))]),
+        q_rows=torch.tensor([0, 1, 2, 0, -1], dtype=torch.int32),
+        scores=torch.tensor([0.5, float("nan"), -1, 2, 0.5]),
+    ),
     "no nodes": lambda: evolve(Draft.from_chains([[], []]), max_depth=5),
 }
 
 
 @pytest.mark.parametrize("draft", SOUND.values(), ids=SOUND)
-def test_sound_drafts(outcome: Any, draft: Callable[[], Draft]) -> None:
-    assert outcome(propose=lambda batch: draft()) == (None, ["length"] * 4)
+@pytest.mark.parametrize("is_read", [True, False], ids=["on the host", "on its device"])
+def test_sound_drafts(outcome: Any, is_read: bool, draft: Callable[[], Draft]) -> None:
+    assert outcome(is_read=is_read, propose=lambda batch: draft()) == (None, ["length"] * 4)
+
+
+def test_a_doubt_that_nobody_settles_is_noticed(outcome: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Doubt, "settle", lambda doubt, verdict: verdict.on_host())
+    message, _ = outcome(is_read=False, propose=lambda batch: MALFORMED["a parent in another tree"][0]())
+    assert message is None
+
+
+def test_a_draft_that_is_not_made_safe_is_noticed(engine: Any, outcome: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedding has no such token."""
+    of = SafeDrafts.of
+    monkeypatch.setattr(SafeDrafts, "of", lambda drafts, draft, **more: (draft, of(drafts, draft, **more)[1]))
+    with pytest.raises(IndexError):
+        outcome(is_read=False, propose=lambda batch: MALFORMED["token ids past the vocabulary"][0]())
+    while engine.has_unfinished:
+        engine.step()
 
 
 def fail(*args: Any) -> Any:

@@ -13,16 +13,18 @@ from typing import Any
 
 import pytest
 from dense_draft import DenseDraft
-from probe_mutations import FAULTS, zero_the_cache
+from probe_mutations import CACHE_FAULTS, FAULTS, zero_the_cache
 from recorded_runs import (
     Asked,
     check_outputs,
     mismatches,
+    off_now_and_then,
     plain_outputs,
     random_requests,
     run,
     save_talkative_model,
     what_happened,
+    with_common_beginnings,
 )
 
 Patch = pytest.MonkeyPatch
@@ -60,6 +62,38 @@ def test_drafts_are_those_computed_from_scratch(
     assert min(happened.values()) >= 3, happened
     assert set(journal.num_in_batch) == set(range(1, 9))
     assert any(probs is not None for drafted in journal.drafts for probs in drafted.q) == (style == "sampled")
+
+
+@pytest.mark.parametrize("fault", [None, *CACHE_FAULTS], ids=lambda fault: getattr(fault, "__name__", None))
+def test_drafts_share_cached_prefixes(fault: Any, probed_model: Path, asked: list[Asked], monkeypatch: Patch) -> None:
+    """What a cached block holds of the draft is what the request itself would have stored."""
+    if fault is not None:
+        zero_the_cache(monkeypatch)
+        fault(monkeypatch)
+    some = with_common_beginnings(asked[:80])
+    outcome = run(probed_model, some, **PROBED, kv_manager="prefix", sums=False)
+    dense = DenseDraft(probed_model, "own", "chosen", sums=False)
+    first = next(mismatches(outcome, dense, len(outcome.journal.drafts)), None)
+    assert (first is not None) == (fault is not None), first
+    assert outcome.num_cached > 300
+    if fault is None:
+        check_outputs(outcome, some, plain_outputs(probed_model, some))
+
+
+@pytest.mark.parametrize("kv_manager", ["paged", "prefix"])
+def test_late_observations_make_no_difference(kv_manager: str, probed_model: Path, asked: list[Asked]) -> None:
+    outcome = run(probed_model, asked, **PROBED, kv_manager=kv_manager, is_off=off_now_and_then, sums=False)
+    dense = DenseDraft(probed_model, "own", "chosen", sums=False)
+    differing = list(mismatches(outcome, dense, NUM_COMPARED))
+    assert not differing, differing[:3]
+    assert not any(off_now_and_then(Seen(drafted)) for drafted in outcome.journal.drafts)
+
+
+class Seen:
+    """A request as it was when it drafted."""
+
+    def __init__(self, drafted: Any) -> None:
+        self.num_tokens, self.seed = len(drafted.history), drafted.seed
 
 
 @pytest.mark.parametrize("fault", [None, *FAULTS], ids=lambda fault: getattr(fault, "__name__", None))

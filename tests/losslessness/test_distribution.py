@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import reference
 import table_draft
@@ -56,23 +57,24 @@ class Case:
 
 
 CHAIN, TREE = {"widths": (1, 1)}, {"widths": (3, 2)}
+DEAD_TAILS = {"dead_tails": True}
 DRAWN = {"draft_sample_method": "probabilistic"}
 PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": -0.4}
 IN_CI = {
     "chosen tree": Case("random_tree", {"observe": False, "full": True}),
-    "good chain": Case("table", {**CHAIN, **DRAWN}, {"top_p": 0.9, "frequency_penalty": 0.6}),
+    "good chain": Case("table", {**CHAIN, **DRAWN, **DEAD_TAILS}, {"top_p": 0.9, "frequency_penalty": 0.6}),
     "adversarial tree": Case(
-        "table", {**TREE, **DRAWN, "quality": "adversarial"}, {"top_k": 6, "repetition_penalty": 1.4}
+        "table", {**TREE, **DRAWN, "quality": "adversarial", "sparse": True}, {"top_k": 6, "repetition_penalty": 1.4}
     ),
     "bad tree, rejection": Case(
         "table",
-        {**TREE, **DRAWN, "quality": "bad", "verifier": "rejection"},
+        {**TREE, **DRAWN, **DEAD_TAILS, "quality": "bad", "verifier": "rejection"},
         {"min_p": 0.08, "presence_penalty": 0.7},
     ),
 }
 NIGHTLY = {
     f"{quality} {shape}, {verifier}, {', '.join(sampling) or 'plain'}": Case(
-        "table", {**widths, **DRAWN, "quality": quality, "verifier": verifier}, sampling
+        "table", {**widths, **DRAWN, **DEAD_TAILS, "quality": quality, "verifier": verifier}, sampling
     )
     for quality in ("good", "bad", "adversarial")
     for shape, widths, verifiers in (
@@ -209,7 +211,7 @@ def draws_from_all_its_tokens(patch: pytest.MonkeyPatch) -> None:
 
     def all_of_them(*args: Any) -> SharedVocabulary:
         found.append(by_text(*args))
-        target_ids = torch.zeros(len(DRAFT_WORDS), dtype=torch.int64)
+        target_ids = np.zeros(len(DRAFT_WORDS), dtype=np.int64)
         target_ids[found[-1].draft_ids] = found[-1].target_ids
         return evolve(found[-1], draft_ids=slice(len(DRAFT_WORDS)), target_ids=target_ids)
 
@@ -218,7 +220,7 @@ def draws_from_all_its_tokens(patch: pytest.MonkeyPatch) -> None:
         if draft.q is None:
             return draft
         q = draft.q[:, shared.draft_ids]
-        return evolve(draft, q=q / q.sum(dim=-1, keepdim=True), q_to_target=shared.target_ids)
+        return evolve(draft, q=q / q.sum(dim=-1, keepdim=True), q_to_target=torch.from_numpy(shared.target_ids))
 
     patch.setattr(SharedVocabulary, "by_text", all_of_them)
     patch.setattr(DraftModelProposer, "propose", told)

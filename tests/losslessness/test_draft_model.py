@@ -9,12 +9,20 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
+import reference
 from attrs import evolve
-from draft_model_from_scratch import DraftModelFromScratch, Words
+from draft_model_from_scratch import DraftModelFromScratch, Words, with_window
 from noisy_drafts import save_in_other_words, save_noisy, save_words
-from pass_faults import PASS_FAULTS
+from pass_faults import (
+    PASS_FAULTS,
+    WINDOW_FAULTS,
+    dead_entries_overwrite_the_slot_before_the_nodes,
+    fix_levels,
+    num_dead,
+)
+from probe_mutations import zero_the_cache
 from recorded_runs import (
     VOCAB_SIZE,
     Asked,
@@ -22,11 +30,13 @@ from recorded_runs import (
     accepted_path,
     check_outputs,
     mismatches,
+    off_now_and_then,
     plain_outputs,
     random_requests,
     run,
     save_talkative_model,
     what_happened,
+    with_common_beginnings,
 )
 
 from specdec_core import TokenTree
@@ -73,7 +83,7 @@ def asked() -> list[Asked]:
 
 
 def drafted_by(
-    draft: Path, shape: TokenTree, method: str, target: Path, asked: list[Asked], num_kv_blocks: int = 48, **more: Any
+    draft: Path, shape: TokenTree, method: str, target: Path, asked: list[Asked], num_kv_blocks: int = 44, **more: Any
 ) -> Outcome:
     """There are steps without drafts, whenever many requests run."""
     return run(
@@ -116,6 +126,86 @@ def test_drafts_are_those_computed_from_scratch(
     )
 
 
+def observed_tokens_are_said_to_be_stored(patch: Patch) -> None:
+    """They are only when the request drafts."""
+    observe = DraftModelProposer.observe
+
+    def exaggerated(self: Any, observation: Any) -> None:
+        ends = zip(observation.starts, observation.host_num_valid, strict=True)
+        self._attention.fill(observation.requests, [start + num_valid for start, num_valid in ends])
+        observe(self, observation)
+
+    patch.setattr(DraftModelProposer, "observe", exaggerated)
+
+
+def half_of_them_never_draft(request: Any) -> bool:
+    is_off: bool = request.seed % 2 == 0
+    return is_off
+
+
+@pytest.mark.parametrize(
+    ("is_off", "fault"),
+    [
+        (None, None),
+        (off_now_and_then, None),
+        (half_of_them_never_draft, None),
+        (half_of_them_never_draft, observed_tokens_are_said_to_be_stored),
+    ],
+    ids=lambda value: value and value.__name__,
+)
+def test_cached_prefixes_and_steps_without_drafts_make_no_difference(
+    is_off: Any, fault: Any, target: Path, draft: Path, asked: list[Asked], monkeypatch: Patch
+) -> None:
+    if fault is not None:
+        zero_the_cache(monkeypatch)
+        fault(monkeypatch)
+    some, shape = with_common_beginnings(asked[:80]), SHAPES["chain"]
+    outcome = drafted_by(draft, shape, "greedy", target, some, kv_manager="prefix", is_off=is_off)
+    scratch = DraftModelFromScratch(draft, shape, is_sampled=False)
+    first = next(mismatches(outcome, scratch, len(outcome.journal.drafts)), None)
+    assert (first is not None) == (fault is not None), first
+    assert outcome.num_cached > 300
+    check_outputs(outcome, some, plain_outputs(target, some))
+
+
+@pytest.mark.parametrize("window", [2, 7])
+@pytest.mark.parametrize(("shape", "method"), [("chain", "greedy"), ("tree", "probabilistic")])
+def test_drafts_with_a_window_are_those_computed_from_scratch(
+    shape: str, method: str, window: int, target: Path, draft: Path, asked: list[Asked]
+) -> None:
+    few = asked[:60]
+    outcome = drafted_by(draft, SHAPES[shape], method, target, few, draft_window=window)
+    scratch = DraftModelFromScratch(draft, SHAPES[shape], is_sampled=method == "probabilistic", window=window)
+    differing = list(mismatches(outcome, scratch, NUM_COMPARED))
+    assert not differing, differing[:3]
+    check_outputs(outcome, few, plain_outputs(target, few))
+
+
+@pytest.mark.parametrize(("own", "window"), [(3, 9), (9, 3)])
+def test_the_smaller_window_counts(own: int, window: int, target: Path, asked: list[Asked], tmp_path: Path) -> None:
+    """Of the draft model's own and that of the option."""
+    (tmp_path / "llama").mkdir()
+    llama = save_noisy(target, tmp_path / "llama", range(VOCAB_SIZE))
+    with_window(reference.load(llama), own).save_pretrained(tmp_path / "mistral")
+    few = asked[:40]
+    outcome = drafted_by(tmp_path / "mistral", SHAPES["tree"], "greedy", target, few, draft_window=window)
+    scratch = DraftModelFromScratch(llama, SHAPES["tree"], is_sampled=False, window=min(own, window))
+    differing = list(mismatches(outcome, scratch, NUM_COMPARED))
+    assert not differing, differing[:3]
+    wrong = DraftModelFromScratch(llama, SHAPES["tree"], is_sampled=False, window=max(own, window))
+    assert next(mismatches(outcome, wrong, NUM_COMPARED), None) is not None
+
+
+@pytest.mark.parametrize("fault", WINDOW_FAULTS, ids=lambda fault: fault.__name__)
+def test_wrong_windows_are_noticed(
+    fault: Any, target: Path, draft: Path, asked: list[Asked], monkeypatch: Patch
+) -> None:
+    fault(monkeypatch)
+    outcome = drafted_by(draft, SHAPES["tree"], "greedy", target, asked[:40], draft_window=4)
+    scratch = DraftModelFromScratch(draft, SHAPES["tree"], is_sampled=False, window=4)
+    assert next(mismatches(outcome, scratch, len(outcome.journal.drafts)), None) is not None
+
+
 def check_drafts(outcome: Outcome, scratch: DraftModelFromScratch, asked: list[Asked], plain: list[list[int]]) -> None:
     differing = list(mismatches(outcome, scratch, NUM_COMPARED))
     assert not differing, differing[:3]
@@ -123,6 +213,29 @@ def check_drafts(outcome: Outcome, scratch: DraftModelFromScratch, asked: list[A
     happened = what_happened(outcome) | {"plain steps": num_plain_steps(outcome)}
     del happened["no draft"]
     assert min(happened.values()) >= 3, happened
+
+
+@pytest.mark.parametrize(("shape", "method"), [("chain", "greedy"), ("tree", "probabilistic")])
+def test_levels_of_a_fixed_size_make_the_same_drafts(
+    shape: str, method: str, target: Path, draft: Path, asked: list[Asked], monkeypatch: Patch
+) -> None:
+    fix_levels(monkeypatch)
+    dead = num_dead(monkeypatch)
+    outcome = drafted_by(draft, SHAPES[shape], method, target, asked)
+    monkeypatch.undo()
+    scratch = DraftModelFromScratch(draft, SHAPES[shape], is_sampled=method == "probabilistic")
+    check_drafts(outcome, scratch, asked, plain_outputs(target, asked))
+    assert sum(dead) > 100
+
+
+def test_dead_entries_that_overwrite_others_are_noticed(
+    target: Path, draft: Path, asked: list[Asked], monkeypatch: Patch
+) -> None:
+    fix_levels(monkeypatch)
+    dead_entries_overwrite_the_slot_before_the_nodes(monkeypatch)
+    outcome = drafted_by(draft, SHAPES["tree"], "greedy", target, asked[:60])
+    scratch = DraftModelFromScratch(draft, SHAPES["tree"], is_sampled=False)
+    assert next(mismatches(outcome, scratch, len(outcome.journal.drafts)), None) is not None
 
 
 @pytest.mark.parametrize(("shape", "method"), [("chain", "greedy"), ("tree", "probabilistic")])
@@ -139,16 +252,25 @@ def test_drafts_in_other_words_are_those_computed_from_scratch(
 
 
 def counts_what_was_never_forwarded(patch: Patch) -> None:
-    def settle(self: Any, request: Any) -> None:
-        if self.num_levels:
-            self.num_tokens = len(request.token_ids) - 1
+    def settle(self: Any, num_accepted: int) -> None:
+        self.num_tokens += num_accepted if self.num_levels else 0
         self.num_levels = 0
 
     patch.setattr(Stored, "settle", settle)
 
 
 def forgets_plain_steps(patch: Patch) -> None:
+    """What came since the last draft is taken for its accepted nodes."""
+    propose = DraftModelProposer.propose
+
+    def infer(self: Any, batch: Any) -> Any:
+        for request in batch.requests:
+            stored = self._stored[request.id]
+            stored.settle(len(request.token_ids) - stored.num_tokens - 1)
+        return propose(self, batch)
+
     patch.setattr(DraftModelProposer, "observe", lambda self, observation: None)
+    patch.setattr(DraftModelProposer, "propose", infer)
 
 
 def keeps_the_cache_of_a_preempted_request(patch: Patch) -> None:
@@ -167,17 +289,17 @@ FAULTS = [
 def test_faults_are_noticed(fault: Any, target: Path, draft: Path, asked: list[Asked], monkeypatch: Patch) -> None:
     fault(monkeypatch)
     shape = SHAPES["chain" if fault is counts_what_was_never_forwarded else "tree"]  # deep enough to be accepted whole
-    outcome = drafted_by(draft, shape, "greedy", target, asked, num_kv_blocks=28)  # many preemptions
+    outcome = drafted_by(draft, shape, "greedy", target, asked, num_kv_blocks=32)  # many preemptions
     scratch = DraftModelFromScratch(draft, shape, is_sampled=False)
     assert next(mismatches(outcome, scratch, len(outcome.journal.drafts)), None) is not None
 
 
 def reads_the_target_s_ids(shared: SharedVocabulary) -> SharedVocabulary:
-    return evolve(shared, stand_in=torch.arange(VOCAB_SIZE))
+    return evolve(shared, stand_in=np.arange(VOCAB_SIZE))
 
 
 def reads_one_token_for_all_that_it_lacks(shared: SharedVocabulary) -> SharedVocabulary:
-    stand_in = torch.zeros_like(shared.stand_in)
+    stand_in = np.zeros_like(shared.stand_in)
     stand_in[shared.target_ids] = shared.draft_ids
     return evolve(shared, stand_in=stand_in)
 
@@ -187,7 +309,7 @@ def says_its_own_ids(shared: SharedVocabulary) -> SharedVocabulary:
 
 
 def says_what_the_target_lacks(shared: SharedVocabulary) -> SharedVocabulary:
-    return evolve(shared, draft_ids=torch.arange(len(shared.draft_ids)))
+    return evolve(shared, draft_ids=np.arange(len(shared.draft_ids)))
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,28 @@ from typing import Any
 
 import attrs
 import pytest
-from pass_faults import PASS_FAULTS
+import torch
+from pass_faults import (
+    PASS_FAULTS,
+    WINDOW_FAULTS,
+    dead_entries_overwrite_the_slot_before_the_nodes,
+    fix_levels,
+    num_dead,
+)
+from probe_mutations import what_follows_a_slot_is_ignored, zero_the_cache
 from recorded_runs import (
     VOCAB_SIZE,
     Asked,
     Outcome,
     check_outputs,
     mismatches,
+    off_now_and_then,
     plain_outputs,
     random_requests,
     run,
     save_talkative_model,
     what_happened,
+    with_common_beginnings,
 )
 
 sys.path.append(str(Path(__file__).parents[2] / "proposers" / "eagle" / "tests"))  # the references
@@ -31,7 +41,7 @@ from reference_heads import target_token_ids
 from tiny_heads import TinyHead, write_eagle, write_specforge
 from tiny_weights import Shape, Target
 
-from specdec_core import Observation, RequestView, TokenTree
+from specdec_core import Level, Observation, RequestView, StaticTree, TokenTree
 from specdec_proposer_eagle.context_vocabulary import ContextVocabulary
 from specdec_proposer_eagle.proposer import EagleProposer
 
@@ -78,13 +88,12 @@ def drafted_by(head: TinyHead, method: str, way: str, target: Path, asked: list[
     return run(target, asked, method=method, model=str(head.folder), **WAYS[way], **settings)
 
 
-def from_scratch(head: TinyHead, method: str, way: str, target: Path, *, context_tokens: int = 0) -> EagleFromScratch:
+def from_scratch(head: TinyHead, method: str, way: str, target: Path, **options: Any) -> EagleFromScratch:
+    """options: context_tokens, window."""
     kind: dict[str, Any] = (
         DYNAMIC if way == "dynamic tree" else {"shape": TREE if "tree" in way else TokenTree.chain(6)}
     )
-    return EagleFromScratch(
-        target, head, TAPS[method], **kind, is_sampled="sampled" in way, context_tokens=context_tokens
-    )
+    return EagleFromScratch(target, head, TAPS[method], **kind, is_sampled="sampled" in way, **options)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -101,6 +110,84 @@ def test_drafts_are_those_computed_from_scratch(
     del happened["no draft"]
     assert min(happened.values()) >= 3, happened
     assert set(outcome.journal.num_in_batch) == set(range(1, 9))
+
+
+@pytest.mark.parametrize("fault", [None, what_follows_a_slot_is_ignored], ids=lambda fault: fault and fault.__name__)
+@pytest.mark.parametrize("is_off", [None, off_now_and_then], ids=["always", "now and then"])
+def test_cached_prefixes_and_late_observations_make_no_difference(
+    is_off: Any, fault: Any, target: Path, heads: dict[str, TinyHead], asked: list[Asked], monkeypatch: Patch
+) -> None:
+    if fault is not None:
+        zero_the_cache(monkeypatch)
+        fault(monkeypatch)
+    head, some = heads["eagle3"], with_common_beginnings(asked[:80])
+    outcome = drafted_by(head, "eagle3", "tree", target, some, kv_manager="prefix", is_off=is_off)
+    reference = from_scratch(head, "eagle3", "tree", target)
+    first = next(mismatches(outcome, reference, len(outcome.journal.drafts), TOLERANCE), None)
+    assert (first is not None) == (fault is not None), first
+    assert outcome.num_cached > 300
+    check_outputs(outcome, some, plain_outputs(target, some))
+
+
+@pytest.mark.parametrize("window", [2, 5])
+@pytest.mark.parametrize("way", ["sampled chain", "tree", "dynamic tree"])
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_drafts_with_a_window_are_those_computed_from_scratch(
+    method: str, way: str, window: int, target: Path, heads: dict[str, TinyHead], asked: list[Asked]
+) -> None:
+    """Less than a draft is deep, and more."""
+    head, few = heads[method], asked[:60]
+    outcome = drafted_by(head, method, way, target, few, draft_window=window)
+    differing = list(mismatches(outcome, from_scratch(head, method, way, target, window=window), 60, TOLERANCE))
+    assert not differing, differing[:3]
+    check_outputs(outcome, few, plain_outputs(target, few))
+
+
+@pytest.mark.parametrize("fault", WINDOW_FAULTS, ids=lambda fault: fault.__name__)
+def test_wrong_windows_are_noticed(
+    fault: Any, target: Path, heads: dict[str, TinyHead], asked: list[Asked], monkeypatch: Patch
+) -> None:
+    fault(monkeypatch)
+    head = heads["eagle3"]
+    outcome = drafted_by(head, "eagle3", "tree", target, asked[:40], draft_window=4)
+    scratch = from_scratch(head, "eagle3", "tree", target, window=4)
+    assert next(mismatches(outcome, scratch, len(outcome.journal.drafts)), None) is not None
+
+
+@pytest.mark.parametrize("way", ["sampled chain", "sampled tree", "dynamic tree"])
+def test_levels_of_a_fixed_size_make_the_same_drafts(
+    way: str, target: Path, heads: dict[str, TinyHead], asked: list[Asked], monkeypatch: Patch
+) -> None:
+    fix_levels(monkeypatch)
+    dead = num_dead(monkeypatch)
+    head, few = heads["eagle3"], asked[:60]
+    options = {"eagle_min_prob": 0.1} if way == "dynamic tree" else {}
+    outcome = drafted_by(head, "eagle3", way, target, few, eagle_context_tokens=1, **options)
+    monkeypatch.undo()
+    if way == "dynamic tree":
+        shrunk = drafted_by(head, "eagle3", way, target, few, eagle_context_tokens=1, **options)
+        assert trees_of(outcome) == trees_of(shrunk)
+    else:
+        reference = from_scratch(head, "eagle3", way, target, context_tokens=1)
+        differing = list(mismatches(outcome, reference, NUM_COMPARED, TOLERANCE))
+        assert not differing, differing[:3]
+    check_outputs(outcome, few, plain_outputs(target, few))
+    assert sum(dead) > 30
+
+
+def trees_of(outcome: Outcome) -> list[tuple[str, int, list[int], list[int]]]:
+    drafts = outcome.journal.drafts
+    return [(each.request_id, len(each.history), each.token_ids, each.parents) for each in drafts]
+
+
+def test_dead_entries_that_overwrite_others_are_noticed(
+    target: Path, heads: dict[str, TinyHead], asked: list[Asked], monkeypatch: Patch
+) -> None:
+    fix_levels(monkeypatch)
+    dead_entries_overwrite_the_slot_before_the_nodes(monkeypatch)
+    outcome = drafted_by(heads["eagle3"], "eagle3", "tree", target, asked[:60])
+    scratch = from_scratch(heads["eagle3"], "eagle3", "tree", target)
+    assert next(mismatches(outcome, scratch, len(outcome.journal.drafts)), None) is not None
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -184,7 +271,10 @@ def embeddings_are_those_of_the_features_own_tokens(patch: Patch) -> None:
 
 
 def the_last_row_is_taken_whether_it_counts_or_not(patch: Patch) -> None:
-    patch.setattr(Observation, "last_rows", property(lambda self: [end - 1 for end in self.offsets[1:]]))
+    def take_the_last(observation: Observation) -> Observation:
+        return attrs.evolve(observation, last_rows=torch.tensor(observation.offsets[1:]) - 1)
+
+    _observe(patch, take_the_last)
 
 
 def positions_begin_at_one(patch: Patch) -> None:
@@ -196,7 +286,18 @@ def the_root_has_another_requests_output(patch: Patch) -> None:
     patch.setattr(EagleProposer, "_rows_of", lambda self, requests: rows_of(self, requests).roll(1))
 
 
+def nodes_follow_those_of_another_request(patch: Patch) -> None:
+    grow = StaticTree.grow
+
+    def rolled(self: Any, logits: torch.Tensor) -> Level | None:
+        level = grow(self, logits)
+        return level and attrs.evolve(level, rows=level.rows.roll(level.width))
+
+    patch.setattr(StaticTree, "grow", rolled)
+
+
 FAULTS = [
+    nodes_follow_those_of_another_request,
     features_of_drafted_nodes_stay,
     embeddings_are_those_of_the_features_own_tokens,
     the_last_row_is_taken_whether_it_counts_or_not,

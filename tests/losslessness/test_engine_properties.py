@@ -20,6 +20,7 @@ from traffic import Traffic, Wish
 
 from specdec_core.engine.scheduler import Scheduler
 from specdec_core.kv.block_pool import BlockPool
+from specdec_core.kv.paged import PagedKVManager
 
 SCALE = 10 if os.environ.get("SPECDEC_NIGHTLY") else 1
 NUM_WISHES = 40 * (SCALE + 1)
@@ -93,9 +94,9 @@ def wrong_ones(completions: list[traffic.Completion], alone: dict[tuple[Wish, in
 
 def held_for_nobody(engine: Any) -> list[Any]:
     """What an engine without requests still keeps of some."""
-    proposer: Any = engine._speculation._proposer
     kept: list[Any] = [engine._requests, engine._scheduler.running, engine._scheduler.waiting, engine._news]
-    kept += [engine._cancelled, engine.kv._pool._tables, engine.kv._num_committed, vars(proposer).get("seen")]
+    kept += [engine._cancelled, engine.kv._pool._tables, engine.kv._num_final]
+    kept += [vars(drafter.proposer.proposer).get("seen") for drafter in engine._speculation.drafters]
     return [each for each in kept if each]
 
 
@@ -127,7 +128,7 @@ def test_each_is_as_it_would_be_alone(
 ) -> None:
     sent = send(method, num_requests * SCALE)
     figures = sent.figures
-    record_property("figures", figures)
+    record_property("figures", str(figures))
     print(f"{method}: {figures}")  # noqa: T201
     assert wrong_ones(sent.completions, alone) == []
     assert held_for_nobody(sent.engine) == []
@@ -141,15 +142,20 @@ def test_each_is_as_it_would_be_alone(
 
 
 def a_preempted_request_keeps_its_count(patch: Patch) -> None:
-    """It has lost its blocks, but does not start over."""
-    preempt = Scheduler.preempt
+    """It has lost its blocks, but does not start over when it is admitted again."""
+    kept: dict[str, int] = {}
+    preempt, admit = Scheduler.preempt, PagedKVManager.admit
 
-    def forgetful(self: Scheduler, request: Any) -> None:
-        num_computed = request.num_computed
+    def remember(self: Scheduler, request: Any) -> None:
+        kept[request.id] = request.num_computed
         preempt(self, request)
-        request.num_computed = min(num_computed, request.num_tokens - 1)
 
-    patch.setattr(Scheduler, "preempt", forgetful)
+    def keep(self: PagedKVManager, request_id: str, token_ids: np.ndarray, *more: Any) -> int:
+        num_cached = admit(self, request_id, token_ids, *more)
+        return min(kept.pop(request_id, num_cached), len(token_ids) - 1)
+
+    patch.setattr(Scheduler, "preempt", remember)
+    patch.setattr(PagedKVManager, "admit", keep)
 
 
 def block_tables_are_those_of_a_first_pass(patch: Patch) -> None:

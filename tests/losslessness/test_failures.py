@@ -127,7 +127,7 @@ def test_a_draft_node_that_is_not_finite_and_not_accepted_does_no_harm(
     assert [output.token_ids for output in outputs] == expected
 
 
-def test_the_comparison_notices_a_commit_that_moves_nothing(
+def test_the_comparison_notices_a_compaction_that_moves_nothing(
     tiny_models: dict, healthy_prompts: tuple, make_llm: Any, generate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That accepted nodes' keys and values are moved is something that these outputs depend on."""
@@ -135,13 +135,13 @@ def test_the_comparison_notices_a_commit_that_moves_nothing(
     random_tree.TRUTH.update(zip(map(tuple, prompts), expected, strict=True))
     llm = make_llm(tiny_models["llama"], "random_tree")
     caches = [cache for layer in range(3) for cache in llm.engine.kv.cache(0, layer)]
-    commit = llm.engine.kv.commit
+    compact = llm.engine.kv.compact
 
-    def commit_without_moving(*args: Any) -> None:
+    def compact_without_moving(*args: Any) -> None:
         before = [cache.clone() for cache in caches]
-        commit(*args)
+        compact(*args)
         for cache, old in zip(caches, before, strict=True):
             cache.copy_(old)
 
-    monkeypatch.setattr(llm.engine.kv, "commit", commit_without_moving)
+    monkeypatch.setattr(llm.engine.kv, "compact", compact_without_moving)
     assert [output.token_ids for output in generate(llm, prompts, greedy_params())] != expected

@@ -11,7 +11,7 @@ import reference
 from families import FAMILIES, UNSUPPORTED, save_family
 
 from specdec_core import LLM, CompatibilityError, SamplingParams
-from specdec_core.target.attention import CacheSite
+from specdec_core.models.attention import CacheSite
 
 NUM_TOKENS = 16
 LENGTHS = [1, 9, 20, 33]

@@ -34,8 +34,8 @@ def nodes_one_position_late(patch: Patch) -> None:
 
 
 def see_instead(patch: Patch, change: Callable[[Any], Any]) -> None:
-    see = step_batch.see
-    patch.setattr(step_batch, "see", lambda *args: change(see(*args)))
+    visibility_of = step_batch.visibility_of
+    patch.setattr(step_batch, "visibility_of", lambda *args: change(visibility_of(*args)))
 
 
 def nodes_see_their_siblings(patch: Patch) -> None:
@@ -51,18 +51,18 @@ def nodes_see_only_the_root(patch: Patch) -> None:
 
 
 def accepted_entries_stay_where_they_were(patch: Patch) -> None:
-    patch.setattr(PagedKVManager, "_compact", lambda *args: None)
+    patch.setattr(PagedKVManager, "_move", lambda *args: None)
 
 
 def the_first_node_is_kept_instead_of_the_accepted_one(patch: Patch) -> None:
-    compact = PagedKVManager._compact
+    move = PagedKVManager._move
 
     def wrong(self: Any, request_ids: Any, first_nodes: Any, verdict: Any) -> None:
         rows = verdict.rows.clone()
         rows[:, 1:] = rows[:, :1] + 1
-        compact(self, request_ids, first_nodes, attrs.evolve(verdict, rows=rows))
+        move(self, request_ids, first_nodes, attrs.evolve(verdict, rows=rows))
 
-    patch.setattr(PagedKVManager, "_compact", wrong)
+    patch.setattr(PagedKVManager, "_move", wrong)
 
 
 def a_rejected_node_stays_in_the_cache(patch: Patch) -> None:
@@ -70,8 +70,8 @@ def a_rejected_node_stays_in_the_cache(patch: Patch) -> None:
     as ones: memory that is handed out again may hold what an engine before this one computed for the same tokens."""
     metadata, add_group = PagedKVManager.metadata, PagedKVManager.add_group
 
-    def with_ones(self: Any, layout: Any) -> int:
-        number = add_group(self, layout)
+    def with_ones(self: Any, *arguments: Any) -> int:
+        number = add_group(self, *arguments)
         for storage in (self._groups[number].keys, self._groups[number].values):
             storage.fill_(1)
         return number

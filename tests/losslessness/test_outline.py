@@ -13,9 +13,9 @@ from families import FAMILIES, UNSUPPORTED, save_family
 from rounding_quantizer import rounding_quantizer
 
 from specdec_core import CompatibilityError, ConfigError
-from specdec_core.target import Target, outline as module
-from specdec_core.target.load import load_config, load_weights
-from specdec_core.target.outline import outline
+from specdec_core.models import Model, meta_load as module
+from specdec_core.models.load import ModelSource, load_config, load_weights
+from specdec_core.models.meta_load import outline
 
 CPU = torch.device("cpu")
 DTYPES = ["float32", "bfloat16"]
@@ -24,7 +24,8 @@ NEEDS_VALUES = {"positions that are counted"}
 
 
 def loaded_bytes(folder: Path, dtype: str) -> int:
-    model = load_weights(str(folder), load_config(str(folder), trust_remote_code=False), getattr(torch, dtype))
+    source = ModelSource(model=folder, device=CPU, dtype=dtype)
+    model = load_weights(source, load_config(source))
     return sum({id(tensor): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}.values())
 
 
@@ -36,8 +37,8 @@ def test_the_outline_is_that_of_the_loaded_model(
     monkeypatch.setattr(module, "_takes_values", lambda error: unknown.append(error) or True)
     folder = save_family(name, tmp_path)
     options = {"device": CPU, "dtype": dtype, "max_model_len": 96}  # what llama4 does to longer ones is refused
-    target, found = Target(folder, **options), outline(folder, **options)
-    assert (found.info, found.kv_layout) == (target.info, target.kv_layout)
+    target, found = Model(ModelSource(model=folder, **options)), outline(ModelSource(model=folder, **options))
+    assert (found.info, found.kv_groups) == (target.info, target.kv_groups)
     # families keep a few biases in float32, whatever the model's type
     assert found.weight_bytes == pytest.approx(loaded_bytes(folder, dtype), rel=1e-4)
     assert not unknown or name == "llama4_text"  # whose masks depend on padding
@@ -47,9 +48,9 @@ def test_the_outline_is_that_of_the_loaded_model(
 def test_what_is_refused_is_refused_without_weights(name: str, tmp_path: Path) -> None:
     folder = save_family(name, tmp_path)
     with pytest.raises(CompatibilityError) as refused:
-        Target(folder, device=CPU)
+        Model(ModelSource(model=folder, device=CPU))
     with pytest.raises(CompatibilityError) as refused_unseen:
-        outline(folder, device=CPU)
+        outline(ModelSource(model=folder, device=CPU))
     assert str(refused_unseen.value) == str(refused.value)
 
 
@@ -62,7 +63,7 @@ def test_code_that_looks_at_values_is_said_to_be_the_reason(tmp_path: Path) -> N
     )  # fmt: skip
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(CompatibilityError, match=r"cannot be told without its weights.*It may run nevertheless"):
-        outline(tmp_path, device=CPU)
+        outline(ModelSource(model=tmp_path, device=CPU))
 
 
 @pytest.fixture
@@ -71,12 +72,12 @@ def llama(tmp_path: Path) -> Path:
 
 
 def test_options_are_those_of_the_target(llama: Path) -> None:
-    found = outline(llama, device=CPU, dtype="float16", max_model_len=40)
+    found = outline(ModelSource(model=llama, device=CPU, dtype="float16", max_model_len=40))
     assert (found.info.max_model_len, found.info.dtype, found.kv_layout.dtype) == (40, torch.float16, torch.float16)
     with pytest.raises(ConfigError, match="max_model_len=257"):
-        outline(llama, device=CPU, max_model_len=257)
+        outline(ModelSource(model=llama, device=CPU, max_model_len=257))
     with pytest.raises(ConfigError, match="quantization='nothing'"):
-        outline(llama, device=CPU, quantization="nothing")
+        outline(ModelSource(model=llama, device=CPU, quantization="nothing"))
 
 
 def test_quantised_weights_are_as_large_as_their_files(llama: Path) -> None:
@@ -84,7 +85,8 @@ def test_quantised_weights_are_as_large_as_their_files(llama: Path) -> None:
     config["quantization_config"] = {"quant_method": "rounding_test"}
     (llama / "config.json").write_text(json.dumps(config))
     with rounding_quantizer():
-        assert outline(llama, device=CPU).weight_bytes == (llama / "model.safetensors").stat().st_size
+        found = outline(ModelSource(model=llama, device=CPU))
+        assert found.weight_bytes == (llama / "model.safetensors").stat().st_size
 
 
 def sharded(folder: Path) -> Path:
@@ -98,8 +100,8 @@ def sharded(folder: Path) -> Path:
 
 
 def test_shards(llama: Path) -> None:
-    whole = outline(llama, device=CPU)
-    assert outline(sharded(llama), device=CPU) == whole
+    whole = outline(ModelSource(model=llama, device=CPU))
+    assert outline(ModelSource(model=sharded(llama), device=CPU)) == whole
 
 
 def cut(file: Path) -> None:
@@ -122,4 +124,4 @@ def cut(file: Path) -> None:
 def test_weight_files_that_cannot_be_read(llama: Path, damage: Any, says: str) -> None:
     damage(llama)
     with pytest.raises(ConfigError, match=says):
-        outline(llama, device=CPU)
+        outline(ModelSource(model=llama, device=CPU))

@@ -10,8 +10,8 @@ import reference
 from families import HEADS, SIZES, save_family
 
 from specdec_core import LLM, CompatibilityError, ConfigError, SamplingParams
-from specdec_core.target import model as target_model
-from specdec_core.target.trial import Findings
+from specdec_core.models import model as target_model
+from specdec_core.models.compatibility import Findings
 
 ORIGINAL = 32
 SHORT = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": ORIGINAL}

@@ -13,9 +13,10 @@ from families import save_family
 from transformers.models.llama import modeling_llama
 
 from specdec_core import LLM, CompatibilityError, ConfigError, SamplingParams
-from specdec_core.target import trial
-from specdec_core.target.model import Target
-from specdec_core.target.stock import StockChecks, telling_mask
+from specdec_core.models import compatibility as trial
+from specdec_core.models.compatibility import StockChecks, telling_mask
+from specdec_core.models.load import ModelSource
+from specdec_core.models.model import Model
 
 Change = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -161,7 +162,7 @@ def test_logits_of_all_rows_are_no_obstacle(
 
 def test_a_model_is_as_it_was_after_the_trial(llama: Path) -> None:
     """Nothing is left on its modules, and its attention is the paged one."""
-    model = Target(llama, device=torch.device("cpu"), dtype="float32")._model
+    model = Model(ModelSource(model=llama, device=torch.device("cpu"), dtype="float32"))._model
     assert model.config._attn_implementation == "specdec"
     assert not [name for module in model.modules() for name in vars(module) if name.startswith("specdec")]
 

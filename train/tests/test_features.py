@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from specdec_core import load_training_target
-from specdec_core.testing import tiny_target
+from specdec_testing import tiny_target
 from specdec_train.features import features_of
 
 

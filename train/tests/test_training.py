@@ -23,7 +23,7 @@ from specdec_core import (
     SamplingParams,
     TrainingRecipe,
 )
-from specdec_core.testing import tiny_target
+from specdec_testing import tiny_target
 from specdec_train.commands import command_of
 from specdec_train.run import train
 from specdec_train.settings import Settings

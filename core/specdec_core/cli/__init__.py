@@ -16,7 +16,7 @@ from specdec_core.errors import SpecdecError
 if TYPE_CHECKING:
     from specdec_core.plugins import Plugins
 
-COMMANDS = ("bench", "check", "demo", "generate", "plugins")
+COMMANDS = ("check", "generate", "plugins")
 """Modules of this package, each with a click command called `command`, which is the subcommand of the module's name."""
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it

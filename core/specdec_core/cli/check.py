@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec_core.cli.options import ModelOptions, model_options
+from specdec_core.cli.options import ModelCommand, ModelOptions, model_options
 from specdec_core.errors import SpecdecError
 
 if TYPE_CHECKING:
-    from specdec_core.dry_run import DryRun
+    from specdec_core.engine.build import Design
     from specdec_core.engine.memory import MemoryPlan
 
 LIMITS = {
@@ -25,7 +25,7 @@ LIMITS = {
 }
 
 
-@click.command()
+@click.command(cls=ModelCommand)
 @model_options()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, of an error too.")
 @click.pass_context
@@ -49,7 +49,7 @@ def command(ctx: click.Context, options: ModelOptions, as_json: bool) -> None:
         _print(result)
 
 
-def _record(result: DryRun) -> dict[str, Any]:
+def _record(result: Design) -> dict[str, Any]:
     memory, info = result.memory, result.target.info
     return {
         "target": {
@@ -60,6 +60,7 @@ def _record(result: DryRun) -> dict[str, Any]:
         "memory": attrs.asdict(memory)
         | {
             "kv_bytes": memory.kv_bytes,
+            "kv_bytes_per_token": memory.kv_bytes_per_token,
             "scratch_bytes_per_request": memory.scratch_bytes,
             "num_tokens": memory.num_tokens,
             "num_full_requests": memory.num_full_requests,
@@ -67,7 +68,7 @@ def _record(result: DryRun) -> dict[str, Any]:
     }
 
 
-def _print(result: DryRun) -> None:
+def _print(result: Design) -> None:
     info, speculative = result.target.info, result.speculative
     console = Console(highlight=False)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))

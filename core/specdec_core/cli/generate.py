@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specdec_core.cli.compare import TRY
-from specdec_core.cli.options import ModelOptions, model_options
+from specdec_core.cli.options import TRY, ModelCommand, ModelOptions, model_options
+from specdec_core.config.sampling import SamplingParams
 from specdec_core.errors import SpecdecError
-from specdec_core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from specdec_core.llm import LLM
+    from specdec_core.api.llm import LLM
 
 
-@click.command()
+@click.command(cls=ModelCommand)
 @click.argument("prompts", metavar="PROMPT...", nargs=-1, required=True)
 @model_options()
 @click.option("--max-tokens", type=int, default=128, show_default=True, help="Most tokens per completion.")

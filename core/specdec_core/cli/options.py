@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -13,23 +13,58 @@ from typing import TYPE_CHECKING, Any
 import click
 from attrs import frozen
 
-from specdec_core.config import unknown_key
-from specdec_core.config_file import KEYS, load_config_file
+from specdec_core.config.fields import unknown_key
+from specdec_core.config.file import KEYS, OPTIONS, load_config_file
+from specdec_core.config.options import Option, options_of
+from specdec_core.config.speculative import SpeculativeConfig
 from specdec_core.errors import SpecdecError
 from specdec_core.plugins import Plugins
 
 if TYPE_CHECKING:
-    from specdec_core.dry_run import DryRun
-    from specdec_core.llm import LLM
+    from specdec_core.api.llm import LLM
+    from specdec_core.engine.build import Design
 
 DEFAULT_MODEL = "tiny"
 DEFAULT_NUM_SPECULATIVE_TOKENS = 5
+TRY = "try --dtype float32, and check the checkpoint if that fails too"
+"""Advice where logits are not finite."""
+
 OWN_OPTIONS = {
     "model": "--model",
     "dtype": "--dtype",
     "speculative_config": "--method and --set",
 }
 """Keys of a config file that `--engine` does not take, and what does."""
+
+TABLES = frozenset({"kv_manager_config"})
+"""Keys of a config file whose value is a table of options."""
+
+OWN_KEYS = ("method", "num_speculative_tokens")
+"""Keys of speculative_config that `--set` does not take: each has an option of its own."""
+
+DESCRIBED = {option.name: option for option in (*OPTIONS, *options_of(SpeculativeConfig))}
+
+
+class ModelCommand(click.Command):
+    """A command with `model_options`: its `--help` ends with the keys that `--engine` and `--set` take."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        engine = [option for option in OPTIONS if option.name not in OWN_OPTIONS]
+        speculation = [option for option in options_of(SpeculativeConfig) if option.name not in OWN_KEYS]
+        write_options(formatter, "Keys for --engine", engine)
+        write_options(formatter, "Keys for --set, besides those that `spec-decode plugins METHOD` shows", speculation)
+        super().format_epilog(ctx, formatter)
+
+
+def write_options(formatter: click.HelpFormatter, title: str, options: Iterable[Option]) -> None:
+    """A section of a command's help."""
+    with formatter.section(title):
+        formatter.write_dl([(option.name, _described(option)) for option in options])
+
+
+def _described(option: Option) -> str:
+    default = "required" if option.default is None else f"default: {option.default}"
+    return f"{option.help}  [{'; '.join(filter(None, (option.allowed, default)))}]".lstrip()
 
 
 class Setting(click.ParamType["tuple[str, Any]"]):
@@ -69,16 +104,16 @@ class ModelOptions:
         """An `LLM`, which is closed when the command ends. plugins: None: those that are installed and not disabled."""
         _quieten_transformers()
 
-        from specdec_core.llm import LLM
+        from specdec_core.api.llm import LLM
 
         llm = LLM(**self.keywords, plugins=plugins or Plugins.load(disable=self.disable))
         return click.get_current_context().with_resource(llm)
 
-    def dry_run(self) -> DryRun:
+    def dry_run(self) -> Design:
         """All of `load` that is possible without loading weights."""
         _quieten_transformers()
 
-        from specdec_core.dry_run import dry_run
+        from specdec_core.api.arguments import dry_run
 
         return dry_run(**self.keywords, plugins=Plugins.load(disable=self.disable))
 
@@ -105,17 +140,19 @@ def model_options(
     options = (
         click.option("--config", "config_file", metavar="FILE", type=click.Path(path_type=Path),
                      help="A TOML, YAML or JSON file with the keywords of LLM. The options below override it."),
-        click.option("--model", show_default=DEFAULT_MODEL, help="A folder, a name on the model hub, or tiny."),
+        click.option("--model", show_default=DEFAULT_MODEL, help=DESCRIBED["model"].help),
         click.option("--method", "chosen_method", metavar="NAME", show_default=method or "none, plain decoding",
                      help="How to draft: a proposer that `spec-decode plugins` lists."),
         click.option("--set", "settings", type=Setting(), multiple=True,
-                     help="A key of speculative_config (repeatable)."),
+                     help="A key of speculative_config (repeatable): `spec-decode plugins METHOD` shows the method's."),
         click.option("--num-speculative-tokens", "num_tokens", type=click.IntRange(min=1), metavar="N",
-                     show_default=f"the method's own, or {num_speculative_tokens}", help="Most draft tokens per step."),
+                     show_default=f"the method's own, or {num_speculative_tokens}",
+                     help=DESCRIBED["num_speculative_tokens"].help),
         click.option("--dtype", "chosen_dtype", metavar="NAME", show_default=dtype,
-                     help="auto, float32, bfloat16 or float16."),
+                     help=f"{DESCRIBED['dtype'].help} Give {DESCRIBED['dtype'].allowed}."),
         click.option("--engine", type=Setting(), multiple=True,
-                     help="Any other key of a config file, such as max_model_len=2048 (repeatable)."),
+                     help="Any other key of a config file, such as max_model_len=2048 (repeatable): they are listed "
+                     "below. null stands for None; kv_manager_config.OPTION=VALUE sets one of its options."),
         click.option("--disable", multiple=True, metavar="NAME", help="Do not import this plugin (repeatable)."),
     )  # fmt: skip
 
@@ -133,11 +170,13 @@ def model_options(
             **others: Any,
         ) -> None:
             keywords = load_config_file(config_file) if config_file is not None else {}
-            keywords |= _engine_keywords(engine)
+            for key, value in _engine_keywords(engine).items():
+                in_file = keywords.get(key)
+                keywords[key] = in_file | value if isinstance(in_file, dict) and isinstance(value, dict) else value
             keywords["model"] = model or keywords.get("model", DEFAULT_MODEL)
             keywords["dtype"] = chosen_dtype or keywords.get("dtype", dtype)
-            in_file = keywords.get("speculative_config")
-            keywords["speculative_config"] = _speculation(in_file, chosen_method, settings, num_tokens, default)
+            speculation = keywords.get("speculative_config")
+            keywords["speculative_config"] = _speculation(speculation, chosen_method, settings, num_tokens, default)
             function(options=ModelOptions(keywords, disable), **others)
 
         for option in reversed(options):
@@ -157,15 +196,21 @@ def mentioned_keys(message: str) -> set[str]:
 
 
 def _engine_keywords(settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Where a key has options of its own, each is given by itself: `kv_manager_config.max_cached_blocks=4`."""
     found: dict[str, Any] = {}
-    for key, value in settings:
+    for path, value in settings:
+        key, _, inner = path.partition(".")
         if key in OWN_OPTIONS:
-            raise click.UsageError(f"--engine {key}={value}: give {key} as {OWN_OPTIONS[key]}")
+            raise click.UsageError(f"--engine {path}={value}: give {key} as {OWN_OPTIONS[key]}")
         if key not in KEYS:
             raise click.UsageError(str(unknown_key(key, KEYS - OWN_OPTIONS.keys(), "--engine")))
-        if key in found:
-            raise click.UsageError(f"--engine {key}={value} is one too many: give {key} once")
-        found[key] = value
+        if (key in TABLES) != bool(inner):
+            form = f"{key}.OPTION=VALUE, one for each option" if key in TABLES else f"{key}=VALUE"
+            raise click.UsageError(f"--engine {path}={value}: write {form}")
+        given = found.setdefault(key, {}) if inner else found
+        if (inner or key) in given:
+            raise click.UsageError(f"--engine {path}={value} is one too many: give {path} once")
+        given[inner or key] = value
     return found
 
 
@@ -206,7 +251,7 @@ def _speculation(
     if num_speculative_tokens is not None:
         config["num_speculative_tokens"] = num_speculative_tokens
     for index, (key, value) in enumerate(settings):
-        if key in ("method", "num_speculative_tokens"):
+        if key in OWN_KEYS:
             raise click.UsageError(f"--set {key}={value} is one too many: give {key} as --{key.replace('_', '-')}")
         if key in (other for other, _ in settings[:index]):
             raise click.UsageError(f"--set {key}={value} is one too many: give {key} once")

@@ -1,10 +1,11 @@
-"""spec-decode plugins: what is installed, and what is wrong with it."""
+"""spec-decode plugins: what is installed, what is wrong with it, and which options it has."""
 
 from __future__ import annotations
 
 import json
 import warnings
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 import attrs
 import click
@@ -13,24 +14,53 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec_core.cli import COMMANDS
+from specdec_core.cli.options import write_options
+from specdec_core.errors import PluginError
 from specdec_core.plugins import PluginInfo, Plugins, PluginWarning
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list instead of a table.")
+@click.argument("name", metavar="[NAME]", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list instead, with the options of each plugin.")
 @click.option("--disable", multiple=True, metavar="NAME", help="Do not import this plugin (repeatable).")
-def command(as_json: bool, disable: tuple[str, ...]) -> None:
-    """List the installed plugins.
+@click.pass_context
+def command(ctx: click.Context, name: str | None, as_json: bool, disable: tuple[str, ...]) -> None:
+    """List the installed plugins, or show one with its options.
 
     One line for each: name, distribution, version, status, what it provides; below them, what is wrong and what to do.
+    With the NAME of a plugin or of a method, a verifier or whatever else it provides, that one is shown alone, with its
+    options.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)  # the listing says the same, and more
         plugins = Plugins.load(disable=disable).listing(COMMANDS)
+    if name is not None:
+        plugins = _named(plugins, name)
     if as_json:
         click.echo(json.dumps([attrs.asdict(plugin) for plugin in plugins], indent=2))
-    else:
-        _print(plugins)
+        return
+    _print(plugins)
+    if name is not None:
+        _print_options(ctx, plugins)
+
+
+def _named(plugins: Sequence[PluginInfo], name: str) -> list[PluginInfo]:
+    """Those of that name, and those that provide something of that name, with the options of that alone. Raises
+    PluginError if there are none."""
+    found, known = [], set()
+    for plugin in plugins:
+        offers = {offer: offer.partition(" ")[2] for offer in plugin.provides}
+        known |= {plugin.name, *offers.values()} - {""}
+        if plugin.name == name:
+            found.append(plugin)
+        elif name in offers.values():
+            options = {offer: options for offer, options in plugin.options.items() if offers[offer] == name}
+            found.append(attrs.evolve(plugin, options=options))
+    if not found:
+        near = get_close_matches(name, known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise PluginError(f"no plugin is called {name!r}, or provides it.{hint} `spec-decode plugins` lists them all")
+    return found
 
 
 def _print(plugins: Sequence[PluginInfo]) -> None:
@@ -45,3 +75,10 @@ def _print(plugins: Sequence[PluginInfo]) -> None:
     console.print(table)
     for error in dict.fromkeys(plugin.error for plugin in plugins if plugin.error):
         console.print(Text(error), soft_wrap=True)
+
+
+def _print_options(ctx: click.Context, plugins: Sequence[PluginInfo]) -> None:
+    formatter = ctx.make_formatter()
+    for offer, options in (item for plugin in plugins for item in plugin.options.items()):
+        write_options(formatter, f"Options of {offer}", options)
+    click.echo(formatter.getvalue() or "It has no options.\n", nl=False)

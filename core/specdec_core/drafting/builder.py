@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 import torch
 
-from specdec_core.config import GREEDY, PROBABILISTIC
-from specdec_core.sampling_params import SMALLEST_TEMPERATURE
-from specdec_core.types import Draft, ProposerBatch, Stream
+from specdec_core.config.sampling import SMALLEST_TEMPERATURE
+from specdec_core.config.speculative import GREEDY, PROBABILISTIC
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.proposer import ProposerBatch
+from specdec_core.contracts.verifier import Stream
 
 
 class Grown(NamedTuple):

@@ -8,16 +8,17 @@ import numpy as np
 import torch
 from attrs import evolve, frozen
 
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.proposer import ProposerBatch
 from specdec_core.drafting.acceptance import Acceptance
-from specdec_core.types import Draft, ProposerBatch
 
 
 @frozen(eq=False)
 class Nodes:
-    """A draft on the host, over all requests."""
+    """A draft on the host, over all requests. Dead nodes are in no level."""
 
     requests: np.ndarray  # int64 [n]
-    parents: np.ndarray  # int64 [n]   index over all requests; -1: the root
+    parents: np.ndarray  # int64 [n]   index over all requests; -1: the root; DEAD
     token_ids: np.ndarray
     probs: np.ndarray
     is_first_draw: np.ndarray  # bool [n]
@@ -28,20 +29,21 @@ class Nodes:
     def of(cls, draft: Draft) -> Nodes:
         assert draft.scores is not None or not draft.num_nodes, "a draft is judged by its scores"
         requests = np.repeat(np.arange(draft.batch_size), draft.num_nodes_per_request)
-        parents = on_host(draft.parents).astype(np.int64)
-        parents = np.where(parents < 0, -1, parents + np.array(draft.offsets)[requests])
+        parents = draft.host_parents.astype(np.int64)
+        parents = np.where(parents < 0, parents, parents + np.array(draft.offsets)[requests])
         is_first_draw = np.zeros(draft.num_nodes, dtype=bool)
         if draft.q_rows is not None:
-            q_rows, first = np.unique(on_host(draft.q_rows), return_index=True)
+            q_rows = np.where(draft.host_layout.is_alive, draft.on_host(draft.q_rows), -1)
+            q_rows, first = np.unique(q_rows, return_index=True)
             is_first_draw[first[q_rows >= 0]] = True
         is_sampled_request = np.zeros(draft.batch_size, dtype=bool)
         is_sampled_request[requests[is_first_draw]] = True
-        levels, is_here = [], parents < 0
+        levels, is_here = [], parents == -1
         while is_here.any():
             levels.append(np.flatnonzero(is_here))
-            is_here = (parents >= 0) & is_here[parents]
-        probs = np.empty(0) if draft.scores is None else on_host(draft.scores)
-        return cls(requests, parents, on_host(draft.token_ids), probs, is_first_draw, is_sampled_request, levels)
+            is_here = (parents >= 0) & is_here[parents.clip(min=0)]
+        probs = np.empty(0) if draft.scores is None else draft.on_host(draft.scores)
+        return cls(requests, parents, draft.host_token_ids, probs, is_first_draw, is_sampled_request, levels)
 
 
 class Drafted:
@@ -85,13 +87,14 @@ class Drafted:
 
 
 def without(draft: Draft, nodes: Nodes, kept: np.ndarray) -> Draft:
-    """The nodes that are kept, whose parents are."""
+    """The nodes that are kept, whose parents are. Dead ones stay dead."""
     counts = np.bincount(nodes.requests[kept], minlength=draft.batch_size).tolist()
     if not any(counts):
         return Draft.from_chains([[]] * draft.batch_size, draft.token_ids.device)
     offsets = tuple(accumulate(counts, initial=0))
     numbers = np.cumsum(kept) - 1
-    parents = np.where(nodes.parents < 0, -1, numbers[nodes.parents] - np.array(offsets)[nodes.requests])[kept]
+    own = numbers[nodes.parents.clip(min=0)] - np.array(offsets)[nodes.requests]
+    parents = np.where(nodes.parents < 0, nodes.parents, own)[kept]
     mask = torch.from_numpy(kept).to(draft.token_ids.device)
     assert draft.scores is not None
     return evolve(

@@ -9,11 +9,13 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from specdec_core.drafting.level import Level
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.proposer import ProposerBatch
+from specdec_core.drafting.level import Level, may_shrink
 from specdec_core.drafting.stop import Stopping
-from specdec_core.types import Draft, ProposerBatch
 
 IMPOSSIBLE = np.float32(-np.inf)
+LEAST = np.finfo(np.float32).min
 
 
 class DynamicTree:
@@ -42,9 +44,11 @@ class DynamicTree:
         self._size, self._device = len(self._budgets), batch.root_token_ids.device
         self._top_k, self._q_to_target, self._stopping = top_k, q_to_target, stopping
         self._roots = range(self._size) if stopping is None else stopping.drafting
-        self._growing = np.array(self._roots, dtype=np.int64)  # requests that have not been stopped
+        self._may_shrink = may_shrink(self._device)
+        self._growing = np.array(self._roots, dtype=np.int64)  # requests that levels are about
+        self._goes = np.ones(len(self._growing), dtype=bool)  # which of them have not been stopped
         self._each = np.arange(self._size)[:, None]  # to index [batch, n] with
-        self._least_score = np.log(min_prob) if min_prob else IMPOSSIBLE
+        self._least_score = np.log(min_prob) if min_prob else LEAST
         self._levels_left = min(depth, max(self._budgets) - 1)  # a node that is kept has all its ancestors kept
         # Candidates of each level, on the host: [batch, n], n = top_k at first and its square later.
         self._token_ids: list[np.ndarray] = []
@@ -79,31 +83,41 @@ class DynamicTree:
         self._levels_left -= 1
 
         chosen = _best(scores, self._top_k)
-        count, above = chosen.shape[1], chosen // num_children
+        above = chosen // num_children
         self._frontier, self._frontier_scores = first + chosen, scores[self._each, chosen]
-        ancestors = np.empty((*chosen.shape, self._ancestors.shape[2] + 1), dtype=np.int64)
-        ancestors[:, :, :-1] = self._ancestors[self._each, above]
-        ancestors[:, :, -1] = np.arange(self._num_forwarded, self._num_forwarded + count)
-        self._ancestors = ancestors
+        goes = self._goes_on(above, width, self._log_probs[-1][self._each, chosen])
+        if not goes.any():
+            return None
         rows = self._of_growing(above)
         rows = rows + width * np.arange(len(rows))[:, None]
-        goes = self._of_growing(self._frontier_scores[:, 0]) >= self._least_score
-        if self._stopping is not None:
-            goes = self._goes_on(self._stopping, rows, self._of_growing(self._log_probs[-1][self._each, chosen]))
-        if not goes.all():
-            rows, self._growing = rows[goes], self._growing[goes]
-            if not len(self._growing):
-                return None
-        counts = np.zeros(self._size, dtype=np.int64)
-        counts[self._growing] = count
+        if self._may_shrink and not goes.all():
+            rows, self._growing, goes = rows[goes], self._growing[goes], goes[goes]
+        self._goes = goes
+        return self._level(rows, above, token_ids[self._each, chosen])
+
+    def _level(self, rows: np.ndarray, above: np.ndarray, token_ids: np.ndarray) -> Level:
+        """The frontier. rows int64 [num_growing, n]; above and token_ids int64 [batch, n]."""
+        count = above.shape[1]
+        own = np.arange(self._num_forwarded, self._num_forwarded + count)
+        ancestors = np.empty((*above.shape, self._ancestors.shape[2] + 1), dtype=np.int64)
+        ancestors[:, :, :-1] = self._ancestors[self._each, above]
+        ancestors[:, :, -1] = own
+        is_alive = None
+        scores = self._of_growing(self._frontier_scores)
+        if scores[:, -1].min() == IMPOSSIBLE:  # the last one is the least likely
+            is_dead = self._frontier_scores == IMPOSSIBLE
+            ancestors = np.where(is_dead[:, :, None], own[:, None], ancestors)
+            is_alive = torch.from_numpy((scores > IMPOSSIBLE).ravel()).to(self._device)
+        self._ancestors = ancestors
         level = Level(
+            width=count,
+            requests=self._growing,
             rows=torch.from_numpy(rows.ravel()).to(self._device),
-            token_ids=torch.from_numpy(self._of_growing(token_ids[self._each, chosen]).ravel()).to(self._device),
-            requests=self._growing.repeat(count),
-            ancestors=self._of_growing(ancestors).reshape(-1, ancestors.shape[2]),
+            token_ids=torch.from_numpy(self._of_growing(token_ids).ravel()).to(self._device),
+            ancestors=torch.from_numpy(self._of_growing(ancestors).reshape(-1, ancestors.shape[2])).to(self._device),
             starts=(self._num_forwarded,) * self._size,
-            counts=tuple(counts.tolist()),
             is_chain=self._top_k == 1,
+            is_alive=is_alive,
         )
         self._num_forwarded += count
         return level
@@ -121,6 +135,8 @@ class DynamicTree:
         shape = len(self._growing), self._frontier.shape[1], -1
         values, ids = best.values.cpu().numpy().reshape(shape), token_ids.cpu().numpy().reshape(len(self._growing), -1)
         values = np.where(np.isfinite(values), values, IMPOSSIBLE)  # a row that is not finite is all NaN
+        if not self._goes.all():
+            values[~self._goes] = IMPOSSIBLE
         return self._of_all(values, IMPOSSIBLE), self._of_all(ids, 0)
 
     def _of_growing(self, of_all: np.ndarray) -> np.ndarray:
@@ -135,13 +151,21 @@ class DynamicTree:
         of_all[self._growing] = of_growing
         return of_all
 
-    def _goes_on(self, stopping: Stopping, rows: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
-        """bool [num_growing]   rows and log_probs [num_growing, n]: of the nodes that would be expanded."""
-        requests = self._growing.repeat(rows.shape[1])
+    def _goes_on(self, above: np.ndarray, width: int, log_probs: np.ndarray) -> np.ndarray:
+        """bool [num_growing]: whether a request is to have children below its frontier. above int64 [batch, n]: where
+        the parents of its nodes are among `width`; log_probs float32 [batch, n]: of their tokens."""
+        best = self._of_growing(self._frontier_scores[:, 0])
+        if self._stopping is None:
+            goes: np.ndarray = best >= self._least_score
+            return goes
+        going = self._growing[self._goes]
+        rows = above[going] + width * np.arange(len(going))[:, None]
+        requests = going.repeat(above.shape[1])
         is_first_draw = np.zeros(len(requests), dtype=bool)
-        num_nodes = np.ones(self._size, dtype=np.int64)  # those that are not worth it go, at the end
-        goes = stopping.goes_on(requests, rows.flatten(), np.exp(log_probs.flatten()), is_first_draw, num_nodes)
-        return goes[self._growing]
+        num_nodes = np.zeros(self._size, dtype=np.int64)  # one, as those that are not worth it go at the end
+        num_nodes[self._growing] = best > IMPOSSIBLE
+        probs = np.exp(log_probs[going].ravel())
+        return self._stopping.goes_on(requests, rows.ravel(), probs, is_first_draw, num_nodes)[self._growing]
 
     def _likeliest(self) -> Draft:
         if not self._scores:

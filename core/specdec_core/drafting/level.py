@@ -9,30 +9,47 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.kv import KVMetadata, Visibility
+from specdec_core.contracts.proposer import LayerAttention, ProposerBatch, RequestView
 from specdec_core.ops.padding import padded_to
-from specdec_core.proposer import LayerAttention
-from specdec_core.types import Draft, KVMetadata, ProposerBatch, RequestView, Visibility
 
 
 @frozen(eq=False)
 class Level:
-    """Nodes of one depth, to be forwarded by the draft: request by request, in the order of their slots.
+    """Draft tokens of one depth, for the draft to forward: `width` entries for each of `requests`, request by request.
 
-    A request's nodes of all levels have numbers in a row, and so have those of each level: they are slots of the
-    draft's cache, counted from the first that is the nodes'.
+    A request's nodes come first among its entries, in the order of their slots. What is left is *dead*: forwarded so
+    that shapes hold, with a token id of the vocabulary, a parent among its own request's entries, and for ancestors its
+    own number alone. What comes of it is not used: nothing grows below it, it is no node of the draft, and the next
+    level or the next draft overwrites its slot.
+
+    Numbers count the slots of the draft's cache from the first that is for nodes. A request's nodes of all depths have
+    numbers in a row, and so have its entries in one level.
+
+    Where the host knows, as on a CPU, requests without nodes are left out and the width is that of whoever has most. On
+    a GPU both stay as they could be at most (`may_shrink`).
     """
 
-    rows: torch.Tensor  # int64 [n]   of the logits that the level was grown from: each node's parent
-    token_ids: torch.Tensor  # int64 [n]
-    requests: np.ndarray  # int64 [n]   index into the batch
-    ancestors: np.ndarray  # int64 [n, depth]   numbers of the nodes from depth 1 to the node itself
-    starts: tuple[int, ...]  # [batch]   number of each request's first node here
-    counts: tuple[int, ...]  # [batch]
+    width: int
+    requests: np.ndarray  # int64 [num_requests]   indices into the batch, ascending; on the host
+    rows: (
+        torch.Tensor
+    )  # int64 [n]   n = num_requests * width; of the logits that the level was grown from: the parent's
+    token_ids: torch.Tensor  # int64 [n]   of the target's vocabulary
+    ancestors: torch.Tensor  # int64 [n, depth]   numbers of the nodes from depth 1 to the node itself
+    starts: Sequence[int] | torch.Tensor  # [batch]   number of each request's first entry; a tensor: int64
     is_chain: bool  # every node's ancestors are all nodes before it
+    is_alive: torch.Tensor | None = None  # bool [n]   None: all are
 
     @property
     def depth(self) -> int:
         return int(self.ancestors.shape[1])
+
+
+def may_shrink(device: torch.device) -> bool:
+    """Whether growers leave out of a level what has no nodes there: a GPU would have to be asked who has."""
+    return device.type == "cpu"
 
 
 class TreeGrower(Protocol):
@@ -44,15 +61,19 @@ class TreeGrower(Protocol):
         ...
 
     def grow(self, logits: torch.Tensor) -> Level | None:
-        """The next level below the last one, or below `roots` at first: logits [n, draft_vocab], a row for each of
-        their nodes. None where nothing more is to be forwarded: the last level's nodes are the deepest."""
+        """The next level below the last one, or below `roots` at first.
+
+        logits: float [n, draft_vocab], a row for each of the last level's entries, dead ones too, or for each root.
+        None where nothing more is to be forwarded: the last level's nodes, and those just drawn, are the deepest.
+        """
         ...
 
     def build(self) -> Draft: ...
 
 
 def grow(grower: TreeGrower, logits: torch.Tensor, forward: Callable[[Level], torch.Tensor]) -> Draft:
-    """The draft: logits [n, draft_vocab] at `grower.roots`; forward(level) -> those at the nodes of a level."""
+    """The draft: logits float [num_roots, draft_vocab] at `grower.roots`; forward(level) -> those at a level's entries,
+    float [num_requests * width, draft_vocab]."""
     level = grower.grow(logits)
     while level is not None:
         level = grower.grow(forward(level))
@@ -94,22 +115,28 @@ class DraftPass:
     def over_level(
         cls, attention: LayerAttention, batch: ProposerBatch, first_slots: Sequence[int], level: Level
     ) -> DraftPass:
-        """Nodes see the slots below the first of the nodes', their ancestors' and their own. first_slots: where each
-        request's nodes begin. A node of depth 1 stands at that position."""
-        starts = [first + start for first, start in zip(first_slots, level.starts, strict=True)]
-        metadata = attention.metadata(batch.requests, starts, level.counts)
-        num_nodes = len(level.requests)
-        num_padded = attention.padded(num_nodes)
-        first = np.array(first_slots)[level.requests]
-
-        def padded(array: np.ndarray) -> torch.Tensor:
-            whole = np.zeros((num_padded, *array.shape[1:]), dtype=np.int64)
-            whole[:num_nodes] = array
-            return torch.from_numpy(whole).to(level.token_ids.device)
-
-        positions = padded(first + level.depth - 1)
-        if level.is_chain:
-            visibility = Visibility(positions, padded(first + level.depth))
+        """Nodes see the slots before the first of the nodes', their ancestors' and their own. first_slots [batch]:
+        where each request's nodes begin. A node of depth 1 stands at that position."""
+        lengths = [0] * len(first_slots)
+        for b in level.requests.tolist():
+            lengths[b] = level.width
+        starts: Sequence[int] | torch.Tensor
+        if isinstance(level.starts, torch.Tensor):
+            starts = level.starts + torch.tensor(first_slots, device=level.starts.device)
         else:
-            visibility = Visibility(positions, padded(first), padded(first[:, None] + level.ancestors[:, ::-1]))
-        return cls(metadata, visibility, padded_to(num_padded, level.token_ids), num_nodes)
+            starts = [first + start for first, start in zip(first_slots, level.starts, strict=True)]
+        metadata = attention.metadata(batch.requests, starts, lengths)
+        num_entries = len(level.token_ids)
+        num_padded = attention.padded(num_entries)
+        first_of_each = np.array(first_slots)[level.requests].repeat(level.width)
+        first = torch.from_numpy(first_of_each).to(level.token_ids.device)
+        positions = first + (level.depth - 1)
+        if level.is_alive is not None:
+            positions = torch.where(level.is_alive, positions, first)  # as deep, it could be past the last position
+        if level.is_chain:
+            more_slots = None
+            prefix_lens = positions + 1 if level.is_alive is None else first + (level.ancestors[:, -1] + 1)
+        else:
+            prefix_lens, more_slots = first, padded_to(num_padded, first.unsqueeze(1) + level.ancestors.flip(1))
+        visibility = Visibility(padded_to(num_padded, positions), padded_to(num_padded, prefix_lens), more_slots)
+        return cls(metadata, visibility, padded_to(num_padded, level.token_ids), num_entries)

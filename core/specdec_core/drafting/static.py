@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from specdec_core.config import GREEDY
+from specdec_core.config.speculative import GREEDY
+from specdec_core.config.token_tree import TokenTree
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.proposer import ProposerBatch
 from specdec_core.drafting.builder import DraftBuilder, Grown
 from specdec_core.drafting.drafted import on_host
-from specdec_core.drafting.level import Level
+from specdec_core.drafting.level import Level, may_shrink
 from specdec_core.drafting.stop import Stopping
-from specdec_core.token_tree import TokenTree
-from specdec_core.types import Draft, ProposerBatch
+
+
+class _Entries(NamedTuple):
+    """Of one level: its nodes alone, or with dead entries among them."""
+
+    rows: torch.Tensor  # int64 [n]   the parent's, among the entries of the level above
+    token_ids: torch.Tensor  # int64 [n]
+    requests: torch.Tensor  # int64 [n]   ascending
+    numbers: torch.Tensor  # int64 [n]   within the request
+    kinds: torch.Tensor  # int64 [n]   which part of the shape it is; 0: the root
+    ancestors: torch.Tensor  # int64 [n, depth]   numbers, its own last
 
 
 class StaticTree:
@@ -34,52 +47,112 @@ class StaticTree:
         self._builder = DraftBuilder(batch, method, q_to_target)
         self._shape, self._stopping = shape, stopping
         device = batch.root_token_ids.device
+        self._may_shrink = may_shrink(device)
         self._num_children = torch.tensor(shape.num_children, device=device)  # of the root, then of each node
         self._first_child = torch.tensor(shape.first_children, device=device)
+        self._leaf = len(shape.paths)  # the kind of the last node, which has no children
         size = len(batch.max_draft_tokens)
         self._roots = range(size) if stopping is None else stopping.drafting
-        # Of the level that is to have children:
-        self._requests = torch.tensor(self._roots, dtype=torch.int64, device=device)
-        self._nodes = torch.full_like(self._requests, -1)
-        self._kinds = torch.zeros_like(self._requests)  # which part of the shape a node is
-        self._ancestors = self._requests.new_empty(len(self._roots), 0)
-        self._totals = [0] * size  # nodes of each request so far
+        # Of the level that is to have children, at first the roots:
+        self._width, self._active = 1, np.array(self._roots, dtype=np.int64)  # see `Level.width` and `Level.requests`
+        roots = torch.from_numpy(self._active).to(device)
+        zeros = torch.zeros_like(roots)
+        self._above = _Entries(zeros, zeros, roots, zeros - 1, zeros, zeros.new_empty(len(roots), 0))
+        self._goes: np.ndarray | None = None  # bool [n]   nodes of requests that go on; None: every entry is one
+        self._totals = np.zeros(size, dtype=np.int64)  # [batch]   nodes that were forwarded
 
     @property
     def roots(self) -> Sequence[int]:
         return self._roots
 
     def grow(self, logits: torch.Tensor) -> Level | None:
-        grown = self._builder.grow(logits, self._requests, self._nodes, self._num_children[self._kinds])
-        if not len(grown.nodes):
+        above = self._above
+        grown = self._builder.grow(logits, above.requests, above.numbers, self._num_children[above.kinds])
+        rows = grown.parents
+        if not len(rows):
             return None
-        rows, nodes, token_ids = grown.parents, grown.nodes, grown.token_ids
         rank = torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)  # among its siblings
-        self._kinds = self._first_child[self._kinds[rows]] + rank
-        self._requests, self._nodes = self._requests[rows], nodes
-        self._ancestors = torch.cat([self._ancestors[rows], nodes.unsqueeze(1)], dim=1)
-        if self._ancestors.shape[1] == self._shape.depth or not bool((self._builder.room > 0).any()):
+        nodes = _Entries(
+            rows=rows,
+            token_ids=grown.token_ids,
+            requests=above.requests[rows],
+            numbers=grown.nodes,
+            kinds=self._first_child[above.kinds[rows]] + rank,
+            ancestors=torch.cat([above.ancestors[rows], grown.nodes.unsqueeze(1)], dim=1),
+        )
+        if nodes.ancestors.shape[1] == self._shape.depth or not bool((self._builder.room > 0).any()):
             return None
+        goes = None
         if self._stopping is not None:
-            goes = torch.from_numpy(self._goes_on(self._stopping, grown, rank == 0)).to(rows.device)[self._requests]
-            rows, token_ids, self._requests, self._nodes, self._kinds, self._ancestors = (
-                each[goes] for each in (rows, token_ids, self._requests, nodes, self._kinds, self._ancestors)
-            )
-            if not len(rows):
+            goes = self._goes_on(self._stopping, grown, nodes, rank == 0)
+            if not goes.any():
                 return None
-        starts, requests = tuple(self._totals), on_host(self._requests)
-        counts = tuple(np.bincount(requests, minlength=len(starts)).tolist())
-        self._totals = [start + count for start, count in zip(starts, counts, strict=True)]
-        return Level(rows, token_ids, requests, on_host(self._ancestors), starts, counts, self._shape.is_chain)
+            is_kept = torch.from_numpy(goes).to(rows.device)
+            if self._may_shrink:
+                nodes, goes = _Entries(*(each[is_kept] for each in nodes)), None
+            else:  # the others are forwarded, and nothing grows below
+                nodes = nodes._replace(kinds=torch.where(is_kept, nodes.kinds, self._leaf))
+        return self._level(nodes, goes)
 
     def build(self) -> Draft:
         draft = self._builder.build()
         return draft if self._stopping is None else self._stopping.keep(draft, in_place=True)
 
-    def _goes_on(self, stopping: Stopping, grown: Grown, is_first: torch.Tensor) -> np.ndarray:
-        """bool [batch]."""
-        room = self._builder.room
-        num_nodes = torch.zeros_like(room).index_add_(0, self._requests, self._num_children[self._kinds])
-        is_first_draw = is_first & self._builder.is_sampled[self._requests]
-        given = self._requests, grown.parents, grown.scores, is_first_draw, torch.minimum(num_nodes, room)
-        return stopping.goes_on(*map(on_host, given))
+    def _level(self, nodes: _Entries, goes: np.ndarray | None) -> Level:
+        """The level of these nodes; goes bool [n]: those below which more may grow, None: all."""
+        of, starts, depth = on_host(nodes.requests), self._totals, nodes.ancestors.shape[1]
+        counts = np.bincount(of, minlength=len(starts))
+        self._totals = starts + counts
+        if self._may_shrink:
+            active, width = np.flatnonzero(counts), int(counts.max())
+        else:
+            active = np.array(self._roots, dtype=np.int64)
+            width = self._shape.widths[depth - 1]
+        is_alive, self._goes = None, goes
+        if len(of) < len(active) * width:
+            places = np.searchsorted(active, of) * width + np.arange(len(of)) - np.searchsorted(of, of)
+            nodes = self._with_dead(nodes, places, active, (starts[active][:, None] + np.arange(width)).ravel())
+            alive = np.zeros(len(active) * width, dtype=bool)
+            alive[places] = True
+            is_alive = torch.from_numpy(alive).to(nodes.rows.device)
+            self._goes = alive.copy()
+            self._goes[places] = True if goes is None else goes
+        self._above, self._active, self._width = nodes, active, width
+        return Level(
+            width=width,
+            requests=active,
+            rows=nodes.rows,
+            token_ids=nodes.token_ids,
+            ancestors=nodes.ancestors,
+            starts=tuple(starts.tolist()),
+            is_chain=self._shape.is_chain,
+            is_alive=is_alive,
+        )
+
+    def _with_dead(self, nodes: _Entries, places: np.ndarray, active: np.ndarray, numbers: np.ndarray) -> _Entries:
+        """The nodes at these places among as many entries for each of the active requests, and dead ones elsewhere.
+        numbers int64 [num_entries]: of all entries."""
+        device, width = nodes.rows.device, len(numbers) // len(active)
+        first_above = np.searchsorted(self._active, active) * self._width
+        own = torch.from_numpy(numbers).to(device)
+        dead = _Entries(
+            rows=torch.from_numpy(first_above.repeat(width)).to(device),
+            token_ids=torch.zeros_like(own),
+            requests=torch.from_numpy(active.repeat(width)).to(device),
+            numbers=own.clone(),
+            kinds=torch.full_like(own, self._leaf),
+            ancestors=own.unsqueeze(1).repeat(1, nodes.ancestors.shape[1]),
+        )
+        where = torch.from_numpy(places).to(device)
+        return _Entries(*(other.index_copy_(0, where, node) for other, node in zip(dead, nodes, strict=True)))
+
+    def _goes_on(self, stopping: Stopping, grown: Grown, nodes: _Entries, is_first: torch.Tensor) -> np.ndarray:
+        """bool [n]: nodes of requests that are to have another level."""
+        room, requests = self._builder.room, on_host(nodes.requests)
+        num_nodes = torch.zeros_like(room).index_add_(0, nodes.requests, self._num_children[nodes.kinds])
+        is_first_draw = is_first & self._builder.is_sampled[nodes.requests]
+        rows = on_host(grown.parents)
+        rows = rows if self._goes is None else (self._goes.cumsum() - 1)[rows]  # among nodes that went on
+        others = map(on_host, (grown.scores, is_first_draw, torch.minimum(num_nodes, room)))
+        goes: np.ndarray = stopping.goes_on(requests, rows, *others)[requests]
+        return goes

@@ -7,10 +7,12 @@ from time import perf_counter
 import numpy as np
 from attrs import evolve, frozen
 
-from specdec_core.config import DraftStopConfig
+from specdec_core.config.speculative import DraftStopConfig
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.proposer import ProposerBatch, RequestView
 from specdec_core.drafting.acceptance import Acceptance
 from specdec_core.drafting.drafted import Drafted, Nodes, without
-from specdec_core.types import Draft, ProposerBatch, RequestView
+from specdec_core.drafting.rows import RequestRows
 
 MOST_UNMEASURED = 64
 """Steps of which every second one goes without drafts, so that what they cost can be measured. Where that does not come
@@ -40,22 +42,24 @@ class DraftStop:
     def __init__(self, config: DraftStopConfig, max_num_seqs: int, *, forwards_roots: bool = False) -> None:
         self._config, self._forwards_roots = config, forwards_roots
         self._acceptance = Acceptance(max_num_seqs)
-        self._rows: dict[str, int] = {}
-        self._free_rows = list(range(max_num_seqs))
+        self._rows = RequestRows(max_num_seqs)
         self._last: Drafted | None = None
         self._num_unmeasured = 0
         self._level_s, self._num_timed = np.zeros(NUM_SKIPPED + NUM_TIMED), 0  # of a level of each of the first drafts
         self._median_level_s: float | None = None
 
     def start(self, request: RequestView) -> None:
-        self._rows[request.id] = self._free_rows.pop()
+        self._rows.start(request)
 
     def finish(self, request: RequestView) -> None:
-        row = self._rows.pop(request.id)
-        self._acceptance.clear(row)
-        self._free_rows.append(row)
+        """It may be called again, and for a request that did not start."""
+        row = self._rows.get(request)
+        if row is None:
+            return
         if self._last is not None:
             self._last.forget(row)
+        self._acceptance.clear(row)
+        self._rows.finish(request)
 
     def begin(self, batch: ProposerBatch) -> Stopping | None:
         """For one `propose`. None: nothing is to be stopped."""
@@ -66,7 +70,7 @@ class DraftStop:
             if self._last.level_s is not None and self._num_timed < len(self._level_s):
                 self._level_s[self._num_timed] = self._last.level_s
                 self._num_timed += 1
-        rows = np.array([self._rows[request.id] for request in batch.requests])
+        rows = np.array(self._rows.of(batch.requests))
         self._acceptance.age(rows)
         prices = self._prices(batch)
         if prices is None:
@@ -142,8 +146,8 @@ class Stopping:
         return goes
 
     def keep(self, draft: Draft, *, in_place: bool) -> Draft:
-        """What is to be verified of a draft that has `scores` and no dead nodes. Call it once, at the end: what becomes
-        of it is learned from.
+        """What is to be verified of a draft that has `scores`. Call it once, at the end: what becomes of it is learned
+        from.
 
         Chosen nodes go that cost more than is expected of them; in_place: only from the end of a request's, so that the
         others keep their numbers.
@@ -154,10 +158,11 @@ class Stopping:
         node_price = self._prices.node if self._prices else 0
         if node_price and draft.num_nodes:
             expected = self._acceptance.of_nodes(self._rows[nodes.requests], nodes.probs, nodes.is_first_draw)
+            is_alive = np.zeros(len(expected), dtype=bool)
             for level in nodes.levels:
-                above = nodes.parents[level]
+                above, is_alive[level] = nodes.parents[level], True
                 expected[level] *= np.where(above < 0, 1, expected[above])
-            kept = expected * self._cost_per_token[nodes.requests] > node_price
+            kept = is_alive & (expected * self._cost_per_token[nodes.requests] > node_price)
             kept |= nodes.is_sampled_request[nodes.requests]
             if in_place:
                 last = np.full(len(self._rows), -1, dtype=np.int64)

@@ -1,5 +1,1 @@
-"""The engine: one loop for plain decoding, chains and trees."""
-
-from specdec_core.engine.engine import Engine
-
-__all__ = ["Engine"]
+"""One loop for plain decoding, chains and trees. `engine.py` has the loop; `build.py` makes its parts."""

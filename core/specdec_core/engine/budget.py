@@ -22,7 +22,8 @@ class DraftBudget:
         A pass emits up to one token more than it accepts, so a draft never runs past the request's last token. A
         request's first pass has nothing to draft from: no pass of the target has seen it yet.
         """
-        if request.num_pending != 1 or request.num_computed == 0 or not request.may_draft:
+        has_run = request.num_computed > request.num_cached_tokens
+        if request.num_pending != 1 or not has_run or not request.may_draft:
             return 0
         if self.disable_by_batch_size is not None and num_running > self.disable_by_batch_size:
             return 0

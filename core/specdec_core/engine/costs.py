@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from specdec_core.types import StepCosts
+from specdec_core.contracts.proposer import StepCosts
+from specdec_core.contracts.report import StepReport
 
 NUM_SKIPPED = 4  # first steps, in which memory is allocated and code compiled
 NUM_STEPS = 16
@@ -23,14 +24,14 @@ class CostMeter:
         self._num_skipped = 0
         self._steps: list[tuple[float, int]] = []
 
-    def add(self, target_s: float, num_tokens: int) -> None:
-        """A step in which all requests decoded. num_tokens: of the target's pass."""
-        if self.costs is not None:
+    def add(self, report: StepReport) -> None:
+        """Counts steps in which all requests decoded."""
+        if self.costs is not None or report.num_prefill_tokens:
             return
         if self._num_skipped < NUM_SKIPPED:
             self._num_skipped += 1
             return
-        self._steps.append((target_s, num_tokens))
+        self._steps.append((report.target_s, report.num_nodes + report.num_decode_requests))
         if len(self._steps) < NUM_STEPS:
             return
         target, tokens = np.array(self._steps).T

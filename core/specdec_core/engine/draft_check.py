@@ -1,4 +1,7 @@
-"""Whether a draft is what its contract says, looked at before the engine relies on it."""
+"""Whether a draft is what its contract says, looked at on the host before the engine relies on it.
+
+`safe_draft` is for drafts whose values are on a device.
+"""
 
 from __future__ import annotations
 
@@ -9,36 +12,69 @@ from numbers import Integral
 import numpy as np
 import torch
 
-from specdec_core.types import DEAD, Draft
+from specdec_core.contracts.draft import DEAD, Draft
 
 SUM_TOLERANCE = 1e-3
 """How far a row of q may be from summing to 1. Rounding in float32 stays far below."""
 
 
 def check_draft(draft: Draft, max_draft_tokens: Sequence[int], vocab_size: int, device: torch.device) -> None:
-    """Raise ValueError or TypeError where a draft is not as its contract says. Values are looked at on a CPU only: it
-    would cost a synchronisation elsewhere."""
+    """Raise ValueError or TypeError where a draft is not as its contract says."""
+    check_form(draft, max_draft_tokens, vocab_size, device)
+    if draft.num_nodes:
+        check_nodes(draft, vocab_size)
+        check_probs(draft, vocab_size)
+
+
+def check_form(draft: Draft, max_draft_tokens: Sequence[int], vocab_size: int, device: torch.device) -> None:
+    """What can be said without a look at values."""
     if not isinstance(draft, Draft):
         raise TypeError(f"propose returned {draft!r}, not a Draft")
     _check_sizes(draft, max_draft_tokens)
     _check_tensors(draft, vocab_size, device)
-    if draft.num_nodes == 0 or device.type != "cpu":
-        return
-    token_ids, parents = draft.token_ids.numpy(), draft.parents.numpy()
-    _check_range("token_ids", token_ids, 0, vocab_size - 1, "draft ids of the target's vocabulary")
-    starts = np.repeat(draft.offsets[:-1], draft.num_nodes_per_request)
-    _check_parents(draft, parents, np.arange(draft.num_nodes) - starts)
+
+
+def check_nodes(draft: Draft, vocab_size: int) -> None:
+    """Token ids and parents, of a draft that has nodes and the right form."""
+    _check_range("token_ids", draft.host_token_ids, 0, vocab_size - 1, "draft ids of the target's vocabulary")
+    parents = draft.host_parents
+    index = np.arange(draft.num_nodes) - np.repeat(draft.offsets[:-1], draft.num_nodes_per_request)
+    if draft.is_chain and np.array_equal(parents, index - 1):  # as most drafts are
+        is_deeper = max(draft.num_nodes_per_request) > draft.max_depth
+    else:
+        if (parents >= index).any() or parents.min() < DEAD:
+            raise ValueError(
+                "a node's parent does not precede it: give an earlier node, -1 for the root or -2 for a dead node"
+            )
+        layout = draft.host_layout  # no depth in it is above max_depth
+        if draft.is_chain and (layout.is_alive & (parents != index - 1)).any():
+            raise ValueError(
+                "is_chain is set, but a live node's parent is not the node before it: put dead nodes last in a chain, "
+                "and leave is_chain False for trees"
+            )
+        below = layout.row_depths[layout.parent_rows] + 1
+        is_deeper = (layout.is_alive & (below > draft.max_depth)).any()
+    if is_deeper:
+        raise ValueError(f"max_depth is {draft.max_depth}, but a node lies deeper: give the depth of the deepest one")
+
+
+def check_probs(draft: Draft, vocab_size: int) -> None:
+    """Scores and q, of a draft whose nodes were found to be right."""
     if draft.scores is not None:
-        _check_range("scores", draft.scores.numpy(), 0, 1, "they are probabilities")
+        scores = draft.on_host(draft.scores)
+        if not (scores.min() >= 0 and scores.max() <= 1) and len(live := scores[draft.host_layout.is_alive]):
+            _check_range("scores", live, 0, 1, "they are probabilities")
     if draft.q is not None and draft.q_rows is not None:
-        q_rows, has_parent = draft.q_rows.numpy(), parents != DEAD
-        requests = np.repeat(np.arange(draft.batch_size), draft.num_nodes_per_request)
-        parent_rows = starts + requests + 1 + parents  # among roots and nodes
-        _check_q(draft, draft.q, q_rows, vocab_size)
-        _check_siblings(q_rows[has_parent], parent_rows[has_parent], draft.num_nodes + draft.batch_size)
+        layout, q_rows = draft.host_layout, draft.on_host(draft.q_rows)
+        _check_range("q_rows", q_rows, -1, len(draft.q) - 1, "a row of q, or -1 for a node that was chosen")
+        sampled = np.flatnonzero(layout.is_alive & (q_rows >= 0))
+        if draft.q.numel():
+            _check_columns(draft, vocab_size)
+        if len(sampled):
+            _check_q(draft, draft.q, q_rows[sampled], draft.host_token_ids[sampled], vocab_size)
+        _check_siblings(q_rows[layout.is_alive], layout.parent_rows[layout.is_alive], len(layout.up))
         if not draft.with_replacement:
-            is_sampled = has_parent & (q_rows >= 0)
-            _check_unlike(parent_rows[is_sampled], token_ids[is_sampled])
+            _check_unlike(layout.parent_rows[sampled], draft.host_token_ids[sampled])
 
 
 def _check_sizes(draft: Draft, max_draft_tokens: Sequence[int]) -> None:
@@ -70,7 +106,11 @@ def _check_tensors(draft: Draft, vocab_size: int, device: torch.device) -> None:
         num_rows, width = draft.q.shape if isinstance(draft.q, torch.Tensor) and draft.q.dim() == 2 else (-1, -1)
         _check_tensor("q", draft.q, (torch.float32, torch.float64), (num_rows, width), device)
         _check_tensor("q_rows", draft.q_rows, (torch.int32,), nodes, device)
-        if draft.q_to_target is not None:
+        if draft.q_ids is not None and draft.q_to_target is not None:
+            raise ValueError("both q_ids and q_to_target are given: the tokens of q stand in one of them")
+        if draft.q_ids is not None:
+            _check_tensor("q_ids", draft.q_ids, (torch.int64,), (num_rows, width), device)
+        elif draft.q_to_target is not None:
             _check_tensor("q_to_target", draft.q_to_target, (torch.int64,), (width,), device)
         elif width != vocab_size:
             raise ValueError(f"q has {width} columns where the target has {vocab_size} token ids: give q_to_target")
@@ -93,55 +133,58 @@ def _check_range(name: str, values: np.ndarray, low: int, high: int, advice: str
         raise ValueError(f"{name} are {values.min()} to {values.max()}, allowed are {low} to {high}: {advice}")
 
 
-def _check_parents(draft: Draft, parents: np.ndarray, index: np.ndarray) -> None:
-    """index int64 [num_nodes]: each node's own within its request's tree."""
-    if draft.is_chain:
-        if not np.array_equal(parents, index - 1):
-            raise ValueError("is_chain is set, but a node's parent is not the node before it")
-        is_deeper = max(draft.num_nodes_per_request) > draft.max_depth
-    else:
-        if (parents >= index).any() or parents.min() < DEAD:
-            raise ValueError(
-                "a node's parent does not precede it: give an earlier node, -1 for the root or -2 for a dead node"
-            )
-        layout = draft.host_layout  # no depth in it is above max_depth
-        below = layout.row_depths[layout.parent_rows] + 1
-        is_deeper = (layout.is_alive & (below > draft.max_depth)).any()
-    if is_deeper:
-        raise ValueError(f"max_depth is {draft.max_depth}, but a node lies deeper: give the depth of the deepest one")
-
-
-def _check_q(draft: Draft, q: torch.Tensor, q_rows: np.ndarray, vocab_size: int) -> None:
-    _check_range("q_rows", q_rows, -1, len(q) - 1, "a row of q, or -1 for a node that was chosen")
-    if not q.numel():
-        return
-    sums, least = q.sum(-1).numpy(), float(q.amin())  # two passes over q and no copy: a fifth of what a softmax costs
-    if not (least >= 0 and abs(sums - 1).max() <= SUM_TOLERANCE):  # NaN as well
-        raise ValueError(
-            f"q is {least} at its least and its rows sum to {sums.min()} to {sums.max()}: give probabilities, finite "
-            f"and not negative, of which each row sums to 1"
-        )
-    sampled = np.flatnonzero(q_rows >= 0)
-    drawn = draft.token_ids.numpy()[sampled]
+def _check_columns(draft: Draft, vocab_size: int) -> None:
+    """What the columns of q stand for."""
+    if draft.q_ids is not None:
+        _check_range("q_ids", draft.on_host(draft.q_ids), 0, vocab_size - 1, "name token ids of the target")
     if draft.q_to_target is not None:
-        mapping = draft.q_to_target.numpy()
+        mapping = draft.on_host(draft.q_to_target)
         _check_range("q_to_target", mapping, 0, vocab_size - 1, "name token ids of the target")
         if len(np.unique(mapping)) < len(mapping):
             raise ValueError("q_to_target names a token id twice: give each of the draft's tokens another one")
+
+
+def _check_q(draft: Draft, q: torch.Tensor, q_rows: np.ndarray, token_ids: np.ndarray, vocab_size: int) -> None:
+    """q_rows and token_ids: of the nodes that were sampled and are live, one or more. Other rows of q do not count."""
+    # Two passes over q and no copy: a fifth of what a softmax costs.
+    sums, least = q.sum(-1).numpy(), float(q.amin()) if q.numel() else 0.0
+    if not (least >= 0 and abs(sums - 1).max() <= SUM_TOLERANCE):  # NaN as well
+        used = np.unique(q_rows)
+        sums, least = sums[used], float(q[used].amin()) if q.numel() else 0.0
+        if not (least >= 0 and abs(sums - 1).max() <= SUM_TOLERANCE):
+            raise ValueError(
+                f"q is {least} at its least and its rows sum to {sums.min()} to {sums.max()}: give probabilities, "
+                f"finite and not negative, of which each row sums to 1"
+            )
+    if draft.q_ids is not None:
+        probs = _sparse_probs(draft.on_host(draft.q_ids), q.numpy(), q_rows, token_ids)
+    elif draft.q_to_target is not None:
+        mapping = draft.on_host(draft.q_to_target)
         column = np.full(vocab_size, -1)
         column[mapping] = np.arange(len(mapping))
-        drawn = column[drawn]
-    probs = np.where(drawn >= 0, q.numpy()[q_rows[sampled], drawn], 0)
+        columns = column[token_ids]
+        probs = np.where(columns >= 0, q.numpy()[q_rows, columns], 0)
+    else:
+        probs = q.numpy()[q_rows, token_ids]
     if (probs <= 0).any():
-        node = int(sampled[np.argmin(probs)])
         raise ValueError(
-            f"token {int(draft.token_ids[node])} was sampled from a row of q that gives it no probability: give the "
-            f"distribution that it was drawn from"
+            f"token {int(token_ids[np.argmin(probs)])} was sampled from a row of q that gives it no probability: give "
+            f"the distribution that it was drawn from"
         )
 
 
+def _sparse_probs(q_ids: np.ndarray, q: np.ndarray, q_rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
+    used = np.sort(q_ids[np.unique(q_rows)], axis=1)
+    if (is_twice := used[:, 1:] == used[:, :-1]).any():
+        raise ValueError(
+            f"q_ids names token {int(used[:, 1:][is_twice][0])} twice in a row: give each entry of a row another token"
+        )
+    probs: np.ndarray = np.where(q_ids[q_rows] == token_ids[:, None], q[q_rows], 0).sum(axis=1)
+    return probs
+
+
 def _check_siblings(q_rows: np.ndarray, parent_rows: np.ndarray, num_rows: int) -> None:
-    """Of the nodes that have a parent. parent_rows: below num_rows, equal for siblings."""
+    """Of live nodes. parent_rows: below num_rows, equal for siblings."""
     index, is_sampled = np.arange(len(q_rows)), q_rows >= 0
     chosen, sampled = index[~is_sampled], index[is_sampled]
     first_chosen = np.full(num_rows, len(q_rows))

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from specdec_core.contracts.verifier import Verdict
 from specdec_core.engine.request import Request
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_batch import StepBatch
 from specdec_core.sampling.logprobs import TokenLogprobs, logprobs_of
-from specdec_core.types import Verdict
 
 Decode = Callable[[int], str | None]
 
@@ -88,17 +88,19 @@ def output_logprobs(
     logits: torch.Tensor,
     texts: TokenTexts,
 ) -> dict[str, list[TokenLogprobs]]:
-    """By request id, of those that ask, for each token of the verdict. token_ids: the verdict's, on the host."""
+    """By request id, of those that ask, for each token of the verdict, which is on the host. token_ids: its own, as
+    lists. logits [num_rows, vocab]."""
     asking = [(i, request) for i, request in enumerate(requests) if request.params.logprobs is not None]
     places = [(i, j, r) for i, r in asking for j, token_id in enumerate(token_ids[i]) if token_id >= 0]
     if not places:
         return {}
-    index = torch.tensor([(i, j) for i, j, _ in places], device=logits.device).unbind(dim=1)
+    index = torch.tensor([(i, j) for i, j, _ in places]).unbind(dim=1)  # on the host, as the verdict is
     numbers = [r.params.logprobs for _, _, r in places if r.params.logprobs is not None]
     decode = [texts.decoder_for(r) for _, _, r in places]
-    rows = logits[verdict.rows[index].to(torch.int64)]
+    decided = torch.stack([verdict.rows[index].to(torch.int64), verdict.token_ids[index]])
+    rows, tokens = decided.to(logits.device).unbind()  # int64 [num_tokens] each
     found: dict[str, list[TokenLogprobs]] = {request.id: [] for _, request in asking}
-    each = logprobs_of(rows, verdict.token_ids[index], numbers, decode)
+    each = logprobs_of(logits[rows], tokens, numbers, decode)
     for (_, _, request), logprobs in zip(places, each, strict=True):
         found[request.id].append(logprobs)
     return found

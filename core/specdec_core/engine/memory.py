@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
 from typing import Literal
 
 import torch
 from attrs import frozen
 
-from specdec_core.config import EngineConfig
-from specdec_core.engine.free_memory import free_memory
+from specdec_core.config.engine import EngineConfig
+from specdec_core.contracts.proposer import Plan
 from specdec_core.errors import CapacityError
-from specdec_core.types import KVLayout, Plan
+from specdec_core.models.meta_load import Outline
 
 FRACTION_OF_CPU_MEMORY = 0.25
 FRACTION_OF_GPU_MEMORY = 0.9
+
+UNKNOWN_BYTES = 2**33  # assumed where the system does not say
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")  # within a container: its own, in version 2
 
 
 @frozen(kw_only=True)
@@ -29,8 +37,8 @@ class MemoryPlan:
     target_weight_bytes: int
     draft_weight_bytes: int
     kv_budget_bytes: int
-    kv_bytes_per_token: int
-    draft_kv_bytes_per_token: int  # a part of kv_bytes_per_token
+    bytes_per_block: int  # in all groups
+    draft_kv_bytes_per_token: int
     block_size: int
     num_blocks: int
     limited_by: Literal["num_kv_blocks", "max_num_seqs", "memory"]
@@ -39,8 +47,8 @@ class MemoryPlan:
     scratch_slots: int
 
     @property
-    def bytes_per_block(self) -> int:
-        return self.block_size * self.kv_bytes_per_token
+    def kv_bytes_per_token(self) -> int:
+        return self.bytes_per_block // self.block_size
 
     @property
     def kv_bytes(self) -> int:
@@ -63,34 +71,28 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: EngineConfig,
-    target_layout: KVLayout,
-    plan: Plan,
-    *,
-    max_model_len: int,
-    device: torch.device,
-    target_weight_bytes: int = 0,
+    config: EngineConfig, target: Outline, plan: Plan, bytes_per_block: int, draft_kv_bytes: int = 0
 ) -> MemoryPlan:
     """config.num_kv_blocks if given; else as many blocks as the free memory holds and the largest batch could use.
 
-    plan: the proposer's, whose weights are yet to be loaded. target_weight_bytes: of a target that is, too.
+    plan: the proposer's. The weights of both are yet to be loaded; a target that is loaded has 0 weight_bytes.
+    bytes_per_block: what the KV manager says of a block in all groups. draft_kv_bytes: of a token in the drafts'.
 
     Raises CapacityError if the weights or the blocks do not fit, or not even one request of max_model_len tokens does.
     """
+    max_model_len, device = target.info.max_model_len, target.info.device
     free_bytes, total_bytes = free_memory(device)
-    left_bytes = free_bytes - target_weight_bytes - plan.weight_bytes
+    left_bytes = free_bytes - target.weight_bytes - plan.weight_bytes
     kv_budget_bytes = _kv_budget(config.gpu_memory_utilization, left_bytes, total_bytes, device)
-    draft_kv_bytes = plan.kv_layout.bytes_per_token if plan.kv_layout is not None else 0
-    bytes_per_block = config.block_size * (target_layout.bytes_per_token + draft_kv_bytes)
     # Nodes stand where the request's own tokens will, scratch may reach beyond the last of them.
     most = config.max_num_seqs * _blocks(max_model_len + max(0, plan.scratch_slots - 1), config.block_size)
     fitting = kv_budget_bytes // bytes_per_block
     memory = MemoryPlan(
         free_bytes=free_bytes,
-        target_weight_bytes=target_weight_bytes,
+        target_weight_bytes=target.weight_bytes,
         draft_weight_bytes=plan.weight_bytes,
         kv_budget_bytes=kv_budget_bytes,
-        kv_bytes_per_token=target_layout.bytes_per_token + draft_kv_bytes,
+        bytes_per_block=bytes_per_block,
         draft_kv_bytes_per_token=draft_kv_bytes,
         block_size=config.block_size,
         num_blocks=config.num_kv_blocks or min(most, fitting),
@@ -141,3 +143,33 @@ def _kv_budget(fraction: float | None, left_bytes: int, total_bytes: int, device
 
 def _blocks(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
+
+
+def free_memory(device: torch.device) -> tuple[int, int]:
+    """Free and total bytes. On a CPU, free is what could be had without swapping, and a container's limit counts."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)
+    free, total = _system_memory()
+    limit, used = _number(CGROUP / "memory.max", r"(\d+)"), _number(CGROUP / "memory.current", r"(\d+)")
+    if limit is None or used is None:
+        return free, total
+    cached = _number(CGROUP / "memory.stat", r"inactive_file (\d+)") or 0
+    return min(free, max(0, limit - used + cached)), min(total, limit)
+
+
+def _system_memory() -> tuple[int, int]:
+    available, total = (_number(MEMINFO, rf"{name}: +(\d+) kB") for name in ("MemAvailable", "MemTotal"))
+    if available is not None and total is not None:
+        return available * 1024, total * 1024
+    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ()):
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return total // 2, total
+    return UNKNOWN_BYTES, UNKNOWN_BYTES
+
+
+def _number(file: Path, pattern: str) -> int | None:
+    try:
+        match = re.search(pattern, file.read_text(encoding="ascii"))
+    except OSError:
+        return None
+    return int(match[1]) if match else None

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdec_core.engine.text import OutputText
-from specdec_core.metrics import DraftCounts
+from specdec_core.config.sampling import SamplingParams
+from specdec_core.engine.detokenizer import OutputText
+from specdec_core.engine.metrics import DraftCounts
+from specdec_core.sampling.constraints import Constraints
 from specdec_core.sampling.logprobs import TokenLogprobs
-from specdec_core.sampling.rules import Rules
-from specdec_core.sampling_params import SamplingParams
 
 
 class Piece(NamedTuple):
@@ -30,9 +30,10 @@ Listener = Callable[["Request", Sequence[Piece]], None]
 class Request:
     """A `RequestView` for proposers, and the engine's bookkeeping.
 
-    `[0, num_computed)` has committed KV; the tokens from there to `num_tokens` are known but pending, the last being
-    the root once only one is left. `max_total_tokens` bounds prompt and output together. Text is decoded as tokens come
-    if it is streamed or has stop strings, else once at the end. logprobs and prompt_logprobs are None unless asked for;
+    `[0, num_computed)` has final KV, and `[0, num_cached_tokens)` of it was found in the cache at admission; the tokens
+    from there to `num_tokens` are known but pending, the last being the root once only one is left. `max_total_tokens`
+    bounds prompt and output together. Text is decoded as tokens come if it is streamed or has stop strings, else once
+    at the end. logprobs and prompt_logprobs are None unless asked for;
     nothing stands before a prompt's first token, so that it has None. error says why finish_reason is "error".
     """
 
@@ -44,25 +45,28 @@ class Request:
         *,
         seed: int,
         max_total_tokens: int,
-        rules: Rules | None = None,
+        constraints: Constraints | None = None,
         text: OutputText | None = None,
         listener: Listener | None = None,
         is_streamed: bool = False,
         is_lossless: bool = True,
+        cache_salt: str = "",
     ) -> None:
         self.id = request_id
         self.params = params
         self.seed = seed
         self.num_prompt_tokens = self.num_tokens = len(prompt_token_ids)
         self.max_total_tokens = max_total_tokens
-        self.rules = rules
+        self.constraints = constraints
         self.text = text
         self.listener = listener
         self.is_lossless = is_lossless  # whether the verifier that decides on its drafts is
         self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
         self.counts = DraftCounts()
-        self.num_computed = 0
+        self.cache_salt = cache_salt
+        self.num_cached_tokens = self.num_computed = 0
+        self.num_streamed = 0  # characters of its text that pieces have carried
         self.is_started = False  # the proposer knows of it
         self.may_draft = True
         self.finish_reason: str | None = None
@@ -79,6 +83,13 @@ class Request:
         return self._readable[: self.num_tokens]
 
     @property
+    def reusable_token_ids(self) -> np.ndarray:
+        """int64 [n]   the tokens whose keys and values may come from the cache: all; none where the logits at every
+        token are asked for, and where what was computed once was not finite."""
+        is_free = self.prompt_logprobs is None and self.may_draft
+        return self.token_ids if is_free else self.token_ids[:0]
+
+    @property
     def output_token_ids(self) -> list[int]:
         tokens: list[int] = self._buffer[self.num_prompt_tokens : self.num_tokens].tolist()
         return tokens
@@ -89,6 +100,12 @@ class Request:
         if self.logprobs is None:
             return None
         return sum(each[token].logprob for each, token in zip(self.logprobs, self.output_token_ids, strict=True))
+
+    @property
+    def rest(self) -> str:
+        """Of a request that has ended: the text that no piece carries. It was held back, as a stop string may have
+        begun in it, or a character; and then no further token came, but an error or an abort."""
+        return "" if self.finish_reason is None or self.text is None else self.text.text[self.num_streamed :]
 
     @property
     def num_pending(self) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from attrs import define, field
 
+from specdec_core.contracts.kv import KVManager
 from specdec_core.engine.budget import DraftBudget
 from specdec_core.engine.request import Request
 from specdec_core.errors import CapacityError
-from specdec_core.kv_manager import KVManager
 
 
 @define
@@ -20,11 +21,18 @@ class Schedule:
     num_known: list[int] = field(factory=list)
     budgets: list[int] = field(factory=list)
     preempted: list[Request] = field(factory=list)
+    num_prefill_tokens: int = 0  # known tokens, those left out that are a decoding request's root
+    num_decode_requests: int = 0  # of which the root alone is computed
+    num_cached_tokens: int = 0  # of the requests that were admitted
 
     def add(self, request: Request, num_known: int, budget: int) -> None:
         self.requests.append(request)
         self.num_known.append(num_known)
         self.budgets.append(budget)
+        if request.is_decoding:
+            self.num_decode_requests += 1
+        else:
+            self.num_prefill_tokens += num_known
 
     @property
     def request_ids(self) -> list[str]:
@@ -36,17 +44,12 @@ class Schedule:
         pairs = zip(self.requests, self.num_known, strict=True)
         return [request if num_known == request.num_pending else None for request, num_known in pairs]
 
-    @property
-    def num_prefill_tokens(self) -> int:
-        """Known tokens, those left out that are a decoding request's root."""
-        return sum(n for request, n in zip(self.requests, self.num_known, strict=True) if not request.is_decoding)
-
 
 class Scheduler:
     """First come, first served. Running requests go first; when blocks run out, drafts are given up before requests,
     and the youngest request is preempted: it starts over, its output so far becoming part of its prefill.
 
-    scratch_slots: draft KV slots of the proposer's plan, counted from the root's slot.
+    scratch_slots: draft KV slots of the proposer's plan, counted from the root's slot. draft_groups: of the KV cache.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         block_size: int,
         scratch_slots: int,
+        draft_groups: Sequence[int] = (),
     ) -> None:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -67,6 +71,7 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._block_size = block_size
         self._scratch_slots = scratch_slots
+        self._draft_groups = draft_groups
 
     def remove(self, request: Request) -> None:
         """Forget a request that finished or was cancelled, and free its blocks."""
@@ -78,8 +83,7 @@ class Scheduler:
 
     def preempt(self, request: Request) -> None:
         """Free a running request's blocks and let it start over, before any other that waits."""
-        self._kv.release(request.id)
-        request.num_computed = 0
+        self._evict(request)
         self.running.remove(request)
         self.waiting.appendleft(request)
 
@@ -113,17 +117,26 @@ class Scheduler:
         return num_known + budget
 
     def _admit(self, room: int, schedule: Schedule) -> None:
-        while self.waiting and room and len(self.running) < self._max_num_seqs:
+        while self.waiting and room and len(self.running) < self._max_num_seqs and self._kv.num_free_blocks:
             request = self.waiting[0]
+            groups = self._draft_groups if request.params.num_speculative_tokens != 0 else ()
+            num_cached = self._kv.admit(request.id, request.reusable_token_ids, request.cache_salt, groups)
+            request.num_cached_tokens = request.num_computed = num_cached
             num_known = min(request.num_pending, room)
             # All of its known tokens must fit, though only a chunk is computed now: else it would be preempted at once.
-            if self._kv.num_free_blocks * self._block_size < request.num_tokens + 1:
-                return
-            if not self._reserve(request, num_known, 0):
+            has_room = self._kv.num_free_blocks * self._block_size > request.num_pending
+            if not has_room or not self._reserve(request, num_known, 0):
+                self._evict(request)
                 return
             self.running.append(self.waiting.popleft())
             schedule.add(request, num_known, 0)
+            schedule.num_cached_tokens += num_cached
             room -= num_known
+
+    def _evict(self, request: Request) -> None:
+        """It has no keys and values any more, and starts over when it is admitted."""
+        self._kv.release(request.id)
+        request.num_cached_tokens = request.num_computed = 0
 
     def _reserve(self, request: Request, num_known: int, budget: int) -> bool:
         scratch = max(budget, self._scratch_slots - 1) if budget else 0

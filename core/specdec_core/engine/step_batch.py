@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from attrs import evolve, frozen
 
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.kv import Visibility
 from specdec_core.engine.scheduler import Schedule
-from specdec_core.types import Draft, Observation, Verdict, Visibility
 
 
 def spread(draft: Draft, budgets: Sequence[int]) -> Draft:
@@ -37,7 +38,8 @@ class StepBatch:
     @classmethod
     def of(cls, schedule: Schedule, draft: Draft, num_padded: int, device: torch.device) -> StepBatch:
         num_known = np.asarray(schedule.num_known)
-        lengths = num_known + draft.num_nodes_per_request
+        num_nodes = draft.num_nodes_per_request
+        lengths = num_known + num_nodes
         offsets = lengths.cumsum() - lengths
         starts = np.array([request.num_computed for request in schedule.requests])
         roots = starts + num_known - 1
@@ -50,9 +52,9 @@ class StepBatch:
         layout = draft.host_layout
         rows = np.arange(len(layout.up)) + (offsets + num_known - 1 - layout.root_rows)[layout.row_requests]
         nodes = rows[layout.node_rows]
-        token_ids[nodes] = draft.token_ids.cpu().numpy()
+        token_ids[nodes] = draft.host_token_ids
         positions[nodes] = (roots[layout.row_requests] + layout.row_depths)[layout.node_rows]
-        prefix_lens, more_slots = see(draft, positions, rows, roots)
+        prefix_lens, more_slots = visibility_of(draft, positions, rows, roots)
 
         def on_device(array: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(array).to(device)
@@ -66,17 +68,23 @@ class StepBatch:
             rows=on_device(rows),
             root_positions=on_device(roots),
             visibility=Visibility(
-                flat_positions, on_device(prefix_lens), None if more_slots is None else on_device(more_slots)
+                flat_positions,
+                on_device(prefix_lens),
+                None if more_slots is None else on_device(more_slots),
+                num_tree_slots=max(num_nodes, default=0),
             ),
         )
 
 
-def see(
+def visibility_of(
     draft: Draft, positions: np.ndarray, rows: np.ndarray, root_positions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """`Visibility`'s prefix_lens and more_slots. A known token sees the slots up to its own; a node those up to the
-    root's, its ancestors and itself; a dead node itself. A token's slot is its position, but for the nodes of a tree:
-    theirs follow the root's in their order."""
+    """The tree attention mask in compact form: `Visibility`'s prefix_lens and more_slots.
+
+    A known token sees the slots up to its own; a node those up to the root's, its ancestors and itself; a dead node
+    itself, or in a chain, where attention is causal, what the root sees. A token's slot is its position, but for the
+    nodes of a tree and dead ones: theirs follow the root's in their order.
+    """
     prefix_lens = positions + 1
     if draft.num_nodes == 0 or draft.is_chain:
         return prefix_lens, None
@@ -93,38 +101,3 @@ def see(
     prefix_lens[nodes] = np.where(layout.is_alive, root_slots[layout.node_rows] + 1, 0)
     more_slots[nodes] = seen[layout.node_rows]
     return prefix_lens, more_slots
-
-
-def observe(
-    schedule: Schedule, batch: StepBatch, draft: Draft, verdict: Verdict, features: dict[str, torch.Tensor]
-) -> Observation:
-    """What the pass made final: the known tokens and the accepted nodes of each request, with their features. The
-    verdict is on the host."""
-    device = batch.token_ids.device
-    num_known = np.asarray(schedule.num_known)
-    counts = num_known + np.minimum(draft.num_nodes_per_request, draft.max_depth)
-    offsets = counts.cumsum() - counts
-    requests = np.arange(len(counts)).repeat(counts)
-    local = np.arange(len(requests)) - offsets[requests]
-    accepted = np.maximum(local - num_known[requests] + 1, 0)  # 0: a known token
-    first = batch.token_offsets[requests] + np.minimum(local, num_known[requests] - 1)  # known token, or the root
-    decided_at = verdict.rows.numpy()
-    tokens = torch.from_numpy(first + decided_at[requests, accepted] - decided_at[requests, 0]).to(device)
-
-    num_accepted = verdict.num_accepted.numpy()
-    decided = verdict.token_ids.numpy()[np.arange(len(counts)), num_accepted]
-    # Where the next token is known already, the verdict says nothing.
-    following = [
-        int(request.token_ids[end]) if (end := request.num_computed + known) < request.num_tokens else max(0, token)
-        for request, known, token in zip(schedule.requests, schedule.num_known, decided.tolist(), strict=True)
-    ]
-    return Observation(
-        requests=tuple(schedule.requests),
-        starts=tuple(request.num_computed for request in schedule.requests),
-        offsets=tuple(accumulate(counts.tolist(), initial=0)),
-        num_valid=tuple(np.where(decided >= 0, num_accepted + num_known, 0).tolist()),
-        token_ids=batch.token_ids.index_select(0, tokens),
-        positions=batch.positions.index_select(0, tokens),
-        features={tap: feature.index_select(0, tokens) for tap, feature in features.items()},
-        next_token_ids=torch.tensor(following, device=device),
-    )

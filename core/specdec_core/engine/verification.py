@@ -5,15 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from attrs import frozen
 
-from specdec_core.config import AUTO, SpeculativeConfig
-from specdec_core.engine.blame import blaming, blaming_in_step
+from specdec_core.config.sampling import SamplingParams
+from specdec_core.config.speculative import AUTO, SpeculativeConfig
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.verifier import RandomSource, Verdict, Verifier, VerifierSpec
+from specdec_core.engine.plugin_errors import blaming, blaming_in_step
+from specdec_core.engine.runner import Computed
+from specdec_core.engine.safe_draft import Doubt
+from specdec_core.engine.scheduler import Schedule
 from specdec_core.errors import ConfigError, PluginError
 from specdec_core.plugins import Plugins
-from specdec_core.sampling_params import SamplingParams
-from specdec_core.types import Draft, RandomSource, Verdict
-from specdec_core.verifier import Verifier, VerifierSpec
+from specdec_core.sampling.constraints import ConstrainedRows
+from specdec_core.sampling.process import process_logits
+from specdec_core.sampling.random import CounterRandom
 from specdec_core.verifiers.walk import follow
+
+
+@frozen
+class Decision:
+    """verifier: the name of the one that decided. verdict: on the host."""
+
+    verifier: str
+    verdict: Verdict
 
 
 class Verification:
@@ -21,8 +36,8 @@ class Verification:
     where every request is greedy; the target's own tokens (rule 1) where every node is chosen; block verification for
     sampled chains and traversal for sampled trees, the rules that accept the most.
 
-    Whatever is named, a request without a draft gets the target's own tokens, since there is nothing to verify, and a
-    step of greedy requests is decided by the argmax, on which all rules agree. Where none is named, a request whose
+    Whatever is named, a request without live nodes gets the target's own tokens, since there is nothing to verify, and
+    a step of greedy requests is decided by the argmax, on which all rules agree. Where none is named, a request whose
     nodes are all chosen gets the target's own tokens, too: what a request gets does not depend on what others draft.
     """
 
@@ -46,11 +61,25 @@ class Verification:
                 f'for greedy requests only: give temperature=0, or leave "verifier" out of speculative_config'
             )
 
+    def decide(self, schedule: Schedule, draft: Draft, computed: Computed, doubts: Sequence[Doubt] = ()) -> Decision:
+        """What the target's logits say about a draft, on the host: the one synchronisation of a step. Raises
+        PluginError, which names the proposer, if there was a doubt about the draft that turns out to be right."""
+        requests = schedule.requests
+        params = [request.params for request in requests]
+        noise = CounterRandom([request.seed for request in requests], computed.batch.root_positions)
+        constraints = ConstrainedRows.of(schedule.whole_requests, draft)
+        processed = process_logits(computed.logits, draft.layout.row_requests, params, constraints)
+        name = self.choose(draft, params)
+        verdict = self.verify(name, processed, draft, noise)
+        for doubt in doubts:
+            verdict = doubt.settle(verdict)
+        return Decision(name, verdict.on_host())
+
     def choose(self, draft: Draft, params: Sequence[SamplingParams]) -> str:
         """The name of the verifier for a draft."""
         if all(p.is_greedy for p in params):
             return "greedy"
-        if draft.num_nodes == 0 or (self._named is None and draft.q is None):
+        if not any(draft.num_live_per_request) or (self._named is None and draft.q is None):
             return "chosen"
         if self._named is None:
             return "block" if draft.is_chain else "traversal"
@@ -72,9 +101,10 @@ class Verification:
 
     def _is_plain(self, draft: Draft) -> torch.Tensor:
         """bool [batch]   of requests whose tokens are the target's own, whatever decides on the others."""
-        rows = draft.layout.node_rows
+        decides = draft.layout.is_alive  # bool [num_nodes]
         if self._named is None and draft.q_rows is not None:
-            rows = rows[draft.q_rows >= 0]
+            decides = decides & (draft.q_rows >= 0)
+        rows = draft.layout.node_rows[decides]
         is_plain = torch.ones(draft.batch_size, dtype=torch.bool, device=rows.device)
         is_plain[draft.layout.row_requests[rows]] = False
         return is_plain

@@ -1,5 +1,6 @@
 """Paged storage of keys and values."""
 
+from specdec_core.kv.block_pool import BlockPool
 from specdec_core.kv.paged import PagedKVManager
 
-__all__ = ["PagedKVManager"]
+__all__ = ["BlockPool", "PagedKVManager"]

@@ -2,55 +2,97 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from specdec_core.errors import CapacityError
 
 
 class BlockPool:
-    """Block tables of all requests, over `num_blocks` interchangeable blocks of `block_size` slots."""
+    """Block tables of all requests, over `num_blocks` interchangeable blocks of `block_size` slots.
+
+    `take` and `give` are where blocks come from and go to, and `hold` is told of those that a new table begins with: a
+    pool whose blocks may be found again overrides them. An interrupt (Ctrl-C) may break off a move of blocks: then
+    `recount` says what is free, before anything else happens.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._free = list(range(num_blocks - 1, -1, -1))  # the lowest number is handed out first
         self._tables: dict[str, list[int]] = {}
+        self._is_moving = False
         self._last: tuple[list[str], np.ndarray] | None = None  # what `tables` gave, while it holds
 
     @property
     def num_free(self) -> int:
+        self._settle()
         return len(self._free)
+
+    def take(self, number: int) -> list[int]:
+        """So many of the free blocks, of which there are enough."""
+        start = len(self._free) - number
+        blocks, self._free[start:] = self._free[start:][::-1], []
+        return blocks
+
+    def give(self, blocks: Sequence[int]) -> None:
+        """Blocks that a request has no use for any more, in the order of its table."""
+        self._free.extend(reversed(blocks))
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """Blocks that are not free, and get one more table."""
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._tables
 
+    def blocks(self, request_id: str) -> list[int]:
+        """Of a request, in order. Read only."""
+        return self._tables[request_id]
+
+    def add(self, request_id: str, blocks: Sequence[int] = ()) -> None:
+        """A new request, whose table begins with some blocks that are not free."""
+        self._settle()
+        self._is_moving = True
+        self.hold(blocks)
+        self._tables[request_id] = list(blocks)
+        self._is_moving = False
+
     def grow(self, request_id: str, num_slots: int) -> None:
         """Give the request blocks for `num_slots` slots in all. Raises CapacityError and changes nothing."""
-        held = self._tables.get(request_id, [])
-        missing = -(-num_slots // self.block_size) - len(held)
-        if missing > len(self._free):
+        self._settle()
+        table = self._tables[request_id]
+        missing = -(-num_slots // self.block_size) - len(table)
+        if missing > self.num_free:
             raise CapacityError(
                 f"request {request_id!r} needs {missing} more KV blocks of {self.block_size} tokens for {num_slots} "
-                f"tokens, and {len(self._free)} of {self.num_blocks} are free: run fewer requests at once, shorten "
+                f"tokens, and {self.num_free} of {self.num_blocks} are free: run fewer requests at once, shorten "
                 f"them, or raise num_kv_blocks"
             )
-        table = self._tables.setdefault(request_id, held)
         if missing > 0:
             self._last = None
-        for _ in range(missing):
-            table.append(self._free.pop())
+            self._is_moving = True
+            table += self.take(missing)
+            self._is_moving = False
 
     def shrink(self, request_id: str, num_slots: int) -> None:
         """Free the blocks past the first `num_slots` slots."""
-        table = self._tables[request_id]
-        while len(table) > -(-num_slots // self.block_size):
+        self._settle()
+        table, kept = self._tables[request_id], -(-num_slots // self.block_size)
+        if len(table) > kept:
             self._last = None
-            self._free.append(table.pop())
+            self._is_moving = True
+            freed, table[kept:] = table[kept:], []
+            self.give(freed)
+            self._is_moving = False
 
     def drop(self, request_id: str) -> None:
         """Free all blocks of the request, if there is such a request."""
+        self._settle()
         self._last = None
-        self._free.extend(reversed(self._tables.pop(request_id, [])))
+        self._is_moving = True
+        self.give(self._tables.pop(request_id, []))
+        self._is_moving = False
 
     def num_slots(self, request_id: str) -> int:
         """How many slots its blocks have."""
@@ -67,6 +109,17 @@ class BlockPool:
         self._last = list(request_ids), padded
         return padded
 
+    def _settle(self) -> None:
+        if self._is_moving:
+            self.recount()
+            self._is_moving = False
+
+    def recount(self) -> None:
+        """What the tables have counts, and the rest is free."""
+        held = {block for table in self._tables.values() for block in table}
+        self._free = [block for block in range(self.num_blocks - 1, -1, -1) if block not in held]
+
     def check_integrity(self) -> None:
+        self._settle()
         places = sorted([*self._free, *(block for table in self._tables.values() for block in table)])
         assert places == list(range(self.num_blocks)), f"blocks lost or held twice: {places}"

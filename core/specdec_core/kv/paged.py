@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from specdec_core.contracts.kv import TARGET, KVContext, KVLayout, KVMetadata
+from specdec_core.contracts.proposer import RequestView
+from specdec_core.contracts.verifier import Verdict
 from specdec_core.errors import CapacityError
 from specdec_core.kv.block_pool import BlockPool
-from specdec_core.types import KVLayout, KVMetadata, Verdict
 
 
 @frozen(eq=False)
@@ -22,16 +24,18 @@ class _Group:
 
 
 class PagedKVManager:
-    """See `KVManager` for the contract. The target's group is the first one added, and always keeps its nodes."""
+    """See `KVManager` for the contract. Nothing is found again: each request computes all of its tokens.
 
-    def __init__(self, num_blocks: int, block_size: int, device: torch.device) -> None:
-        self._pool = BlockPool(num_blocks, block_size)
-        self._device = device
+    pool: whose blocks are handed out; one of its own by default.
+    """
+
+    def __init__(self, context: KVContext, pool: BlockPool | None = None) -> None:
+        self._pool = pool or BlockPool(context.num_blocks, context.block_size)
+        self._device = context.device
         self._groups: list[_Group] = []
-        self._num_committed: dict[str, int] = {}
-        self._unsettled: tuple[list[str], list[int], torch.Tensor] | None = None
+        self._num_final: dict[str, int] = {}  # slots of each request
 
-    def add_group(self, layout: KVLayout) -> int:
+    def add_group(self, layout: KVLayout, owner: str = TARGET, lookahead: int = 0) -> int:
         num_slots = self._pool.num_blocks * self._pool.block_size
 
         def storage(width: int) -> torch.Tensor:
@@ -45,10 +49,13 @@ class PagedKVManager:
     def cache(self, group: int, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self._groups[group].layers[layer]
 
+    def admit(self, request_id: str, token_ids: np.ndarray, salt: str, groups: Sequence[int]) -> int:
+        self._pool.add(request_id)
+        self._num_final[request_id] = 0
+        return 0
+
     def reserve(self, request_id: str, num_tokens: int, num_scratch: int) -> None:
-        self._settle()
         self._pool.grow(request_id, num_tokens + num_scratch)
-        self._num_committed.setdefault(request_id, 0)
 
     def metadata(self, request_ids: Sequence[str], starts: Sequence[int], lengths: Sequence[int]) -> KVMetadata:
         for request_id, start, length in zip(request_ids, starts, lengths, strict=True):
@@ -71,29 +78,32 @@ class PagedKVManager:
             block_size=size,
         )
 
-    def commit(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
-        self._settle()
+    def compact(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
         if verdict.rows.shape[1] > 1:
-            first_nodes = [self._num_committed[r] + known for r, known in zip(request_ids, num_known, strict=True)]
-            self._compact(list(request_ids), first_nodes, verdict)
-        self._unsettled = (list(request_ids), list(num_known), verdict.num_accepted)
+            first_nodes = [self._num_final[r] + known for r, known in zip(request_ids, num_known, strict=True)]
+            self._move(list(request_ids), first_nodes, verdict)
+
+    def fill(self, group: int, request_ids: Sequence[str], num_tokens: Sequence[int]) -> None:
+        return
+
+    def advance(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
+        for request, count in zip(requests, counts, strict=True):
+            self._num_final[request.id] += count
+            self._pool.shrink(request.id, self._num_final[request.id])
 
     def release(self, request_id: str) -> None:
-        self._settle()
         self._pool.drop(request_id)
-        self._num_committed.pop(request_id, None)
+        self._num_final.pop(request_id, None)
 
     @property
     def num_free_blocks(self) -> int:
-        self._settle()
         return self._pool.num_free
 
     def check_integrity(self) -> None:
-        self._settle()
         self._pool.check_integrity()
-        assert all(request_id in self._pool for request_id in self._num_committed)
+        assert all(request_id in self._pool for request_id in self._num_final)
 
-    def _compact(self, request_ids: list[str], first_nodes: list[int], verdict: Verdict) -> None:
+    def _move(self, request_ids: list[str], first_nodes: list[int], verdict: Verdict) -> None:
         """Move the j-th accepted node's entry to slot first_node + j - 1, for all requests and layers at once."""
         rows = verdict.rows.numpy().astype(np.int64)
         steps = np.arange(rows.shape[1] - 1)  # j - 1
@@ -108,15 +118,6 @@ class PagedKVManager:
 
         source, destination = slots(first + nodes[of, step]), slots(first + step)
         for group in self._groups:
-            if group.layout.keeps_nodes or group is self._groups[0]:
+            if group.layout.keeps_nodes:
                 for storage in (group.keys, group.values):  # read whole before it is written: may overlap
                     storage.index_copy_(1, destination, storage.index_select(1, source))
-
-    def _settle(self) -> None:
-        """Account for the last commit: what a proposer observes may yet be stored in the slots of refused nodes."""
-        if self._unsettled is None:
-            return
-        (request_ids, num_known, num_accepted), self._unsettled = self._unsettled, None
-        for request_id, known, accepted in zip(request_ids, num_known, num_accepted.tolist(), strict=True):
-            self._num_committed[request_id] += known + accepted
-            self._pool.shrink(request_id, self._num_committed[request_id])

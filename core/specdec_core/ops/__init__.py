@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from specdec_core.errors import PluginError
+from attrs import evolve
+
+from specdec_core.contracts.ops import OpsContext
 from specdec_core.ops.attention import paged_attention, store_kv
+from specdec_core.ops.features import by_features
 from specdec_core.ops.linear import pack_linear
 from specdec_core.ops.norm import rms_norm
 from specdec_core.ops.rotary import rotary
+from specdec_core.plugins.operations import OfferedOps
 
 REFERENCE: Mapping[str, Callable[..., Any]] = {
     "paged_attention": paged_attention,
@@ -20,10 +25,18 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def resolve(replacements: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """The reference operations, with those that a plugin offers in their place. Raises PluginError on a name that
-    replaces nothing."""
-    unknown = sorted(set(replacements) - set(REFERENCE))
-    if unknown:
-        raise PluginError(f"specdec_ops offers {unknown}, which replace nothing: core has {sorted(REFERENCE)}")
-    return {**REFERENCE, **replacements}
+def resolve(offered: OfferedOps, contexts: Sequence[OpsContext]) -> dict[str, Callable[..., Any]]:
+    """The reference operations, with those in their place that a plugin has for these layers.
+
+    contexts: one for each group of layers in the KV cache; an operation has to support all of them. Raises PluginError
+    if a plugin offers one that core does not have, or if two have the same one for these layers.
+    """
+    offered.check_names(REFERENCE)
+
+    def choose(name: str, features: frozenset[str] = frozenset()) -> Callable[..., Any]:
+        found = {offered.choose(name, evolve(context, features=features)) for context in contexts}
+        replacement = found.pop() if len(found) == 1 else None
+        return REFERENCE[name] if replacement is None else replacement
+
+    found = {name: choose(name) for name in REFERENCE if name != "paged_attention"}
+    return found | {"paged_attention": by_features(partial(choose, "paged_attention"))}

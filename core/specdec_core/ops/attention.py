@@ -12,7 +12,8 @@ def store_kv(
     keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> None:
     """Write key [num_tokens, num_kv_heads, key_dim] and value [..., value_dim] into the caches [num_slots + 1, ...] at
-    slot_mapping int64 [num_tokens]. -1 is the row that nobody reads."""
+    slot_mapping int64 [num_tokens]. Slot -1, where padding is written, is the caches' last row: nobody reads it. A
+    kernel may as well leave such tokens out."""
     keys[slot_mapping] = key
     values[slot_mapping] = value
 

@@ -1,8 +1,7 @@
-"""Who sees whom in one pass: computed once, used by every layer."""
+"""The attention mask of one forward pass: computed once, used by every layer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -10,8 +9,9 @@ import numpy as np
 import torch
 from attrs import evolve, field, frozen
 
+from specdec_core.contracts.kv import KVMetadata, Visibility
+from specdec_core.ops.ancestors import ancestor_bits
 from specdec_core.ops.padding import Padding, round_up
-from specdec_core.types import KVMetadata, Visibility
 
 SHORT = 64
 """Requests with at most this many tokens in the pass share rectangles; longer ones (prefill) stand alone."""
@@ -25,8 +25,6 @@ class Segment:
     token_rows: torch.Tensor  # int64 [batch, num_rows]   the query's row in the flat batch
     key_slots: torch.Tensor  # int64 [batch, num_keys]
     is_visible: torch.Tensor  # bool [batch, num_rows, num_keys]
-    query_positions: torch.Tensor  # int64 [batch, num_rows]
-    key_positions: torch.Tensor  # int64 [batch, num_keys]
     valid_rows: torch.Tensor  # int64 [n]   rows of the flattened rectangle that are no padding
     valid_tokens: torch.Tensor  # int64 [n]   the flat batch's row of each
     is_whole: bool  # the rectangle is the flat batch itself, padding included
@@ -38,8 +36,9 @@ class Segment:
         if key not in self._masks:
             is_visible = self.is_visible
             if window is not None:
-                is_near = self.key_positions.unsqueeze(1) > self.query_positions.unsqueeze(2) - window
-                is_visible = is_visible & is_near
+                # Positions, and not slots: a node's ancestors may lie anywhere among others that it does not see.
+                seen = is_visible.cumsum(-1, dtype=torch.int32)
+                is_visible = is_visible & (seen > seen[..., -1:] - window)
             mask = torch.zeros(is_visible.shape, dtype=dtype, device=is_visible.device)
             self._masks[key] = mask.masked_fill_(~is_visible, -torch.inf).unsqueeze(1).repeat(1, 1, groups, 1)
         return self._masks[key]
@@ -47,8 +46,30 @@ class Segment:
 
 @frozen(eq=False)
 class AttentionPlan:
-    """One pass: where its tokens lie and what each sees. An implementation takes from it what it needs; what has to be
-    computed is computed once, for all layers."""
+    """One forward pass: where its tokens lie and what each sees. An implementation takes from it what it needs; what
+    has to be computed is computed when it is first asked for, once for all layers.
+
+    For kernels that read the caches in place there are six tensors, on the caches' device. They say all that is to be
+    known of a pass, whether it is prefill, chains, trees or all of them at once:
+
+    - Row t of the flat batch belongs to request `b = token_requests[t]`. A request's rows follow each other, and the
+      requests theirs, in order; one may have no row. Padding is at the end, has request -1 and sees nothing. What
+      attention returns there is read by nobody; let it be finite.
+    - Row t sees the slots `[0, prefix_lens[t])` of its request and each slot `tree_start[b] + j` whose bit j is set in
+      `ancestors[t]`: bit `j % 64` of word `j // 64`. Bit 63 is the sign of its word.
+    - A known token (prefill, the tokens of a chain) sees a prefix that ends with itself, and has no bits. A node of a
+      tree sees the prefix that ends with the root, which is `[0, tree_start[b])`, and has the bits of its ancestors and
+      its own. A dead node has no ancestors; what it sees of its request is something, and does not matter. So every row
+      but padding sees a key.
+    - Slot s of request b is the row `block_tables[b, s // block_size] * block_size + s % block_size` of the caches,
+      block_size being the metadata's.
+    - No row sees a slot from `context_lens[b]` on. All slots below it were written, in this pass or before, so that no
+      key or value of theirs that is masked is NaN unless the request's own computation made it so. Nothing of the kind
+      holds for other requests' slots, for what `block_tables` has past a request's blocks, and for the last row of the
+      caches: slot -1, where `store_kv` puts what padding writes, is that row, and it is never to be read.
+    - Windows count positions. What a row sees, in the order of the slots, stands at the positions 0, 1, 2 and so on up
+      to its own: a window of w is the last w of it.
+    """
 
     metadata: KVMetadata
     visibility: Visibility  # of the whole flat batch, padding included
@@ -56,25 +77,68 @@ class AttentionPlan:
     memo: dict[str, Any] = field(factory=dict)
     """For implementations: what they computed for this pass, under a name of their own."""
 
-    def of_rows(self, rows: Sequence[int]) -> AttentionPlan:
-        """The same pass for one query of each request, at these rows of the flat batch; any more are padding."""
+    def of_rows(self, rows: torch.Tensor) -> AttentionPlan:
+        """The same pass for one query of each request, at these rows of the flat batch, int64 [batch + padding]."""
         metadata, seen = self.metadata, self.visibility
-        index, batch = torch.tensor(rows, device=seen.positions.device), len(metadata.lengths)
+        batch = len(metadata.lengths)
         first_rows = np.cumsum(metadata.lengths) - metadata.lengths
+        starts = np.array(metadata.starts) + rows[:batch].cpu().numpy() - first_rows  # a read-back, but on a CPU
         return AttentionPlan(
             evolve(
                 metadata,
-                starts=tuple((np.array(metadata.starts) + rows[:batch] - first_rows).tolist()),
+                starts=tuple(starts.tolist()),
                 lengths=(1,) * batch,
-                slot_mapping=metadata.slot_mapping.index_select(0, index[:batch]),
+                slot_mapping=metadata.slot_mapping.index_select(0, rows[:batch]),
             ),
             Visibility(
-                seen.positions.index_select(0, index),
-                seen.prefix_lens.index_select(0, index),
-                None if seen.more_slots is None else seen.more_slots.index_select(0, index),
+                seen.positions.index_select(0, rows),
+                seen.prefix_lens.index_select(0, rows),
+                None if seen.more_slots is None else seen.more_slots.index_select(0, rows),
             ),
             self.padding,
         )
+
+    @cached_property
+    def token_requests(self) -> torch.Tensor:
+        """int32 [num_tokens]   index of each row's request; -1: padding."""
+        lengths = self.metadata.lengths
+        owners = np.full(len(self.visibility.positions), -1, dtype=np.int32)
+        owners[: sum(lengths)] = np.arange(len(lengths), dtype=np.int32).repeat(lengths)
+        return torch.from_numpy(owners).to(self.metadata.block_tables.device)
+
+    @cached_property
+    def context_lens(self) -> torch.Tensor:
+        """int32 [batch]   slots of each request that are in use when the pass ends."""
+        ends = np.add(self.metadata.starts, self.metadata.lengths, dtype=np.int32)
+        return torch.from_numpy(ends).to(self.metadata.block_tables.device)
+
+    @cached_property
+    def prefix_lens(self) -> torch.Tensor:
+        """int32 [num_tokens]   how many slots each row sees from the first on; 0 at padding."""
+        return torch.where(self.token_requests < 0, 0, self.visibility.prefix_lens).to(torch.int32)
+
+    @cached_property
+    def tree_start(self) -> torch.Tensor:
+        """int32 [batch]   the first slot of each request's nodes, which follows the root's; where it has none in the
+        pass, the slot after its last token. 0 for a request without rows."""
+        longest = self.context_lens.new_zeros(len(self.context_lens))
+        return longest.scatter_reduce_(0, self._owners, self.prefix_lens, "amax")  # padding's prefixes are 0
+
+    @cached_property
+    def ancestors(self) -> torch.Tensor:
+        """int64 [num_tokens, ceil(n / 64)]   bits of slots from tree_start on, n being the most of any request. No word
+        where no request of the pass has a tree."""
+        return ancestor_bits(self.visibility, self.token_requests, self.prefix_lens, self.tree_start[self._owners])
+
+    @cached_property
+    def block_tables(self) -> torch.Tensor:
+        """int32 [batch, max_blocks]   block numbers; past a request's own ones, those of anybody."""
+        return self.metadata.block_tables.to(torch.int32)
+
+    @cached_property
+    def _owners(self) -> torch.Tensor:
+        """int64 [num_tokens]   token_requests as an index; 0 at padding."""
+        return self.token_requests.clamp(min=0).long()
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -106,9 +170,6 @@ def _segment(requests: np.ndarray, plan: AttentionPlan) -> Segment:
 
     row = np.minimum(np.arange(num_rows), lengths[:, None] - 1)
     token_rows = torch.from_numpy(first_tokens[:, None] + row).to(device)
-    positions = visibility.positions[token_rows]
-    key_positions = torch.arange(num_keys, device=device).repeat(len(requests), 1)
-    key_positions.scatter_(1, torch.from_numpy(starts[:, None] + row).to(device), positions)
     is_visible = torch.arange(num_keys, device=device) < visibility.prefix_lens[token_rows].unsqueeze(2)
     if visibility.more_slots is not None:
         is_visible.scatter_(2, visibility.more_slots[token_rows], True)
@@ -120,8 +181,6 @@ def _segment(requests: np.ndarray, plan: AttentionPlan) -> Segment:
         token_rows=token_rows,
         key_slots=blocks * metadata.block_size + local % metadata.block_size,
         is_visible=is_visible,
-        query_positions=positions,
-        key_positions=key_positions,
         valid_rows=torch.from_numpy(valid_rows).to(device),
         valid_tokens=token_rows.flatten()[torch.from_numpy(valid_rows).to(device)],
         is_whole=len(requests) == len(metadata.lengths)

@@ -7,6 +7,7 @@ imported once. So every name is known without importing anything, and a plugin t
 twice is reported under the name that the user typed.
 """
 
-from specdec_core.plugins.manager import PluginInfo, Plugins, PluginWarning
+from specdec_core.plugins.listing import PluginInfo
+from specdec_core.plugins.manager import Plugins, PluginWarning
 
 __all__ = ["PluginInfo", "PluginWarning", "Plugins"]

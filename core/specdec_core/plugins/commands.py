@@ -46,6 +46,15 @@ class PluginCommands:
                 usable[name] = claimed[0][1]
         return cls(usable, faults)
 
+    def find(self, name: str) -> click.Command | None:
+        """The command of that name; None if there is none. Raises PluginError if it is among the faults."""
+        if name in self.usable:
+            return self.usable[name]
+        for fault in self.faults:
+            if fault.name == name:
+                raise fault.error
+        return None
+
 
 def offered(plugin: Plugin) -> list[click.Command]:
     """The commands of one plugin. Raises PluginError that names it, whatever it does wrong."""

@@ -11,9 +11,9 @@ import pluggy
 from attrs import define, field
 
 import specdec_core
-from specdec_core.kv_manager import KVManagerSpec
-from specdec_core.proposer import ProposerSpec
-from specdec_core.verifier import VerifierSpec
+from specdec_core.contracts.kv import KVManagerSpec
+from specdec_core.contracts.proposer import ProposerSpec
+from specdec_core.contracts.verifier import VerifierSpec
 
 GROUP = "specdec"
 

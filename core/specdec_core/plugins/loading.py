@@ -1,20 +1,22 @@
-"""Import one plugin and see that it keeps the contract. Whatever it does wrong stays its own problem."""
+"""Import plugins and see that they keep the contract. Whatever one does wrong stays its own problem."""
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 import attrs
 import pluggy
 
-from specdec_core import hookspecs
+from specdec_core.config.options import Option, options_of
+from specdec_core.contracts import hooks as hookspecs
+from specdec_core.contracts.kv import KVManagerSpec
+from specdec_core.contracts.proposer import PLUGIN_API, ProposerSpec
+from specdec_core.contracts.verifier import VerifierSpec
 from specdec_core.errors import PluginError
-from specdec_core.kv_manager import KVManagerSpec
 from specdec_core.plugins.discovery import GROUP, Plugin, Spec
-from specdec_core.proposer import PLUGIN_API, ProposerSpec
-from specdec_core.verifier import VerifierSpec
 
 KINDS: dict[type[Spec], str] = {ProposerSpec: "proposer", VerifierSpec: "verifier", KVManagerSpec: "kv_manager"}
 OTHER_HOOKS = {"specdec_ops": "ops", "specdec_step_finished": "step_finished"}
@@ -25,6 +27,20 @@ def new_hooks() -> pluggy.PluginManager:
     hooks = pluggy.PluginManager(hookspecs.PROJECT)
     hooks.add_hookspecs(hookspecs)
     return hooks
+
+
+def load_all(plugins: Iterable[Plugin]) -> list[str]:
+    """Import those that nothing was found wrong with. Returns what is wrong with those that cannot be loaded."""
+    by_value: dict[tuple[str, str], list[Plugin]] = {}
+    for plugin in plugins:
+        by_value.setdefault((plugin.distribution, plugin.value), []).append(plugin)
+    errors: list[str] = []
+    for sharing in by_value.values():
+        wanted = [plugin for plugin in sharing if plugin.status == "ok"]
+        if wanted:
+            load(wanted, declared={plugin.name for plugin in sharing})
+        errors += dict.fromkeys(plugin.error for plugin in wanted if plugin.status == "failed" and plugin.error)
+    return errors
 
 
 def load(entries: Sequence[Plugin], declared: set[str]) -> None:
@@ -58,6 +74,22 @@ def provides(plugin: Plugin) -> tuple[str, ...]:
     if _implements(plugin, "specdec_commands"):
         named += _commands(plugin)
     return (*named, *(word for hook, word in OTHER_HOOKS.items() if _implements(plugin, hook)))
+
+
+def options(plugin: Plugin) -> dict[str, tuple[Option, ...]]:
+    """{"proposer ngram": its options ...}, of what has any."""
+    configs = {f"{KINDS[type(spec)]} {spec.name}": getattr(spec, "config", None) for spec in plugin.specs}
+    found = {name: options_of(config) for name, config in configs.items() if config is not None}
+    return {name: options for name, options in found.items() if options}
+
+
+def foreign_api(plugin: Plugin, api: object) -> str:
+    """What is wrong with a plugin that states this API number, and what to do."""
+    return (
+        f"plugin {plugin.label} is written for plugin API {api!r}, but this specdec-core has plugin API {PLUGIN_API}: "
+        f"install a version of {plugin.distribution} for plugin API {PLUGIN_API}, or a specdec-core with plugin API "
+        f"{api}"
+    )
 
 
 def _implements(plugin: Plugin, hook: str) -> bool:
@@ -99,8 +131,9 @@ def _specs(hooks: pluggy.PluginManager, declared: set[str] | None, plugin: Plugi
     seen: set[tuple[type[Spec], str]] = set()
     for spec in found:
         what = f"{KINDS[type(spec)]} {spec.name!r}"
-        if isinstance(spec, ProposerSpec) and not attrs.has(spec.config):
-            raise PluginError(f"{plugin.value}: the config of the {what} is {spec.config!r}, not an attrs class")
+        config: Any = getattr(spec, "config", None)
+        if (config is not None or isinstance(spec, ProposerSpec)) and not attrs.has(config):
+            raise PluginError(f"{plugin.value}: the config of the {what} is {config!r}, not an attrs class")
         if (type(spec), spec.name) in seen:
             raise PluginError(f"{plugin.value} offers the {what} twice: rename one of them")
         if declared is not None and spec.name not in declared:
@@ -116,12 +149,7 @@ def _specs(hooks: pluggy.PluginManager, declared: set[str] | None, plugin: Plugi
 def _check(plugin: Plugin) -> None:
     foreign = sorted({spec.api for spec in plugin.specs if spec.api != PLUGIN_API}, key=str)
     if foreign:
-        plugin.refuse(
-            "incompatible",
-            f"plugin {plugin.label} is written for plugin API {foreign[0]!r}, but this specdec-core has plugin API "
-            f"{PLUGIN_API}: install a version of {plugin.distribution} for plugin API {PLUGIN_API}, or a specdec-core "
-            f"with plugin API {foreign[0]}",
-        )
+        plugin.refuse("incompatible", foreign_api(plugin, foreign[0]))
     elif not plugin.specs and not any(_implements(plugin, hook) for hook in (*OTHER_HOOKS, "specdec_commands")):
         plugin.refuse(
             "failed",

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from specdec_core.errors import ConfigError
-from specdec_core.sampling.rules import RuledRows
+from specdec_core.sampling.constraints import ConstrainedRows
 
 ANYTHING = -2  # in a word that is shorter than the longest
 NOTHING = -1  # before the output's first token
@@ -31,15 +31,15 @@ def tokenised(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
     return found
 
 
-def forbid_bad_words(logits: torch.Tensor, rows: RuledRows) -> None:
+def forbid_bad_words(logits: torch.Tensor, rows: ConstrainedRows) -> None:
     """-inf in place at the last token of each word whose other tokens end the row's output so far."""
-    asking = rows.where(lambda rules: len(rules.bad_words) > 0)
+    asking = rows.where(lambda c: len(c.bad_words) > 0)
     if asking is None:
         return
-    num_before = max(len(word) for rules in asking.rules for word in rules.bad_words) - 1
-    words = [_before(rules.bad_words, num_before) for rules in asking.rules]
+    num_before = max(len(word) for c in asking.constraints for word in c.bad_words) - 1
+    words = [_before(c.bad_words, num_before) for c in asking.constraints]
     positions, chosen = asking.pairs(_numbered(words))
-    last_ids = np.array([word[-1] for rules in asking.rules for word in rules.bad_words])
+    last_ids = np.array([word[-1] for c in asking.constraints for word in c.bad_words])
     before = asking.to_device(np.concatenate(words)[chosen])  # int64 [m, num_before]
     is_complete = (before == _newest(asking, num_before)[asking.to_device(positions)]) | (before == ANYTHING)
     forbidden = torch.where(is_complete.all(dim=1), -torch.inf, 0.0).to(logits.dtype)
@@ -59,7 +59,7 @@ def _numbered(words: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [np.arange(end - len(each), end) for end, each in zip(ends, words, strict=True)]
 
 
-def _newest(rows: RuledRows, count: int) -> torch.Tensor:
+def _newest(rows: ConstrainedRows, count: int) -> torch.Tensor:
     """int64 [n, count]   the last output tokens before each row's, the newest first; NOTHING before the first."""
     output = np.full((len(rows.requests), count), NOTHING)
     for newest, request in zip(output, rows.requests, strict=True):

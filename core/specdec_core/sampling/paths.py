@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from attrs import frozen
 
-from specdec_core.types import Draft
+from specdec_core.contracts.draft import Draft
 
 
 @frozen(eq=False)

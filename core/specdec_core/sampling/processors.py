@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from specdec_core.sampling.rules import RuledRows
-from specdec_core.sampling_params import LogitsProcessor
+from specdec_core.config.sampling import LogitsProcessor
+from specdec_core.sampling.constraints import ConstrainedRows
 
 
-def run_processors(logits: torch.Tensor, rows: RuledRows) -> None:
+def run_processors(logits: torch.Tensor, rows: ConstrainedRows) -> None:
     """In place, a row at a time. A row whose processor fails becomes NaN, which fails its request if it is reached.
     Dead nodes, and rows that are not finite already, are left alone."""
-    asking = rows.where(lambda rules: len(rules.processors) > 0)
+    asking = rows.where(lambda c: len(c.processors) > 0)
     if asking is None:
         return
     is_root = np.diff(asking.owners, prepend=-1) > 0
@@ -22,13 +22,13 @@ def run_processors(logits: torch.Tensor, rows: RuledRows) -> None:
     paths = asking.path.cpu().numpy()
     is_finite = logits[asking.rows].amax(dim=1).isfinite().tolist()
     for position, (row, owner) in enumerate(zip(asking.host_rows.tolist(), asking.owners.tolist(), strict=True)):
-        depth, rules = depths[position], asking.rules[owner]
+        depth, constraints = depths[position], asking.constraints[owner]
         if not is_finite[position] or (depth == 0 and not is_root[position]):
             continue
         history = _read_only(asking.requests[owner].token_ids, paths[position, :depth][::-1])
-        fault = _process(logits[row], rules.processors, history)
+        fault = _process(logits[row], constraints.processors, history)
         if is_root[position]:
-            rules.fault = fault
+            constraints.fault = fault
         if fault is not None:
             logits[row] = torch.nan
 

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import torch
 
-from specdec_core.types import Stream
+from specdec_core.contracts.verifier import Stream
 
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from specdec_core.sampling_params import SamplingParams
+from specdec_core.config.sampling import SamplingParams
 
 
 def truncate(logits: torch.Tensor, row_requests: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:

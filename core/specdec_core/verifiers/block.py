@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from specdec_core.types import Draft, RandomSource, Stream, Verdict
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.verifier import RandomSource, Stream, Verdict
 from specdec_core.verifiers.siblings import Proposals, Siblings, excess, normed
 from specdec_core.verifiers.walk import trace
 
@@ -18,7 +19,7 @@ class BlockVerifier:
         layout, siblings = draft.layout, Siblings.of(draft)
         proposals = Proposals(draft, siblings, logits.shape[-1], logits.dtype)
         requests = torch.arange(draft.batch_size, device=logits.device)
-        lengths = torch.tensor(draft.num_nodes_per_request, device=logits.device)
+        lengths = torch.tensor(draft.num_live_per_request, device=logits.device)
 
         accepted = torch.zeros_like(lengths)  # the longest prefix so far whose coin said yes
         kept = torch.ones(draft.batch_size, dtype=logits.dtype, device=logits.device)  # b in the paper

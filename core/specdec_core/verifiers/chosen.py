@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from specdec_core.types import Draft, RandomSource, Verdict
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.verifier import RandomSource, Verdict
 from specdec_core.verifiers.walk import follow
 
 

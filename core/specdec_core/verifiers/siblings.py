@@ -7,12 +7,12 @@ from functools import cached_property
 import torch
 from attrs import frozen
 
-from specdec_core.types import Draft
+from specdec_core.contracts.draft import Draft
 
 
 @frozen(eq=False)
 class Siblings:
-    """A draft's trees as lists of children. Rows count as in `specdec_core.types`; `end`, one past the last row, stands
+    """A draft's trees as lists of children. Rows count as in `contracts.draft`; `end`, one past the last row, stands
     for "none" and follows itself. Dead nodes are in no list."""
 
     end: int
@@ -67,9 +67,8 @@ class Proposals:
         q = self._draft.q
         if q is None or not len(q):
             return point
-        drawn = q.to(self._dtype)[q_rows.squeeze(1).clamp(min=0)]
-        if self._draft.q_to_target is not None:
-            drawn = torch.zeros_like(point).index_copy_(1, self._draft.q_to_target, drawn)
+        drawn_from = q_rows.squeeze(1).clamp(min=0)
+        drawn = self._over_target(q.to(self._dtype)[drawn_from], drawn_from)
         if not self._draft.with_replacement:
             drawn = self._without_earlier_siblings(drawn, rows)
         return torch.where(q_rows >= 0, drawn / drawn.sum(dim=1, keepdim=True), point)
@@ -87,6 +86,16 @@ class Proposals:
         is_node = torch.zeros(self._siblings.end + 1, dtype=torch.bool, device=self._nodes.device)
         is_node[self._draft.layout.node_rows] = True
         return is_node
+
+    def _over_target(self, drawn: torch.Tensor, q_rows: torch.Tensor) -> torch.Tensor:
+        """Rows q_rows int64 [n] of q, which are drawn [n, draft_vocab or k], over the target's tokens: [n, vocab]."""
+        q_ids, q_to_target = self._draft.q_ids, self._draft.q_to_target
+        shape = len(drawn), self._vocab_size
+        if q_ids is not None:
+            return drawn.new_zeros(shape).scatter_(1, q_ids[q_rows], drawn)
+        if q_to_target is not None:
+            return drawn.new_zeros(shape).index_copy_(1, q_to_target, drawn)
+        return drawn
 
     def _without_earlier_siblings(self, drawn: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         sibling = self._siblings.previous_sibling[rows]

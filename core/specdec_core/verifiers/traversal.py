@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from attrs import define
 
-from specdec_core.types import Draft, RandomSource, Stream, Verdict
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.verifier import RandomSource, Stream, Verdict
 from specdec_core.verifiers.siblings import Proposals, Siblings, excess, normed
 from specdec_core.verifiers.walk import trace
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from specdec_core.types import Draft, RandomSource, Verdict
-from specdec_core.verifiers.config import TypicalConfig
+from specdec_core.config.verifiers import TypicalConfig
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.verifier import RandomSource, Verdict
 from specdec_core.verifiers.walk import trace
 
 

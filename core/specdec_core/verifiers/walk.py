@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specdec_core.types import Draft, Verdict
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.verifier import Verdict
 
 
 def follow(tokens: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdict:
@@ -17,7 +18,7 @@ def follow(tokens: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdi
     """
     layout, decided, finite = draft.host_layout, tokens.cpu().numpy(), is_finite.cpu().numpy()
     num_rows = end = len(decided)  # row `end` stands for "no such child", and is its own child
-    matches = (decided[layout.parent_rows] == draft.token_ids.cpu().numpy()) & layout.is_alive
+    matches = (decided[layout.parent_rows] == draft.host_token_ids) & layout.is_alive
     matching = matches.nonzero()[0][::-1]
     child = np.full(num_rows + 1, end)
     child[layout.parent_rows[matching]] = layout.node_rows[matching]  # of several that are written, the last one stays

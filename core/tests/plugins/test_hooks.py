@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import inspect
 
+import attrs
 import pytest
 
-from specdec_core import PluginError, Plugins, StepReport, hookspecs
+from specdec_core import KVLayout, OpsContext, PluginError, Plugins, StepReport
+from specdec_core.contracts import hooks as hookspecs
 
 REPORT = StepReport(
     num_prefill_tokens=3, num_decode_requests=1, num_draft_tokens=4, num_accepted=2, draft_s=0.1, target_s=0.2
 )
 HEAD = """
 import attrs
-from specdec_core import KVManagerSpec, ProposerSpec, VerifierSpec, hookimpl
+from specdec_core import KVManagerSpec, OpsSpec, ProposerSpec, VerifierSpec, hookimpl
 """
 HOOKS = sorted(name for name, _ in inspect.getmembers(hookspecs, inspect.isfunction) if name.startswith("specdec_"))
 
@@ -57,33 +59,82 @@ def test_specdec_kv_managers(site):
     assert line.provides == ("kv_manager pool",)
 
 
-OPS = HEAD + "@hookimpl\ndef specdec_ops(device):\n    return {'%s': %s} if device == 'test' else {}\n"
+OPS = HEAD + "@hookimpl\ndef specdec_ops(device):\n    return OpsSpec(%s) if device == 'test' else None\n"
+LAYERS = OpsContext("test", "float32", KVLayout(2, 1, 64, 32, "float32"))
 
 
 def test_specdec_ops(site):
-    site.plugin("fast-a", OPS % ("gather", "len"))
-    site.plugin("fast-b", OPS % ("scatter", "sum"))
+    site.plugin("fast-a", OPS % "api=1, ops={'gather': len}")
+    site.plugin("fast-b", OPS % "api=1, ops={'scatter': sum}")
     plugins = Plugins.load()
-    assert plugins.ops("test") == {"gather": len, "scatter": sum}
-    assert plugins.ops("other") == {}
+    offered = plugins.ops("test")
+    assert [offered.choose(name, LAYERS) for name in ("gather", "scatter", "sort")] == [len, sum, None]
+    assert plugins.ops("other").choose("gather", LAYERS) is None
     [line] = [line for line in plugins.listing() if line.name == "fast-a"]
     assert line.provides == ("ops",)
 
 
 def test_specdec_ops_replaced_twice(site):
-    site.plugin("fast-a", OPS % ("gather", "len"))
-    site.plugin("fast-b", OPS % ("gather", "sum"))
-    plugins = Plugins.load()
-    with pytest.raises(PluginError, match=r"'gather' is replaced by 'fast-a' \(dist-fast-a 1.0\) and by 'fast-b' \("):
-        plugins.ops("test")
+    site.plugin("fast-a", OPS % "api=1, ops={'gather': len}")
+    site.plugin("fast-b", OPS % "api=1, ops={'gather': sum}")
+    said = r"'gather' is replaced by 'fast-a' \(dist-fast-a 1.0\) and by 'fast-b' \(.*SPECDEC_DISABLE=fast-b"
+    with pytest.raises(PluginError, match=said):
+        Plugins.load().ops("test").choose("gather", LAYERS)
 
 
-@pytest.mark.parametrize("result", ["1 / 0", "['gather']"])
-def test_specdec_ops_failing(site, result):
+def test_specdec_ops_for_some_layers(site):
+    """Each is used where it says so; that two of them support the same matters for those layers alone."""
+    narrow = "supports=lambda name, context: name == 'gather' and context.kv_layout.key_dim <= 64"
+    half = "supports=lambda name, context: context.dtype == 'float16'"
+    site.plugin("fast-a", OPS % f"api=1, ops={{'gather': len, 'sort': len}}, {narrow}")
+    site.plugin("fast-b", OPS % f"api=1, ops={{'gather': sum}}, {half}")
+    offered = Plugins.load().ops("test")
+    wide = attrs.evolve(LAYERS, kv_layout=KVLayout(2, 1, 128, 32, "float32"))
+    assert offered.choose("gather", LAYERS) is len
+    assert offered.choose("sort", LAYERS) is None
+    assert offered.choose("gather", wide) is None
+    assert offered.choose("gather", attrs.evolve(wide, dtype="float16")) is sum
+    with pytest.raises(PluginError, match="both support float16 layers with heads of 64 and 32 on test: disable one"):
+        offered.choose("gather", attrs.evolve(LAYERS, dtype="float16"))
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        (
+            "['gather']",
+            r"returned \['gather'\], not an OpsSpec. Return OpsSpec\(api=1, ops={name: function}\), or None",
+        ),
+        ("{'gather': len, 'sort': sum}", r"Return OpsSpec\(api=1, ops={'gather': ..., 'sort': ...}\), or None"),
+        ("OpsSpec(api=1, ops={'gather': 5})", r"ops \['gather'\] are no functions"),
+        ("OpsSpec(api=1, ops={}, supports=('float32',))", r"supports=\('float32',\), which is no function"),
+    ],
+)
+def test_specdec_ops_failing(site, result, said):
     site.plugin("fast", HEAD + f"@hookimpl\ndef specdec_ops(device):\n    return {result}\n")
-    with pytest.raises(PluginError, match=r"'fast' \(dist-fast 1.0\) failed .* for 'test'") as caught:
+    with pytest.raises(PluginError, match=rf"'fast' \(dist-fast 1.0\) failed .* for 'test': .*{said}") as caught:
         Plugins.load().ops("test")
     assert caught.value.__cause__ is not None
+    assert "SPECDEC_DISABLE=fast" in str(caught.value)
+
+
+def test_specdec_ops_of_another_api(site):
+    """Whatever such a spec holds: it is not looked at."""
+    site.plugin("fast", OPS % "api=2, ops=None")
+    with pytest.raises(
+        PluginError, match=r"'fast' \(dist-fast 1.0\) is written for plugin API 2, .*SPECDEC_DISABLE=fast"
+    ):
+        Plugins.load().ops("test")
+    assert Plugins.load().ops("other").offers == ()
+
+
+def test_specdec_ops_that_cannot_tell_what_they_support(site):
+    site.plugin("fast", OPS % "api=1, ops={'gather': len}, supports=lambda name: True")
+    with pytest.raises(
+        PluginError, match=r"'fast' \(dist-fast 1.0\) failed to say whether its 'gather' supports float32"
+    ):
+        Plugins.load().ops("test").choose("gather", LAYERS)
 
 
 def test_specdec_commands(site):

@@ -21,7 +21,7 @@ LIGHT = "import sys; heavy = {'torch', 'transformers', 'numba'} & sys.modules.ke
     "code",
     [
         "import specdec_core; dir(specdec_core)",
-        "import specdec_core.hookspecs, specdec_core.plugins, specdec_core.types",
+        "import specdec_core.contracts.hooks, specdec_core.plugins, specdec_core.contracts.draft",
         "from specdec_core import Draft, Plugins, ProposerSpec, hookimpl",
         "from specdec_core import Plugins; assert 'light' in {p.name for p in Plugins.load().listing()}",
     ],
@@ -54,6 +54,7 @@ def test_json(site):
         "status": "failed",
         "provides": [],
         "error": lines["broken"]["error"],
+        "options": {},
     }
     assert "no_such_module" in lines["broken"]["error"]
 
@@ -66,6 +67,81 @@ def test_table(site):
     assert "works[0]" in result.stdout
     assert "proposer works[0]" in result.stdout
     assert result.stdout.count("No module named 'no_such_module'") == 1
+
+
+WITH_OPTIONS = """
+from attrs import field, frozen, validators
+from specdec_core import ProposerSpec, VerifierSpec, hookimpl, whole_number
+
+@frozen
+class Config:
+    {name}_depth: int = field(default=8, validator=whole_number(1, 64), metadata={{"help": "Levels of the [tree]."}})
+    {name}_width: int = field(default=2, validator=validators.ge(1))
+
+@frozen
+class Strictness:
+    strictness: float
+
+@hookimpl
+def specdec_proposers():
+    return [ProposerSpec(name="{name}", config=Config, build=print, api=1)]
+
+@hookimpl
+def specdec_verifiers():
+    return [VerifierSpec(name="{name}", build=print, api=1, config={verifier_config})]
+"""
+
+
+def test_options_of_third_parties(site):
+    site.plugin("theirs", WITH_OPTIONS.format(name="theirs", verifier_config="Strictness"))
+    result = CliRunner().invoke(cli.main, ["plugins", "theirs", "--json"])
+    [found] = json.loads(result.stdout)
+    assert found["options"] == {
+        "proposer theirs": [
+            {
+                "name": "theirs_depth",
+                "allowed": "an integer from 1 to 64",
+                "default": "8",
+                "help": "Levels of the [tree].",
+            },
+            {"name": "theirs_width", "allowed": "int", "default": "2", "help": ""},
+        ],
+        "verifier theirs": [{"name": "strictness", "allowed": "float", "default": None, "help": ""}],
+    }
+    result = CliRunner().invoke(cli.main, ["plugins", "theirs"], terminal_width=100)
+    assert (result.exit_code, result.stderr) == (0, "")
+    table, options = result.stdout.split("Options of proposer theirs:\n")
+    assert "dist-theirs" in table
+    assert "builtin" not in table
+    assert options == (
+        "  theirs_depth  Levels of the [tree].  [an integer from 1 to 64; default: 8]\n"
+        "  theirs_width  [int; default: 2]\n"
+        "\nOptions of verifier theirs:\n"
+        "  strictness  [float; required]\n"
+    )
+
+
+def test_one_of_several_that_a_plugin_provides():
+    result = CliRunner().invoke(cli.main, ["plugins", "typical"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "Options of verifier typical:\n  posterior_threshold" in result.stdout
+    result = CliRunner().invoke(cli.main, ["plugins", "greedy"])
+    assert "It has no options." in result.stdout
+    assert "posterior_threshold" not in result.stdout
+
+
+def test_a_name_that_nothing_has(site):
+    site.proposer("works")
+    result = CliRunner().invoke(cli.main, ["plugins", "wroks"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: no plugin is called 'wroks', or provides it. Did you mean 'works'?")
+
+
+def test_the_config_of_a_verifier_is_an_attrs_class(site):
+    site.plugin("theirs", WITH_OPTIONS.format(name="theirs", verifier_config="dict"))
+    [found] = json.loads(CliRunner().invoke(cli.main, ["plugins", "theirs", "--json"]).stdout)
+    assert found["status"] == "failed"
+    assert "the config of the verifier 'theirs' is <class 'dict'>, not an attrs class" in found["error"]
 
 
 @pytest.mark.filterwarnings("default")
@@ -100,13 +176,11 @@ def test_every_public_name_exists():
         getattr(specdec_core, "nonsense")  # noqa: B009
 
 
-def test_type_checkers_see_the_same_public_names():
-    tree = ast.parse(Path(specdec_core.__file__).read_text())
-    block = next(node for node in tree.body if isinstance(node, ast.If))
-    seen = {
-        (alias.asname, importlib.import_module(node.module))
-        for node in ast.walk(block)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert seen == {(name, importlib.import_module(home)) for name, home in specdec_core._MODULES.items()}
+def test_public_names_are_where_the_stub_says():
+    """Type checkers read the stub, and so does the package."""
+    tree = ast.parse(Path(specdec_core.__file__).with_suffix(".pyi").read_text())
+    aliases = [(node.module, alias) for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    for module, alias in aliases:
+        assert alias.asname == alias.name, "a type checker takes only such names for exported"
+        assert getattr(specdec_core, alias.name) is getattr(importlib.import_module(module), alias.name)
+    assert {"LLM", "Draft", "Proposer"} < {alias.name for _, alias in aliases}

@@ -1,8 +1,11 @@
 """Operations compiled for the CPU at hand, on the threads that torch uses."""
 
+from specdec_core import OpsContext
 from specdec_kernels.cpu.attention import paged_attention, store_kv
+from specdec_kernels.cpu.bits import LIKE
 from specdec_kernels.cpu.linear import pack_linear
 from specdec_kernels.cpu.norm import rms_norm
+from specdec_kernels.cpu.products import is_supported
 from specdec_kernels.cpu.rotary import rotary
 
 OPS = {
@@ -12,3 +15,10 @@ OPS = {
     "rotary": rotary,
     "pack_linear": pack_linear,
 }
+
+
+def supports(name: str, context: OpsContext) -> bool:
+    """float32 and bfloat16, with the same type in the cache; linear layers where the processor has the instructions."""
+    if name == "pack_linear":
+        return is_supported(context.dtype)
+    return context.dtype in LIKE and context.kv_layout.dtype == context.dtype

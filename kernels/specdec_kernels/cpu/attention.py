@@ -36,9 +36,9 @@ def paged_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `specdec_core.ops.attention.paged_attention`. Long prefills, which are matrix
-    products, and types other than float32 and bfloat16 are left to it."""
-    if query.dtype not in LIKE or not query.dtype == keys.dtype == values.dtype:
+    """See `specdec_core.ops.attention.paged_attention`. Long prefills, which are matrix products, are left to it, and
+    mixed types, to say what is wrong."""
+    if not query.dtype == keys.dtype == values.dtype:
         reference = ops.REFERENCE["paged_attention"]
         return reference(query, keys, values, plan, scaling, window=window, softcap=softcap, sinks=sinks)
     num_tokens, num_heads, key_dim = query.shape
@@ -138,7 +138,6 @@ def store_kv(
 def _fits(cache: torch.Tensor, slots: torch.Tensor, given: torch.Tensor) -> bool:
     return (
         cache.dtype == given.dtype
-        and cache.dtype in LIKE
         and cache.is_contiguous()
         and slots.dtype == torch.int64
         and given.shape == (len(slots), *cache.shape[1:])

@@ -17,16 +17,17 @@ __all__ = ["DraftConfig", "specdec_proposers"]
 
 def plan(config: DraftConfig, target: TargetInfo, num_speculative_tokens: int) -> Plan:
     from specdec_core import outline_draft
-    from specdec_proposer_draft.vocabulary import check_vocabulary
+    from specdec_proposer_draft.vocabulary import shared_vocabulary
 
-    if config.speculative_token_tree:
-        config.speculative_token_tree.check_holds(num_speculative_tokens)
+    config.check(num_speculative_tokens)
     draft = outline_draft(config, target)
-    check_vocabulary(config, draft.info, target)
     return Plan(
         kv_layout=draft.kv_layout,
+        # The root's and all that is forwarded: a level may be wider than what is left of a request's budget.
+        scratch_slots=1 + config.shape(num_speculative_tokens).num_inner,
         weight_bytes=draft.weight_bytes,
         max_model_len=config.checked_max_model_len(target.max_model_len, draft.info.max_model_len),
+        state=shared_vocabulary(config, draft.info, target),
     )
 
 
@@ -49,7 +50,7 @@ def specdec_proposers() -> Sequence[ProposerSpec]:
         build=build,
         api=1,
         plan=plan,
-        num_speculative_tokens=lambda config, device: config.default_num_speculative_tokens,
+        num_speculative_tokens=DraftConfig.default_num_speculative_tokens,
         detect=is_causal_lm,
         train=RECIPE,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from attrs import define
@@ -20,20 +22,19 @@ from specdec_core import (
     grow,
 )
 from specdec_proposer_draft.config import DraftConfig
-from specdec_proposer_draft.vocabulary import shared_vocabulary
+from specdec_proposer_draft.vocabulary import SharedVocabulary
 
 
 @define
 class Stored:
     """What the draft's cache has of a request: the first num_tokens tokens, and behind them num_levels levels of nodes,
-    as far as they were accepted: the engine has moved those to where the tokens' places are."""
+    which the engine moves to the tokens' places as far as they are accepted."""
 
     num_tokens: int = 0
     num_levels: int = 0
 
-    def settle(self, request: RequestView) -> None:
-        """Count accepted nodes as tokens: all tokens that came after a draft were nodes, but for the last one."""
-        num_accepted = len(request.token_ids) - self.num_tokens - 1
+    def settle(self, num_accepted: int) -> None:
+        """Count accepted nodes as tokens. The deepest ones are accepted without having been forwarded."""
         self.num_tokens += min(num_accepted, self.num_levels)
         self.num_levels = 0
 
@@ -49,12 +50,14 @@ class DraftModelProposer(Proposer):
         assert context.attention is not None
         self._model, self._attention, self._device = context.load_model(config), context.attention, context.device
         self._shape = config.shape(context.num_speculative_tokens)
-        self._method = config.draft_sample_method
+        self._method, self._window = config.draft_sample_method, config.draft_window
         self._num_tokens_per_pass = context.max_num_batched_tokens
-        self._vocabulary = shared_vocabulary(config, self._model.info, context.target)
+        vocabulary: SharedVocabulary = context.state
+        self._stand_in = torch.from_numpy(vocabulary.stand_in).to(context.device)  # int64 [target_vocab]
+        self._draft_ids = _on_device(vocabulary.draft_ids, context.device)  # int64 [num_shared]
+        self._target_ids = _on_device(vocabulary.target_ids, context.device)  # int64 [num_shared]
         self._stop = DraftStop(config, context.max_num_seqs, forwards_roots=True)
         self._stored: dict[str, Stored] = {}
-        self._has_drafted: set[str] = set()  # in this step
 
     def start(self, request: RequestView) -> None:
         self._stored[request.id] = Stored()
@@ -64,21 +67,18 @@ class DraftModelProposer(Proposer):
         self._stored[request.id] = Stored()
 
     def finish(self, request: RequestView, reason: str) -> None:
-        del self._stored[request.id]
+        self._stored.pop(request.id, None)  # none if an interrupt broke off `start`, or this
         self._stop.finish(request)
 
     def observe(self, observation: Observation) -> None:
-        """A token that comes without a draft has no node that could stand for it."""
-        for request in observation.requests:
-            if request.id not in self._has_drafted:
-                self._stored[request.id].settle(request)
-        self._has_drafted.clear()
+        """Behind a root, what is valid are the accepted nodes. Tokens that come without a draft have no level."""
+        for request, num_valid in zip(observation.requests, observation.host_num_valid, strict=True):
+            self._stored[request.id].settle(max(0, num_valid - 1))
 
     def propose(self, batch: ProposerBatch) -> Draft:
-        grower = StaticTree(batch, self._shape, self._method, self._vocabulary.target_ids, self._stop.begin(batch))
+        grower = StaticTree(batch, self._shape, self._method, self._target_ids, self._stop.begin(batch))
         requests = [batch.requests[b] for b in grower.roots]
         logits = self._catch_up(requests)
-        self._has_drafted.update(request.id for request in requests)
         return grow(grower, logits, lambda level: self._forward_nodes(level, batch))
 
     def _catch_up(self, requests: list[RequestView]) -> torch.Tensor:
@@ -93,15 +93,16 @@ class DraftModelProposer(Proposer):
                 stored = self._stored[request.id]
                 if b in found or not room:
                     continue
-                stored.settle(request)
-                start = stored.num_tokens
+                start = stored.num_tokens = max(stored.num_tokens, request.num_cached_tokens)
                 part.append(b)
                 starts.append(start)
                 tokens.append(request.token_ids[start : start + room])
                 room -= len(tokens[-1])
                 stored.num_tokens += len(tokens[-1])
             logits = self._forward_tokens([requests[b] for b in part], starts, tokens)
-            is_done = [self._stored[requests[b].id].num_tokens == len(requests[b].token_ids) for b in part]
+            num_stored = [self._stored[requests[b].id].num_tokens for b in part]
+            self._attention.fill([requests[b] for b in part], num_stored)
+            is_done = [num == len(requests[b].token_ids) for b, num in zip(part, num_stored, strict=True)]
             found |= {b: row for b, row, done in zip(part, logits, is_done, strict=True) if done}
         return torch.stack([found[b] for b in range(len(requests))])
 
@@ -115,13 +116,20 @@ class DraftModelProposer(Proposer):
 
     def _forward_nodes(self, level: Level, batch: ProposerBatch) -> torch.Tensor:
         first_slots = [len(request.token_ids) for request in batch.requests]
-        for request, count in zip(batch.requests, level.counts, strict=True):
-            self._stored[request.id].num_levels += count > 0
+        for b in level.requests.tolist():  # a request that has no nodes at this depth has none accepted there, either
+            self._stored[batch.requests[b].id].num_levels += 1
         passed = DraftPass.over_level(self._attention, batch, first_slots, level)
         return self._forward(passed, torch.arange(passed.num_tokens, device=self._device))
 
     def _forward(self, passed: DraftPass, rows: torch.Tensor) -> torch.Tensor:
         """Logits [len(rows), num_shared]."""
-        token_ids = self._vocabulary.stand_in[passed.token_ids]
-        logits, _ = self._model.forward(token_ids, passed.positions, passed.metadata, passed.visibility, rows)
-        return logits[:, self._vocabulary.draft_ids]
+        token_ids = self._stand_in[passed.token_ids]
+        logits, _ = self._model.forward(
+            token_ids, passed.positions, passed.metadata, passed.visibility, rows, window=self._window
+        )
+        return logits[:, self._draft_ids]
+
+
+def _on_device(ids: Any, device: torch.device) -> Any:
+    """An array as a tensor; a slice, or None, as it is."""
+    return torch.from_numpy(ids).to(device) if isinstance(ids, np.ndarray) else ids

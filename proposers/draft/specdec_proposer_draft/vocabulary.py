@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+import numpy as np
 from attrs import frozen
 
 from specdec_core import CompatibilityError, ConfigError, EngineConfig, TargetInfo, load_tokenizer
@@ -19,20 +19,21 @@ vocabulary and which hardly a text is made of."""
 @frozen(eq=False)
 class SharedVocabulary:
     """The tokens that both models have, which are the draft's to choose from (TLI: Timor et al. 2025, algorithm 4), and
-    a token of the draft's for each of the target's, so that both have as many and share the places in the cache."""
+    a token of the draft's for each of the target's, so that both have as many and share the places in the cache. On the
+    host."""
 
-    stand_in: torch.Tensor  # int64 [target_vocab]   the draft's id for each of the target's
-    draft_ids: torch.Tensor | slice  # int64 [num_shared]   columns of the draft's logits
-    target_ids: torch.Tensor | None  # int64 [num_shared]   what these are to the target; None: all its ids in order
+    stand_in: np.ndarray  # int64 [target_vocab]   the draft's id for each of the target's
+    draft_ids: np.ndarray | slice  # int64 [num_shared]   columns of the draft's logits
+    target_ids: np.ndarray | None  # int64 [num_shared]   what these are to the target; None: all its ids in order
 
     @classmethod
     def by_id(cls, draft: TargetInfo, target: TargetInfo) -> SharedVocabulary:
         """Of models that mean the same by their ids. What only one of them has is padding: any token stands for it."""
-        device, size = target.device, min(draft.vocab_size, target.vocab_size)
+        size = min(draft.vocab_size, target.vocab_size)
         return cls(
-            stand_in=torch.arange(target.vocab_size, device=device).clamp(max=draft.vocab_size - 1),
+            stand_in=np.minimum(np.arange(target.vocab_size), draft.vocab_size - 1),
             draft_ids=slice(size),
-            target_ids=torch.arange(size, device=device) if size < target.vocab_size else None,
+            target_ids=np.arange(size) if size < target.vocab_size else None,
         )
 
     @classmethod
@@ -44,41 +45,31 @@ class SharedVocabulary:
         target_ids = sorted(pairs)
         for i in target_ids:
             stand_in[i] = pairs[i]
-        device = target.device
         return cls(
-            stand_in=torch.tensor(stand_in, device=device),
-            draft_ids=torch.tensor([pairs[i] for i in target_ids], dtype=torch.int64, device=device),
-            target_ids=torch.tensor(target_ids, dtype=torch.int64, device=device),
+            stand_in=np.array(stand_in, dtype=np.int64),
+            draft_ids=np.array([pairs[i] for i in target_ids], dtype=np.int64),
+            target_ids=np.array(target_ids, dtype=np.int64),
         )
 
 
 def shared_vocabulary(config: DraftConfig, draft: TargetInfo, target: TargetInfo) -> SharedVocabulary:
-    """Of models that `check_vocabulary` has accepted."""
-    if config.use_heterogeneous_vocab:
-        of_draft, of_target = _tokenizers(config, target)
-        if of_draft.get_vocab() != of_target.get_vocab():
-            return SharedVocabulary.by_text(of_draft, of_target, draft, target)
-    return SharedVocabulary.by_id(draft, target)
-
-
-def check_vocabulary(config: DraftConfig, draft: TargetInfo, target: TargetInfo) -> None:
-    """Raise CompatibilityError unless their tokenizers have the same tokens under the same ids, or if they need not,
-    enough tokens in common.
+    """Raises CompatibilityError unless the models' tokenizers have the same tokens under the same ids, or if they need
+    not, enough tokens in common.
 
     The sizes of their embeddings may differ: those are often padded. Where a tokenizer is missing, they may not.
     """
     of_draft, of_target = _tokenizers(config, target)
     if of_target is None or of_draft is None:
         _check_without_tokenizers(config, draft, target)
-        return
+        return SharedVocabulary.by_id(draft, target)
     entries, its_entries = of_target.get_vocab(), of_draft.get_vocab()
     if entries == its_entries:
-        return
-    its, wanted = Meanings.of(of_draft, draft.vocab_size), Meanings.of(of_target, target.vocab_size)
-    num_shared = len(wanted.pairs_with(its))
+        return SharedVocabulary.by_id(draft, target)
+    vocabulary = SharedVocabulary.by_text(of_draft, of_target, draft, target)
+    num_shared = 0 if vocabulary.target_ids is None else len(vocabulary.target_ids)
     has_enough = num_shared >= max(1, SMALLEST_SHARE * len(entries))
     if config.use_heterogeneous_vocab and has_enough:
-        return
+        return vocabulary
     shared = f"{num_shared} of the target's {len(entries)} tokens stand for the same text in both"
     if config.use_heterogeneous_vocab:
         raise CompatibilityError(

@@ -10,7 +10,7 @@ from typing import Any
 from noisy_copy import noisy_copy
 from other_vocabularies import renumbered, save_words
 
-from specdec_core.testing import ProposerConformance, tiny_target
+from specdec_testing import ProposerConformance, tiny_target
 
 ADAPTIVE = {"adaptive_draft_length": True, "draft_level_cost": 0.3, "draft_node_cost": 0.05}
 LEARNS = {"test_draft_after_preemption": "a request that starts over has had other drafts before"}

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from noisy_copy import noisy_copy
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from specdec_core import LLM, CompatibilityError, ConfigError, Plan, SamplingParams, TokenTree
-from specdec_core.dry_run import dry_run
-from specdec_core.testing import tiny_target
+from specdec_core.api.arguments import dry_run
 from specdec_proposer_draft import DraftConfig
+from specdec_testing import tiny_target
 
 SETTINGS = {"dtype": "float32", "num_kv_blocks": 64, "max_num_batched_tokens": 32, "skip_tokenizer_init": True}
 
@@ -203,9 +204,9 @@ def test_a_quantisation_that_is_not_installed_is_explained(target, tmp_path):
 
 
 def test_a_tree_says_how_many_tokens_to_draft():
-    assert DraftConfig(model="any").default_num_speculative_tokens == 5
+    assert DraftConfig(model="any").default_num_speculative_tokens(torch.device("cpu")) == 5
     config = DraftConfig(model="any", speculative_token_tree=[(0,), (1,), (0, 0)])
-    assert (config.default_num_speculative_tokens, config.shape(9).depth) == (3, 2)
+    assert (config.default_num_speculative_tokens(torch.device("cpu")), config.shape(9).depth) == (3, 2)
     assert DraftConfig(model="any").shape(9) == TokenTree.chain(9)
 
 
@@ -217,3 +218,10 @@ def test_the_same_weights_are_accepted_whole(target, tmp_path):
     prompts = [{"prompt_token_ids": [7] * n} for n in (1, 5, 40)]
     for output in llm.generate(prompts, SamplingParams(temperature=0, max_tokens=21), use_tqdm=False):
         assert output.speculation.acceptance_length == 5
+
+
+@pytest.mark.parametrize("window", [0, -3, 1.5, True, "8"])
+def test_a_window_is_a_number_of_positions(window, target):
+    with pytest.raises(ConfigError, match=f"draft_window={window!r}"):
+        planned(target, target, draft_window=window)
+    assert planned(target, target, draft_window=1).scratch_slots == planned(target, target).scratch_slots

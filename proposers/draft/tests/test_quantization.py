@@ -14,8 +14,8 @@ from noisy_copy import noisy_copy
 from rounding_quantizer import MISSING, rounding_quantizer
 
 from specdec_core import LLM, ConfigError, SamplingParams, cli
-from specdec_core.dry_run import dry_run
-from specdec_core.testing import tiny_target
+from specdec_core.api.arguments import dry_run
+from specdec_testing import tiny_target
 
 SETTINGS = {"dtype": "float32", "num_kv_blocks": 64, "max_num_batched_tokens": 32, "skip_tokenizer_init": True}
 
@@ -108,7 +108,7 @@ def test_check_says_it_too(target: Path, draft: Path, tmp_path: Path, rounding: 
 
 def weight_types(llm: LLM) -> set[str]:
     """Of the draft model's linear layers in the decoder."""
-    model = llm.engine._speculation._proposer._model._model
+    model = llm.engine._speculation.drafters[0].proposer.proposer._model._model
     return {type(layer.weight).__name__ for layer in model.model.modules() if isinstance(layer, torch.nn.Linear)}
 
 

@@ -11,8 +11,8 @@ import torch
 from noisy_copy import noisy_copy
 
 from specdec_core import LLM, Draft, DraftBuilder, DraftStop, Grown, SamplingParams, Stopping
-from specdec_core.testing import tiny_target
 from specdec_proposer_draft.proposer import DraftModelProposer
+from specdec_testing import tiny_target
 
 VOCAB_SIZE = 48
 SHAPES = {"chain": None, "tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (0, 0, 0, 0)]"}
@@ -85,14 +85,16 @@ def test_what_the_target_itself_drafts_is_accepted(shape, tmp_path, monkeypatch)
 
 def test_whoever_was_skipped_and_is_not_settled_drafts_worse(tmp_path, monkeypatch):
     """A token that came while others drafted is none of the nodes that were refused before."""
-    propose = DraftModelProposer.propose
+    catch_up = DraftModelProposer._catch_up
 
-    def all_have_drafted(self: DraftModelProposer, batch: Any) -> Draft:
-        draft = propose(self, batch)
-        self._has_drafted.update(request.id for request in batch.requests)
-        return draft
+    def inferred(self: DraftModelProposer, requests: list[Any]) -> torch.Tensor:
+        for request in requests:
+            stored = self._stored[request.id]
+            stored.settle(len(request.token_ids) - stored.num_tokens - 1)
+        return catch_up(self, requests)
 
-    monkeypatch.setattr(DraftModelProposer, "propose", all_have_drafted)
+    monkeypatch.setattr(DraftModelProposer, "observe", lambda self, observation: None)
+    monkeypatch.setattr(DraftModelProposer, "_catch_up", inferred)
     accepted, right, _ = accepted_and_right(monkeypatch, tmp_path, "chain")
     assert accepted < right
 

@@ -11,8 +11,8 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from specdec_core import ConfigError, TargetInfo, TrainingBatch, TrainingTarget
-from specdec_core.testing import tiny_target
 from specdec_proposer_draft.recipe import RECIPE, DraftTrainingOptions
+from specdec_testing import tiny_target
 
 
 @pytest.fixture(scope="module")

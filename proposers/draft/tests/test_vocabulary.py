@@ -12,10 +12,10 @@ from noisy_copy import noisy_copy
 from other_vocabularies import TEXT, byte_level, renumbered, save_words, sentence_piece
 
 from specdec_core import LLM, CompatibilityError, ConfigError, SamplingParams, TargetInfo
-from specdec_core.dry_run import dry_run
-from specdec_core.testing import tiny_target
+from specdec_core.api.arguments import dry_run
 from specdec_proposer_draft.token_meanings import REPLACEMENT, Meanings
 from specdec_proposer_draft.vocabulary import SharedVocabulary
+from specdec_testing import tiny_target
 
 SETTINGS = {"dtype": "float32", "num_kv_blocks": 64, "max_num_batched_tokens": 32, "skip_tokenizer_init": True}
 KINDS = {"bytes": byte_level, "pieces": sentence_piece}

@@ -17,29 +17,30 @@ __all__ = ["EagleConfig", "specdec_proposers"]
 
 def plan(config: EagleConfig, target: TargetInfo, num_speculative_tokens: int, *, is_eagle3: bool) -> Plan:
     from specdec_core import KVLayout
-    from specdec_proposer_eagle.loading import num_bytes, read_config
+    from specdec_proposer_eagle.loading import find
 
-    config = config.on(target.device)
-    config.check(num_speculative_tokens)
-    head = read_config(config, target, is_eagle3=is_eagle3)
+    config.on(target.device).check(num_speculative_tokens)
+    found = find(config, target, is_eagle3=is_eagle3)
+    config, head = found.options, found.head
     size = head.layer.head_dim
     return Plan(
         taps=head.taps,
         kv_layout=KVLayout(head.num_layers, head.layer.num_key_value_heads, size, size, target.dtype),
+        lookahead=1,
         scratch_slots=config.scratch_slots(num_speculative_tokens),
-        weight_bytes=num_bytes(head, target.dtype),
+        weight_bytes=found.num_weights * target.dtype.itemsize,
         output_rows=config.context_tokens(has_all=head.has_all_tokens, is_aligned=head.is_aligned) > 0,
         max_model_len=config.checked_max_model_len(target.max_model_len),
+        state=found,
     )
 
 
-def build(config: EagleConfig, context: BuildContext, *, is_eagle3: bool) -> Proposer:
-    from specdec_proposer_eagle.loading import load, read_config
+def build(config: EagleConfig, context: BuildContext) -> Proposer:
+    from specdec_proposer_eagle.loading import load
     from specdec_proposer_eagle.proposer import EagleProposer
 
-    config = config.on(context.device)
-    head = read_config(config, context.target, is_eagle3=is_eagle3)
-    return EagleProposer(config, context, head, *load(config, head, context.target))
+    found = context.state
+    return EagleProposer(found.options, context, found.head, *load(found, context.target))
 
 
 @hookimpl
@@ -48,7 +49,7 @@ def specdec_proposers() -> Sequence[ProposerSpec]:
         ProposerSpec(
             name=name,
             config=EagleConfig,
-            build=partial(build, is_eagle3=is_eagle3),
+            build=build,
             api=1,
             plan=partial(plan, is_eagle3=is_eagle3),
             num_speculative_tokens=EagleConfig.default_num_speculative_tokens,

@@ -5,16 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from attrs import evolve, field, frozen
-from attrs.converters import optional
 
-from specdec_core import ConfigError, DraftModelConfig, DraftSamplingConfig, DraftStopConfig, TokenTree
-from specdec_core.validators import number, whole_number
+from specdec_core import (
+    ConfigError,
+    DraftModelConfig,
+    DraftSamplingConfig,
+    DraftStopConfig,
+    DraftTreeConfig,
+    DraftWindowConfig,
+)
+from specdec_core.config.fields import number, whole_number
 
 if TYPE_CHECKING:
     import torch
 
 MOST_CHILDREN, MOST_LEVELS = 64, 64
-DEFAULT_CHAIN = 5
 DEFAULT_CONTEXT_TOKENS = 64
 
 
@@ -36,23 +41,49 @@ def size_on(device: torch.device) -> TreeSize:
 
 
 @frozen(kw_only=True)
-class EagleConfig(DraftModelConfig, DraftSamplingConfig, DraftStopConfig):
-    """Which tree is drafted.
+class EagleConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSamplingConfig, DraftStopConfig):
+    """Which tree is drafted: by default the dynamic one of EAGLE-2, whose nodes are the num_speculative_tokens most
+    probable of all candidates. Raises ConfigError."""
 
-    The dynamic tree of EAGLE-2 is the default: eagle_topk nodes of each level get eagle_topk children, and of all
-    candidates the num_speculative_tokens likeliest are kept; eagle_depth levels are expanded below the root's children.
-    eagle_topk=1 makes it a chain. A request's levels end where no path of its tree is as likely as eagle_min_prob, by
-    the head's own probabilities. speculative_token_tree is a shape of its own instead: paths such as
-    [(0,), (1,), (0, 0)]. draft_sample_method "probabilistic" draws tokens at the request's temperature, in chains or in
-    such a shape; a dynamic tree is always of the likeliest tokens. Of the tokens that the head's vocabulary lacks, the
-    eagle_context_tokens that are most recent in a request's text can be drafted all the same. Raises ConfigError.
-    """
-
-    eagle_topk: int | None = field(default=None, validator=whole_number(1, MOST_CHILDREN, optional=True))
-    eagle_depth: int | None = field(default=None, validator=whole_number(0, MOST_LEVELS, optional=True))
-    eagle_min_prob: float | None = field(default=None, validator=number(0, 1, optional=True))
-    eagle_context_tokens: int | None = field(default=None, validator=whole_number(0, optional=True))
-    speculative_token_tree: TokenTree | None = field(default=None, converter=optional(TokenTree.parse))
+    eagle_topk: int | None = field(
+        default=None,
+        validator=whole_number(1, MOST_CHILDREN, optional=True),
+        metadata={
+            "help": "In a dynamic tree, how many nodes of each level get children, and how many they get; 1: a chain. "
+            "None: 10 on a GPU, 3 on a CPU."
+        },
+    )
+    eagle_depth: int | None = field(
+        default=None,
+        validator=whole_number(0, MOST_LEVELS, optional=True),
+        metadata={
+            "help": "In a dynamic tree, how many levels there are below the root's children. None: 7 on a GPU, 6 on a "
+            "CPU; in a chain, as many as num_speculative_tokens needs."
+        },
+    )
+    eagle_min_prob: float | None = field(
+        default=None,
+        validator=number(0, 1, optional=True),
+        metadata={
+            "help": "A request's dynamic tree gets no more levels where each of its paths is less probable than this, "
+            "by the head's own probabilities. None: 0; on a CPU 0.3, if eagle_topk, eagle_depth and "
+            "adaptive_draft_length are left out."
+        },
+    )
+    eagle_context_tokens: int | None = field(
+        default=None,
+        validator=whole_number(0, optional=True),
+        metadata={
+            "help": "How many tokens that the head's vocabulary lacks can be drafted all the same: those that are the "
+            "most recent in the request's text. None: 64 if the head is trained for it and the target's logits are "
+            "products with rows of one matrix, else 0."
+        },
+    )
+    code_revision: None = field(default=None, metadata={"help": "Refused: a head brings no code.", "allowed": "None"})
+    quantization: None = field(
+        default=None,
+        metadata={"help": "Refused: it is for draft models that are language models themselves.", "allowed": "None"},
+    )
 
     def __attrs_post_init__(self) -> None:
         for key in ("quantization", "code_revision"):
@@ -106,13 +137,13 @@ class EagleConfig(DraftModelConfig, DraftSamplingConfig, DraftStopConfig):
         return num_speculative_tokens - 1 if self.eagle_depth is None else self.eagle_depth
 
     def default_num_speculative_tokens(self, device: torch.device) -> int:
-        if self.speculative_token_tree:
-            return len(self.speculative_token_tree.paths)
         config = self.on(device)
         if config.top_k > 1:
             most = size_on(device).num_nodes
             return min(most, config._num_candidates(most))
-        return DEFAULT_CHAIN if config.eagle_depth is None else config.eagle_depth + 1
+        if config.eagle_depth is not None:
+            return config.eagle_depth + 1
+        return super().default_num_speculative_tokens(device)
 
     def _num_candidates(self, num_speculative_tokens: int) -> int:
         """The root's children, and those of the nodes that are expanded at each level."""
@@ -131,9 +162,9 @@ class EagleConfig(DraftModelConfig, DraftSamplingConfig, DraftStopConfig):
         return DEFAULT_CONTEXT_TOKENS
 
     def check(self, num_speculative_tokens: int) -> None:
-        """Raises ConfigError if a tree never has so many."""
+        """Raises ConfigError if a tree never has so many nodes."""
+        super().check(num_speculative_tokens)
         if self.speculative_token_tree:
-            self.speculative_token_tree.check_holds(num_speculative_tokens)
             return
         most, depth = self._num_candidates(num_speculative_tokens), self.depth(num_speculative_tokens)
         if num_speculative_tokens > most:
@@ -141,10 +172,6 @@ class EagleConfig(DraftModelConfig, DraftSamplingConfig, DraftStopConfig):
                 f"num_speculative_tokens={num_speculative_tokens}, but with eagle_topk={self.top_k} and "
                 f"eagle_depth={depth} there are never more than {most} nodes: give at most as many, or raise these"
             )
-
-    def shape(self, num_speculative_tokens: int) -> TokenTree:
-        """Of trees that are not dynamic."""
-        return self.speculative_token_tree or TokenTree.chain(num_speculative_tokens)
 
     def scratch_slots(self, num_speculative_tokens: int) -> int:
         """Nodes that the head forwards at most: of all levels but the last."""

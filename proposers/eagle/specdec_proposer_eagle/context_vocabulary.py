@@ -66,23 +66,16 @@ class ContextVocabulary:
     def logits(self, own: torch.Tensor, outputs: torch.Tensor, requests: np.ndarray) -> torch.Tensor:
         """[n, vocab], -inf for tokens that are neither the head's nor of the request's text.
 
-        own [n, draft_vocab]: of the head's tokens. outputs [n, hidden]: what it made them of. requests int64 [n]:
-        indices into the batch.
+        own [n, draft_vocab]: of the head's tokens. outputs [n, hidden]: what it made them of, as many rows of each
+        request. requests int64 [num_requests]: indices into the batch, ascending.
         """
+        ids, rows = self._ids, self._rows
+        if len(requests) < len(ids):
+            where = torch.from_numpy(requests).to(ids.device)
+            ids, rows = ids.index_select(0, where), rows.index_select(0, where)
+        width = len(outputs) // max(1, len(requests))
+        by_request = outputs.float().view(len(requests), width, outputs.shape[1])
+        added = torch.bmm(by_request, rows.mT).flatten(0, 1).to(own.dtype)
         found = own.new_full((len(own), self._vocab_size + 1), -torch.inf)  # the last column is of no token
         found.scatter_(1, self._own_ids.expand(len(own), -1), own)
-        places = _places(requests)
-        where = tuple(torch.from_numpy(index).to(own.device) for index in (requests, places))
-        by_request = self._rows.new_zeros(len(self._rows), int(places.max(initial=-1)) + 1, outputs.shape[1])
-        by_request[where] = outputs.float()
-        added = torch.bmm(by_request, self._rows.mT)[where].to(own.dtype)
-        return found.scatter_(1, self._ids.index_select(0, where[0]), added)[:, :-1]
-
-
-def _places(requests: np.ndarray) -> np.ndarray:
-    """int64 [n]   how many before each are of the same request."""
-    order = np.argsort(requests, kind="stable")
-    ordered = requests[order]
-    places = np.empty_like(requests)
-    places[order] = np.arange(len(requests)) - np.searchsorted(ordered, ordered)
-    return places
+        return found.scatter_(1, ids if width == 1 else ids.repeat_interleave(width, 0), added)[:, :-1]

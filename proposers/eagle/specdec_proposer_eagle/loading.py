@@ -1,10 +1,11 @@
-"""From a published checkpoint to a head that is ready to run, or an error that names each tensor that is wrong."""
+"""From a published checkpoint to a head that is ready to run, or an error that names what is wrong with it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import torch
+from attrs import frozen
 
 from specdec_core import Checkpoint, CompatibilityError, TargetInfo
 from specdec_proposer_eagle import head_config
@@ -16,51 +17,49 @@ IGNORED = ("rotary_emb.inv_freq",)
 """Endings of tensors that old versions of transformers saved, and that are computed."""
 
 
-def read_config(config: EagleConfig, target: TargetInfo, *, is_eagle3: bool) -> HeadConfig:
+@frozen(eq=False)
+class Found:
+    """What is known of a head before its weights are read. options: with the defaults for this device."""
+
+    options: EagleConfig
+    head: HeadConfig
+    checkpoint: Checkpoint
+    num_weights: int
+
+
+def find(options: EagleConfig, target: TargetInfo, *, is_eagle3: bool) -> Found:
     """What the checkpoint is, checked by shapes alone. Raises ConfigError or CompatibilityError."""
-    checkpoint = Checkpoint(str(config.model), config.revision)
+    checkpoint = Checkpoint(str(options.model), options.revision)
     shapes = {name: shape for name, shape in checkpoint.shapes.items() if not name.endswith(IGNORED)}
     head = head_config.read(checkpoint.config, shapes, target, is_eagle3=is_eagle3)
-    expected = {name: tuple(tensor.shape) for name, tensor in _outline(head).items()}
-    _check_shapes(str(config.model), target, expected, head.shapes)
-    _check_ends(str(config.model), target, head)
-    _check_tables(str(config.model), head, shapes)
-    return head
+    outline = _outline(head)
+    checkpoint.check_shapes(outline, _name_in_module)
+    _check_ends(checkpoint.name, target, head)
+    _check_tables(checkpoint.name, head, shapes)
+    return Found(options.on(target.device), head, checkpoint, sum(each.numel() for each in outline.parameters()))
 
 
-def load(config: EagleConfig, head: HeadConfig, target: TargetInfo) -> tuple[Head, torch.Tensor | None]:
+def load(found: Found, target: TargetInfo) -> tuple[Head, torch.Tensor | None]:
     """The head, in the target's dtype and on its device, and int64 [draft_vocab], the target's id of each token of the
     draft's; None if they are the same."""
-    tensors = {our_name(name): tensor for name, tensor in Checkpoint(str(config.model), config.revision).load().items()}
-    module = Head(head)
-    _check_dtypes(str(config.model), tensors)
-    module.load_state_dict({name: tensors[name] for name in module.state_dict()})
-    infinite = [name for name, tensor in module.state_dict().items() if not tensor.isfinite().all()]
-    if infinite:
-        raise CompatibilityError(
-            f"the draft head {str(config.model)!r} has numbers that are not finite in {', '.join(infinite)}: download "
-            f"or save it again"
-        )
-    for parameter in module.to(target.device).requires_grad_(False).eval().parameters():
-        parameter.data = parameter.data.to(target.dtype)  # and not the rotary frequencies, which need all their bits
-    return module, _to_target(str(config.model), tensors, head, target)
+    module = Head(found.head)
+    others = found.checkpoint.load_into(module, _name_in_module, dtype=target.dtype, device=target.device)
+    return module, _to_target(found.checkpoint.name, others, found.head, target)
 
 
-def _check_shapes(
-    model: str, target: TargetInfo, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
-) -> None:
-    faults = [f"{name} {list(expected[name])} is missing" for name in expected.keys() - found.keys()]
-    faults += [f"{name} {list(found[name])} is not known" for name in found.keys() - expected.keys()]
-    faults += [
-        f"{name} is {list(found[name])}, not {list(shape)}"
-        for name, shape in expected.items()
-        if name in found and found[name] != shape
-    ]
-    if faults:
+def _name_in_module(published: str) -> str | None:
+    return None if published in TABLES or published.endswith(IGNORED) else our_name(published)
+
+
+def _outline(head: HeadConfig) -> Head:
+    """Without memory."""
+    try:
+        with torch.device("meta"):
+            return Head(head)
+    except Exception as error:  # whatever values that make no sense make transformers raise
         raise CompatibilityError(
-            f"the draft head {model!r} does not fit this target or its own config.json: {'; '.join(sorted(faults))}. "
-            f"Use a complete one that was trained for {target.model!r}"
-        )
+            f"the draft head's config.json makes no sense: {type(error).__name__}: {error}. Download or save it again"
+        ) from error
 
 
 def _check_ends(model: str, target: TargetInfo, head: HeadConfig) -> None:
@@ -85,15 +84,6 @@ def _check_tables(model: str, head: HeadConfig, shapes: Mapping[str, tuple[int, 
         )
 
 
-def _check_dtypes(model: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    wrong = [f"{n} {t.dtype}" for n, t in tensors.items() if n not in TABLES and not t.dtype.is_floating_point]
-    if wrong:
-        raise CompatibilityError(
-            f"the draft head {model!r} has weights that are no floating-point numbers: {', '.join(sorted(wrong))}. "
-            f"Quantised heads are not supported"
-        )
-
-
 def _to_target(
     model: str, tensors: Mapping[str, torch.Tensor], head: HeadConfig, target: TargetInfo
 ) -> torch.Tensor | None:
@@ -107,18 +97,3 @@ def _to_target(
             f"head was made for another target, or is damaged"
         )
     return ids.to(target.device)
-
-
-def num_bytes(head: HeadConfig, dtype: torch.dtype) -> int:
-    return sum(tensor.numel() for tensor in _outline(head).values()) * dtype.itemsize
-
-
-def _outline(head: HeadConfig) -> dict[str, torch.Tensor]:
-    """Its tensors by name, without memory."""
-    try:
-        with torch.device("meta"):
-            return Head(head).state_dict()
-    except Exception as error:  # whatever values that make no sense make transformers raise
-        raise CompatibilityError(
-            f"the draft head's config.json makes no sense: {type(error).__name__}: {error}. Download or save it again"
-        ) from error

@@ -6,7 +6,7 @@ them and answers queries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -23,8 +23,8 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, [1, n, head_dim] each."""
 Attend = Callable[..., torch.Tensor]
 """`LayerAttention.attend`: (layer, query, key, value [n, num_kv_heads, head_dim], rows=...)."""
-Rows = Sequence[int] | None
-"""Tokens whose outputs are wanted; None: all."""
+Rows = torch.Tensor | None
+"""int64 [n]: tokens whose outputs are wanted; None: all."""
 
 
 class Attention(nn.Module):
@@ -83,7 +83,7 @@ class Layer(nn.Module):
         else:
             residual, entering = hidden, self.input_layernorm(hidden)
         if rows is not None:
-            residual = residual.index_select(0, torch.tensor(rows, device=residual.device))
+            residual = residual.index_select(0, rows)
         hidden = residual + self.self_attn(entering, rotation, attend, rows)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 

@@ -19,6 +19,7 @@ from specdec_core import (
     Observation,
     Proposer,
     ProposerBatch,
+    RequestRows,
     RequestView,
     StaticTree,
     TreeGrower,
@@ -61,15 +62,14 @@ class EagleProposer(Proposer):
         positions = torch.arange(context.target.max_model_len + self._depth, device=context.device)
         self._rotation = module.rotation(positions, context.target.dtype)
         self._outputs, self._features = torch.zeros(size, **kind), torch.zeros(size, **kind)  # of each last slot
-        self._rows: dict[str, int] = {}  # of those, by request
-        self._free_rows = list(range(context.max_num_seqs))
+        self._rows = RequestRows(context.max_num_seqs)  # of those
 
     def start(self, request: RequestView) -> None:
-        self._rows[request.id] = self._free_rows.pop()
+        self._rows.start(request)
         self._stop.start(request)
 
     def finish(self, request: RequestView, reason: str) -> None:
-        self._free_rows.append(self._rows.pop(request.id))
+        self._rows.finish(request)
         self._stop.finish(request)
         if self._vocabulary is not None:
             self._vocabulary.finish(request)
@@ -84,12 +84,14 @@ class EagleProposer(Proposer):
             observation.following_token_ids,
             observation.positions,
         )
-        last = observation.last_rows
-        num_more = self._attention.padded(len(last)) - len(last)
-        outputs, next_features = self._forward(passed, self._head.fused(features), [*last, *last[:1] * num_more])
+        batch = len(observation.requests)
+        last_rows = pad(observation.last_rows, (0, self._attention.padded(batch) - batch))
+        outputs, next_features = self._forward(passed, self._head.fused(features), last_rows)
         rows = self._rows_of(observation.requests)
-        self._outputs.index_copy_(0, rows, outputs[: len(last)])
-        self._features.index_copy_(0, rows, next_features[: len(last)])
+        self._outputs.index_copy_(0, rows, outputs[:batch])
+        self._features.index_copy_(0, rows, next_features[:batch])
+        filled = zip(observation.starts, observation.host_num_valid, strict=True)
+        self._attention.fill(observation.requests, [start + num_valid for start, num_valid in filled])
 
     def propose(self, batch: ProposerBatch) -> Draft:
         grower = self._grower(batch)
@@ -116,12 +118,12 @@ class EagleProposer(Proposer):
         return StaticTree(batch, self._shape, self._config.draft_sample_method, self._to_target, stopping)
 
     def _forward(
-        self, passed: DraftPass, features: torch.Tensor, rows: list[int] | None = None
+        self, passed: DraftPass, features: torch.Tensor, rows: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """features [num_tokens, hidden]; what comes out is padded: see `Head`."""
         if passed.num_tokens < len(passed.token_ids):
             features = pad(features, (0, 0, 0, len(passed.token_ids) - passed.num_tokens))
-        with self._attention.forwarding(passed.metadata, passed.visibility):
+        with self._attention.forwarding(passed.metadata, passed.visibility, window=self._config.draft_window):
             embedded = self._embed(passed.token_ids)
             rotation = tuple(table.index_select(1, passed.positions) for table in self._rotation)
             return self._head(embedded, features, rotation, self._attention.attend, rows)
@@ -131,7 +133,7 @@ class EagleProposer(Proposer):
         return self._context.embed(token_ids) if own is None else own(token_ids)
 
     def _logits(self, outputs: torch.Tensor, requests: np.ndarray) -> torch.Tensor:
-        """outputs [n, hidden]; requests int64 [n], indices into the batch."""
+        """outputs [n, hidden], as many of each request; requests int64 [num_requests], indices into the batch."""
         lm_head = self._head.lm_head
         own = self._context.output_head(outputs) if lm_head is None else lm_head(outputs)
         if self._vocabulary is None:
@@ -139,8 +141,7 @@ class EagleProposer(Proposer):
         return self._vocabulary.logits(own, outputs, requests)
 
     def _rows_of(self, requests: Iterable[RequestView]) -> torch.Tensor:
-        rows = [self._rows[request.id] for request in requests]
-        return torch.tensor(rows, dtype=torch.int64, device=self._context.device)
+        return torch.tensor(self._rows.of(requests), dtype=torch.int64, device=self._context.device)
 
 
 def _context_vocabulary(

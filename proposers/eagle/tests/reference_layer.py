@@ -63,7 +63,9 @@ class Head:
         num_heads = self.config["num_attention_heads"]
         num_kv_heads = self.config.get("num_key_value_heads") or num_heads
         angles = torch.arange(len(x)).double()[:, None] * inverse_frequencies(self.config)
-        future = torch.ones(len(x), len(x), dtype=torch.bool).triu(diagonal=1)
+        hidden = torch.ones(len(x), len(x), dtype=torch.bool).triu(diagonal=1)
+        if window := self.config.get("draft_window"):  # not of the head itself: how far the engine lets it see
+            hidden |= torch.ones(len(x), len(x), dtype=torch.bool).tril(diagonal=-window)
         queries = self.linear(f"{name}.q_proj", x).chunk(num_heads, dim=-1)
         keys = self.linear(f"{name}.k_proj", x).chunk(num_kv_heads, dim=-1)
         values = self.linear(f"{name}.v_proj", x).chunk(num_kv_heads, dim=-1)
@@ -72,7 +74,7 @@ class Head:
             group = i * num_kv_heads // num_heads
             query, key = self._head_norm(f"{name}.q_norm", query), self._head_norm(f"{name}.k_norm", keys[group])
             scores = rotate(query, angles) @ rotate(key, angles).T / sqrt(query.shape[-1])
-            outputs.append(scores.masked_fill(future, -torch.inf).softmax(dim=-1) @ values[group])
+            outputs.append(scores.masked_fill(hidden, -torch.inf).softmax(dim=-1) @ values[group])
         return self.linear(f"{name}.o_proj", torch.cat(outputs, dim=-1))
 
     def _head_norm(self, name: str, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tiny_heads import Target, write_eagle, write_eagle3
 
-from specdec_core.testing import ProposerConformance, tiny_target
+from specdec_testing import ProposerConformance, tiny_target
 
 ADAPTIVE = {"adaptive_draft_length": True, "draft_level_cost": 0.1, "draft_node_cost": 0.02}
 LEARNS = {"test_draft_after_preemption": "a request that starts over has had other drafts before"}

@@ -16,7 +16,7 @@ from tiny_weights import Shape, Target
 
 from specdec_core import TargetInfo
 from specdec_proposer_eagle.config import EagleConfig
-from specdec_proposer_eagle.loading import load, read_config
+from specdec_proposer_eagle.loading import find, load
 
 TARGET = Target(hidden_size=32, vocab_size=40, num_hidden_layers=8)
 INFO = TargetInfo("any", "llama", 40, 32, 8, 512, torch.float64, torch.device("cpu"))
@@ -49,7 +49,7 @@ HEADS: dict[str, Callable[[Path], TinyHead]] = {
 
 
 def dense(
-    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, rows: list[int] | None = None
+    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, rows: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Every row sees those up to its own."""
     per_kv_head = query.shape[1] // key.shape[1]
@@ -68,8 +68,8 @@ def test_a_chain_of_logits_equals_the_reference(name: str, alone: bool, tmp_path
     written = HEADS[name](tmp_path)
     is_eagle3 = not name.startswith("eagle,") and name != "eagle"
     config = EagleConfig(model=tmp_path)
-    head = read_config(config, INFO, is_eagle3=is_eagle3)
-    module, to_target = load(config, head, INFO)
+    found = find(config, INFO, is_eagle3=is_eagle3)
+    head, (module, to_target) = found.head, load(found, INFO)
     embedding, output = torch.randn(40, 32, dtype=torch.float64), torch.randn(40, 32, dtype=torch.float64)
     tokens = torch.randint(40, (KNOWN + 1,))
     nodes = torch.randint(40, (NODES,))
@@ -81,16 +81,16 @@ def test_a_chain_of_logits_equals_the_reference(name: str, alone: bool, tmp_path
     expected = reference(written.tensors, written.config, *shared, tokens.tolist(), features, tree)
 
     embed = module.embed_tokens or shared[0]
-    inputs, entering, found = tokens[1:], module.fused(features), []
+    inputs, entering, logits = tokens[1:], module.fused(features), []
     for i in range(NODES + 1):
         rotation = module.rotation(torch.arange(len(inputs)), entering.dtype)
-        rows = [len(inputs) - 1] if alone else None
+        rows = torch.tensor([len(inputs) - 1]) if alone else None
         outputs, leaving = module(embed(inputs), entering, rotation, dense, rows)
         assert len(outputs) == len(leaving) == (1 if alone else len(inputs))
-        found.append((module.lm_head or shared[1])(outputs[-1]))
+        logits.append((module.lm_head or shared[1])(outputs[-1]))
         inputs, entering = torch.cat([inputs, nodes[i : i + 1]]), torch.cat([entering, leaving[-1:]])
     # float32 in the cosines of transformers' rotary embedding
-    torch.testing.assert_close(torch.stack(found), expected, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(torch.stack(logits), expected, atol=1e-4, rtol=1e-5)
 
     ids = target_token_ids(written.tensors, expected.shape[1]).tolist()
     assert ids == (list(range(40)) if to_target is None else to_target.tolist())
@@ -102,7 +102,7 @@ def test_positions_are_as_exact_in_half_precision(tmp_path: Path) -> None:
     cosines = []
     for dtype in (torch.float32, torch.bfloat16):
         info = evolve(INFO, dtype=dtype)
-        module, _ = load(config, read_config(config, info, is_eagle3=True), info)
+        module, _ = load(find(config, info, is_eagle3=True), info)
         assert {parameter.dtype for parameter in module.parameters()} == {dtype}
         cosines.append(module.rotation(torch.tensor([3, 500, 40_001]), dtype)[0])
     assert torch.equal(cosines[0].to(torch.bfloat16), cosines[1])

@@ -20,10 +20,10 @@ from tiny_weights import Shape, Target
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from specdec_core import LLM, CompatibilityError, ConfigError, Plan, PluginError, SamplingParams, SpecdecError
-from specdec_core.dry_run import dry_run
-from specdec_core.testing import tiny_target
+from specdec_core.api.arguments import dry_run
 from specdec_proposer_eagle import EagleConfig
 from specdec_proposer_eagle.config import AUTHORS, ON_CPU
+from specdec_testing import tiny_target
 
 SIZES = Target(hidden_size=32, vocab_size=48, num_hidden_layers=8)
 CPU = torch.device("cpu")
@@ -106,7 +106,7 @@ def test_a_target_whose_logits_are_no_such_products_has_the_heads_tokens_alone(t
 
 OFFLINE = """
 import sys
-from specdec_core.dry_run import dry_run
+from specdec_core.api.arguments import dry_run
 try:
     print(dry_run(sys.argv[1], speculative_config={"model": "some/head"}, skip_tokenizer_init=True).speculative.method)
 except Exception as error:
@@ -313,6 +313,7 @@ def test_a_name_that_is_no_path(name, target):
     ("options", "message"),
     [
         ({"eagle_topk": 0}, "eagle_topk=0"),
+        ({"draft_window": 0}, "draft_window=0"),
         ({"eagle_depth": -1}, "eagle_depth=-1"),
         ({"quantization": "int8"}, "quantization is for draft models"),
         ({"eagle_topk": 2, "speculative_token_tree": "[(0,)]"}, "leave either out"),

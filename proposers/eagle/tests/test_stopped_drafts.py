@@ -9,8 +9,8 @@ from tiny_heads import write_eagle, write_eagle3
 from tiny_weights import Target
 
 from specdec_core import LLM, Draft, DraftStop, ProposerBatch, SamplingParams, Stopping
-from specdec_core.testing import tiny_target
 from specdec_proposer_eagle.proposer import EagleProposer
+from specdec_testing import tiny_target
 
 NUM_CANDIDATES = 14  # of the dynamic tree
 SIZES = Target(hidden_size=32, vocab_size=48, num_hidden_layers=6)

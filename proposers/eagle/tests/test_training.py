@@ -13,12 +13,12 @@ from tiny_heads import TinyHead
 from transformers import AutoModelForCausalLM
 
 from specdec_core import ConfigError, TargetInfo, TrainingBatch, TrainingTarget
-from specdec_core.testing import tiny_target
 from specdec_proposer_eagle.config import EagleConfig
-from specdec_proposer_eagle.loading import load, read_config
+from specdec_proposer_eagle.loading import find, load
 from specdec_proposer_eagle.recipes import EAGLE, EAGLE3, Eagle3Options, EagleOptions
 from specdec_proposer_eagle.trainees import most_frequent
 from specdec_proposer_eagle.unrolling import unroll
+from specdec_testing import tiny_target
 
 LENGTH, STEPS = 9, 4
 
@@ -89,8 +89,8 @@ def test_what_is_saved_is_what_the_proposer_loads(target, tmp_path):
     trainee = EAGLE3.make(Eagle3Options(draft_vocab_size=20), target, torch.arange(48))
     trainee.save(tmp_path)
     config = EagleConfig(model=str(tmp_path))
-    head = read_config(config, target.info, is_eagle3=True)
-    module, to_target = load(config, head, target.info)
+    found = find(config, target.info, is_eagle3=True)
+    head, (module, to_target) = found.head, load(found, target.info)
     assert head.taps == ("input.2", "input.4", "input.5")
     assert to_target.tolist() == list(range(28, 48))
     for name, tensor in trainee.head.state_dict().items():

@@ -7,22 +7,37 @@ from typing import Literal
 from attrs import field, frozen
 
 from specdec_core import ConfigError
-from specdec_core.validators import one_of, whole_number
+from specdec_core.config.fields import one_of, whole_number
 
 DEFAULT_LENGTH = 5
 
 
 @frozen
 class NgramConfig:
-    """How long a suffix of the context is looked for, and which of its earlier occurrences is continued: the "first"
-    (leftmost) of equally long matches, or the "last" (most recent). A length that is None: see `lengths`.
+    """How long a suffix of the context is looked for, and which of its earlier occurrences is continued. Raises
+    ConfigError, also if the lower bound exceeds the upper."""
 
-    Raises ConfigError if a bound is not an integer >= 1, if the lower exceeds the upper, or if the match is unknown.
-    """
-
-    prompt_lookup_min: int | None = field(default=None, validator=whole_number(1, optional=True))  # tokens
-    prompt_lookup_max: int | None = field(default=None, validator=whole_number(1, optional=True))
-    prompt_lookup_match: Literal["first", "last"] = field(default="last", validator=one_of("first", "last"))
+    prompt_lookup_min: int | None = field(
+        default=None,
+        validator=whole_number(1, optional=True),
+        metadata={
+            "help": "Shortest suffix of the context to look for, in tokens: a smaller number drafts more often and "
+            "hits less often. None: as prompt_lookup_max, or 5 if both are None."
+        },
+    )
+    prompt_lookup_max: int | None = field(
+        default=None,
+        validator=whole_number(1, optional=True),
+        metadata={
+            "help": "Longest suffix of the context to look for, in tokens. None: as prompt_lookup_min, or 5 if both "
+            "are None."
+        },
+    )
+    prompt_lookup_match: Literal["first", "last"] = field(
+        default="last",
+        validator=one_of("first", "last"),
+        metadata={"help": "Of equally long matches, continue the most recent ('last') or the leftmost ('first')."},
+    )
 
     def __attrs_post_init__(self) -> None:
         shortest, longest = self.lengths

@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 from attrs import define, field
 
-from specdec_core import RequestView
+from specdec_core import RequestRows, RequestView
 
 HUGE_PAGE = 2 << 20
 """Bytes. Where Linux gives them, a long text has few pages, and the processor knows where all of them are: else finding
@@ -68,7 +68,7 @@ class Indexes:
     def __init__(self, max_num_requests: int, num_lengths: int) -> None:
         self.states = np.zeros((max_num_requests, 6), dtype=np.int64)
         self._num_lengths = num_lengths
-        self._free_rows = list(range(max_num_requests))
+        self._rows = RequestRows(max_num_requests)
         self._blocks: dict[str, Block] = {}
 
     def catch_up(self, requests: Sequence[RequestView]) -> tuple[list[int], list[np.ndarray]]:
@@ -79,22 +79,22 @@ class Indexes:
             num_tokens = len(token_ids)
             block = self._blocks.get(request.id)
             if block is None or block.capacity < num_tokens:
-                block = self._give(request.id, num_tokens)
+                block = self._give(request, num_tokens)
             rows.append(block.row)
             new_tokens.append(token_ids[block.num_tokens :])
             block.num_tokens = num_tokens
         return rows, new_tokens
 
-    def free(self, request_id: str) -> None:
-        block = self._blocks.pop(request_id, None)
-        if block is not None:
-            self._free_rows.append(block.row)
+    def free(self, request: RequestView) -> None:
+        self._blocks.pop(request.id, None)
+        self._rows.finish(request)
 
-    def _give(self, request_id: str, num_tokens: int) -> Block:
+    def _give(self, request: RequestView, num_tokens: int) -> Block:
         """A new, empty block with room for half as many tokens again. One that was outgrown is left: its index starts
         over, so that a token is taken over at most three times on average."""
-        self.free(request_id)
-        block = Block(self._free_rows.pop(), capacity=num_tokens * 3 // 2 + 64, num_lengths=self._num_lengths)
+        self._blocks.pop(request.id, None)
+        row = self._rows.start(request)
+        block = Block(row, capacity=num_tokens * 3 // 2 + 64, num_lengths=self._num_lengths)
         self.states[block.row] = block.state
-        self._blocks[request_id] = block
+        self._blocks[request.id] = block
         return block

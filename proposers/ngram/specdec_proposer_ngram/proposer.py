@@ -55,4 +55,4 @@ class NgramProposer(Proposer):
         )
 
     def finish(self, request: RequestView, reason: str) -> None:
-        self._indexes.free(request.id)
+        self._indexes.free(request)

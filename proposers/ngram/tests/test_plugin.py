@@ -4,8 +4,8 @@ import sys
 import torch
 
 from specdec_core import DraftTree, TargetInfo
-from specdec_core.testing import propose
 from specdec_proposer_ngram import NgramConfig, specdec_proposers
+from specdec_testing import propose
 
 
 def test_the_entry_module_is_light():

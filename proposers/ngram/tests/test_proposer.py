@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from obvious_ngram import Request, batch_of, drafts, proposer, reference
 
-from specdec_core.testing import propose
+from specdec_testing import propose
 
 
 def chain(context, budget=5, shortest=5, longest=5, match="last") -> list[int]:

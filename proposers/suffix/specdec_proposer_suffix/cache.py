@@ -121,5 +121,5 @@ class OutputCache:
         return True
 
     def _remove(self, token_ids: np.ndarray) -> None:
+        self.num_removed += 1  # first, so that an interrupt cannot leave positions that nobody looks up
         remove(self.store, self.limit, token_ids.astype(np.int64))
-        self.num_removed += 1

@@ -8,7 +8,7 @@ from weakref import ref
 import numpy as np
 
 from specdec_core import BuildContext, Draft, Proposer, ProposerBatch, RequestView
-from specdec_core.merging import merge_drafts
+from specdec_core.drafting.merging import merge_drafts
 from specdec_proposer_suffix.automaton import NUM_TOKENS, STATE, extend, free_automaton, new_root
 from specdec_proposer_suffix.batch import (
     BUDGETS,
@@ -53,14 +53,14 @@ class SuffixProposer(Proposer):
         for sequence in self._saved.load()[-most:] if most else []:
             self.cache.add(sequence)
         self._own = Store.empty(SMALLEST)
-        self._requests = np.empty((context.max_num_seqs, REQUEST_WIDTH), np.int64)
-        self._free_slots = list(range(context.max_num_seqs))
+        self._requests = np.full((context.max_num_seqs, REQUEST_WIDTH), NONE, np.int64)
+        self._all_slots = frozenset(range(context.max_num_seqs))
         self._seen = [0] * context.max_num_seqs  # tokens taken over, as `requests` has them too
         self._num_removed = self.cache.num_removed
         self._running: dict[str, tuple[int, ref[RequestView]]] = {}  # weak: it may lead to an engine
 
     def start(self, request: RequestView) -> None:
-        slot = self._free_slots.pop()
+        slot = min(self._all_slots.difference(slot for slot, _ in self._running.values()))
         self._running[request.id] = slot, ref(request)
         self._seen[slot] = 0
         while not has_room(self._own, 1, 0):
@@ -79,18 +79,25 @@ class SuffixProposer(Proposer):
         return merge_drafts(drafts, batch.max_draft_tokens)
 
     def finish(self, request: RequestView, reason: str) -> None:
+        """An interrupt may break it off, or may have broken off `start`: then it is called again. So what is done is
+        noted before it is done, since doing it twice would be worse than not at all."""
+        if request.id not in self._running:
+            return
         slot, _ = self._running[request.id]
         row = self._requests[slot]
+        self._look_up_after_removal()
         output = request.token_ids[request.num_prompt_tokens :]
         while row[CACHED][STATE] != NONE and not self._extend_cached(row, output):
             self._make_room_in_cache()
-        del self._running[request.id]
         if row[CACHED][STATE] != NONE:
+            row[CACHED] = NONE, 0
             self.cache.finish(int(row[OWNER]), output)
             self._saved.add(output)
+        root, row[OWN_ROOT] = int(row[OWN_ROOT]), NONE
+        if root != NONE:
+            free_automaton(self._own, root)
+        del self._running[request.id]
         self._look_up_after_removal()
-        free_automaton(self._own, row[OWN_ROOT])
-        self._free_slots.append(slot)
 
     @property
     def num_bytes(self) -> int:
@@ -167,19 +174,20 @@ class SuffixProposer(Proposer):
         if not self.cache.make_room():
             cached = [entry for entry in self._running.values() if self._requests[entry[0]][CACHED][STATE] != NONE]
             slot, request = min(cached, key=lambda entry: self._requests[entry[0], OWNER])
-            self.cache.drop(_cached_output(request, self._requests[slot]))
+            output = _cached_output(request, self._requests[slot])
             self._requests[slot][CACHED] = NONE, 0
+            self.cache.drop(output)
         self._look_up_after_removal()
 
     def _look_up_after_removal(self) -> None:
         """Renew the positions of running outputs if one was removed since the last time."""
         if self.cache.num_removed == self._num_removed:
             return
-        self._num_removed = self.cache.num_removed
         for slot, request in self._running.values():
             row = self._requests[slot]
             if row[CACHED][STATE] != NONE:
                 self.cache.look_up(row[CACHED], _cached_output(request, row))
+        self._num_removed = self.cache.num_removed
 
 
 def _room_for_nodes(num_nodes: int) -> Nodes:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from suffix_driver import Driver
 
+from specdec_core import ConfigError
 from specdec_proposer_suffix.cache_file import UnusableFileError, load_sequences, save_sequences
 
 OUTPUT = [10, 11, 12, 13, 14]
@@ -55,9 +56,9 @@ def test_engines_that_share_a_file_add_to_it(path: Path):
 
 
 def test_without_a_cache_the_file_stays(path: Path):
-    driver, content = Driver(cache_path=path, max_cached_requests=0), path.read_bytes()
-    driver.run([1], [20, 21, 22])
-    driver.proposer.close()
+    content = path.read_bytes()
+    with pytest.raises(ConfigError, match="suffix_decoding_cache_path says how: leave either out"):
+        Driver(cache_path=path, max_cached_requests=0)
     assert path.read_bytes() == content
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specdec_core import ConfigError
-from specdec_core.config import SpeculativeConfig
+from specdec_core.config.speculative import SpeculativeConfig
 from specdec_proposer_suffix import SuffixConfig, specdec_proposers
 
 
@@ -40,6 +40,13 @@ def test_the_defaults_are_vllms():
 def test_refused_with_the_value_and_what_is_allowed(name, value, says):
     with pytest.raises(ConfigError, match=says):
         SuffixConfig(**{f"suffix_decoding_{name}": value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("cache_path", "x"), ("eviction", "lru"), ("max_memory_mb", 5)])
+def test_how_to_remember_what_is_not_remembered(name, value):
+    says = f"max_cached_requests=0 remembers no outputs, and suffix_decoding_{name} says how: leave either out"
+    with pytest.raises(ConfigError, match=says):
+        SuffixConfig(suffix_decoding_max_cached_requests=0, **{f"suffix_decoding_{name}": value})
 
 
 @pytest.mark.parametrize(("given", "number"), [({}, 24), ({"suffix_decoding_max_tree_depth": 9}, 9)])

@@ -1,6 +1,6 @@
 from types import MappingProxyType
 
-from specdec_core.testing import ProposerConformance
+from specdec_testing import ProposerConformance
 
 
 class TestOwnTokensOnly(ProposerConformance):

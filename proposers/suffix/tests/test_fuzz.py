@@ -17,7 +17,7 @@ from suffix_plans import NUM_OPERATIONS, PLANS, TREES
 
 import specdec_proposer_suffix as suffix
 from specdec_core import BuildContext, Proposer, TargetInfo
-from specdec_core.testing.drive import batch_of
+from specdec_testing.drive import batch_of
 
 CPU = torch.device("cpu")
 

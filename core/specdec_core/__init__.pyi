@@ -1,0 +1,107 @@
+# The public names of specdec-core and the modules that define them: `__init__.py` reads them from here.
+
+from specdec_core.api.async_llm import AsyncLLM as AsyncLLM
+from specdec_core.api.llm import LLM as LLM
+from specdec_core.api.outputs import (
+    CompletionOutput as CompletionOutput,
+    RequestOutput as RequestOutput,
+    StreamOutput as StreamOutput,
+)
+from specdec_core.api.prompts import load_tokenizer as load_tokenizer
+from specdec_core.config.engine import EngineConfig as EngineConfig
+from specdec_core.config.fields import (
+    flag as flag,
+    number as number,
+    one_of as one_of,
+    text as text,
+    whole_number as whole_number,
+)
+from specdec_core.config.file import load_config_file as load_config_file
+from specdec_core.config.sampling import SamplingParams as SamplingParams
+from specdec_core.config.speculative import (
+    DraftModelConfig as DraftModelConfig,
+    DraftSamplingConfig as DraftSamplingConfig,
+    DraftStopConfig as DraftStopConfig,
+    DraftTreeConfig as DraftTreeConfig,
+    DraftWindowConfig as DraftWindowConfig,
+    SpeculativeConfig as SpeculativeConfig,
+)
+from specdec_core.config.token_tree import TokenTree as TokenTree
+from specdec_core.contracts.draft import DEAD as DEAD, Draft as Draft, DraftTree as DraftTree
+from specdec_core.contracts.hooks import hookimpl as hookimpl
+from specdec_core.contracts.kv import (
+    KVContext as KVContext,
+    KVLayout as KVLayout,
+    KVManager as KVManager,
+    KVManagerSpec as KVManagerSpec,
+    KVMetadata as KVMetadata,
+    Visibility as Visibility,
+)
+from specdec_core.contracts.ops import OpsContext as OpsContext, OpsSpec as OpsSpec
+from specdec_core.contracts.proposer import (
+    PLUGIN_API as PLUGIN_API,
+    BuildContext as BuildContext,
+    CausalLM as CausalLM,
+    Embedding as Embedding,
+    LayerAttention as LayerAttention,
+    Observation as Observation,
+    OutputHead as OutputHead,
+    Plan as Plan,
+    Proposer as Proposer,
+    ProposerBatch as ProposerBatch,
+    ProposerSpec as ProposerSpec,
+    RequestView as RequestView,
+    StepCosts as StepCosts,
+    TopTokens as TopTokens,
+)
+from specdec_core.contracts.report import StepReport as StepReport
+from specdec_core.contracts.target import TargetInfo as TargetInfo
+from specdec_core.contracts.training import (
+    Trainee as Trainee,
+    TrainingBatch as TrainingBatch,
+    TrainingRecipe as TrainingRecipe,
+    TrainingTarget as TrainingTarget,
+)
+from specdec_core.contracts.verifier import (
+    RandomSource as RandomSource,
+    Stream as Stream,
+    Verdict as Verdict,
+    Verifier as Verifier,
+    VerifierSpec as VerifierSpec,
+)
+from specdec_core.drafting import (
+    DraftBuilder as DraftBuilder,
+    DraftPass as DraftPass,
+    DraftStop as DraftStop,
+    DynamicTree as DynamicTree,
+    Grown as Grown,
+    Level as Level,
+    RequestRows as RequestRows,
+    StaticTree as StaticTree,
+    Stopping as Stopping,
+    TreeGrower as TreeGrower,
+    grow as grow,
+)
+from specdec_core.drafting.losses import soft_cross_entropy as soft_cross_entropy
+from specdec_core.drafting.merging import merge_drafts as merge_drafts
+from specdec_core.engine.engine import Engine as Engine
+from specdec_core.engine.metrics import Counter as Counter, DraftCounts as DraftCounts, Vector as Vector
+from specdec_core.engine.request import Piece as Piece, Request as Request
+from specdec_core.errors import (
+    CapacityError as CapacityError,
+    CompatibilityError as CompatibilityError,
+    ConfigError as ConfigError,
+    DeviceError as DeviceError,
+    PluginError as PluginError,
+    SpecdecError as SpecdecError,
+)
+from specdec_core.kv import BlockPool as BlockPool, PagedKVManager as PagedKVManager
+from specdec_core.models.checkpoint import Checkpoint as Checkpoint
+from specdec_core.models.load import resolve_model as resolve_model
+from specdec_core.models.meta_load import Outline as Outline, outline_draft as outline_draft
+from specdec_core.models.taps import register_tap as register_tap
+from specdec_core.models.training import load_training_target as load_training_target
+from specdec_core.plugins import PluginInfo as PluginInfo, Plugins as Plugins, PluginWarning as PluginWarning
+from specdec_core.sampling.logprobs import Logprob as Logprob
+
+__version__: str

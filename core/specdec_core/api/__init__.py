@@ -1,0 +1,1 @@
+"""What users call: `LLM`, `AsyncLLM`, and what they take and return."""

@@ -1,0 +1,142 @@
+"""From the keywords of `LLM` to what an engine is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import fields, frozen
+
+from specdec_core.api.old_vllm_arguments import OLD_KEYS, bracketed, unbracketed, without_old_keys
+from specdec_core.api.prompts import load_tokenizer
+from specdec_core.config.engine import EngineConfig
+from specdec_core.config.fields import shown
+from specdec_core.config.file import KEYS
+from specdec_core.config.speculative import AUTO, SpeculativeConfig
+from specdec_core.contracts.proposer import ProposerSpec
+from specdec_core.engine import build
+from specdec_core.engine.build import Design
+from specdec_core.engine.plugin_errors import blaming
+from specdec_core.errors import ConfigError
+from specdec_core.models.checkpoint import Checkpoint
+from specdec_core.models.load import ModelSource, find_device, load_config, resolve_model
+from specdec_core.plugins import Plugins
+
+DRAFTS = "drafts"
+"""The folder in a target's folder that has a draft checkpoint for each of some methods, by the method's name."""
+
+
+@frozen(eq=False)
+class Prepared:
+    """A user's keywords, checked, with all that they name but the models' weights."""
+
+    config: EngineConfig
+    plugins: Plugins
+    speculative: SpeculativeConfig | None
+    tokenizer: Any
+
+
+def prepare(
+    model: str | Path,
+    *,
+    tokenizer: str | Path | None = None,
+    skip_tokenizer_init: bool = False,
+    speculative_config: Mapping[str, Any] | None = None,
+    plugins: Plugins | None = None,
+    **engine_config: Any,
+) -> Prepared:
+    """The keywords are those of `LLM`. Raises ConfigError, PluginError or CompatibilityError."""
+    if not isinstance(skip_tokenizer_init, bool):
+        raise ConfigError(f"skip_tokenizer_init={shown(skip_tokenizer_init)} must be True or False")
+    if tokenizer is not None and (not isinstance(tokenizer, str | Path) or not str(tokenizer)):
+        raise ConfigError(f"tokenizer={shown(tokenizer)} must be a folder or a name, or None for the model's own")
+    if plugins is not None and not hasattr(plugins, "proposer"):
+        raise ConfigError(f"plugins={shown(plugins)} must be what Plugins.load() returns, or None")
+    engine_config, speculative_config = without_old_keys(engine_config, speculative_config)
+    config = EngineConfig.from_mapping({"model": model, **engine_config}, other_keys=KEYS | {"plugins"} | OLD_KEYS)
+    plugins, device = plugins or Plugins.load(), find_device(config.device)
+    speculative = None
+    if speculative_config is not None:
+        speculative = _speculative(fill_in(speculative_config, model, plugins), plugins, device)
+    load_config(ModelSource.of_target(config, device))  # its errors come before the tokenizer's
+    return Prepared(config, plugins, speculative, None if skip_tokenizer_init else load_tokenizer(config, tokenizer))
+
+
+def dry_run(model: str | Path, **keywords: Any) -> Design:
+    """What `LLM` would run on, found out without loading weights. The keywords are those of `LLM`, and so are the
+    errors, but for those that only the weights can cause."""
+    prepared = prepare(model, **keywords)
+    return build.dry_run(prepared.config, prepared.plugins, prepared.speculative, prepared.tokenizer)
+
+
+def _speculative(mapping: Mapping[str, Any], plugins: Plugins, device: torch.device) -> SpeculativeConfig:
+    """mapping: with its method."""
+    verifier, verifier_config = mapping.get("verifier", AUTO), None
+    if isinstance(verifier, str) and verifier != AUTO:
+        verifier_config = plugins.verifier(verifier).config
+    method = plugins.proposer(mapping["method"])
+    number = method.num_speculative_tokens
+    default = None if number is None else lambda options: number(options, device)
+    with blaming(f"proposer {method.name!r}", "say how many tokens to draft"):
+        return SpeculativeConfig.from_mapping(mapping, method.config, verifier_config, default)
+
+
+def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:
+    """speculative_config with its method, and with the model of a method that needs one. Raises ConfigError, or
+    PluginError if no installed method, or more than one, knows the checkpoint."""
+    mapping = speculative_mapping(given)
+    if "method" not in mapping:
+        checkpoint = Checkpoint(str(mapping["model"]), mapping.get("revision"))
+        mapping = {"method": plugins.detect(checkpoint.config, checkpoint.shapes).name, **mapping}
+    method = plugins.proposer(mapping["method"])
+    if mapping.get("model") is None and "model" in {attribute.name for attribute in fields(method.config)}:
+        mapping["model"] = _shipped(method, target, mapping.get("revision"))
+    return mapping
+
+
+def speculative_mapping(mapping: Any) -> dict[str, Any]:
+    """speculative_config as users write it, with its method named, or with a draft model to tell it by. A name in
+    square brackets, as older versions of vLLM write it, is a method's, also where a model's would stand. Raises
+    ConfigError.
+    """
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(f"speculative_config={shown(mapping)} must be a dict such as {{'method': 'ngram', ...}}")
+    plain = dict(mapping)
+    method, model = unbracketed(plain.get("method")), plain.get("model")
+    if bracketed(model):
+        del plain["model"]
+        if method not in (None, unbracketed(model)):
+            raise ConfigError(f"speculative_config names two methods, {shown(method)} and {model!r}: leave one out")
+        method = unbracketed(model)
+    if method is None and isinstance(plain.get("model"), str | Path):
+        return {key: value for key, value in plain.items() if key != "method"}
+    if not isinstance(method, str):
+        raise ConfigError(
+            f"speculative_config names no method (method={shown(method)}): give one that `spec-decode plugins` lists"
+        )
+    return {**plain, "method": method}
+
+
+def _shipped(method: ProposerSpec, target: str | Path, revision: Any) -> str:
+    """The draft that lies beside the target's weights."""
+    folder = Path(resolve_model(target), DRAFTS, method.name)
+    if folder.is_dir():
+        if revision is None:
+            return str(folder)
+        raise ConfigError(
+            f"speculative_config has revision={shown(revision)}, which is of a repository, and names none: give its "
+            f"name as model, or leave revision out for the draft that comes with the target {str(target)!r}"
+        )
+    known = _published(method.published, str(target))
+    raise ConfigError(
+        f"speculative_config of method {method.name!r} names no model, and none comes with the target {str(target)!r}: "
+        + (f"give model={known!r}, which was published for it" if known else "give the draft's folder or repository")
+    )
+
+
+def _published(drafts: Mapping[str, str], target: str) -> str | None:
+    """By the end of the target's name, as it is called in a copy, too."""
+    name = target.rstrip("/").rpartition("/")[2].lower()
+    return next((draft for of, draft in drafts.items() if of.rpartition("/")[2].lower() == name), None)

@@ -1,0 +1,215 @@
+"""`LLM` for asyncio: one thread runs the engine while there is work, and every generator gets its own tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from threading import Lock, Thread
+from types import TracebackType
+from typing import Any, Self
+
+from specdec_core.api.outputs import StreamOutput
+from specdec_core.api.prompts import Messages, Prompt, TokenizedPrompt
+from specdec_core.api.session import Session
+from specdec_core.config.sampling import SamplingParams
+from specdec_core.engine.metrics import Counter, Vector
+from specdec_core.engine.request import Piece, Request
+from specdec_core.errors import SpecdecError
+
+
+class AsyncLLM:
+    """What `LLM` is, for asyncio: the same keywords, and what runs at the same time is computed together.
+
+    `generate` and `chat` return asynchronous generators. Closing one, or cancelling the task that reads it, cancels its
+    request. An error in a prompt is raised by its own generator, a failure of a step by all whose requests it ended;
+    the others go on, and so does the engine, unless its device has failed (`DeviceError`, `is_healthy`). End it with
+    `await llm.shutdown()`, or use `async with`.
+    """
+
+    def __init__(self, model: str | Path, **keywords: Any) -> None:
+        self._session = Session(model, **keywords)
+        self._lock = Lock()  # of the three below
+        self._commands: list[Callable[[], None]] = []
+        self._thread: Thread | None = None
+        self._is_shut_down = False
+        self._streams: set[_Stream] = set()  # the engine thread's
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether prompts can be run: False once it is shut down, or once its device has failed, which only a new
+        process mends (`DeviceError`). For the health check of a server, from any thread."""
+        return not self._is_shut_down and not self._session.engine.is_dead
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> AsyncGenerator[StreamOutput, None]:
+        """Complete one prompt, yielding new tokens as they are decided. prompt, sampling_params: as `LLM.generate`'s,
+        but one of each."""
+        return self._generate(lambda: self._session.prompts.read([prompt]), sampling_params)
+
+    def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[StreamOutput, None]:
+        """Answer one conversation, yielding new tokens as they are decided. The arguments are those of `LLM.chat`."""
+        arguments = {
+            "chat_template": chat_template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+        }
+        read = partial(self._session.prompts.read_chats, [messages], arguments, chat_template_kwargs or {})
+        return self._generate(read, sampling_params)
+
+    def get_tokenizer(self) -> Any:
+        """transformers' own; None with skip_tokenizer_init=True."""
+        return self._session.prompts.tokenizer
+
+    def get_metrics(self) -> list[Counter | Vector]:
+        """Counters since this was made: each has a `name` and a `value`."""
+        return self._session.metrics.read()
+
+    async def shutdown(self) -> None:
+        """Cancel what runs, which raises in its generators, close the proposer and end the thread. It may be called
+        again. Raises PluginError if the proposer fails to close."""
+        errors: list[BaseException] = []
+        with self._lock:
+            self._is_shut_down = True
+            self._commands.append(partial(self._end_all, errors))
+            thread = self._started_thread()
+        await asyncio.to_thread(thread.join)
+        if errors:
+            raise errors[0]
+
+    async def _generate(
+        self, read: Callable[[], list[TokenizedPrompt]], sampling_params: SamplingParams | None
+    ) -> AsyncGenerator[StreamOutput, None]:
+        stream = _Stream(asyncio.get_running_loop())
+        if not self._post(partial(self._submit, stream, read, sampling_params)):
+            raise SpecdecError("this AsyncLLM was shut down: make another one")
+        is_over = False
+        try:
+            while (output := await stream.queue.get()) is not None:
+                yield output
+            is_over = True
+            if stream.error is not None:
+                raise stream.error
+        finally:
+            if not is_over:
+                self._post(partial(self._end, stream))
+
+    def _post(self, command: Callable[[], None]) -> bool:
+        """Have the engine's thread do something between two steps. False after a shutdown, when all has ended."""
+        with self._lock:
+            if not self._is_shut_down:
+                self._commands.append(command)
+                self._started_thread()
+            return not self._is_shut_down
+
+    def _started_thread(self) -> Thread:
+        if self._thread is None:
+            self._thread = Thread(target=self._work, name="specdec-engine")
+            self._thread.start()
+        return self._thread
+
+    # What follows runs in the engine's thread.
+
+    def _work(self) -> None:
+        """Until nothing is left to do; the next command starts another thread."""
+        while True:
+            with self._lock:
+                commands, self._commands = self._commands, []
+                if not commands and not self._streams:
+                    self._thread = None
+                    return
+            for command in commands:
+                self._attempt(command)
+            if self._streams:
+                self._attempt(self._session.step)
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        """A failure ends the streams whose requests the engine gave up, or all of them if it is not about requests."""
+        try:
+            work()
+        except BaseException as error:
+            is_unfinished = self._session.engine.is_unfinished
+            hit = [s for s in self._streams if not all(map(is_unfinished, s.running))] or list(self._streams)
+            for stream in hit:  # all of them before any hears of an abort
+                self._streams.remove(stream)
+                stream.end(error)
+            self._attempt(partial(self._session.cancel, [list(stream.running) for stream in hit]))
+
+    def _submit(
+        self, stream: _Stream, read: Callable[[], list[TokenizedPrompt]], sampling_params: SamplingParams | None
+    ) -> None:
+        try:
+            listener = partial(self._put, stream)
+            (request_ids,) = self._session.submit(read(), sampling_params, listener, is_streamed=True)
+        except BaseException as error:
+            stream.end(error)
+            return
+        stream.running.update(request_ids)
+        self._streams.add(stream)
+
+    def _put(self, stream: _Stream, prompt_index: int, index: int, request: Request, pieces: Sequence[Piece]) -> None:
+        if stream not in self._streams:
+            return
+        if request.finish_reason is not None:
+            stream.running.remove(request.id)
+        if not stream.put(StreamOutput.of(prompt_index, index, request, pieces)) or not stream.running:
+            self._end(stream)
+
+    def _end(self, stream: _Stream, error: BaseException | None = None) -> None:
+        """Tell its generator, and cancel what still runs for it."""
+        if stream in self._streams:
+            self._streams.remove(stream)
+            stream.end(error)
+            self._session.cancel([list(stream.running)])
+
+    def _end_all(self, errors: list[BaseException]) -> None:
+        for stream in list(self._streams):
+            self._attempt(partial(self._end, stream, SpecdecError("the AsyncLLM was shut down meanwhile")))
+        try:
+            self._session.engine.close()
+        except BaseException as error:
+            errors.append(error)
+
+
+class _Stream:
+    """What the engine's thread has for one generator. `running`: the ids of its requests that have not ended; `error`
+    is set before the None that ends the queue."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.queue: asyncio.Queue[StreamOutput | None] = asyncio.Queue()
+        self.error: BaseException | None = None
+        self.running: set[str] = set()
+        self._loop = loop
+
+    def put(self, output: StreamOutput | None) -> bool:
+        """False if nobody is there any more to read it."""
+        try:
+            self._loop.call_soon_threadsafe(self.queue.put_nowait, output)
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
+
+    def end(self, error: BaseException | None) -> None:
+        self.error = error
+        self.put(None)

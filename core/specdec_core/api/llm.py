@@ -1,0 +1,239 @@
+"""The front door: a model, and speculation by one dict."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, overload
+
+from tqdm import tqdm
+
+from specdec_core.api.outputs import RequestOutput, StreamOutput
+from specdec_core.api.prompts import Messages, Prompt, TokenizedPrompt
+from specdec_core.api.session import Session
+from specdec_core.config.sampling import SamplingParams
+from specdec_core.engine.metrics import Counter, Vector
+from specdec_core.engine.request import Piece, Request
+from specdec_core.errors import ConfigError
+from specdec_core.plugins import Plugins
+
+BAR_DELAY_S = 1.0
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A causal language model with speculative decoding, with vLLM's parameter names.
+
+    model: a folder, a name on the model hub, or "tiny", the embedded model. speculative_config: one flat dict of
+    `method`, `num_speculative_tokens`, the other keys of `SpeculativeConfig` and the method's own; None: plain
+    decoding. The remaining keywords are those of `EngineConfig`. plugins: None: all that are installed. One thread at a
+    time may use it; several streams and `generate` may take turns. `AsyncLLM` is the one for asyncio. `with LLM(...) as
+    llm:`, or `close`, ends it; without either, it ends when it is dropped, or at the interpreter's exit.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        tokenizer: str | Path | None = None,
+        skip_tokenizer_init: bool = False,
+        speculative_config: Mapping[str, Any] | None = None,
+        plugins: Plugins | None = None,
+        **engine_config: Any,
+    ) -> None:
+        self._session = Session(
+            model,
+            tokenizer=tokenizer,
+            skip_tokenizer_init=skip_tokenizer_init,
+            speculative_config=speculative_config,
+            plugins=plugins,
+            **engine_config,
+        )
+        self.engine = self._session.engine
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether prompts can be run: False once it is closed, or once its device has failed, which only a new process
+        mends (`DeviceError`). For the health check of a server."""
+        return not self.engine.is_closed and not self.engine.is_dead
+
+    def close(self) -> None:
+        """Abort what runs and let the proposer save what it keeps; no prompt can be run any more. It may be called
+        again. Memory is given back when the LLM is dropped.
+
+        Raises PluginError if the proposer fails to close.
+        """
+        self.engine.close()
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        stream: Literal[False] = False,
+    ) -> list[RequestOutput]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        stream: Literal[True],
+    ) -> Iterator[StreamOutput]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        stream: bool = False,
+    ) -> list[RequestOutput] | Iterator[StreamOutput]:
+        """Complete all prompts; the outputs stand in their order.
+
+        A prompt is a string, {"prompt": str} or {"prompt_token_ids": [int, ...]}. sampling_params: one for all, or one
+        for each. use_tqdm: show a bar when it takes longer than a second. stream: what `stream` returns. All prompts
+        are checked before any is run.
+        """
+        return self._run(lambda: self._session.prompts.read(prompts), sampling_params, use_tqdm, stream)
+
+    @overload
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: Params = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = True,
+        stream: Literal[False] = False,
+    ) -> list[RequestOutput]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: Params = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = True,
+        stream: Literal[True],
+    ) -> Iterator[StreamOutput]: ...
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: Params = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = True,
+        stream: bool = False,
+    ) -> list[RequestOutput] | Iterator[StreamOutput]:
+        """Answer one conversation, or each of several, as `generate` completes prompts.
+
+        A conversation is a list of {"role": ..., "content": ...}; the chat template makes a prompt of it.
+        chat_template: instead of the tokenizer's. add_generation_prompt: begin the assistant's answer;
+        continue_final_message: go on with the last message instead (then set the other to False). tools,
+        chat_template_kwargs: for the template.
+        """
+        arguments = {
+            "chat_template": chat_template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+        }
+
+        def read() -> list[TokenizedPrompt]:
+            return self._session.prompts.read_chats(messages, arguments, chat_template_kwargs or {})
+
+        return self._run(read, sampling_params, use_tqdm, stream)
+
+    def stream(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> Iterator[StreamOutput]:
+        """Complete all prompts together, yielding each step's new tokens as they are decided.
+
+        The prompts are checked when the first output is asked for. Closing the iterator cancels what is left.
+        """
+        return self._stream(lambda: self._session.prompts.read(prompts), sampling_params)
+
+    def get_tokenizer(self) -> Any:
+        """transformers' own; None with skip_tokenizer_init=True."""
+        return self._session.prompts.tokenizer
+
+    def get_metrics(self) -> list[Counter | Vector]:
+        """Counters since this LLM was made: each has a `name` and a `value`."""
+        return self._session.metrics.read()
+
+    def _run(
+        self, read: Callable[[], list[TokenizedPrompt]], sampling_params: Params, use_tqdm: bool, stream: bool
+    ) -> list[RequestOutput] | Iterator[StreamOutput]:
+        for name, value in (("use_tqdm", use_tqdm), ("stream", stream)):
+            if not isinstance(value, bool):
+                raise ConfigError(f"{name}={value!r} must be True or False")
+        return self._stream(read, sampling_params) if stream else self._complete(read(), sampling_params, use_tqdm)
+
+    def _complete(
+        self, prompts: Sequence[TokenizedPrompt], sampling_params: Params, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        finished: dict[str, Request] = {}
+
+        def keep(prompt_index: int, index: int, request: Request, pieces: Sequence[Piece]) -> None:
+            if request.finish_reason is not None:
+                finished[request.id] = request
+                bar.update()
+
+        with tqdm(disable=not use_tqdm, delay=BAR_DELAY_S, unit="request") as bar:
+            submitted = self._session.submit(prompts, sampling_params, keep)
+            num_requests = sum(map(len, submitted))
+            bar.total = num_requests  # reset(num_requests) would show it at once, whatever the delay
+            try:
+                while len(finished) < num_requests:
+                    self._session.step()
+            finally:
+                self._session.cancel(submitted)
+        return [
+            RequestOutput.of(prompt, [finished[request_id] for request_id in request_ids])
+            for prompt, request_ids in zip(prompts, submitted, strict=True)
+        ]
+
+    def _stream(self, read: Callable[[], list[TokenizedPrompt]], sampling_params: Params) -> Iterator[StreamOutput]:
+        queue: deque[StreamOutput] = deque()
+
+        def put(prompt_index: int, index: int, request: Request, pieces: Sequence[Piece]) -> None:
+            queue.append(StreamOutput.of(prompt_index, index, request, pieces))
+
+        submitted = self._session.submit(read(), sampling_params, put, is_streamed=True)
+        num_running = sum(map(len, submitted))
+        try:
+            while num_running:
+                self._session.step()
+                while queue:
+                    num_running -= queue[0].finish_reason is not None
+                    yield queue.popleft()
+        finally:
+            self._session.cancel(submitted)

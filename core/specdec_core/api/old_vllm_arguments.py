@@ -1,0 +1,83 @@
+"""The keywords with which vLLM's versions up to 0.6 configured speculation, as a speculative_config."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from specdec_core.errors import ConfigError
+
+NEW_KEYS = {
+    "speculative_model": "model",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "speculative_model_quantization": "quantization",
+    "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
+    "speculative_max_model_len": "max_model_len",
+    "speculative_disable_by_batch_size": "disable_by_batch_size",
+    "ngram_prompt_lookup_max": "prompt_lookup_max",
+    "ngram_prompt_lookup_min": "prompt_lookup_min",
+}
+
+WITHOUT_MEANING = {
+    "spec_decoding_acceptance_method": ("rejection_sampler",),
+    "typical_acceptance_sampler_posterior_threshold": (),
+    "typical_acceptance_sampler_posterior_alpha": (),
+    "speculative_disable_mqa_scorer": (False,),
+    "disable_logprobs_during_spec_decoding": (),
+}
+"""Old keywords that have no new one, with the values that change nothing here. None never does."""
+
+OLD_KEYS = frozenset(NEW_KEYS) | frozenset(WITHOUT_MEANING)
+
+
+def without_old_keys(
+    keywords: Mapping[str, Any], speculative_config: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+    """The keywords without the old ones, and the speculative_config that those amount to, or the one given.
+
+    Warns once of all of them, with the new form to write. Raises ConfigError if both forms are given.
+    """
+    old = {key: value for key, value in keywords.items() if key in OLD_KEYS}
+    if not old:
+        return dict(keywords), speculative_config
+    rest = {key: value for key, value in keywords.items() if key not in OLD_KEYS}
+    names = ", ".join(sorted(old))
+    if speculative_config is not None:
+        raise ConfigError(f"speculative_config and the older {names} are given together: put all of it in the former")
+    for key, allowed in WITHOUT_MEANING.items():
+        if old.get(key) is not None and old[key] not in allowed:
+            raise ConfigError(f"{key}={old[key]!r} has no counterpart: leave it out")
+    given = {NEW_KEYS[key]: value for key, value in old.items() if key in NEW_KEYS and value is not None}
+    if given and "model" not in given:
+        raise ConfigError(f"{names} given, but no speculative_model: name one, or leave them out")
+    config = _new_form(given) if given else None
+    advice = "leave out what changes nothing" if config is None else f"write speculative_config={config!r} instead"
+    warnings.warn(f"{names}: {advice}", DeprecationWarning, stacklevel=_level_of_caller())
+    return rest, config
+
+
+def _new_form(given: dict[str, Any]) -> dict[str, Any]:
+    if not bracketed(given["model"]):
+        return {"method": "draft_model", **given}
+    config = {"method": given.pop("model")[1:-1], **given}
+    if "prompt_lookup_max" in config:  # vLLM 0.6 looked for suffixes of one token on; now the bounds would be equal
+        config.setdefault("prompt_lookup_min", 1)
+    return config
+
+
+def bracketed(name: Any) -> bool:
+    return isinstance(name, str) and name.startswith("[") and name.endswith("]")
+
+
+def unbracketed(name: Any) -> Any:
+    return name[1:-1] if bracketed(name) else name
+
+
+def _level_of_caller() -> int:
+    """The stacklevel of the first caller outside specdec_core: Python shows deprecations by whose line they name."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("specdec_core."):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -1,0 +1,110 @@
+"""What `LLM` and `AsyncLLM` return."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from specdec_core.api.prompts import TokenizedPrompt
+from specdec_core.engine.metrics import DraftCounts
+from specdec_core.engine.request import Piece, Request
+from specdec_core.sampling.logprobs import TokenLogprobs
+
+
+@frozen
+class CompletionOutput:
+    """One completion. finish_reason: "stop" (end of sequence, a stop token or a stop string), "length", "abort", or
+    "error" (no token could be drawn: `error` says why). stop_reason: the stop string or token id; None for any other
+    end. logprobs: of each output token, if they were asked for; cumulative_logprob: their sum over the output."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stop_reason: str | int | None = None
+    cumulative_logprob: float | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+
+
+@frozen
+class RequestOutput:
+    """A finished prompt with its n completions. `speculation` says what drafting did for them: see `DraftCounts`.
+    prompt_logprobs: of each prompt token, the first one's None, if they were asked for. lossless: whether the tokens
+    have the target's distribution; False only under a verifier that gives that up. num_cached_tokens: of the prompt
+    whose keys and values were there already for the first completion (prefix caching)."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    speculation: DraftCounts
+    lossless: bool = True
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+
+    @classmethod
+    def of(cls, prompt: TokenizedPrompt, samples: Sequence[Request]) -> RequestOutput:
+        """samples: the engine's requests for it, one for each completion."""
+        first = samples[0]
+        return cls(
+            request_id=first.id,
+            prompt=prompt.text,
+            prompt_token_ids=first.token_ids[: first.num_prompt_tokens].tolist(),
+            outputs=[
+                CompletionOutput(
+                    index=index,
+                    text=request.text.text if request.text is not None else "",
+                    token_ids=request.output_token_ids,
+                    finish_reason=str(request.finish_reason),
+                    stop_reason=request.stop_reason,
+                    cumulative_logprob=request.cumulative_logprob,
+                    logprobs=request.logprobs,
+                    error=request.error,
+                )
+                for index, request in enumerate(samples)
+            ],
+            speculation=sum((request.counts for request in samples), DraftCounts()),
+            lossless=first.is_lossless,
+            prompt_logprobs=first.prompt_logprobs,
+            num_cached_tokens=min(first.num_cached_tokens, first.num_prompt_tokens),
+        )
+
+
+@frozen
+class StreamOutput:
+    """What one step added to one completion. prompt_index: of the prompt among those given; index: of the completion
+    among its n. finish_reason is set in the completion's last one, and stop_reason and error as in `CompletionOutput`;
+    lossless is as in `RequestOutput`. prompt_logprobs: in the first one of the prompt's first completion, if they were
+    asked for. text: what became final, of the pieces and then the rest, which only the last one can have: what was held
+    back of a completion that ends without another token. All texts joined are the completion's."""
+
+    prompt_index: int
+    pieces: tuple[Piece, ...]
+    finish_reason: str | None
+    index: int = 0
+    stop_reason: str | int | None = None
+    lossless: bool = True
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    error: str | None = None
+    rest: str = ""
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces) + self.rest
+
+    @classmethod
+    def of(cls, prompt_index: int, index: int, request: Request, pieces: Sequence[Piece]) -> StreamOutput:
+        is_first = request.num_tokens == request.num_prompt_tokens + len(pieces)
+        return cls(
+            prompt_index,
+            tuple(pieces),
+            request.finish_reason,
+            index,
+            request.stop_reason,
+            request.is_lossless,
+            prompt_logprobs=request.prompt_logprobs if is_first else None,
+            error=request.error,
+            rest=request.rest,
+        )

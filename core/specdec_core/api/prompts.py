@@ -1,0 +1,138 @@
+"""From what users give, text or conversations, to token ids."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve, frozen
+from transformers import AutoTokenizer
+
+from specdec_core.config.engine import EngineConfig
+from specdec_core.config.fields import unknown_key
+from specdec_core.errors import ConfigError
+from specdec_core.models.load import refuse_revision, resolve_model
+
+Prompt = str | Mapping[str, Any]
+"""Text, {"prompt": str} or {"prompt_token_ids": [int, ...]}; a mapping may have a "cache_salt", too."""
+
+PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
+"""Of a mapping, which has one of the first two."""
+
+Messages = Sequence[Mapping[str, Any]]
+"""A conversation: {"role": str, "content": str} and whatever else the chat template reads."""
+
+
+@frozen
+class TokenizedPrompt:
+    """text: None where only token ids were given; they are yet to be checked. cache_salt: only prompts of the same one
+    share cached keys and values."""
+
+    text: str | None
+    token_ids: Sequence[int]
+    cache_salt: str = ""
+
+
+class PromptReader:
+    """Tokenizes with the model's tokenizer; without one (None), prompts are token ids."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def read(self, prompts: Prompt | Sequence[Prompt]) -> list[TokenizedPrompt]:
+        """Raises ConfigError for the first that is not a prompt."""
+        listed = [prompts] if isinstance(prompts, str | Mapping) else prompts
+        if not isinstance(listed, Sequence) or isinstance(listed, bytes):
+            raise ConfigError(f"prompts={prompts!r} is not understood: give one prompt, or a list of them")
+        return [self._read_one(prompt) for prompt in listed]
+
+    def read_chats(
+        self, messages: Messages | Sequence[Messages], arguments: Mapping[str, Any], variables: Mapping[str, Any]
+    ) -> list[TokenizedPrompt]:
+        """One conversation or several, rendered by the chat template.
+
+        arguments: of transformers' apply_chat_template. variables: what the template may read besides.
+        """
+        if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+            raise ConfigError(f"messages={messages!r} is not understood: give one conversation, or a list of them")
+        chats: Any = [messages] if isinstance(messages[0], Mapping) else messages
+        if not isinstance(variables, Mapping):
+            raise ConfigError(f"chat_template_kwargs={variables!r} must be a dict of what the template reads")
+        clashing = sorted({*variables} & {*arguments, "tokenize", "conversation"})
+        if clashing:
+            raise ConfigError(f"chat_template_kwargs names {', '.join(clashing)}: that is an argument of chat itself")
+        return [self._read_chat(chat, {**arguments, **variables}) for chat in chats]
+
+    def _read_one(self, prompt: Prompt) -> TokenizedPrompt:
+        given: Mapping[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else prompt
+        if isinstance(given, Mapping):
+            for key in given:
+                if key not in PROMPT_KEYS:
+                    raise unknown_key(key, PROMPT_KEYS, "a prompt")
+        rest = {key: value for key, value in given.items() if key != "cache_salt"} if isinstance(given, Mapping) else {}
+        if len(rest) != 1 or not isinstance(rest.get("prompt", ""), str):
+            raise ConfigError(
+                f"prompt {reprlib.repr(prompt)} is not understood: give a string, {{'prompt': str}} or "
+                f"{{'prompt_token_ids': [int, ...]}}"
+            )
+        salt = given.get("cache_salt", "")
+        if not isinstance(salt, str):
+            raise ConfigError(f"cache_salt={reprlib.repr(salt)} of a prompt must be text")
+        if "prompt_token_ids" in rest:
+            return TokenizedPrompt(None, rest["prompt_token_ids"], salt)
+        return evolve(self._tokenize(rest["prompt"], add_special_tokens=True), cache_salt=salt)
+
+    def _read_chat(self, chat: Messages, arguments: Mapping[str, Any]) -> TokenizedPrompt:
+        is_chat = isinstance(chat, Sequence) and all(isinstance(each, Mapping) for each in chat)
+        if not is_chat or not chat or not all(isinstance(each.get("role"), str) for each in chat):
+            raise ConfigError(f"messages {chat!r} are no conversation: give a list of {{'role': ..., 'content': ...}}")
+        if self.tokenizer is None:
+            raise ConfigError("skip_tokenizer_init=True left out the tokenizer, and with it the chat template")
+        if not getattr(self.tokenizer, "chat_template", None) and not arguments["chat_template"]:
+            raise ConfigError(
+                f"the tokenizer {self.tokenizer.name_or_path!r} has no chat template: pass chat_template=..., a Jinja "
+                f"template, or write the prompt yourself and use generate"
+            )
+        try:
+            text = self.tokenizer.apply_chat_template(list(chat), tokenize=False, **arguments)
+        except Exception as error:  # a template is a program, and may raise anything
+            raise ConfigError(
+                f"the chat template does not accept these messages or arguments: {type(error).__name__}: {error}"
+            ) from error
+        return self._tokenize(text, add_special_tokens=False)  # a template writes them itself, the first one too
+
+    def _tokenize(self, text: str, *, add_special_tokens: bool) -> TokenizedPrompt:
+        if self.tokenizer is None:
+            raise ConfigError("skip_tokenizer_init=True left out the tokenizer: give {'prompt_token_ids': [...]}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"prompt {text[:40]!r} is not text: character {error.start} is half of a pair") from error
+        token_ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids
+        if not token_ids:
+            raise ConfigError(f"prompt {text!r} has no tokens: give at least one character")
+        return TokenizedPrompt(text, token_ids)
+
+
+def load_tokenizer(config: EngineConfig, name: str | Path | None = None) -> Any:
+    """name: None: the model's own. Raises ConfigError."""
+    found = resolve_model(name or config.model)
+    refuse_revision(found, "tokenizer", "tokenizer_revision", config.tokenizer_revision)
+    revisions = {
+        "revision": config.tokenizer_revision or (config.revision if name is None else None),
+        "code_revision": config.code_revision,
+    }
+    try:
+        return AutoTokenizer.from_pretrained(
+            found,
+            trust_remote_code=config.trust_remote_code,
+            use_fast=config.tokenizer_mode == "auto",
+            **{key: value for key, value in revisions.items() if value is not None},
+        )
+    except Exception as error:  # whatever a broken file makes transformers raise
+        raise ConfigError(
+            f"the tokenizer of {found!r} cannot be loaded: {error}. Name another with tokenizer=..., or pass "
+            f"skip_tokenizer_init=True and give prompts as token ids"
+        ) from error

@@ -1,0 +1,104 @@
+"""What `LLM` and `AsyncLLM` share: an engine made from a user's keywords, prompts made requests, steps counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from transformers.utils import logging
+
+from specdec_core.api.arguments import prepare
+from specdec_core.api.prompts import PromptReader, TokenizedPrompt
+from specdec_core.config.sampling import SamplingParams
+from specdec_core.engine.engine import Engine
+from specdec_core.engine.metrics import LOG_INTERVAL_S, Metrics
+from specdec_core.engine.request import Piece, Request
+from specdec_core.errors import ConfigError
+
+SampleListener = Callable[[int, int, Request, Sequence[Piece]], None]
+"""(index of the prompt, index of the completion, request, what the step added to it)."""
+
+
+class Session:
+    """An engine, the prompt reader before it and the metrics behind it. Not for two threads at a time.
+
+    The keywords are those of `LLM`.
+    """
+
+    def __init__(self, model: str | Path, **keywords: Any) -> None:
+        prepared = prepare(model, **keywords)
+        config = prepared.config
+        self.prompts = PromptReader(prepared.tokenizer)
+        with _no_progress_bar():
+            self.engine = Engine(config, prepared.plugins, prepared.speculative, prepared.tokenizer)
+        self.metrics = Metrics(
+            self.engine.num_speculative_tokens,
+            prefix=config.metrics_prefix,
+            log_interval_s=None if config.disable_log_stats else LOG_INTERVAL_S,
+        )
+
+    def submit(
+        self,
+        prompts: Sequence[TokenizedPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        listener: SampleListener,
+        *,
+        is_streamed: bool = False,
+    ) -> list[list[str]]:
+        """All prompts become requests, n for each, or none does. Returns their ids."""
+        submitted: list[list[str]] = []
+        try:
+            for prompt, params in zip(prompts, _one_each(sampling_params, len(prompts)), strict=True):
+                submitted.append([])
+                for index in range(params.n):
+                    listen = partial(listener, len(submitted) - 1, index)
+                    request_id = self.engine.add_request(
+                        prompt.token_ids,
+                        params.of_sample(index),
+                        listen,
+                        is_streamed=is_streamed,
+                        cache_salt=prompt.cache_salt,
+                    )
+                    submitted[-1].append(request_id)
+        except BaseException:
+            self.cancel(submitted)
+            raise
+        return submitted
+
+    def step(self) -> None:
+        started = perf_counter()
+        report = self.engine.step()
+        self.metrics.update(report, perf_counter() - started)
+
+    def cancel(self, submitted: Sequence[Sequence[str]]) -> None:
+        """All of them, whatever ending one of them raises. Those that have ended are left alone."""
+        self.engine.cancel(*chain.from_iterable(submitted))
+
+
+def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * num_prompts
+    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+        raise ConfigError(f"sampling_params={params!r} must be a SamplingParams, or one for each prompt")
+    if len(params) != num_prompts:
+        raise ConfigError(f"{len(params)} sampling_params for {num_prompts} prompts: give one, or one for each")
+    return params
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Without the bar that transformers shows while it loads weights. Those of downloads are shown."""
+
+    def hidden(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return factory(*args, **{**kwargs, "disable": True})
+
+    before = logging.set_tqdm_hook(hidden)
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(before)

@@ -1,0 +1,1 @@
+"""What users set: each option is described and checked at its field."""

@@ -1,0 +1,258 @@
+"""Checks for fields of attrs classes, which raise a ConfigError with the value, what is allowed and what to do.
+
+Plugins use them for their own keys of speculative_config, and describe each key beside its check:
+
+    num_heads: int = field(default=4, validator=whole_number(1, 64), metadata={"help": "Heads of the draft."})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set as AbstractSet
+from contextlib import suppress
+from difflib import get_close_matches
+from math import inf
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from attrs import Attribute, frozen
+
+from specdec_core.errors import ConfigError
+
+Validator = Callable[[Any, "Attribute[Any]", Any], None]
+
+LARGEST = 2**31 - 1
+
+MOST_SHOWN = 200
+"""Characters of a value in an error."""
+
+
+@frozen
+class Check:
+    """A validator of attrs that says what it allows: documents and `--help` read it from there."""
+
+    validate: Validator
+    allowed: str
+
+    def __call__(self, instance: Any, attribute: Attribute[Any], value: Any) -> None:
+        self.validate(instance, attribute, value)
+
+
+def whole_number(low: int, high: int = LARGEST, *, optional: bool = False) -> Check:
+    """An integer in [low, high]; with optional, None too. Truth values, text and fractions are refused."""
+
+    def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+        if value is None and optional:
+            return
+        fault = _fault(value) or _whole_fault(value, low, high)
+        if fault:
+            allowed = f"an integer from {low} to {high}{_or(optional)}"
+            raise ConfigError(f"{attribute.name}={shown(value)} {fault}: give {allowed}")
+
+    bounds = (f" from {low}" if low > -LARGEST else "") + (f" to {high}" if high < LARGEST else "")
+    return Check(check, f"an integer{bounds}{_or(optional)}")
+
+
+def number(low: float, high: float, *, low_open: bool = False, optional: bool = False) -> Check:
+    """A number in [low, high], or with low_open in (low, high]; with optional, None too. NaN is refused."""
+
+    def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+        if value is None and optional:
+            return
+        fault = _fault(value)
+        if not fault and (not low <= value <= high or (low_open and value == low)):
+            fault = "is out of range"
+        if fault:
+            interval = f"{'(' if low_open else '['}{low}, {high}]"
+            raise ConfigError(f"{attribute.name}={shown(value)} {fault}: give a number in {interval}{_or(optional)}")
+
+    return Check(check, f"a number in {'(' if low_open else '['}{low:g}, {high:g}]{_or(optional)}")
+
+
+def _is_flag(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{attribute.name}={shown(value)} must be True or False")
+
+
+flag = Check(_is_flag, "True or False")
+"""True or False; numbers and text are refused."""
+
+
+def one_of(*allowed: Any) -> Check:
+    """One of these values."""
+
+    def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+        if not any(isinstance(value, type(each)) and value == each for each in allowed):
+            raise ConfigError(f"{attribute.name}={shown(value)} is not known: give {names}")
+
+    names = " or ".join(map(repr, allowed))
+    return Check(check, names)
+
+
+def text(*, optional: bool = False) -> Check:
+    """A string that is not empty; with optional, None too."""
+
+    def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+        if not (value is None and optional) and (not isinstance(value, str) or not value):
+            raise ConfigError(f"{attribute.name}={shown(value)} must be text that is not empty{_or(optional)}")
+
+    return Check(check, f"text{_or(optional)}")
+
+
+def checkpoint(*, optional: bool = False) -> Check:
+    """A folder with a checkpoint, or a name on the model hub; with optional, None too. It is not looked for."""
+
+    def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+        if not (value is None and optional) and (not isinstance(value, str | Path) or not str(value)):
+            raise ConfigError(f"{attribute.name}={shown(value)} must be a folder or a name{_or(optional)}")
+
+    return Check(check, f"a folder or a name{_or(optional)}")
+
+
+def shown(value: Any, most: int = MOST_SHOWN) -> str:
+    """A value as errors show it: its repr, cut after `most` characters; its type alone where it has no repr.
+
+    No more of it is written than is shown, because a few lists that hold each other may stand for billions of values.
+    """
+    found = ""
+    try:
+        for piece in _pieces(value, most):
+            found += piece
+            if len(found) > most:
+                return f"{found[:most]}..."
+    except Exception:  # Python refuses to write integers of thousands of digits, too
+        return f"<{type(value).__name__}>"
+    return found
+
+
+def _pieces(value: Any, most: int) -> Iterator[str]:
+    """The repr of a value bit by bit."""
+    kind = type(value)
+    if kind is dict:
+        yield "{"
+        for index, (key, item) in enumerate(value.items()):
+            yield ", " if index else ""
+            yield from _pieces(key, most)
+            yield ": "
+            yield from _pieces(item, most)
+        yield "}"
+    elif kind is list or kind is tuple:
+        yield "[" if kind is list else "("
+        for index, item in enumerate(value):
+            yield ", " if index else ""
+            yield from _pieces(item, most)
+        yield "]" if kind is list else ",)" if len(value) == 1 else ")"
+    else:
+        yield repr(value[: most + 1] if kind is str or kind is bytes else value)
+
+
+def is_number(value: Any) -> bool:
+    """Of any kind, numpy's too, but not a truth value."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _fault(value: Any) -> str:
+    """Why it is no number; "" if it is one."""
+    if isinstance(value, bool):
+        return "is a truth value, not a number"
+    if isinstance(value, str):
+        return "is text, not a number"
+    return "" if is_number(value) else "is not a number"
+
+
+def _whole_fault(value: Any, low: int, high: int) -> str:
+    if not isinstance(value, Integral):
+        return "is not an integer"
+    if int(value) < low:
+        return "is too small"
+    return "is too large" if int(value) > high else ""
+
+
+def _or(optional: bool) -> str:
+    return ", or None" if optional else ""
+
+
+def _options(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ConfigError(f"{attribute.name}={shown(value)} must be a dict from names of options to their values")
+
+
+options = Check(_options, "a dict from names of options to their values")
+"""Options of something that knows more about them."""
+
+
+def not_yet(default: Any) -> Check:
+    """The default alone, so far: for names that are known from elsewhere."""
+
+    def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+        if value is not default and not (is_number(value) and value == default):
+            raise ConfigError(f"{attribute.name}={shown(value)} is not supported yet: leave it out, or give {default}")
+
+    return Check(check, repr(default))
+
+
+def unknown_key(key: object, known: AbstractSet[str], where: str) -> ConfigError:
+    near = get_close_matches(str(key), known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "remove it."
+    return ConfigError(f"{where} has no key {shown(key)}: {hint} The keys are {', '.join(sorted(known))}")
+
+
+def as_float(value: Any) -> Any:
+    """Any kind of number, numpy's too, as Python's own. Anything else, or too large, is left to the validator."""
+    with suppress(OverflowError):
+        return float(value) if is_number(value) else value
+    return value
+
+
+def as_whole(value: Any) -> Any:
+    return int(value) if is_number(value) and value not in (inf, -inf) and value == value // 1 else value
+
+
+def strings(name: str, value: Any) -> tuple[str, ...]:
+    """A string, several, or None for no string."""
+    if value is None:
+        return ()
+    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else (value,)
+    if any(not isinstance(each, str) or not each for each in found):
+        raise ConfigError(f"{name}={shown(value)} must be a non-empty string or a list of them")
+    for each in found:
+        try:
+            each.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"{name} has {shown(each)}, which is not text: character {error.start} is half of a pair"
+            ) from error
+    return found
+
+
+def token_ids(name: str, value: Any) -> tuple[int, ...]:
+    """Each once, in the order given. Whether the vocabulary has them is for the engine to say."""
+    try:
+        found = None if isinstance(value, str | bytes | Mapping) else tuple(map(as_whole, value))
+    except TypeError:  # no iterable, or an array of no dimension
+        found = None
+    if found is None or any(type(token_id) is not int or token_id < 0 for token_id in found):
+        raise ConfigError(f"{name}={shown(value)} must be a list of token ids: integers from 0 on")
+    return tuple(dict.fromkeys(found))
+
+
+def biases(name: str, value: Any) -> dict[int, float] | None:
+    """{token id: a number from -100 to 100}, or None."""
+    if value is None:
+        return None
+    found = {as_whole(key): as_float(bias) for key, bias in value.items()} if isinstance(value, Mapping) else {-1: 0}
+    if any(type(token_id) is not int or token_id < 0 for token_id in found):
+        raise ConfigError(f"{name}={shown(value)} must be a dict from token ids, integers from 0 on, to numbers")
+    for token_id, bias in found.items():
+        if type(bias) is not float or not -100 <= bias <= 100:
+            raise ConfigError(f"{name}={shown({token_id: bias})} is out of range: give numbers in [-100, 100]")
+    return found
+
+
+def callables(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
+    """Several, or None for none."""
+    if value is None:
+        return ()
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(map(callable, value)):
+        raise ConfigError(f"{name}={shown(value)} must be a list of callables (logits, token_ids) -> logits")
+    return tuple(value)

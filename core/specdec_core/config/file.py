@@ -1,0 +1,132 @@
+"""Config files: what `LLM` takes, written down in TOML, YAML or JSON."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from specdec_core.config.engine import EngineConfig
+from specdec_core.config.fields import shown, unknown_key
+from specdec_core.config.options import Option, options_of
+from specdec_core.errors import ConfigError
+
+OPTIONS = (
+    *options_of(EngineConfig),
+    Option("tokenizer", "a folder or a name, or None", "None", "Another tokenizer than the model's."),
+    Option("skip_tokenizer_init", "True or False", "False", "Load no tokenizer: prompts and outputs are token ids."),
+    Option("speculative_config", "a table, or None", "None", "How to speculate. None: plain decoding."),
+)
+"""What a config file may hold: the keywords of `LLM`, but for `plugins`, which is an object."""
+
+KEYS = frozenset(option.name for option in OPTIONS)
+
+MOST_VALUES = 100_000
+"""Of a YAML file, whose aliases let a few lines stand for billions."""
+
+
+def load_config_file(path: str | Path) -> dict[str, Any]:
+    """The keywords of `LLM` that a file holds: `LLM(**load_config_file("served.toml"))`.
+
+    The suffix says the format: .toml, .yaml, .yml or .json. The table `speculative_config` selects a proposer by its
+    name, as `method`, and holds its options. Values are checked by `LLM`. A relative folder in `model` or `tokenizer`
+    starts from the working directory, as it does on the command line and in Python, not from the file.
+
+    Raises ConfigError that names the file, and the line where the format's parser knows it.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in _PARSERS:
+        raise ConfigError(f"config file {str(path)!r} has no known suffix: allowed are {', '.join(sorted(_PARSERS))}")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"config file {str(path)!r} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"config file {str(path)!r} is not UTF-8 text: byte {error.start}. Save it as UTF-8"
+        ) from error
+    try:
+        found = _PARSERS[path.suffix.lower()](text)
+    except Exception as error:  # whatever a broken file makes its parser raise
+        raise ConfigError(
+            f"config file {str(path)!r} cannot be read as {path.suffix[1:].upper()}: {_one_line(error)}"
+        ) from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"config file {str(path)!r} holds {shown(found, 40)}: give keys with values, such as model")
+    for key in found:
+        if key not in KEYS:
+            raise unknown_key(key, KEYS, f"config file {str(path)!r}")
+    speculation = found.get("speculative_config")
+    if speculation is not None and not (isinstance(speculation, Mapping) and speculation):
+        raise ConfigError(
+            f"config file {str(path)!r} has speculative_config={shown(speculation, 40)}: give a table with "
+            f"method, num_speculative_tokens and the method's own keys, or leave it out"
+        )
+    return found
+
+
+def _json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_without_duplicates)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {key!r} is given twice: keep one")
+        found[key] = value
+    return found
+
+
+def _yaml(text: str) -> Any:
+    import yaml
+
+    sizes: dict[int, int] = {}
+
+    def num_values(node: Any) -> int:
+        """Those behind an alias count wherever it stands."""
+        if id(node) not in sizes:
+            sizes[id(node)] = 1  # for a node that holds itself
+            if isinstance(node, yaml.MappingNode):
+                sizes[id(node)] += sum(map(num_values, chain.from_iterable(node.value)))
+            elif isinstance(node, yaml.SequenceNode):
+                sizes[id(node)] += sum(map(num_values, node.value))
+        return sizes[id(node)]
+
+    root = yaml.compose(text, yaml.SafeLoader)
+    if num_values(root) > MOST_VALUES:
+        raise ValueError(
+            f"it holds more than {MOST_VALUES} values, those behind aliases counted each time: write fewer"
+        )
+    waiting, seen = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            _refuse_repeated(key for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            waiting.extend(value for _, value in node.value)
+        elif isinstance(node, yaml.SequenceNode):
+            waiting.extend(node.value)
+    return yaml.safe_load(text)
+
+
+def _refuse_repeated(key_nodes: Iterable[Any]) -> None:
+    lines: dict[str, int] = {}
+    for node in key_nodes:
+        key, line = str(node.value), node.start_mark.line + 1
+        if key in lines:
+            raise ValueError(f"key {key!r} in line {line} was in line {lines[key]} already: keep one")
+        lines[key] = line
+
+
+_PARSERS: Mapping[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".yaml": _yaml, ".yml": _yaml, ".json": _json}
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).replace('in "<unicode string>", ', "at ")
+    return " ".join(text.split()) or type(error).__name__

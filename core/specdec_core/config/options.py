@@ -1,0 +1,68 @@
+"""Options as documents, `--help` and listings show them: read from the fields of a config class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import NOTHING, Attribute, fields, frozen
+
+from specdec_core.config.fields import shown
+
+PARSED = {"specdec_parsed": True}
+"""`metadata` of an attrs field that holds what other keys were parsed to: no key of its own."""
+
+
+@frozen
+class Option:
+    """One key of a config class."""
+
+    name: str
+    allowed: str  # the values that it takes, such as "an integer from 1, or None"
+    default: str | None  # as Python writes it; None: the key must be given
+    help: str  # what it does; "" where its field has no help
+
+
+def options_of(config: type) -> tuple[Option, ...]:
+    """The keys of an attrs class: its own, then those of each class that it inherits from.
+
+    A field's metadata has the `help`. What is allowed stands in its metadata as well, as `allowed`, or else is told by
+    its validator, if that is one of `config.fields`, or else by its type annotation.
+    """
+    return tuple(
+        Option(
+            name=attribute.name,
+            allowed=_allowed(attribute),
+            default=_default(attribute.default),
+            help=str(attribute.metadata.get("help", "")),
+        )
+        for attribute in _from_own_to_inherited(config)
+        if is_key(attribute)
+    )
+
+
+def own_names(config: type) -> list[str]:
+    """Of the fields that stand in the class itself."""
+    return [attribute.name for attribute in vars(config).get("__attrs_attrs__", ()) if not attribute.inherited]
+
+
+def _from_own_to_inherited(config: type) -> list[Attribute[Any]]:
+    names = dict.fromkeys(name for parent in config.__mro__ for name in own_names(parent))
+    return [getattr(fields(config), name) for name in names]
+
+
+def is_key(attribute: Attribute[Any]) -> bool:
+    """Whether users give it."""
+    return attribute.init and not attribute.metadata.get("specdec_parsed")
+
+
+def _allowed(attribute: Attribute[Any]) -> str:
+    written = attribute.metadata.get("allowed") or getattr(attribute.validator, "allowed", None)
+    annotation = attribute.type if isinstance(attribute.type, str) else getattr(attribute.type, "__name__", "")
+    return str(written or annotation)
+
+
+def _default(default: Any) -> str | None:
+    if default is NOTHING:
+        return None
+    factory = getattr(default, "factory", None)  # of an attrs.Factory, which is not called for a listing
+    return shown(default) if factory is None else f"{getattr(factory, '__name__', 'factory')}()"

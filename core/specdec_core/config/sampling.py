@@ -1,0 +1,296 @@
+"""What a request asks of sampling, with vLLM's names and meanings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from attrs import evolve, field, fields, frozen
+
+from specdec_core.config.fields import (
+    as_float,
+    as_whole,
+    biases,
+    callables,
+    flag,
+    not_yet,
+    number,
+    strings,
+    token_ids,
+    unknown_key,
+    whole_number,
+)
+from specdec_core.config.speculative import MOST_DRAFT_TOKENS
+from specdec_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+SMALLEST_TEMPERATURE = 1e-5
+"""Below it, dividing by the temperature would overflow long before it changed what is drawn."""
+
+MOST_COMPLETIONS = 2**14
+
+LARGEST_REPETITION_PENALTY = 1e6
+"""And one over it is the smallest: what is beyond leaves float32."""
+
+LogitsProcessor = Callable[["torch.Tensor", "np.ndarray"], "torch.Tensor"]
+"""(logits float [vocab] of one position, token ids int64 [num_tokens] up to it) -> logits float [vocab].
+
+It returns logits of the same dtype. The token ids, those of the prompt and all that follow, are a read-only array. It
+must be pure: the same for the same arguments, whenever and however often it is called, since draft tokens that are
+refused later have logits too. Logits of -inf forbid tokens; NaN or +inf fail the request.
+"""
+
+T = TypeVar("T")
+
+
+def _logit_bias(value: Any) -> dict[int, float] | None:
+    return biases("logit_bias", value)
+
+
+def _allowed_token_ids(value: Any) -> tuple[int, ...] | None:
+    return None if value is None else token_ids("allowed_token_ids", value)
+
+
+def _bad_words(value: Any) -> tuple[str, ...]:
+    return strings("bad_words", value)
+
+
+def _logits_processors(value: Any) -> tuple[LogitsProcessor, ...]:
+    return callables("logits_processors", value)
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    return strings("stop", value)
+
+
+def _stop_token_ids(value: Any) -> tuple[int, ...]:
+    return () if value is None else token_ids("stop_token_ids", value)
+
+
+def _naming_unknown_keys(cls: type[T]) -> type[T]:
+    """An unknown keyword raises ConfigError, with the nearest one, where Python would raise TypeError."""
+    init = cls.__init__
+    known = {attribute.name for attribute in fields(cls)}  # type: ignore[arg-type]
+
+    @wraps(init)
+    def checked(self: T, **keywords: Any) -> None:
+        for key in keywords:
+            if key not in known:
+                raise unknown_key(key, known, cls.__name__)
+        init(self, **keywords)
+
+    cls.__init__ = checked  # type: ignore[assignment]
+    return cls
+
+
+@_naming_unknown_keys
+@frozen(kw_only=True)
+class SamplingParams:
+    """How one prompt is completed, and when a completion stops.
+
+    Before a token is drawn, the target's logits are changed in this order, at every draft token with its own history:
+    allowed_token_ids, bad_words, min_tokens, logit_bias, logits_processors, repetition_penalty, frequency_penalty and
+    presence_penalty, temperature, min_p, top_k, top_p.
+    """
+
+    n: int = field(
+        default=1,
+        converter=as_whole,
+        validator=whole_number(1, MOST_COMPLETIONS),
+        metadata={"help": "Completions of the prompt, each with a seed of its own."},
+    )
+    temperature: float = field(
+        default=1.0,
+        converter=as_float,
+        validator=number(0.0, 100.0),
+        metadata={"help": "Divides the logits before a token is drawn. 0 and all below 1e-5 are greedy decoding."},
+    )
+    top_p: float = field(
+        default=1.0,
+        converter=as_float,
+        validator=number(0.0, 1.0, low_open=True),
+        metadata={"help": "Sample among the most probable tokens that together have this probability. 1: among all."},
+    )
+    top_k: int = field(
+        default=0,
+        converter=as_whole,
+        validator=whole_number(-1, 2**31),
+        metadata={"help": "Sample among this many of the most probable tokens. 0 or -1: among all."},
+    )
+    min_p: float = field(
+        default=0.0,
+        converter=as_float,
+        validator=number(0.0, 1.0),
+        metadata={"help": "Sample among tokens at least this many times as probable as the most probable one."},
+    )
+    repetition_penalty: float = field(
+        default=1.0,
+        converter=as_float,
+        validator=number(1 / LARGEST_REPETITION_PENALTY, LARGEST_REPETITION_PENALTY),
+        metadata={
+            "help": "Divides the positive logits of tokens that prompt or output have, and multiplies their negative "
+            "ones."
+        },
+    )
+    presence_penalty: float = field(
+        default=0.0,
+        converter=as_float,
+        validator=number(-2.0, 2.0),
+        metadata={"help": "Subtracted from the logit of every token that the output has."},
+    )
+    frequency_penalty: float = field(
+        default=0.0,
+        converter=as_float,
+        validator=number(-2.0, 2.0),
+        metadata={"help": "Subtracted from a token's logit once for each time that the output has it."},
+    )
+    logit_bias: dict[int, float] | None = field(
+        default=None,
+        converter=_logit_bias,
+        hash=False,
+        metadata={
+            "help": "Added to the logits of these tokens.",
+            "allowed": "a dict from token ids to numbers in [-100, 100], or None",
+        },
+    )
+    allowed_token_ids: tuple[int, ...] | None = field(
+        default=None,
+        converter=_allowed_token_ids,
+        metadata={"help": "Only these tokens may be drawn. None: all may.", "allowed": "token ids, or None"},
+    )
+    bad_words: tuple[str, ...] = field(
+        default=(),
+        converter=_bad_words,
+        metadata={
+            "help": "The output never has one of these, with or without a space before it: the last token of each is "
+            "forbidden where the output ends with the others.",
+            "allowed": "a string, or several",
+        },
+    )
+    logits_processors: tuple[LogitsProcessor, ...] = field(
+        default=(),
+        converter=_logits_processors,
+        hash=False,
+        metadata={
+            "help": "Pure functions that change the logits of one position, given the token ids up to it.",
+            "allowed": "callables (logits, token_ids) -> logits",
+        },
+    )
+    seed: int | None = field(
+        default=None,
+        converter=as_whole,
+        validator=whole_number(-(2**63), 2**63 - 1, optional=True),
+        metadata={
+            "help": "Makes a completion reproducible, whatever else runs beside it. None: drawn from the engine's seed "
+            "when the request is submitted."
+        },
+    )
+    max_tokens: int | None = field(
+        default=16,
+        converter=as_whole,
+        validator=whole_number(1, 2**31, optional=True),
+        metadata={"help": "Most tokens of the output. None: as many as the engine's max_model_len leaves room for."},
+    )
+    min_tokens: int = field(
+        default=0,
+        converter=as_whole,
+        validator=whole_number(0, 2**31),
+        metadata={"help": "No end-of-sequence token, stop token or stop string ends a shorter output, in tokens."},
+    )
+    stop: tuple[str, ...] = field(
+        default=(),
+        converter=_stop,
+        metadata={"help": "The output ends where its text has one of these.", "allowed": "a string, or several"},
+    )
+    stop_token_ids: tuple[int, ...] = field(
+        default=(),
+        converter=_stop_token_ids,
+        metadata={
+            "help": "The output ends at one of these, or at the model's own end-of-sequence tokens.",
+            "allowed": "token ids, or None",
+        },
+    )
+    include_stop_str_in_output: bool = field(
+        default=False,
+        validator=flag,
+        metadata={"help": "Keep in the text the string or token that ended the output. The token ids always have it."},
+    )
+    ignore_eos: bool = field(
+        default=False, validator=flag, metadata={"help": "Go on after the model's end-of-sequence tokens."}
+    )
+    logprobs: int | None = field(
+        default=None,
+        converter=as_whole,
+        validator=whole_number(-1, 2**31, optional=True),
+        metadata={
+            "help": "Give the logprobs of each output token and of this many of the most probable ones, by the "
+            "target's unchanged logits. -1: of all tokens. None: no logprobs."
+        },
+    )
+    prompt_logprobs: int | None = field(
+        default=None,
+        converter=as_whole,
+        validator=whole_number(-1, 2**31, optional=True),
+        metadata={"help": "The same as logprobs, for each token of the prompt but its first."},
+    )
+    detokenize: bool = field(
+        default=True, validator=flag, metadata={"help": "Decode the output to text. False: give its token ids alone."}
+    )
+    skip_special_tokens: bool = field(
+        default=True, validator=flag, metadata={"help": "Leave special tokens out of the text."}
+    )
+    num_speculative_tokens: int | None = field(
+        default=None,
+        converter=as_whole,
+        validator=whole_number(0, MOST_DRAFT_TOKENS, optional=True),
+        metadata={
+            "help": "Most draft tokens of this request in a step, no more than the engine's number. 0: plain decoding. "
+            "None: the engine's number."
+        },
+    )
+
+    # Known from vLLM. What would change something is refused.
+    structured_outputs: Any = field(default=None, validator=not_yet(None), metadata={"help": "Not supported yet."})
+    truncate_prompt_tokens: Any = field(default=None, validator=not_yet(None), metadata={"help": "Not supported yet."})
+    spaces_between_special_tokens: bool = field(
+        default=True, validator=not_yet(True), metadata={"help": "Not supported yet."}
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.stop and not self.detokenize:
+            raise ConfigError(f"stop={list(self.stop)} is looked for in the text: leave out detokenize=False")
+        if self.n > 1 and self.is_greedy:
+            raise ConfigError(
+                f"n={self.n} completions at temperature={self.temperature} would all be the same: give n=1, or a "
+                f"higher temperature"
+            )
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ConfigError(
+                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: lower it, or raise max_tokens"
+            )
+        if self.allowed_token_ids == ():
+            raise ConfigError("allowed_token_ids=[] allows no token at all: name some, or leave it out for all of them")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < SMALLEST_TEMPERATURE
+
+    def of_sample(self, index: int) -> SamplingParams:
+        """The parameters of one of the n completions. The seed is mixed with its index; the first one keeps it, and is
+        the one that computes the prompt's logprobs."""
+        if self.n == 1:
+            return self
+        if index == 0:
+            return evolve(self, n=1)
+        seed = None if self.seed is None else mixed_seed(self.seed, index)
+        return evolve(self, n=1, seed=seed, prompt_logprobs=None)
+
+
+def mixed_seed(seed: int, index: int) -> int:
+    digest = blake2b(f"{seed} {index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)

@@ -1,0 +1,306 @@
+"""How to speculate: the core's own keys, and those that the configs of several methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set as AbstractSet
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import Attribute, field, fields, frozen
+
+from specdec_core.config.fields import (
+    Check,
+    checkpoint,
+    flag,
+    not_yet,
+    number,
+    one_of,
+    text,
+    unknown_key,
+    whole_number,
+)
+from specdec_core.config.hashing import UNHASHED, config_hash
+from specdec_core.config.options import PARSED, is_key
+from specdec_core.config.token_tree import TokenTree
+from specdec_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_DRAFT_TOKENS = 2**16
+MOST_COST = 100
+DEFAULT_CHAIN = 5
+"""Draft tokens of a chain where users give no number."""
+AUTO = "auto"
+"""The verifier that means: whichever fits."""
+
+GREEDY, PROBABILISTIC = "greedy", "probabilistic"
+
+
+@frozen(kw_only=True)
+class DraftModelConfig:
+    """The keys of methods that load a draft checkpoint: their config classes inherit from this one."""
+
+    model: str | Path = field(
+        validator=checkpoint(),
+        metadata={
+            "help": "The draft: a folder, or a name on the model hub. Left out, it is the folder drafts/METHOD in the "
+            "target's folder."
+        },
+    )
+    revision: str | None = field(
+        default=None,
+        validator=text(optional=True),
+        metadata={"help": "Branch, tag or commit of the draft's repository on the hub. None: its main branch."},
+    )
+    code_revision: str | None = field(
+        default=None,
+        validator=text(optional=True),
+        metadata={
+            "help": "Branch, tag or commit of the draft's code, where that has a repository of its own and the "
+            "engine's trust_remote_code allows it. None: its main branch."
+        },
+    )
+    quantization: Any = field(
+        default=None,
+        metadata={
+            "help": "How to quantize the draft's weights, written as the engine's quantization. None: they stay as the "
+            "checkpoint has them, quantized or not.",
+            "allowed": "a name, a mapping or an object, or None",
+        },
+    )
+    max_model_len: int | None = field(
+        default=None,
+        validator=whole_number(1, optional=True),
+        metadata={
+            "help": "A request is drafted for up to this many tokens, prompt and output together. None: as far as the "
+            "target and the draft both go."
+        },
+    )
+    draft_tensor_parallel_size: int = field(
+        default=1,
+        validator=not_yet(1),
+        metadata={"help": "Number of GPUs that share each layer of the draft.", **UNHASHED},
+    )
+    enforce_eager: bool = field(
+        default=False, validator=flag, metadata={"help": "Changes nothing: there are no CUDA graphs yet.", **UNHASHED}
+    )
+    disable_padded_drafter_batch: bool = field(
+        default=False, validator=flag, metadata={"help": "Changes nothing: drafts are not padded.", **UNHASHED}
+    )
+
+    def checked_max_model_len(self, target_len: int, draft_len: int | None = None) -> int:
+        """How far the draft goes: as far as both models can, unless it is told. draft_len: None for a draft that goes
+        as far as the target. Raises ConfigError if it is told to go further."""
+        longest = {"the target": target_len}
+        if draft_len is not None:
+            longest = {"the draft model": draft_len, **longest}
+        if self.max_model_len is None:
+            return min(longest.values())
+        for whose, most in longest.items():
+            if self.max_model_len > most:
+                raise ConfigError(
+                    f"speculative_config has max_model_len={self.max_model_len}, but {whose} takes {most} tokens at "
+                    f"most: lower it, or leave it out"
+                )
+        return self.max_model_len
+
+
+@frozen(kw_only=True, slots=False)  # with slots, no class could inherit from it and another
+class DraftSamplingConfig:
+    """The key of methods that have distributions to draw from: their config classes inherit from this one."""
+
+    draft_sample_method: str = field(
+        default=GREEDY,
+        validator=one_of(GREEDY, PROBABILISTIC),
+        metadata={
+            "help": "'greedy' drafts the most probable tokens. 'probabilistic' draws them from the draft's "
+            "distribution at the request's temperature, siblings without replacement."
+        },
+    )
+
+
+def _parsed_tree(given: Any) -> TokenTree | None:
+    return None if given is None else TokenTree.parse(given)
+
+
+@frozen(kw_only=True, slots=False)
+class DraftTreeConfig:
+    """The key of methods that draft trees of a shape that users may write down: their config classes inherit from this
+    one. Without a shape, drafts are chains, or whatever else the method drafts."""
+
+    speculative_token_tree: TokenTree | None = field(
+        default=None,
+        converter=_parsed_tree,
+        metadata={
+            "help": "Shape of the drafts, as paths below the root: [(0,), (1,), (0, 0)] is the two most probable first "
+            "tokens, and the most probable one after the first of them. None: chains, or the method's own trees.",
+            "allowed": "a list of paths, or that as text, or None",
+        },
+    )
+
+    def default_num_speculative_tokens(self, device: torch.device) -> int:
+        """Where users give no number: as many as the shape has nodes."""
+        tree = self.speculative_token_tree
+        return DEFAULT_CHAIN if tree is None else len(tree.paths)
+
+    def check(self, num_speculative_tokens: int) -> None:
+        """Raises ConfigError if a draft never has so many nodes."""
+        if self.speculative_token_tree is not None:
+            self.speculative_token_tree.check_holds(num_speculative_tokens)
+
+    def shape(self, num_speculative_tokens: int) -> TokenTree:
+        """Of drafts of at most so many nodes: what there is of the shape then, or a chain."""
+        tree = self.speculative_token_tree
+        return TokenTree.chain(num_speculative_tokens) if tree is None else tree.first(num_speculative_tokens)
+
+
+@frozen(kw_only=True, slots=False)
+class DraftWindowConfig:
+    """The key of methods whose drafts have attention layers: their config classes inherit from this one."""
+
+    draft_window: int | None = field(
+        default=None,
+        validator=whole_number(1, optional=True),
+        metadata={
+            "help": "In each attention layer of the draft, a token sees only this many positions: its own and those "
+            "just before it, draft tokens among them. None: all of them. A layer with a smaller window of its own "
+            "keeps that."
+        },
+    )
+
+
+_COST = number(0, MOST_COST, optional=True)
+
+
+def _both_costs(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    _COST(instance, attribute, value)
+    level_cost = instance.draft_level_cost
+    if (level_cost is None) != (value is None):
+        raise ConfigError(
+            f"draft_level_cost={level_cost} and draft_node_cost={value} go together: give both, or neither"
+        )
+    if value is not None and not instance.adaptive_draft_length:
+        raise ConfigError(
+            f"draft_level_cost={level_cost} and draft_node_cost={value} are for drafts that end where more would not "
+            f"pay: give adaptive_draft_length=True, too, or leave them out"
+        )
+
+
+@frozen(kw_only=True, slots=False)
+class DraftStopConfig:
+    """The keys of methods that can stop drafting where more is expected to cost more than it gains: their config
+    classes inherit from this one."""
+
+    adaptive_draft_length: bool = field(
+        default=False,
+        validator=flag,
+        metadata={"help": "End a request's draft where another level is expected to cost more than it gains."},
+    )
+    draft_level_cost: float | None = field(
+        default=None,
+        validator=_COST,
+        metadata={
+            "help": "What drafting another level of nodes costs, in forward passes of the target over one token. None: "
+            "measured. Give it together with draft_node_cost."
+        },
+    )
+    draft_node_cost: float | None = field(
+        default=None,
+        validator=Check(_both_costs, _COST.allowed),
+        metadata={
+            "help": "What verifying another node costs, in forward passes of the target over one token. None: "
+            "measured. Give it together with draft_level_cost."
+        },
+    )
+
+
+@frozen(kw_only=True)
+class SpeculativeConfig:
+    """How to speculate: the core's own keys, and instances of the config classes of the method and the verifier."""
+
+    method: str = field(
+        metadata={
+            "help": "The proposer's name, as `spec-decode plugins` lists it. Left out, the draft checkpoint in model "
+            "tells it.",
+            "allowed": "a name",
+        }
+    )
+    num_speculative_tokens: int = field(
+        validator=whole_number(1, MOST_DRAFT_TOKENS),
+        metadata={
+            "help": "Most draft tokens of a request in a step: of a tree, its nodes. A method may have a default for "
+            "it."
+        },
+    )
+    disable_by_batch_size: int | None = field(
+        default=None,
+        validator=whole_number(1, MOST_DRAFT_TOKENS, optional=True),
+        metadata={"help": "Draft nothing while more requests than this are running. None: draft however many run."},
+    )
+    verifier: str = field(
+        default=AUTO,
+        validator=text(),
+        metadata={
+            "help": "The rule that decides which draft tokens are accepted. 'auto': a lossless one that fits the "
+            "draft.",
+            "allowed": "'auto' or a verifier's name",
+        },
+    )
+    options: Any = field(default=None, metadata={"help": "The method's own keys, as its config class.", **PARSED})
+    verifier_options: Any = field(
+        default=None, metadata={"help": "The verifier's own keys, as its config class.", **PARSED}
+    )
+
+    @classmethod
+    def core_keys(cls) -> set[str]:
+        return {attribute.name for attribute in fields(cls) if is_key(attribute)}
+
+    @classmethod
+    def from_mapping(
+        cls,
+        mapping: Mapping[str, Any],
+        method_config: type,
+        verifier_config: type | None = None,
+        default_num_speculative_tokens: Callable[[Any], int] | None = None,
+    ) -> SpeculativeConfig:
+        """One flat mapping of the core's keys, the method's and the verifier's, of which none may have the name of the
+        core's. default_num_speculative_tokens: (the method's config) -> the number where the mapping has none. Raises
+        ConfigError that names the nearest key."""
+        own = {attribute.name for attribute in fields(method_config)} - cls.core_keys()
+        verifiers = {attribute.name for attribute in fields(verifier_config)} if verifier_config else set()
+        where = f"speculative_config of method {mapping['method']!r}"
+        known = cls.core_keys() | own | verifiers
+        for key in mapping:
+            if key not in known:
+                raise _foreign_key(key, known, where)
+        if mapping.get("num_speculative_tokens") is None and default_num_speculative_tokens is None:
+            raise ConfigError(
+                f"{where} says no num_speculative_tokens: give the number of tokens to draft per step, such as 5"
+            )
+        try:
+            options = method_config(**{key: value for key, value in mapping.items() if key in own})
+            chosen = {key: value for key, value in mapping.items() if key in verifiers}
+            verifier_options = verifier_config(**chosen) if verifier_config else None
+        except (TypeError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"{where} is not complete: {error}") from error
+        rest = {key: value for key, value in mapping.items() if key in cls.core_keys()}
+        if default_num_speculative_tokens is not None and rest.get("num_speculative_tokens") is None:
+            rest["num_speculative_tokens"] = default_num_speculative_tokens(options)
+        return cls(**rest, options=options, verifier_options=verifier_options)
+
+    def compute_hash(self) -> str:
+        """A hex digest of what changes the computation, the same in every process."""
+        return config_hash(self)
+
+
+def _foreign_key(key: object, known: AbstractSet[str], where: str) -> ConfigError:
+    """A key of draft checkpoints is no typing error, so there is no near one to guess."""
+    if key in {attribute.name for attribute in fields(DraftModelConfig)}:
+        return ConfigError(
+            f"{where} has no key {key!r}: the method takes no draft model. Remove it, or choose a method that does. "
+            f"The keys are {', '.join(sorted(known))}"
+        )
+    return unknown_key(key, known, where)

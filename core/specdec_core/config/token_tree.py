@@ -1,0 +1,98 @@
+"""The shape of a tree of drafts, as users write it."""
+
+from __future__ import annotations
+
+from ast import literal_eval
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+from attrs import frozen
+
+from specdec_core.config.fields import shown
+from specdec_core.errors import ConfigError
+
+
+@frozen
+class TokenTree:
+    """Which nodes a tree has: paths from below the root, each number the rank of a child among its siblings. Sorted by
+    depth, and within a depth as numbers are: the order in which nodes are drafted."""
+
+    paths: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def chain(cls, length: int) -> TokenTree:
+        return cls(tuple((0,) * (i + 1) for i in range(length)))
+
+    @classmethod
+    def parse(cls, given: Any, key: str = "speculative_token_tree") -> TokenTree:
+        """given: a list of paths such as [(0,), (1,), (0, 0)], that as text, or a shape. Raises ConfigError unless it
+        is a tree: every path once, with all that lead to it, and siblings numbered from 0."""
+        if isinstance(given, cls):
+            return given
+        try:
+            paths = literal_eval(given) if isinstance(given, str) else given
+            found = tuple(sorted((tuple(_ranks(path)) for path in paths), key=lambda path: (len(path), path)))
+        except (TypeError, ValueError, SyntaxError, MemoryError, RecursionError) as error:
+            raise ConfigError(
+                f"{key}={shown(given)} is no list of paths: give one such as [(0,), (1,), (0, 0)], where (0, 0) is the "
+                f"likeliest child of the likeliest first token"
+            ) from error
+        known = {(), *found}
+        for path in found:
+            for needed in (path[:-1], (*path[:-1], path[-1] - 1)):
+                if needed not in known and needed[-1:] != (-1,):
+                    raise ConfigError(f"{key} has the path {path} without {needed}: add it")
+        if not found or len(known) <= len(found):
+            raise ConfigError(f"{key}={shown(given)} must have every path once, and at least one")
+        return cls(found)
+
+    def check_holds(self, num_speculative_tokens: int) -> None:
+        """Raises ConfigError if that is more than it has nodes."""
+        if num_speculative_tokens > len(self.paths):
+            raise ConfigError(
+                f"num_speculative_tokens={num_speculative_tokens}, but speculative_token_tree has {len(self.paths)} "
+                f"nodes: give at most as many, or leave the number out"
+            )
+
+    def first(self, num_nodes: int) -> TokenTree:
+        """The part of it that is drafted where there are never more nodes."""
+        return self if num_nodes >= len(self.paths) else TokenTree(self.paths[:num_nodes])
+
+    @property
+    def depth(self) -> int:
+        return len(self.paths[-1])
+
+    @property
+    def is_chain(self) -> bool:
+        return len(self.paths) == self.depth
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """[depth]   nodes at depth 1, 2 ..."""
+        return tuple(Counter(map(len, self.paths)).values())
+
+    @property
+    def num_inner(self) -> int:
+        """Nodes above the deepest ones: those that a draft has to forward."""
+        return len(self.paths) - self.widths[-1]
+
+    @cached_property
+    def num_children(self) -> tuple[int, ...]:
+        """[1 + num_nodes]   of the root, then of each node."""
+        children = Counter(path[:-1] for path in self.paths)
+        return tuple(children[path] for path in ((), *self.paths))
+
+    @cached_property
+    def first_children(self) -> tuple[int, ...]:
+        """[1 + num_nodes]   where the children of the root and of each node begin, if the root is 0 and the nodes
+        follow it."""
+        return tuple(accumulate(self.num_children[:-1], initial=1))
+
+
+def _ranks(path: Sequence[int]) -> Sequence[int]:
+    if isinstance(path, str) or not path or any(type(rank) is not int or rank < 0 for rank in path):
+        raise ValueError(f"{shown(path)} is no path")
+    return path

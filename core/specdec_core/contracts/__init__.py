@@ -1,0 +1,1 @@
+"""What plugins, verifiers, KV managers and the engine agree on. Nothing here imports torch."""

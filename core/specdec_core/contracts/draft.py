@@ -1,0 +1,289 @@
+"""Drafts: a batch of token trees, and where each of their nodes stands.
+
+Shapes use these sizes: `batch` requests of the step; `num_nodes` draft tokens of all requests; `num_rows = batch +
+num_nodes` rows of target logits, for each request its root's and then its nodes'. Request b's root has row
+`offsets[b] + b`, its i-th node the row `offsets[b] + b + 1 + i`.
+
+Like all contracts, this module imports neither torch nor numpy: plugins are listed without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from attrs import evolve, field, fields, frozen
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    Array = TypeVar("Array", np.ndarray, torch.Tensor)
+else:
+    Array = TypeVar("Array")
+
+DEAD = -2
+"""The parent of a dead node: part of the forward pass so that shapes hold, never accepted, nor anything below it."""
+
+PER_NODE = ("token_ids", "parents", "q_rows", "scores")
+"""The tensors of a draft that are small enough for host copies."""
+
+
+class DraftTree(NamedTuple):
+    """One request's draft: token ids, and each node's parent within the tree (-1: the root; parents come first)."""
+
+    token_ids: list[int]
+    parents: list[int]
+
+
+@frozen(eq=False)
+class HostCopy:
+    """What a tensor of a draft holds, on the host. It stands for that tensor and no other, so a draft whose nodes are
+    changed, and which therefore has other tensors, has no copies of them."""
+
+    of: torch.Tensor
+    values: np.ndarray
+
+
+@frozen(eq=False)
+class Draft:
+    """A ragged batch of token trees.
+
+    A node is *sampled* if its token was drawn from a distribution, a row of `q`; every other node is *chosen*
+    (top-k, n-gram) and `q_rows` is -1 there. Siblings stand in the order they were decided, sampled before chosen.
+    A node may exist because of what was decided before it, a sampled node never because of its own token.
+
+    A node is *dead* if its parent is DEAD or dead; the others are *live*. A dead node has a token of the vocabulary,
+    takes part in the forward pass and counts for nothing: neither as a draft token, nor what `scores` and `q_rows` say
+    of it, nor a row of `q` from which no live node was sampled. A draft that a device makes has exactly
+    `max_draft_tokens[i]` nodes for request i, dead where drafting stopped, so that its shapes depend on no value. One
+    that is made on a CPU may be shorter.
+
+    A row of `q` speaks of all tokens of the target (draft_vocab is its vocabulary), of those that `q_to_target` names,
+    the same for every row, or of those that `q_ids` names, row by row: k of them, none twice in a row. All other
+    tokens have probability 0 in it. `q_to_target` and `q_ids` exclude each other.
+
+    The engine checks all of this. On a host it looks at values before anything is computed; those that a device made
+    it checks there, and raises once the step's results are on the host, of which it then uses nothing.
+    """
+
+    token_ids: torch.Tensor  # int64 [num_nodes]   of the target's vocabulary, whatever q_to_target says
+    parents: torch.Tensor  # int32 [num_nodes]   index within the request's own tree; -1: the root; -2: dead
+    offsets: tuple[int, ...]  # [batch + 1]   request b owns the nodes offsets[b]:offsets[b + 1]
+    max_depth: int  # of the deepest live node, or a bound on it; a root's child has depth 1
+    q: torch.Tensor | None = None  # float32 [num_q_rows, draft_vocab or k]   one row per set of sampled siblings
+    q_rows: torch.Tensor | None = None  # int32 [num_nodes]   row of q, -1: chosen. None: every node is chosen
+    q_to_target: torch.Tensor | None = None  # int64 [draft_vocab]   draft token id -> target token id
+    with_replacement: bool = True  # how sampled siblings were drawn from their row of q
+    scores: torch.Tensor | None = None  # float32 [num_nodes]   estimated P(accepted | parent accepted)
+    is_chain: bool = False  # a request's live nodes come first, each the child of the one before it; the root's first
+    q_ids: torch.Tensor | None = None  # int64 [num_q_rows, k]   target token id of each entry of q
+    host_copies: tuple[HostCopy, ...] = field(default=(), repr=False)  # see `to`: what spares the engine a download
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def num_nodes(self) -> int:
+        return self.offsets[-1]
+
+    @property
+    def num_nodes_per_request(self) -> list[int]:
+        return [end - start for start, end in pairwise(self.offsets)]
+
+    @cached_property
+    def num_live_per_request(self) -> list[int]:
+        """Draft tokens of each request, which are its live nodes."""
+        is_alive, counts = self.host_layout.is_alive, self.num_nodes_per_request
+        if is_alive.all():
+            return counts
+        before = [0, *is_alive.cumsum().tolist()]
+        return [before[end] - before[start] for start, end in pairwise(self.offsets)]
+
+    @cached_property
+    def host_token_ids(self) -> np.ndarray:
+        """int64 [num_nodes]   fetched from the device, once, unless there is a host copy."""
+        return self.on_host(self.token_ids)
+
+    @cached_property
+    def host_parents(self) -> np.ndarray:
+        """int32 [num_nodes]   likewise."""
+        return self.on_host(self.parents)
+
+    @cached_property
+    def host_layout(self) -> TreeLayout[np.ndarray]:
+        """Rows, depths and ancestors, computed once and shared by the forward pass, the sampler and the verifier."""
+        return TreeLayout.of(self)
+
+    @cached_property
+    def layout(self) -> TreeLayout[torch.Tensor]:
+        """The same on the draft's device."""
+        return self.host_layout.to(self.token_ids.device)
+
+    @classmethod
+    def from_chains(cls, chains: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Draft:
+        """Chains of chosen tokens, one per request, possibly empty: all that a host-side chain proposer needs."""
+        import torch
+
+        lengths = [len(chain) for chain in chains]
+        draft = cls(
+            token_ids=_token_ids([t for chain in chains for t in chain]),
+            parents=torch.tensor([i - 1 for n in lengths for i in range(n)], dtype=torch.int32),
+            offsets=_offsets(lengths),
+            max_depth=max(lengths, default=0),
+            is_chain=True,
+        )
+        return draft if torch.device(device).type == "cpu" else draft.to(device)
+
+    @classmethod
+    def from_trees(cls, trees: Sequence[DraftTree], device: torch.device | str = "cpu") -> Draft:
+        """Trees of chosen tokens, one per request, possibly empty."""
+        import torch
+
+        depth = 0
+        for tree in trees:
+            depths: list[int] = []
+            for parent in tree.parents:
+                depths.append(1 if parent < 0 else depths[parent] + 1)
+            depth = max([depth, *depths])
+        draft = cls(
+            token_ids=_token_ids([t for tree in trees for t in tree.token_ids]),
+            parents=torch.tensor([p for tree in trees for p in tree.parents], dtype=torch.int32),
+            offsets=_offsets([len(tree.token_ids) for tree in trees]),
+            max_depth=depth,
+        )
+        return draft if torch.device(device).type == "cpu" else draft.to(device)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        token_ids: np.ndarray,
+        parents: np.ndarray,
+        counts: Sequence[int],
+        max_depth: int,
+        *,
+        scores: np.ndarray | None = None,
+        is_chain: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> Draft:
+        """Trees of chosen tokens, as code that drafts a whole batch at once has them: token_ids int64 [num_nodes],
+        parents int32 [num_nodes], nodes of each request counts [batch], scores float32 [num_nodes]. On a CPU the draft
+        shares the arrays' memory: make new ones for the next step."""
+        import torch
+
+        draft = cls(
+            token_ids=torch.from_numpy(token_ids),
+            parents=torch.from_numpy(parents),
+            offsets=_offsets(counts),
+            max_depth=max_depth,
+            scores=None if scores is None else torch.from_numpy(scores),
+            is_chain=is_chain,
+        )
+        return draft if torch.device(device).type == "cpu" else draft.to(device)
+
+    def to(self, device: torch.device | str) -> Draft:
+        """The same with all tensors on a device. Of those that hold a value per node, what the host knows goes along
+        (`host_copies`): do not write to them afterwards. On a CPU, where reading costs nothing, there are no copies."""
+        import torch
+
+        device = torch.device(device)
+        names = ("token_ids", "parents", "q", "q_rows", "q_to_target", "q_ids", "scores")
+        tensors = {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
+        moved = {name: tensor.to(device) for name, tensor in tensors.items()}
+        known = [] if device.type == "cpu" else [name for name in PER_NODE if self.is_on_host(tensors.get(name))]
+        copies = (HostCopy(moved[name], self.on_host(tensors[name])) for name in known if name in tensors)
+        return evolve(self, **moved, host_copies=tuple(copies))
+
+    def is_on_host(self, *tensors: torch.Tensor | None) -> bool:
+        """Whether all of these tensors of the draft can be read without waiting for a device; None is none."""
+        copied = [copy.of for copy in self.host_copies]
+        return all(
+            tensor is None or tensor.device.type == "cpu" or any(tensor is of for of in copied) for tensor in tensors
+        )
+
+    def on_host(self, tensor: torch.Tensor) -> np.ndarray:
+        """What one of the draft's tensors holds: a view of it on a CPU, else its host copy, else a download."""
+        if tensor.device.type != "cpu":
+            for copy in self.host_copies:
+                if copy.of is tensor:
+                    return copy.values
+            tensor = tensor.cpu()
+        array: np.ndarray = tensor.numpy()
+        return array
+
+    def tree(self, request: int) -> DraftTree:
+        """One request's part, copied to the host (for tests and reports, not for the hot path)."""
+        nodes = slice(self.offsets[request], self.offsets[request + 1])
+        return DraftTree(self.host_token_ids[nodes].tolist(), self.host_parents[nodes].tolist())
+
+
+def _token_ids(values: list[int]) -> torch.Tensor:
+    import torch
+
+    if not values:
+        return torch.empty(0, dtype=torch.int64)
+    token_ids = torch.tensor(values)
+    if token_ids.dtype != torch.int64:
+        raise TypeError(f"token ids must be whole numbers, not {token_ids.dtype}: {values[:5]}")
+    return token_ids
+
+
+def _offsets(lengths: Sequence[int]) -> tuple[int, ...]:
+    return tuple(accumulate(lengths, initial=0))
+
+
+@frozen(eq=False)
+class TreeLayout(Generic[Array]):
+    """A draft's trees over the rows of target logits, as arrays on the host or as tensors.
+
+    Walking `up` from a row ends at the request's root, or stays where it is at a root and at a dead node: a dead node,
+    and all below one, has depth 0 (the root's position) and sees only itself.
+    """
+
+    row_requests: Array  # int64 [num_rows]
+    row_depths: Array  # int64 [num_rows]   0 at roots and dead nodes
+    up: Array  # int64 [num_rows]   row of the parent
+    root_rows: Array  # int64 [batch]
+    node_rows: Array  # int64 [num_nodes]
+    parent_rows: Array  # int64 [num_nodes]   the root's row for a dead node
+    is_alive: Array  # bool [num_nodes]
+
+    @staticmethod
+    def of(draft: Draft) -> TreeLayout[np.ndarray]:
+        """On the host."""
+        import numpy as np
+
+        requests = np.arange(draft.batch_size)
+        offsets = np.array(draft.offsets)
+        row_requests = requests.repeat(np.diff(offsets) + 1)
+        root_rows = offsets[:-1] + requests
+        rows = np.arange(len(row_requests))
+        row_roots = root_rows[row_requests]
+        node_rows = (rows != row_roots).nonzero()[0]
+        node_roots = row_roots[node_rows]
+        parents = draft.host_parents
+        parent_rows = np.where(parents < 0, node_roots, node_roots + 1 + parents)
+        is_alive = parents != DEAD
+        up = rows.copy()
+        up[node_rows] = parent_rows
+        if draft.is_chain and is_alive.all():
+            return TreeLayout(row_requests, rows - row_roots, up, root_rows, node_rows, parent_rows, is_alive)
+        depths = np.zeros(len(rows), dtype=np.int64)
+        for _ in range(draft.max_depth):  # a level of the trees settles with each pass
+            depths[node_rows] = depths[parent_rows] + 1
+        if not is_alive.all():
+            alive = np.ones(len(rows), dtype=bool)
+            alive[node_rows] = is_alive
+            while (hangs := is_alive & ~alive[parent_rows]).any():  # from a dead node
+                is_alive &= ~hangs
+                alive[node_rows] = is_alive
+            depths[~alive], up[~alive] = 0, rows[~alive]
+        return TreeLayout(row_requests, depths, up, root_rows, node_rows, parent_rows, is_alive)
+
+    def to(self: TreeLayout[np.ndarray], device: torch.device) -> TreeLayout[torch.Tensor]:
+        import torch
+
+        return TreeLayout(*(torch.from_numpy(getattr(self, each.name)).to(device) for each in fields(TreeLayout)))

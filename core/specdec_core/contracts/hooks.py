@@ -1,0 +1,94 @@
+"""The hooks: how a plugin offers what it has, and hears what happens.
+
+A plugin is a module (or object) named by an entry point of group `specdec`, with functions marked `@hookimpl`:
+
+    from specdec_core import ProposerSpec, hookimpl
+
+    @hookimpl
+    def specdec_proposers():
+        return [ProposerSpec(name="mine", config=MyConfig, build=build, api=1)]
+
+Hooks choose; the objects they return do the work. None of them is called while tokens are being drafted or verified.
+A plugin's module must import neither torch nor anything else that is slow: such imports belong into `build`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pluggy
+
+from specdec_core.contracts.kv import KVManagerSpec
+from specdec_core.contracts.ops import OpsSpec
+from specdec_core.contracts.proposer import ProposerSpec
+from specdec_core.contracts.verifier import VerifierSpec
+
+if TYPE_CHECKING:
+    import click
+
+    from specdec_core.contracts.report import StepReport
+
+PROJECT = "specdec"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a plugin's function as the implementation of the hook of the same name."""
+
+
+@hookspec
+def specdec_proposers() -> Sequence[ProposerSpec]:
+    """Offer ways of drafting.
+
+    Called once per plugin when plugins are loaded, also when they are only listed. Any plugin may implement it. Each
+    spec's name must be the name of one of the plugin's entry points; it is what users write as `method`.
+    """
+
+
+@hookspec
+def specdec_verifiers() -> Sequence[VerifierSpec]:
+    """Offer acceptance rules.
+
+    Called once per plugin when plugins are loaded. Any plugin may implement it; specdec-core offers its own verifiers
+    through it. Each spec's name must be the name of one of the plugin's entry points.
+    """
+
+
+@hookspec
+def specdec_kv_managers() -> Sequence[KVManagerSpec]:
+    """Offer ways of keeping keys and values.
+
+    Called once per plugin when plugins are loaded. Any plugin may implement it; specdec-core offers its paged manager
+    through it. Each spec's name must be the name of one of the plugin's entry points.
+    """
+
+
+@hookspec
+def specdec_ops(device: str) -> OpsSpec | None:
+    """Replace operations of `specdec_core.ops` by faster ones with the same signature and the same results.
+
+    Called once when an engine is built. device: the type of device it runs on, such as "cpu" or "cuda". Returns None
+    for a device that the plugin has nothing for; heavy imports belong into the body. The spec says for which layers its
+    operations may be used. Any plugin may implement it; two that replace the same operation for the same layers are an
+    error, and so is an operation that core does not have.
+    """
+
+
+@hookspec
+def specdec_commands() -> Sequence[click.Command]:
+    """Add commands to the command line: `spec-decode NAME` runs the one of that name, which may be a group.
+
+    Called when `spec-decode` is given a name that is none of core's own commands, lists its commands or lists plugins,
+    each time anew, and never for an engine. Whatever is slow to import belongs into the commands themselves. Any plugin
+    may implement it; one that takes the name of a command of core or of another plugin is refused that name.
+    """
+
+
+@hookspec
+def specdec_step_finished(report: StepReport) -> None:
+    """Hear about a step that is over, for metrics and logs.
+
+    Called after the tokens of the step were emitted, by every engine that was given the plugin; if no plugin
+    implements it, nothing is called. report: the step in figures, not to be changed. Any plugin may implement it. The
+    engine waits for it, and what it raises reaches the caller of that step as a PluginError that names the plugin.
+    """

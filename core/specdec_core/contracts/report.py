@@ -1,0 +1,26 @@
+"""One step in figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import field, frozen
+
+
+@frozen(eq=False)
+class StepReport:
+    """One step in figures, for metrics and for whoever implements `specdec_step_finished`."""
+
+    num_prefill_tokens: int = 0  # of prompts; of outputs, too, where a preempted request is computed again
+    num_decode_requests: int = 0  # requests whose only known token was the root
+    num_output_tokens: int = 0
+    num_draft_tokens: int = 0  # live nodes
+    num_nodes: int = 0  # of the drafts, dead ones included: what the pass computed
+    num_accepted: int = 0
+    draft_s: float = 0.0
+    target_s: float = 0.0
+    num_preempted: int = 0
+    num_cached_tokens: int = 0  # of requests that were admitted: their keys and values were there already
+    accepted_per_request: Mapping[str, int] = field(factory=dict)  # of requests that had a live node
+    output_per_request: Mapping[str, int] = field(factory=dict)  # output tokens, of requests that got some
+    verifier: str = ""  # that decided on the drafts; empty if there was none

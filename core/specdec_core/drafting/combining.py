@@ -1,0 +1,102 @@
+"""Drafts of several proposers for the same requests as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+from attrs import define, evolve, field
+
+from specdec_core.contracts.draft import Draft, DraftTree
+from specdec_core.drafting.merging import merge_drafts
+
+
+def combine_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> Draft:
+    """One tree for each request.
+
+    Without sampled nodes, the best nodes of all drafts: see `merge_drafts`. Otherwise the first draft that has sampled
+    nodes stays whole, as rule 3 asks (docs/losslessness.md), and takes its nodes off the budget; the best nodes of the
+    others hang on as later siblings and below, as many as there is room for. They count as chosen, those that were
+    sampled, too: a token may always be called chosen. A chosen node that repeats a node of the whole tree becomes one
+    with it, and what stood below it goes on there: that depends on tokens which were drawn before, as a later node may.
+
+    Raises ConfigError if the drafts are not for one batch, or not on one device.
+    """
+    sampled = next((i for i, draft in enumerate(drafts) if draft.q is not None), None)
+    if sampled is None:
+        return merge_drafts(drafts, max_draft_tokens)
+    whole = drafts[sampled]
+    others = [
+        evolve(draft, q=None, q_rows=None, q_to_target=None, q_ids=None)
+        for draft in [*drafts[:sampled], *drafts[sampled + 1 :]]
+    ]
+    merged = merge_drafts(others, max_draft_tokens)
+    trees = [_Tree.of(whole.tree(b)) for b in range(whole.batch_size)]
+    for tree, most, b in zip(trees, max_draft_tokens, range(whole.batch_size), strict=True):
+        tree.hang_on(merged.tree(b), most)
+    return _united(whole, trees)
+
+
+@define
+class _Tree:
+    """num_whole: of the nodes, the first, which are those of the whole tree."""
+
+    token_ids: list[int]
+    parents: list[int]
+    num_whole: int
+    children: dict[tuple[int, int], int] = field(factory=dict)  # (parent, token) -> node, the first of equal ones
+
+    @classmethod
+    def of(cls, given: DraftTree) -> _Tree:
+        tree = cls(list(given.token_ids), list(given.parents), len(given.token_ids))
+        for node, (parent, token) in enumerate(zip(given.parents, given.token_ids, strict=True)):
+            tree.children.setdefault((parent, token), node)  # below a dead node nothing is ever looked for
+        return tree
+
+    def hang_on(self, other: DraftTree, most: int) -> None:
+        """The nodes of another tree, in its order, in which parents come first."""
+        places: dict[int, int] = {-1: -1}  # of the other's nodes, here
+        for node, (parent, token) in enumerate(zip(other.parents, other.token_ids, strict=True)):
+            if parent not in places:
+                continue
+            key = places[parent], token
+            if key not in self.children:
+                if len(self.token_ids) >= most:
+                    continue
+                self.children[key] = len(self.token_ids)
+                self.token_ids.append(token)
+                self.parents.append(key[0])
+            places[node] = self.children[key]
+
+    @property
+    def depth(self) -> int:
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent < -1 else 1 if parent < 0 else depths[parent] + 1 if depths[parent] else 0)
+        return max(depths, default=0)
+
+
+def _united(whole: Draft, trees: Sequence[_Tree]) -> Draft:
+    """The trees as a draft, with the distributions of the whole one."""
+    assert whole.q_rows is not None
+    counts = [len(tree.token_ids) for tree in trees]
+    if sum(counts) == whole.num_nodes:
+        return whole
+    device = whole.token_ids.device
+    q_rows = np.full(sum(counts), -1, dtype=np.int32)
+    starts = accumulate(counts, initial=0)
+    given = whole.on_host(whole.q_rows)
+    for tree, start, first in zip(trees, starts, whole.offsets, strict=False):
+        q_rows[start : start + tree.num_whole] = given[first : first + tree.num_whole]
+    combined = Draft.from_trees([DraftTree(tree.token_ids, tree.parents) for tree in trees], device)
+    return evolve(
+        combined,
+        max_depth=max(tree.depth for tree in trees),
+        q=whole.q,
+        q_rows=torch.from_numpy(q_rows).to(device),
+        q_to_target=whole.q_to_target,
+        q_ids=whole.q_ids,
+        with_replacement=whole.with_replacement,
+    )

@@ -1,0 +1,265 @@
+"""From checked options to the parts of an engine. A dry run stops before weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from numbers import Integral
+from typing import Any
+
+from attrs import evolve, fields, frozen
+
+from specdec_core import ops
+from specdec_core.config.engine import EngineConfig
+from specdec_core.config.fields import unknown_key
+from specdec_core.config.speculative import DraftModelConfig, SpeculativeConfig
+from specdec_core.contracts.kv import KVContext, KVManager, KVManagerSpec
+from specdec_core.contracts.ops import OpsContext
+from specdec_core.contracts.proposer import BuildContext, Plan, Proposer, ProposerSpec
+from specdec_core.contracts.target import TargetInfo
+from specdec_core.engine.budget import DraftBudget
+from specdec_core.engine.drafter import Drafter
+from specdec_core.engine.logprobs import TokenTexts
+from specdec_core.engine.memory import MemoryPlan, plan_memory
+from specdec_core.engine.named_proposer import NamedProposer
+from specdec_core.engine.plugin_errors import blaming
+from specdec_core.engine.runner import Runner
+from specdec_core.engine.scheduler import Scheduler
+from specdec_core.engine.speculation import Speculation
+from specdec_core.engine.verification import Verification
+from specdec_core.errors import PluginError
+from specdec_core.models import Model
+from specdec_core.models.attention import PagedAttention
+from specdec_core.models.load import ModelSource, find_device
+from specdec_core.models.meta_load import Outline, outline
+from specdec_core.models.model import speed_up
+from specdec_core.ops.padding import Padding
+from specdec_core.plugins import Plugins
+
+CALLS = ("start", "propose", "observe", "reset", "finish")
+"""What a proposer must have. It may lack `close`, which is younger than this plugin API."""
+
+Speculating = SpeculativeConfig | Sequence[SpeculativeConfig] | None
+"""One way of drafting, several at once, or none."""
+
+
+@frozen(eq=False)
+class Method:
+    """One way of drafting, planned."""
+
+    config: SpeculativeConfig
+    spec: ProposerSpec
+    plan: Plan
+    ops: Mapping[str, Callable[..., Any]]  # for layers and modules of the proposer's own
+
+
+@frozen(eq=False)
+class Design:
+    """What follows from the options and the target, before anything is allocated. plan: of all proposers together."""
+
+    config: EngineConfig
+    target: Outline
+    methods: tuple[Method, ...]
+    plan: Plan
+    memory: MemoryPlan
+    kv_spec: KVManagerSpec
+    kv_options: Any
+    ops: Mapping[str, Callable[..., Any]]  # the target's
+
+    @property
+    def speculative(self) -> SpeculativeConfig | None:
+        return self.methods[0].config if self.methods else None
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        return max((method.config.num_speculative_tokens for method in self.methods), default=0)
+
+
+@frozen(eq=False)
+class Parts:
+    """What an engine runs on."""
+
+    target: Model
+    kv: KVManager
+    runner: Runner
+    speculation: Speculation
+    scheduler: Scheduler
+    verification: Verification
+    token_texts: TokenTexts
+    num_speculative_tokens: int
+
+
+def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = None, tokenizer: Any = None) -> Parts:
+    """Loads the target, allocates the KV cache and builds the proposers. Raises what a dry run raises, and what only
+    weights can cause."""
+    target = Model(ModelSource.of_target(config, find_device(config.device)))
+    design = _design(config, plugins, speculative, tokenizer, Outline(target.info, target.kv_groups, weight_bytes=0))
+    device = target.info.device
+    with blaming(f"KV manager {design.kv_spec.name!r}", "be built"):
+        context = KVContext(design.memory.num_blocks, config.block_size, device)
+        kv = design.kv_spec.build(design.kv_options, context)
+    groups = [kv.add_group(layout) for layout in target.kv_groups.layouts]
+    places = [(groups[kind], layer) for kind, layer in target.kv_groups.places]
+    attention = PagedAttention(kv, places, design.ops, Padding.of(device))
+    target.attach(attention, design.ops, design.plan)
+    drafters, draft_groups = [], []
+    for method in design.methods:
+        of_draft = None
+        if method.plan.kv_layout is not None:
+            group = kv.add_group(method.plan.kv_layout, method.spec.name, method.plan.lookahead)
+            of_draft = attention.of_group(group, method.plan.kv_layout.num_layers, method.ops)
+            draft_groups.append(group)
+        drafters.append(_drafter(method, design, target, of_draft))
+    token_texts = TokenTexts(tokenizer)
+    return Parts(
+        target=target,
+        kv=kv,
+        runner=Runner(target, kv, token_texts),
+        speculation=Speculation(drafters, device),
+        scheduler=_scheduler(design, kv, draft_groups),
+        verification=Verification(plugins, design.speculative),
+        token_texts=token_texts,
+        num_speculative_tokens=design.num_speculative_tokens,
+    )
+
+
+def dry_run(config: EngineConfig, plugins: Plugins, speculative: Speculating = None, tokenizer: Any = None) -> Design:
+    """All of `build` that needs no weights. Its errors are those of `build`, but for those that only weights can
+    cause."""
+    target = outline(ModelSource.of_target(config, find_device(config.device)))
+    return _design(config, plugins, speculative, tokenizer, target)
+
+
+def _design(
+    config: EngineConfig, plugins: Plugins, speculative: Speculating, tokenizer: Any, target: Outline
+) -> Design:
+    """target: its weight_bytes are yet to be loaded."""
+    target = evolve(target, info=evolve(target.info, tokenizer=tokenizer))
+    configs = (
+        [] if speculative is None else [speculative] if isinstance(speculative, SpeculativeConfig) else speculative
+    )
+    methods = tuple(_method(each, plugins, target) for each in configs)
+    plan = unite([method.plan for method in methods])
+    kv_spec, kv_options = _kv_manager(config, plugins)
+    layouts = [*target.kv_groups.layouts, *(m.plan.kv_layout for m in methods if m.plan.kv_layout is not None)]
+    with blaming(f"KV manager {kv_spec.name!r}", "say how large a block is"):
+        bytes_per_block = kv_spec.bytes_per_block(kv_options, layouts, config.block_size)
+    draft_kv_bytes = sum(layout.bytes_per_token for layout in layouts[len(target.kv_groups.layouts) :])
+    memory = plan_memory(config, target, plan, bytes_per_block, draft_kv_bytes)
+    resolved = ops.resolve(plugins.ops(target.info.device.type), _contexts(target))
+    return Design(config, target, methods, plan, memory, kv_spec, kv_options, resolved)
+
+
+def _method(config: SpeculativeConfig, plugins: Plugins, target: Outline) -> Method:
+    spec, contexts = plugins.proposer(config.method), _contexts(target)
+    plan = make_plan(spec, config.options, target.info, config.num_speculative_tokens)
+    if plan.kv_layout is not None:
+        contexts = [evolve(contexts[0], kv_layout=plan.kv_layout)]
+    return Method(config, spec, plan, ops.resolve(plugins.ops(target.info.device.type), contexts))
+
+
+def _contexts(target: Outline) -> list[OpsContext]:
+    return [OpsContext(target.info.device, target.info.dtype, layout) for layout in target.kv_groups.layouts]
+
+
+def unite(plans: Sequence[Plan]) -> Plan:
+    """What several proposers ask of the engine together. Groups of the KV cache and states stay each one's own."""
+    if len(plans) == 1:
+        return plans[0]
+    lengths = [plan.max_model_len for plan in plans]
+    return Plan(
+        taps=tuple(dict.fromkeys(tap for plan in plans for tap in plan.taps)),
+        scratch_slots=max((plan.scratch_slots for plan in plans), default=0),
+        weight_bytes=sum(plan.weight_bytes for plan in plans),
+        observes=any(plan.observes for plan in plans),
+        top_tokens=max((plan.top_tokens for plan in plans), default=0),
+        output_rows=any(plan.output_rows for plan in plans),
+        max_model_len=None if None in lengths else max((n for n in lengths if n is not None), default=None),
+    )
+
+
+def _kv_manager(config: EngineConfig, plugins: Plugins) -> tuple[KVManagerSpec, Any]:
+    """The one that the options name, and an instance of its config class. Raises ConfigError or PluginError."""
+    spec, given = plugins.kv_manager(config.kv_manager), config.kv_manager_config
+    known = {attribute.name for attribute in fields(spec.config)} if spec.config else set()
+    for key in given:
+        if key not in known:
+            raise unknown_key(key, known, f"kv_manager_config of {spec.name!r}")
+    with blaming(f"KV manager {spec.name!r}", "take its options"):
+        return spec, spec.config(**given) if spec.config else None
+
+
+def make_plan(spec: ProposerSpec, options: Any, target: TargetInfo, num_speculative_tokens: int) -> Plan:
+    """What a proposer will need. Raises PluginError if it cannot tell."""
+    with blaming(f"proposer {spec.name!r}", "plan what it needs"):
+        plan = spec.plan(options, target, num_speculative_tokens)
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan returned {plan!r}, not a Plan")
+        sizes = {"scratch_slots": plan.scratch_slots, "weight_bytes": plan.weight_bytes}
+        sizes |= {"lookahead": plan.lookahead, "top_tokens": plan.top_tokens}
+        if plan.max_model_len is not None:
+            sizes["max_model_len"] = plan.max_model_len
+        for field, size in sizes.items():
+            if isinstance(size, bool) or not isinstance(size, Integral) or size < 0:
+                raise TypeError(f"its plan has {field}={size!r}: give a whole number, 0 or more")
+    return plan
+
+
+def build_proposer(spec: ProposerSpec, options: Any, context: BuildContext) -> Proposer:
+    """A proposer. Raises PluginError if it cannot be made, or is none."""
+    with blaming(f"proposer {spec.name!r}", "be built"):
+        proposer = spec.build(options, context)
+        missing = [name for name in CALLS if not callable(getattr(proposer, name, None))]
+        if missing:
+            raise TypeError(f"build returned {proposer!r}, which has no {', '.join(missing)}: subclass Proposer")
+    return proposer
+
+
+def _drafter(method: Method, design: Design, target: Model, attention: PagedAttention | None) -> Drafter:
+    """attention: over the draft's own group of the KV cache, if the plan has one."""
+    proposer = build_proposer(method.spec, method.config.options, _build_context(method, design, target, attention))
+    return Drafter(
+        NamedProposer(proposer, method.spec.name),
+        method.plan,
+        max_tokens=design.config.max_num_batched_tokens,
+        vocab_size=target.info.vocab_size,
+        device=target.info.device,
+    )
+
+
+def _scheduler(design: Design, kv: KVManager, draft_groups: Sequence[int]) -> Scheduler:
+    config, speculative = design.config, design.speculative
+    most_requests = speculative.disable_by_batch_size if speculative else None
+    return Scheduler(
+        kv,
+        DraftBudget(design.num_speculative_tokens, most_requests, design.plan.max_model_len),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        block_size=config.block_size,
+        scratch_slots=design.plan.scratch_slots,
+        draft_groups=draft_groups,
+    )
+
+
+def _build_context(method: Method, design: Design, target: Model, attention: PagedAttention | None) -> BuildContext:
+    def load_model(config: DraftModelConfig) -> Model:
+        if attention is None:
+            raise PluginError("a draft model needs a group in the KV cache: its plan must have a kv_layout")
+        model = Model(ModelSource.of_draft(config, design.target.info))
+        model.attach(attention, method.ops)
+        return model
+
+    return BuildContext(
+        target=design.target.info,
+        num_speculative_tokens=method.config.num_speculative_tokens,
+        max_num_seqs=design.config.max_num_seqs,
+        max_num_batched_tokens=design.config.max_num_batched_tokens,
+        device=design.target.info.device,
+        embed=target.embed,
+        output_head=target.output_head,
+        output_rows=target.output_rows,
+        attention=attention,
+        load_model=load_model,
+        speed_up=partial(speed_up, ops=method.ops),
+        state=method.plan.state,
+    )

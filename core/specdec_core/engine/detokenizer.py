@@ -1,0 +1,78 @@
+"""Tokens to text, piece by piece, and stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specdec_core.config.sampling import SamplingParams
+
+_CONTEXT = 6
+"""Prompt tokens to decode with the output: in some tokenizers a token's text depends on its neighbours."""
+
+_LONGEST_WAIT = 16
+"""Tokens after which text that ends within a character is taken as it is: a character has four bytes at the most."""
+
+
+class OutputText:
+    """The text of one request's output. `text` never holds an unfinished character or anything past a stop string;
+    `stop_string` is the one that ended it; one that is complete within the first min_tokens tokens is text."""
+
+    def __init__(self, tokenizer: Any, prompt_token_ids: np.ndarray, params: SamplingParams) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = params.skip_special_tokens
+        self._stop = params.stop
+        self._min_tokens = params.min_tokens
+        self._num_tokens = 0  # of the output
+        self._includes_stop = params.include_stop_str_in_output
+        # Decoded together: some context, then the tokens that are not yet in `text`.
+        self._pending: list[int] = prompt_token_ids[-_CONTEXT:].tolist()
+        self._num_context = len(self._pending)
+        self._context_text = self._decode(self._pending)
+        self._num_given = 0  # characters that add and finish have returned
+        self._hold_back = 0 if self._includes_stop else max((len(s) - 1 for s in self._stop), default=0)
+        self.text = ""
+        self.stop_string: str | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.stop_string is not None
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        """Decode more tokens. Returns the text that became final: an unfinished character, or a tail in which a stop
+        string may have begun, comes later."""
+        self._pending.extend(token_ids)
+        self._num_tokens += len(token_ids)
+        text = self._decode(self._pending)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}") or len(self._pending) - self._num_context > _LONGEST_WAIT:
+            self._take(text)
+        return self._give(len(self.text) if self.is_stopped else len(self.text) - self._hold_back)
+
+    def finish(self) -> str:
+        """No more tokens will come. Returns the rest of the text, an unfinished character as what it is."""
+        if not self.is_stopped:
+            self._take(self._decode(self._pending))
+        return self._give(len(self.text))
+
+    def _give(self, end: int) -> str:
+        start, self._num_given = self._num_given, max(self._num_given, end)
+        return self.text[start : self._num_given]
+
+    def _take(self, text: str) -> None:
+        known = len(self.text)
+        self.text += text[len(self._context_text) :]
+        self._pending = self._pending[-_CONTEXT:]
+        self._num_context = len(self._pending)
+        self._context_text = self._decode(self._pending)
+        if self._num_tokens <= self._min_tokens:
+            return
+        found = [(start, s) for s in self._stop if (start := self.text.find(s, max(0, known - len(s) + 1))) >= 0]
+        if found:
+            start, self.stop_string = min(found, key=lambda each: (each[0], len(each[1])))
+            self.text = self.text[: start + len(self.stop_string) * self._includes_stop]
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        decoded: str = self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+        return decoded

@@ -1,0 +1,85 @@
+"""The device that an engine computes on: made current for what it runs, and recognized once it has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
+
+import torch
+
+from specdec_core.errors import DeviceError, PluginError
+
+_AS_IT_IS = nullcontext()
+
+
+def made_current(device: torch.device) -> AbstractContextManager[None]:
+    """Make it the calling thread's current device while the context is open. A CPU needs nothing.
+
+    torch finds the device of its own operations from their tensors. Kernels that plugins launch (Triton's) go to the
+    current one, and every new thread begins with the first GPU.
+    """
+    return _current_gpu(device) if device.type == "cuda" else _AS_IT_IS
+
+
+@contextmanager
+def _current_gpu(device: torch.device) -> Iterator[None]:
+    """A GPU that has failed may refuse even this. Then what was to run says so."""
+    guard: AbstractContextManager[Any] = torch.cuda.device(device)
+    with suppress(RuntimeError):
+        guard.__enter__()
+    try:
+        yield
+    finally:
+        with suppress(RuntimeError):
+            guard.__exit__(None, None, None)
+
+
+def failure_of(device: torch.device, error: BaseException) -> DeviceError | None:
+    """What to raise instead of a step's error after which every call of the device fails, as after a device-side assert
+    or an access to an illegal address. None if the device still works.
+
+    torch has a type of exception for it. What a plugin's own code raises may be of any type, so a GPU is asked, too.
+    """
+    if not isinstance(error, Exception):
+        return None
+    found = next(filter(_is_final, _with_causes(error)), None)
+    said = found or _complaint_of(device)
+    if said is None:
+        return None
+    while isinstance(error, PluginError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # a PluginError says that the engine can go on
+    first_line = str(said).partition("\n")[0]
+    failure = DeviceError(
+        f"the device {device} failed, and every further call of it fails in this process: {type(said).__name__}: "
+        f"{first_line}. All requests were ended, and this engine can run no more: restart the process"
+    )
+    failure.__cause__ = found or error
+    return failure
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_final(error: BaseException) -> bool:
+    return isinstance(error, torch.AcceleratorError) and not _is_about_memory(error)
+
+
+def _is_about_memory(error: BaseException) -> bool:
+    """Memory that is not to be had is no failure of the device."""
+    return "out of memory" in str(error)
+
+
+def _complaint_of(device: torch.device) -> Exception | None:
+    if device.type != "cuda":
+        return None
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        return None if _is_about_memory(error) else error
+    return None

@@ -1,0 +1,106 @@
+"""One proposer in the engine: asked for drafts, which are checked, and shown what was computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NoReturn
+
+import torch
+
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.proposer import Plan, ProposerBatch, StepCosts
+from specdec_core.engine.draft_check import check_form, check_nodes, check_probs
+from specdec_core.engine.named_proposer import NamedProposer
+from specdec_core.engine.observer import Observer
+from specdec_core.engine.request import Request
+from specdec_core.engine.safe_draft import Doubt, SafeDrafts
+from specdec_core.engine.scheduler import Schedule
+from specdec_core.engine.step_batch import spread
+from specdec_core.errors import PluginError
+from specdec_core.sampling.random import CounterRandom
+
+
+class Drafter:
+    """max_tokens: most tokens whose observation may be put off. reads_drafts: False to check the values of every draft
+    on its device, as is done with those that a device made: also of drafts that the host can read at no cost."""
+
+    def __init__(
+        self, proposer: NamedProposer, plan: Plan, *, max_tokens: int, vocab_size: int, device: torch.device
+    ) -> None:
+        self.proposer, self.plan, self.observer = proposer, plan, Observer(proposer, plan, max_tokens)
+        self.reads_drafts = True
+        self._vocab_size, self._device = vocab_size, device
+        self._safe_drafts = SafeDrafts(vocab_size)
+
+    def start(self, request: Request) -> None:
+        with self.proposer.called() as proposer:
+            proposer.start(request)
+
+    def reset(self, request: Request) -> None:
+        self.observer.forget(request)
+        with self.proposer.called() as proposer:
+            proposer.reset(request)
+
+    def finish(self, request: Request, reason: str) -> None:
+        """An interrupt may break it off: then it is called again."""
+        try:
+            with self.proposer.called() as proposer:
+                proposer.finish(request, reason)
+        except PluginError:
+            self.observer.forget(request)
+            raise
+        self.observer.forget(request)
+
+    def propose(self, schedule: Schedule, costs: StepCosts | None = None) -> tuple[Draft, Doubt | None]:
+        """A draft over all scheduled requests; the proposer sees only those that have a budget. With it comes a doubt
+        if its values could not be looked at: it is safe to compute with, but nothing may be emitted before that is
+        settled."""
+        pairs = zip(schedule.requests, schedule.budgets, strict=True)
+        wanted = [self._budget(request, budget) if budget else 0 for request, budget in pairs]
+        drafting = [request for request, budget in zip(schedule.requests, wanted, strict=True) if budget]
+        if not drafting:
+            return Draft.from_chains([[]] * len(schedule.requests), self._device), None
+        self.observer.catch_up(drafting)
+        budgets = tuple(budget for budget in wanted if budget)
+        root_positions = torch.tensor([r.num_tokens - 1 for r in drafting], device=self._device)
+        batch = ProposerBatch(
+            requests=drafting,
+            root_token_ids=torch.tensor([int(r.token_ids[-1]) for r in drafting], device=self._device),
+            root_positions=root_positions,
+            temperature=torch.tensor(
+                [0.0 if r.params.is_greedy else r.params.temperature for r in drafting], device=self._device
+            ),
+            max_draft_tokens=budgets,
+            random=CounterRandom([r.seed for r in drafting], root_positions),
+            costs=costs,
+        )
+        with self.proposer.called() as proposer:
+            draft, doubt = self._checked(proposer.propose(batch), budgets)
+        return spread(draft, wanted), doubt
+
+    def _budget(self, request: Request, budget: int) -> int:
+        """As far as this proposer reaches, and if it may draft at all."""
+        if self.plan.max_model_len is not None:
+            budget = max(0, min(budget, self.plan.max_model_len - request.num_tokens))
+        return budget if self.observer.may_draft(request) else 0
+
+    def _checked(self, draft: Draft, budgets: Sequence[int]) -> tuple[Draft, Doubt | None]:
+        check_form(draft, budgets, self._vocab_size, self._device)
+        if not draft.num_nodes:
+            return draft, None
+        is_read = self.reads_drafts and draft.is_on_host(draft.token_ids, draft.parents)
+        if is_read:
+            check_nodes(draft, self._vocab_size)
+            if draft.is_on_host(draft.scores, draft.q, draft.q_rows, draft.q_ids, draft.q_to_target):
+                check_probs(draft, self._vocab_size)
+                return draft, None
+        safe, is_wrong = self._safe_drafts.of(draft, nodes_are_sound=is_read)
+        return safe, Doubt(is_wrong, partial(self._name_fault, draft))
+
+    def _name_fault(self, draft: Draft) -> NoReturn:
+        with self.proposer.called():
+            draft = draft.to("cpu")
+            check_nodes(draft, self._vocab_size)
+            check_probs(draft, self._vocab_size)
+            raise RuntimeError("its draft was found to be wrong on the device, but on the host it is not")

@@ -1,0 +1,171 @@
+"""What speculation did: for one request, over the life of an engine, and in the log every few seconds."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter as CounterOf
+from itertools import zip_longest
+
+from attrs import define, field, frozen
+
+from specdec_core.contracts.report import StepReport
+
+LOG_INTERVAL_S = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+@frozen
+class Counter:
+    """A number that only grows."""
+
+    name: str
+    value: int | float
+
+
+@frozen
+class Vector:
+    """A number per draft position."""
+
+    name: str
+    values: list[int]
+
+    @property
+    def value(self) -> list[int]:
+        return self.values
+
+
+@define
+class DraftCounts:
+    """What became of some drafts. accepted_per_pos[i]: how many of them had at least i + 1 tokens accepted; in a tree,
+    a position is a depth."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
+    accepted_per_pos: list[int] = field(factory=list)
+
+    def add(self, num_draft_tokens: int, num_accepted: int) -> None:
+        """One more draft."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft_tokens
+        self.num_accepted += num_accepted
+        self.accepted_per_pos += [0] * (num_accepted - len(self.accepted_per_pos))
+        for position in range(num_accepted):
+            self.accepted_per_pos[position] += 1
+
+    def __add__(self, other: DraftCounts) -> DraftCounts:
+        per_pos = zip_longest(self.accepted_per_pos, other.accepted_per_pos, fillvalue=0)
+        return DraftCounts(
+            self.num_drafts + other.num_drafts,
+            self.num_draft_tokens + other.num_draft_tokens,
+            self.num_accepted + other.num_accepted,
+            [sum(both) for both in per_pos],
+        )
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per verified draft: 1 + accepted / drafts (1.0 without drafts)."""
+        return 1 + self.num_accepted / self.num_drafts if self.num_drafts else 1.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The share of the draft tokens that was accepted (0.0 without any)."""
+        return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def acceptance_rate_per_pos(self) -> list[float]:
+        """The share of the drafts of which the token at each position was accepted."""
+        return [num_accepted / self.num_drafts for num_accepted in self.accepted_per_pos]
+
+
+@define
+class Totals:
+    """Step reports, added up."""
+
+    drafts: DraftCounts = field(factory=DraftCounts)
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_preempted: int = 0
+    num_cached_tokens: int = 0
+    draft_s: float = 0.0
+    target_s: float = 0.0
+    step_s: float = 0.0
+    steps_per_verifier: CounterOf[str] = field(factory=CounterOf)
+
+    def add(self, report: StepReport, step_s: float) -> None:
+        for num_accepted in report.accepted_per_request.values():
+            self.drafts.add(0, num_accepted)
+        self.drafts.num_draft_tokens += report.num_draft_tokens
+        self.num_prompt_tokens += report.num_prefill_tokens
+        self.num_output_tokens += report.num_output_tokens
+        self.num_preempted += report.num_preempted
+        self.num_cached_tokens += report.num_cached_tokens
+        self.draft_s += report.draft_s
+        self.target_s += report.target_s
+        self.step_s += step_s
+        if report.verifier:
+            self.steps_per_verifier[report.verifier] += 1
+
+    def log_line(self) -> str:
+        """Rates per second of work: time between steps, when others have the turn or nothing is to do, is no work."""
+        drafts = self.drafts
+        words = [f"{self.num_prompt_tokens / self.step_s:.1f} prompt and "]
+        words.append(f"{self.num_output_tokens / self.step_s:.1f} output tokens/s")
+        if drafts.num_drafts:
+            per_pos = ", ".join(f"{rate:.2f}" for rate in drafts.acceptance_rate_per_pos)
+            words.append(
+                f"; drafted {drafts.num_draft_tokens / self.step_s:.1f} and accepted "
+                f"{drafts.num_accepted / self.step_s:.1f} tokens/s; mean acceptance length "
+                f"{drafts.acceptance_length:.2f}, acceptance rate per position {per_pos or 'none'}; "
+                f"{self.draft_s:.2f} s drafting, {self.target_s:.2f} s in the target"
+            )
+        return "".join(words)
+
+
+class Metrics:
+    """Sums up the steps of an engine. Mean acceptance length = 1 + num_accepted_tokens / num_drafts.
+
+    prefix: of every name, before a colon. log_interval_s: seconds of work from one line in the log to the next; None:
+    no lines.
+    """
+
+    def __init__(
+        self, num_speculative_tokens: int, *, prefix: str = "specdec", log_interval_s: float | None = LOG_INTERVAL_S
+    ) -> None:
+        self._num_positions = num_speculative_tokens
+        self._prefix = prefix
+        self._log_interval_s = log_interval_s
+        self._totals = Totals()
+        self._since_logged = Totals()
+
+    def update(self, report: StepReport, step_s: float) -> None:
+        """step_s: how long the whole step took."""
+        self._totals.add(report, step_s)
+        if self._log_interval_s is None:
+            return
+        self._since_logged.add(report, step_s)
+        if self._since_logged.step_s >= self._log_interval_s:
+            logger.info("%s: %s", self._prefix, self._since_logged.log_line())
+            self._since_logged = Totals()
+
+    def read(self) -> list[Counter | Vector]:
+        totals, drafts = self._totals, self._totals.drafts
+        per_pos = drafts.accepted_per_pos + [0] * (self._num_positions - len(drafts.accepted_per_pos))
+        engine, speculation = f"{self._prefix}:", f"{self._prefix}:spec_decode_"
+        return [
+            Counter(f"{speculation}num_drafts", drafts.num_drafts),
+            Counter(f"{speculation}num_draft_tokens", drafts.num_draft_tokens),
+            Counter(f"{speculation}num_accepted_tokens", drafts.num_accepted),
+            Vector(f"{speculation}num_accepted_tokens_per_pos", per_pos),
+            Counter(f"{speculation}draft_seconds", totals.draft_s),
+            Counter(f"{speculation}target_seconds", totals.target_s),
+            *(
+                Counter(f"{speculation}num_steps_verified_by_{name}", n)
+                for name, n in sorted(totals.steps_per_verifier.items())
+            ),
+            Counter(f"{engine}prompt_tokens", totals.num_prompt_tokens),
+            Counter(f"{engine}generation_tokens", totals.num_output_tokens),
+            Counter(f"{engine}num_preemptions", totals.num_preempted),
+            Counter(f"{engine}prefix_cache_hits", totals.num_cached_tokens),
+        ]

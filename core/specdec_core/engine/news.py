@@ -1,0 +1,34 @@
+"""What listeners are yet to be told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec_core.engine.request import Piece, Request
+
+
+class News:
+    """New pieces of requests, until their listeners hear of them. However often a request is added in between, also
+    after it has ended, there is one call, and none after the one that says that it has ended."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, tuple[Request, Sequence[Piece]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def add(self, request: Request, pieces: Sequence[Piece]) -> None:
+        request.num_streamed += sum(len(piece.text) for piece in pieces)
+        if request.id in self._pieces:
+            pieces = [*self._pieces[request.id][1], *pieces]
+        self._pieces[request.id] = request, pieces
+
+    def tell(self) -> None:
+        """Call the listeners. One that raises leaves the rest of the news for the next time."""
+        while self._pieces:
+            request, pieces = self._pieces.pop(next(iter(self._pieces)))
+            listener = request.listener
+            if request.finish_reason is not None:
+                request.listener = None  # it may lead back to the engine, and a proposer may hold the last requests
+            if listener is not None:
+                listener(request, pieces)

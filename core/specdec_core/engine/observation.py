@@ -1,0 +1,91 @@
+"""What a forward pass made final, for proposers that keep state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from specdec_core.contracts.draft import DEAD, Draft
+from specdec_core.contracts.proposer import Observation, TopTokens
+from specdec_core.contracts.verifier import Verdict
+from specdec_core.engine.runner import Computed
+from specdec_core.engine.scheduler import Schedule
+
+
+def observation_of(
+    schedule: Schedule,
+    computed: Computed,
+    draft: Draft,
+    verdict: Verdict,
+    chosen: Sequence[int],
+    taps: Sequence[str],
+    num_top_tokens: int = 0,
+) -> Observation:
+    """The known tokens and the accepted nodes of some requests, with their features. The verdict is on the host.
+
+    chosen: ascending indices into the schedule. num_top_tokens: see `Plan.top_tokens`.
+    """
+    batch, device = computed.batch, computed.batch.token_ids.device
+    which = np.asarray(chosen, dtype=np.int64)
+    scheduled = [schedule.requests[i] for i in chosen]
+    num_known = np.asarray(schedule.num_known)[which]
+    counts = num_known + np.minimum(np.asarray(draft.num_nodes_per_request)[which], draft.max_depth)
+    offsets = counts.cumsum() - counts
+    requests = np.arange(len(counts)).repeat(counts)
+    local = np.arange(len(requests)) - offsets[requests]
+    accepted = np.maximum(local - num_known[requests] + 1, 0)  # 0: a known token
+    first = batch.token_offsets[which][requests] + np.minimum(
+        local, num_known[requests] - 1
+    )  # known token, or the root
+    decided_at = verdict.rows.numpy()[which]
+    tokens = torch.from_numpy(first + decided_at[requests, accepted] - decided_at[requests, 0]).to(device)
+
+    num_accepted = verdict.num_accepted.numpy()[which]
+    decided = verdict.token_ids.numpy()[which, num_accepted]
+    # Where the next token is known already, the verdict says nothing.
+    following = [
+        int(request.token_ids[end]) if (end := request.num_computed + known) < request.num_tokens else max(0, token)
+        for request, known, token in zip(scheduled, num_known.tolist(), decided.tolist(), strict=True)
+    ]
+    num_valid = np.where(decided >= 0, num_accepted + num_known, 0)
+    return Observation(
+        requests=tuple(scheduled),
+        starts=tuple(request.num_computed for request in scheduled),
+        offsets=tuple(accumulate(counts.tolist(), initial=0)),
+        num_valid=torch.from_numpy(num_valid.astype(np.int32)).to(device),
+        last_rows=torch.from_numpy(offsets + np.maximum(num_valid - 1, 0)).to(device),
+        host_num_valid=tuple(num_valid.tolist()),
+        token_ids=batch.token_ids.index_select(0, tokens),
+        positions=batch.positions.index_select(0, tokens),
+        features={tap: computed.features[tap].index_select(0, tokens) for tap in taps},
+        next_token_ids=torch.tensor(following, device=device),
+        top_tokens=_top_tokens(computed, draft, which, num_top_tokens) if num_top_tokens else None,
+    )
+
+
+def _top_tokens(computed: Computed, draft: Draft, which: np.ndarray, number: int) -> TopTokens:
+    """At the roots and nodes of some requests, of the logits as the target gave them."""
+    layout, batch = draft.host_layout, computed.batch
+    is_wanted = np.isin(layout.row_requests, which)
+    rows, numbers = np.flatnonzero(is_wanted), is_wanted.cumsum() - 1
+    parents = np.full(len(layout.up), -1, dtype=np.int64)
+    parents[layout.node_rows] = np.where(layout.is_alive, numbers[layout.parent_rows], DEAD)
+
+    def on_device(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(computed.logits.device)
+
+    index = on_device(rows)
+    flat = batch.rows.index_select(0, index)
+    logits = computed.logits.index_select(0, index).float()
+    best = logits.topk(min(number, logits.shape[-1]), dim=-1)
+    return TopTokens(
+        requests=on_device(np.searchsorted(which, layout.row_requests[rows])),
+        positions=batch.positions.index_select(0, flat),
+        token_ids=batch.token_ids.index_select(0, flat),
+        parents=on_device(parents[rows]),
+        ids=best.indices,
+        logprobs=best.values - logits.logsumexp(dim=-1, keepdim=True),
+    )

@@ -1,0 +1,115 @@
+"""What may be submitted. A request that is refused touches no other."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from specdec_core.config.fields import shown
+from specdec_core.config.sampling import SamplingParams
+from specdec_core.contracts.target import TargetInfo
+from specdec_core.errors import CapacityError, ConfigError
+from specdec_core.sampling.bad_words import tokenised
+from specdec_core.sampling.constraints import Constraints
+
+
+def checked_prompt(prompt_token_ids: Sequence[int], target: TargetInfo) -> np.ndarray:
+    """The prompt as int64 [num_tokens]. Raises ConfigError or CapacityError."""
+    try:
+        token_ids = np.asarray(prompt_token_ids)
+    except (TypeError, ValueError):  # a tensor of another device, lists of unequal length
+        token_ids = np.empty((0, 0))
+    if token_ids.ndim != 1 or token_ids.size == 0 or not _are_whole(prompt_token_ids, token_ids):
+        raise ConfigError(
+            f"prompt_token_ids={reprlib.repr(prompt_token_ids)} is not a list of one or more whole numbers"
+        )
+    if token_ids.min() < 0 or token_ids.max() >= target.vocab_size:
+        outside = token_ids[(token_ids < 0) | (token_ids >= target.vocab_size)]
+        raise ConfigError(
+            f"prompt token ids {outside[:5].tolist()} are not in the vocabulary: allowed are 0 to "
+            f"{target.vocab_size - 1}"
+        )
+    if len(token_ids) >= target.max_model_len:
+        raise CapacityError(
+            f"a prompt of {len(token_ids)} tokens leaves no room for output within max_model_len="
+            f"{target.max_model_len}: shorten it, or raise max_model_len if the model allows"
+        )
+    return token_ids.astype(np.int64)
+
+
+def _are_whole(given: Sequence[int], array: np.ndarray) -> bool:
+    """Whether none of them is anything else. numpy takes truth values among numbers for 0 and 1, and keeps integers
+    that are too large for it as objects."""
+    if array.dtype.kind == "O":
+        return all(type(token_id) is int for token_id in array)
+    has_truth_values = isinstance(given, list | tuple) and any(isinstance(each, bool | np.bool_) for each in given)
+    return array.dtype.kind in "iu" and not has_truth_values
+
+
+def check_params(params: SamplingParams, num_speculative_tokens: int, target: TargetInfo, *, has_text: bool) -> None:
+    """num_speculative_tokens: the engine's. Raises ConfigError."""
+    if params.n != 1:
+        raise ConfigError(f"n={params.n}: a request is one completion. Submit one with each params.of_sample(index)")
+    if params.stop and not has_text:
+        raise ConfigError(f"stop={list(params.stop)} needs text: leave out skip_tokenizer_init=True")
+    if params.bad_words and not has_text:
+        raise ConfigError(f"bad_words={list(params.bad_words)} need a tokenizer: leave out skip_tokenizer_init=True")
+    _check_ids("stop_token_ids", params.stop_token_ids, target)
+    _check_ids("allowed_token_ids", params.allowed_token_ids or (), target)
+    _check_ids("logit_bias for token ids", params.logit_bias or (), target)
+    for name, number in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if number is not None and number > target.vocab_size:
+            raise ConfigError(
+                f"{name}={number} is more than the {target.vocab_size} tokens of the vocabulary: lower it, or give -1 "
+                f"for all"
+            )
+    asked = params.num_speculative_tokens
+    if asked and not num_speculative_tokens:
+        raise ConfigError(f"num_speculative_tokens={asked} of a request needs an engine with a speculative_config")
+    if asked is not None and asked > num_speculative_tokens:
+        raise ConfigError(
+            f"num_speculative_tokens={asked} of a request exceeds the engine's {num_speculative_tokens}: lower it, or "
+            f"raise the number in speculative_config"
+        )
+
+
+def checked_constraints(
+    params: SamplingParams, tokenizer: Any, eos_token_ids: frozenset[int], target: TargetInfo
+) -> Constraints | None:
+    """What parameters that were checked ask of logits, as token ids. Raises ConfigError."""
+    words = tokenised(params.bad_words, tokenizer)
+    _check_ids("bad_words with token ids", [token_id for word in words for token_id in word], target)
+    # A checkpoint may name an end that its vocabulary does not have.
+    ends = frozenset(token_id for token_id in eos_token_ids if 0 <= token_id < target.vocab_size)
+    constraints = Constraints.of(params, words, ends)
+    if constraints is not None:
+        _check_that_some_token_is_left(constraints, target)
+    return constraints
+
+
+def _check_that_some_token_is_left(constraints: Constraints, target: TargetInfo) -> None:
+    """By the constraints that hold for the first token, whatever the logits are."""
+    is_left = np.ones(target.vocab_size, dtype=bool)
+    if constraints.allowed_ids is not None:
+        is_left[:] = False
+        is_left[constraints.allowed_ids] = True
+    is_left[[word[0] for word in constraints.bad_words if len(word) == 1]] = False
+    if not is_left.any():
+        raise ConfigError("bad_words forbid all that allowed_token_ids leave: allow more tokens, or forbid fewer words")
+    is_left[constraints.end_ids] = False
+    if constraints.min_tokens and not is_left.any():
+        raise ConfigError(
+            f"min_tokens={constraints.min_tokens}, but every token that allowed_token_ids and bad_words leave ends the "
+            f"output: allow more tokens, or give min_tokens=0"
+        )
+
+
+def _check_ids(what: str, token_ids: Iterable[int], target: TargetInfo) -> None:
+    outside = [token_id for token_id in token_ids if token_id >= target.vocab_size]
+    if outside:
+        raise ConfigError(
+            f"{what} {shown(outside[:5])} are not in the vocabulary: allowed are 0 to {target.vocab_size - 1}"
+        )

@@ -1,0 +1,45 @@
+"""The target's forward pass over one step: a schedule and a draft in, logits and features out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from attrs import frozen
+
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.kv import KVManager
+from specdec_core.engine.logprobs import TokenTexts, add_prompt_logprobs, prompt_parts, rows_of
+from specdec_core.engine.scheduler import Schedule
+from specdec_core.engine.step_batch import StepBatch
+from specdec_core.models import Model
+
+
+@frozen(eq=False)
+class Computed:
+    """What one forward pass computed."""
+
+    batch: StepBatch
+    logits: torch.Tensor  # [num_rows, vocab]   of roots and nodes
+    features: Mapping[str, torch.Tensor]  # {tap: [num_tokens, width]}
+
+
+class Runner:
+    """Knows how a step becomes tensors on the device. Nothing else in the engine calls the target."""
+
+    def __init__(self, target: Model, kv: KVManager, token_texts: TokenTexts) -> None:
+        self._target, self._kv, self._token_texts = target, kv, token_texts
+
+    def run(self, schedule: Schedule, draft: Draft) -> Computed:
+        """Prompts' logprobs, where requests ask for them, are handed to the requests at once."""
+        num_padded = self._target.attention.padded(sum(schedule.num_known) + draft.num_nodes)
+        batch = StepBatch.of(schedule, draft, num_padded, self._target.info.device)
+        starts = [request.num_computed for request in schedule.requests]
+        metadata = self._kv.metadata(schedule.request_ids, starts, batch.lengths)
+        parts = prompt_parts(schedule, batch)
+        rows = torch.cat([batch.rows, rows_of(parts, batch.rows.device)]) if parts else batch.rows
+        logits, features = self._target.forward(batch.token_ids, batch.positions, metadata, batch.visibility, rows)
+        if parts:
+            logits, of_prompts = logits[: len(batch.rows)], logits[len(batch.rows) :]
+            add_prompt_logprobs(parts, of_prompts, self._token_texts)
+        return Computed(batch, logits, features)

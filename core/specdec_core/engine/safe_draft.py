@@ -1,0 +1,178 @@
+"""Drafts that a device made: checked there, without waiting for it, and made safe to compute with.
+
+Every operation has shapes that the host knows and none reads a value back, so that this can be part of a graph. What is
+found wrong comes to the host with the step's results; `draft_check` then says what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from attrs import evolve, frozen
+
+from specdec_core.contracts.draft import DEAD, Draft
+from specdec_core.contracts.verifier import Verdict
+from specdec_core.engine.draft_check import SUM_TOLERANCE
+
+
+@frozen(eq=False)
+class Doubt:
+    """About a draft that only its device has seen. is_wrong: bool [], on that device. explain: raises what is wrong."""
+
+    is_wrong: torch.Tensor
+    explain: Callable[[], NoReturn]
+
+    def settle(self, verdict: Verdict) -> Verdict:
+        """The verdict on the host, in one download with what is to be known. Raises PluginError if the draft was wrong,
+        in which case the verdict says nothing about any request."""
+        if verdict.token_ids.device.type == "cpu":
+            if self.is_wrong:
+                self.explain()
+            return verdict
+        parts = (verdict.token_ids, verdict.rows, verdict.num_accepted, self.is_wrong)
+        packed = torch.cat([part.reshape(-1).to(torch.int64) for part in parts]).cpu()
+        if packed[-1]:
+            self.explain()
+        shape, size = verdict.token_ids.shape, verdict.token_ids.numel()
+        token_ids, rows, num_accepted = packed[:size], packed[size : 2 * size], packed[2 * size : -1]
+        return Verdict(token_ids.view(shape), rows.view(shape).to(torch.int32), num_accepted.to(torch.int32))
+
+
+class SafeDrafts:
+    """Makes drafts safe. It keeps where the nodes of the last one stood, which need not be uploaded again."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._key: object = None
+        self._places: _Places | None = None
+
+    def of(self, draft: Draft, *, nodes_are_sound: bool = False) -> tuple[Draft, torch.Tensor]:
+        """A draft that leads to no token, row or request but its own, whatever the one given holds, and whether that
+        one breaks its contract, bool []. One that does becomes a draft of dead nodes; any other stays as it is.
+
+        draft: with nodes, and of the right form (`draft_check.check_form`). nodes_are_sound: its token ids and parents
+        were looked at already.
+        """
+        found = _Faults(draft, self._places_of(draft), self._vocab_size)
+        is_wrong = found.of_nodes | found.of_scores
+        changes: dict[str, Any] = {}
+        if draft.q is not None and draft.q_rows is not None:
+            is_wrong = is_wrong | found.of_q(draft.q, draft.q_rows)
+            changes["q_rows"] = draft.q_rows.masked_fill(is_wrong, -1)
+        if not nodes_are_sound:
+            changes["token_ids"] = draft.token_ids.masked_fill(is_wrong, 0)
+            changes["parents"] = draft.parents.masked_fill(is_wrong, DEAD)
+        for name, ids in (("q_ids", draft.q_ids), ("q_to_target", draft.q_to_target)):
+            if ids is not None:
+                changes[name] = ids.clamp(0, self._vocab_size - 1)
+        return evolve(draft, **changes), is_wrong
+
+    def _places_of(self, draft: Draft) -> _Places:
+        key = draft.offsets, draft.token_ids.device
+        if self._places is None or key != self._key:
+            self._key, self._places = key, _Places.of(draft)
+        return self._places
+
+
+@frozen(eq=False)
+class _Places:
+    """Where nodes stand, as far as offsets say it."""
+
+    node: torch.Tensor  # int64 [num_nodes]   each node's own number
+    start: torch.Tensor  # int64 [num_nodes]   that of its request's first node
+    index: torch.Tensor  # int64 [num_nodes]   its number within the request
+    most: int  # nodes of any request
+
+    @classmethod
+    def of(cls, draft: Draft) -> _Places:
+        counts, device = draft.num_nodes_per_request, draft.token_ids.device
+        node = np.arange(draft.num_nodes)
+        start = np.repeat(draft.offsets[:-1], counts)
+        places = torch.from_numpy(np.stack([node, start, node - start])).to(device)
+        return cls(places[0], places[1], places[2], max(counts))
+
+
+class _Faults:
+    """What is wrong with a draft, each a bool []."""
+
+    def __init__(self, draft: Draft, places: _Places, vocab_size: int) -> None:
+        self._draft, self._places, self._vocab_size = draft, places, vocab_size
+        node, start, index = places.node, places.start, places.index
+        token_ids, parents = draft.token_ids, draft.parents.to(torch.int64)
+        is_node = (parents >= 0) & (parents < index)  # whether the parent is a node
+        above = torch.where(is_node, start + parents, node)
+        is_wrong = (token_ids < 0) | (token_ids >= vocab_size) | (parents < DEAD) | (parents >= index)
+        up, steps = above, is_node.to(torch.int64)  # a child of the root, and a dead node, counts as its own parent
+        for _ in range(places.most.bit_length()):  # each time twice as far up
+            up, steps = up[up], steps + steps[up]
+        self._is_alive = parents[up] == -1
+        is_wrong |= self._is_alive & (steps >= draft.max_depth)
+        if draft.is_chain:
+            is_wrong |= self._is_alive & (parents != index - 1)
+        self.of_nodes = is_wrong.any()
+        # Equal for siblings, and for no others.
+        self._family = torch.where(is_node, above, len(node) + start)
+        self._token_ids = token_ids.clamp(0, vocab_size - 1)
+
+    @property
+    def of_scores(self) -> torch.Tensor:
+        scores = self._draft.scores
+        if scores is None:
+            return torch.zeros_like(self.of_nodes)
+        return (self._is_alive & ~((scores >= 0) & (scores <= 1))).any()  # NaN as well
+
+    def of_q(self, q: torch.Tensor, q_rows: torch.Tensor) -> torch.Tensor:
+        num_rows, device = len(q), q.device
+        is_outside = ((q_rows < -1) | (q_rows >= num_rows)).any()
+        if not q.numel():
+            return is_outside | (self._is_alive & (q_rows >= 0)).any()
+        is_sampled = self._is_alive & (q_rows >= 0)
+        rows = q_rows.to(torch.int64).clamp(0, num_rows - 1)
+        is_used = torch.zeros(num_rows + 1, dtype=torch.bool, device=device)
+        is_used = is_used.index_fill(0, torch.where(is_sampled, rows, num_rows), True)[:num_rows]
+        is_distribution = (q.amin(dim=1) >= 0) & ((q.sum(dim=1) - 1).abs() <= SUM_TOLERANCE)  # NaN is none
+        probs, vocabulary_is_wrong = self._drawn_probs(q, rows, is_used)
+        return (
+            is_outside
+            | (is_used & ~is_distribution).any()
+            | vocabulary_is_wrong
+            | (is_sampled & ~(probs > 0)).any()
+            | self._siblings_are_wrong(is_sampled, rows)
+        )
+
+    def _drawn_probs(
+        self, q: torch.Tensor, rows: torch.Tensor, is_used: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """float [num_nodes]   which each node's row of q gives its token; and whether the columns of q are wrong."""
+        draft, token_ids, last = self._draft, self._token_ids, self._vocab_size - 1
+        if draft.q_ids is not None:
+            ids = draft.q_ids
+            ordered = ids.sort(dim=1).values
+            is_twice = (ordered[:, 1:] == ordered[:, :-1]).any(dim=1)
+            is_wrong = ((ids < 0) | (ids > last)).any() | (is_twice & is_used).any()
+            is_it = ids[rows] == token_ids.unsqueeze(1)
+            return torch.where(is_it, q[rows], 0).sum(dim=1), is_wrong
+        if draft.q_to_target is None:
+            return q[rows, token_ids], torch.zeros_like(self.of_nodes)
+        mapping = draft.q_to_target
+        ordered = mapping.sort().values
+        is_wrong = ((mapping < 0) | (mapping > last)).any() | (ordered[1:] == ordered[:-1]).any()
+        column = torch.full((self._vocab_size,), -1, device=q.device)
+        column = column.scatter(0, mapping.clamp(0, last), torch.arange(len(mapping), device=q.device))[token_ids]
+        return torch.where(column >= 0, q[rows, column.clamp(min=0)], 0), is_wrong
+
+    def _siblings_are_wrong(self, is_sampled: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """A sampled one after a chosen one, or from another row of q; or, drawn without replacement, two alike."""
+        family = torch.where(self._is_alive, self._family, -1 - self._places.node)  # dead nodes have no siblings
+        order = family.argsort(stable=True)
+        family, is_drawn, row = family[order], is_sampled[order], rows[order]
+        differs = ~is_drawn[:-1] | (row[1:] != row[:-1])
+        is_wrong = ((family[1:] == family[:-1]) & is_drawn[1:] & differs).any()
+        if not self._draft.with_replacement:
+            own = self._family * self._vocab_size + self._token_ids
+            own = torch.where(is_sampled, own, -1 - self._places.node).sort().values
+            is_wrong = is_wrong | (own[1:] == own[:-1]).any()
+        return is_wrong

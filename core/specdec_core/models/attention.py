@@ -1,0 +1,218 @@
+"""The one attention path: every model that the engine runs, target or draft, computes its attention here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from attrs import define, frozen
+from torch import nn
+from transformers.modeling_utils import AttentionInterface
+
+from specdec_core.contracts.kv import KVManager, KVMetadata, Visibility
+from specdec_core.contracts.proposer import RequestView
+from specdec_core.errors import CompatibilityError, SpecdecError
+from specdec_core.models.families import ATTENTION_KEYWORDS, HARMLESS_TENSORS
+from specdec_core.ops.attention_plan import AttentionPlan
+from specdec_core.ops.padding import Padding, padded_to, round_up
+
+IMPLEMENTATION = "specdec"
+"""The name under which transformers' models find `attention`: pass it as `attn_implementation`."""
+
+_SITE = "specdec_site"
+
+
+def attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+    **features: Any,
+) -> tuple[torch.Tensor, None]:
+    """query [1, num_heads, num_tokens, key_dim], key and value [1, num_kv_heads, num_tokens, ...], rotated already.
+
+    features: what a family passes besides. Those of `families.ATTENTION_KEYWORDS` count; the others
+    were looked at when the model was loaded. Returns [1, num_tokens, num_heads, value_dim]. What to see and where to
+    store comes from the module's site, not from `attention_mask`: some families pass no keyword arguments through.
+    """
+    site = getattr(module, _SITE, None)
+    if site is None:
+        raise CompatibilityError(
+            f"{type(module).__name__} was not prepared for the paged cache: load the model through specdec's Target"
+        )
+    tokens_first = (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1))
+    attended = site.attend(module, *tokens_first, scaling, features)
+    return attended.contiguous().unsqueeze(0), None  # some families call view on it
+
+
+AttentionInterface.register(IMPLEMENTATION, attention)
+
+
+class PagedAttention:
+    """Attention of one model's layers over their places in the KV cache (`LayerAttention`).
+
+    The target has one, and so has a draft with layers of its own. places: of each layer, its group and its number in
+    there. A draft's layers are all in one group.
+    """
+
+    implementation = IMPLEMENTATION
+
+    def __init__(
+        self,
+        kv: KVManager,
+        places: Sequence[tuple[int, int]],
+        ops: Mapping[str, Callable[..., Any]],
+        padding: Padding,
+    ) -> None:
+        self._kv, self._places, self._ops, self._padding = kv, tuple(places), ops, padding
+        self._plan: AttentionPlan | None = None  # of the pass under way
+        self._rows: tuple[torch.Tensor, AttentionPlan] | None = None  # that layers asked for last, and their own plan
+        self._slot_mapping: torch.Tensor | None = None
+        self._window: int | None = None
+
+    def of_group(self, group: int, num_layers: int, ops: Mapping[str, Callable[..., Any]]) -> PagedAttention:
+        """The same for another model's layers, which have a group to themselves."""
+        return PagedAttention(self._kv, [(group, layer) for layer in range(num_layers)], ops, self._padding)
+
+    def padded(self, num_tokens: int) -> int:
+        """The length to pad a flat batch of num_tokens to: there rows are computed alike however many there are."""
+        return round_up(num_tokens, self._padding.rows)
+
+    def bind(self, modules: Sequence[nn.Module]) -> None:
+        """Give each of transformers' attention modules, in layer order, its place."""
+        for layer, module in enumerate(modules):
+            setattr(module, _SITE, CacheSite(self, layer))
+
+    def fill(self, requests: Sequence[RequestView], num_tokens: Sequence[int]) -> None:
+        (group,) = {group for group, _ in self._places}
+        self._kv.fill(group, [request.id for request in requests], num_tokens)
+
+    def metadata(
+        self, requests: Sequence[RequestView], starts: Sequence[int] | torch.Tensor, lengths: Sequence[int]
+    ) -> KVMetadata:
+        """See `LayerAttention.metadata`."""
+        if isinstance(starts, torch.Tensor):
+            starts = starts.tolist()  # a KV manager counts on the host: on a GPU, this waits for the device
+        return self._kv.metadata([request.id for request in requests], starts, lengths)
+
+    @contextmanager
+    def forwarding(self, metadata: KVMetadata, visibility: Visibility, *, window: int | None = None) -> Iterator[None]:
+        """While it is open, layers store at metadata's slots and attend as visibility says, padding included. window:
+        see `LayerAttention.forwarding`."""
+        self._plan = AttentionPlan(metadata, visibility, self._padding)
+        self._slot_mapping = padded_to(len(visibility.positions), metadata.slot_mapping, value=-1)
+        self._window = window
+        try:
+            yield
+        finally:
+            self._plan = self._slot_mapping = self._rows = self._window = None
+
+    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """See `LayerAttention.store`."""
+        if self._slot_mapping is None:
+            raise SpecdecError("attention was called outside of `with attention.forwarding(...)`: there is no pass")
+        self._ops["store_kv"](*self._kv.cache(*self._places[layer]), self._slot_mapping, key, value)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None = None,
+        *,
+        rows: torch.Tensor | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `LayerAttention.attend`."""
+        self.store(layer, key, value)
+        keys, values = self._kv.cache(*self._places[layer])
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        query = query if rows is None else query.index_select(0, rows)
+        plan = self._plan if rows is None else self._plan_of_rows(rows)
+        if self._window is not None:
+            window = self._window if window is None else min(window, self._window)
+        attended: torch.Tensor = self._ops["paged_attention"](
+            query, keys, values, plan, scaling, window=window, softcap=softcap, sinks=sinks
+        )
+        return attended
+
+    def _plan_of_rows(self, rows: torch.Tensor) -> AttentionPlan:
+        """Made once for all layers that ask for the same rows."""
+        if self._rows is None or self._rows[0] is not rows:
+            assert self._plan is not None
+            self._rows = rows, self._plan.of_rows(rows)
+        return self._rows[1]
+
+
+@frozen(eq=False)
+class CacheSite:
+    """An attention module's place: its layer of a group in the KV cache."""
+
+    attention: PagedAttention
+    layer: int
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+        features: Mapping[str, Any],
+    ) -> torch.Tensor:
+        given = {argument: features.get(keyword) for keyword, argument in ATTENTION_KEYWORDS.items()}
+        return self.attention.attend(self.layer, query, key, value, scaling, **given)
+
+
+@define(eq=False)
+class ProbeSite:
+    """Stands in every candidate module during the one forward at load, and records who asks for what."""
+
+    modules: list[nn.Module]
+    shapes: list[tuple[int, int, int]]  # num_kv_heads, key_dim, value_dim
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+        features: Mapping[str, Any],
+    ) -> torch.Tensor:
+        for name, given in features.items():
+            if isinstance(given, torch.Tensor) and name not in HARMLESS_TENSORS:
+                raise CompatibilityError(
+                    f"{type(module).__name__} passes {name} to its attention, which specdec's does not take into "
+                    f"account: the output would be wrong. Models with this feature are not supported"
+                )
+        self.modules.append(module)
+        self.shapes.append((key.shape[1], key.shape[2], value.shape[2]))
+        return query.new_zeros(*query.shape[:2], value.shape[2])
+
+
+def probe(model: nn.Module) -> ProbeSite:
+    """Run two tokens through the model and return which modules called `attention`, in order, with their shapes."""
+    site = ProbeSite([], [])
+    for module in model.modules():
+        if hasattr(module, "layer_idx"):
+            setattr(module, _SITE, site)
+    device = next(model.parameters()).device
+    tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
+    model(tokens, position_ids=torch.arange(2, device=device).unsqueeze(0), use_cache=False)
+    for module in model.modules():
+        if getattr(module, _SITE, None) is site:
+            delattr(module, _SITE)
+    if len(set(site.modules)) < len(site.modules):
+        raise CompatibilityError(
+            f"{type(model).__name__} calls the attention of a layer several times in one pass, as recurrent and "
+            f"differential families do: only one cache per layer is supported. Use a model of another family"
+        )
+    return site

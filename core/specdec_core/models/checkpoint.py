@@ -1,0 +1,268 @@
+"""The files of a checkpoint: looked at without reading weights, and for a draft, read safely."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from os.path import isdir
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+from zipfile import is_zipfile
+
+import torch
+from attrs import field, frozen
+from huggingface_hub import hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from specdec_core.errors import CompatibilityError, ConfigError
+from specdec_core.models.load import refuse_revision
+
+CONFIG = "config.json"
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+"""In the order in which transformers looks for them."""
+
+
+Rename = Callable[[str], str | None]
+"""The name in a module of a tensor that a checkpoint has; None for one that is not the module's."""
+
+
+@frozen(eq=False)
+class _WeightFile:
+    """A file of weights that has been opened. read: its tensors, on the CPU."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    read: Callable[[], Mapping[str, torch.Tensor]]
+
+
+@frozen
+class Checkpoint:
+    """A folder, or a repository of the model hub, with config.json and weights as safetensors or as a file of torch's.
+
+    Each file is opened once for its shapes and its tensors, so hand the object on from `plan` to `build`. Nothing but
+    tensors is ever unpickled. All of it raises ConfigError where something is missing, cut off or unsafe.
+    """
+
+    name: str
+    revision: str | None = None
+    _opened: dict[Path, _WeightFile] = field(factory=dict, init=False, eq=False, repr=False)  # and not read yet
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """config.json as it is."""
+        file = self._find(CONFIG)
+        if file is None:
+            raise ConfigError(f"there is no {CONFIG} in {self.name!r}: give a folder or repository with a draft model")
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{file} cannot be read: {error}. Download or save it again") from error
+        if not isinstance(found, dict):
+            raise ConfigError(f"{file} holds {type(found).__name__}, not an object: download or save it again")
+        return found
+
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """{name: shape} of all tensors, without loading them."""
+        for file in self._files:
+            self._opened[file] = self._open(file)
+        return {name: shape for file in self._files for name, shape in self._opened[file].shapes.items()}
+
+    def load(self) -> dict[str, torch.Tensor]:
+        """{name: tensor} on the CPU."""
+        found: dict[str, torch.Tensor] = {}
+        for file in self._files:
+            opened = self._opened.pop(file, None) or self._open(file)
+            found.update(opened.read())
+        return found
+
+    def check_shapes(self, module: nn.Module, rename: Rename = str) -> None:
+        """Compare the checkpoint's tensors with those that a module has, which may be on the meta device. Raises
+        CompatibilityError that names each tensor that is missing, not known or of another shape."""
+        expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+        found: dict[str, tuple[int, ...]] = {}
+        faults = []
+        for published, shape in self.shapes.items():
+            if (name := rename(published)) is None:
+                continue
+            if name in found:
+                faults.append(f"{published} is one tensor too many for {name}")
+            elif name not in expected:
+                faults.append(f"{name} {list(shape)} is not known")
+            elif shape != expected[name]:
+                faults.append(f"{name} is {list(shape)}, not {list(expected[name])}")
+            found[name] = shape
+        faults += [f"{name} {list(shape)} is missing" for name, shape in expected.items() if name not in found]
+        if faults:
+            raise CompatibilityError(
+                f"the draft {self.name!r} does not fit this target or its own config.json: "
+                f"{'; '.join(sorted(faults))}. Use a complete one that was trained for this target"
+            )
+
+    def load_into(
+        self, module: nn.Module, rename: Rename = str, *, dtype: torch.dtype, device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        """Fill a module with the checkpoint's tensors and make it ready for inference: on the device, its parameters in
+        this dtype. Buffers keep their own, since rotary frequencies need all their bits.
+
+        Returns {name in the checkpoint: tensor}, on the CPU, of those that rename says are not the module's. Raises
+        CompatibilityError that names each tensor that is missing, not known, of another shape, quantised or not finite.
+        """
+        self.check_shapes(module, rename)
+        ours: dict[str, torch.Tensor] = {}
+        others: dict[str, torch.Tensor] = {}
+        for published, tensor in self.load().items():
+            name = rename(published)
+            if name is None:
+                others[published] = tensor
+            else:
+                ours[name] = tensor
+        wrong = sorted(f"{name} {tensor.dtype}" for name, tensor in ours.items() if not tensor.dtype.is_floating_point)
+        if wrong:
+            raise CompatibilityError(
+                f"the draft {self.name!r} has weights that are no floating-point numbers: {', '.join(wrong)}. "
+                f"Quantised ones are not supported here: use a draft in float32, float16 or bfloat16"
+            )
+        for parameter in module.to(device).requires_grad_(False).eval().parameters():
+            parameter.data = parameter.data.to(dtype)
+        module.load_state_dict(ours)
+        infinite = [name for name, tensor in module.state_dict().items() if not tensor.isfinite().all()]
+        if infinite:
+            raise CompatibilityError(
+                f"the draft {self.name!r} has numbers that are not finite in {', '.join(infinite)}: download or save "
+                f"it again"
+            )
+        return others
+
+    @cached_property
+    def _files(self) -> list[Path]:
+        found = self._find(*WEIGHT_FILES)
+        if found is None:
+            raise ConfigError(f"there are no weights in {self.name!r}: one of {', '.join(WEIGHT_FILES)} must be there")
+        if not found.name.endswith(".index.json"):
+            return [found]
+        try:
+            names = _indexed(found)
+            inside = [name for name in names if Path(name).name == name]
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            raise self._unreadable(found, error) from error
+        files = {name: self._find(name) for name in inside}
+        missing = [name for name in names if files.get(name) is None]
+        if missing:
+            raise ConfigError(f"{found} names {', '.join(missing)}, which is not there: download or save it again")
+        return [file for file in files.values() if file is not None]
+
+    def _open(self, file: Path) -> _WeightFile:
+        if file.suffix != ".safetensors":
+            return self._open_pickle(file)
+        try:
+            opened: Any = safe_open(file, framework="pt")  # it compares the file's size with what the header says
+            shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise self._unreadable(file, error) from error
+
+        def read() -> dict[str, torch.Tensor]:
+            try:
+                return {name: opened.get_tensor(name) for name in shapes}
+            except (OSError, SafetensorError) as error:
+                raise self._unreadable(file, error) from error
+
+        return _WeightFile(shapes, read)
+
+    def _open_pickle(self, file: Path) -> _WeightFile:
+        shapes = {name: tuple(tensor.shape) for name, tensor in self._unpickled(file, "meta").items()}
+        return _WeightFile(shapes, lambda: self._unpickled(file, "cpu"))
+
+    def _unpickled(self, file: Path, device: str) -> dict[str, torch.Tensor]:
+        try:
+            found = torch.load(file, map_location=device, weights_only=True, mmap=is_zipfile(file))
+        except UnpicklingError as error:
+            raise ConfigError(
+                f"{file} holds more than tensors, or is damaged, so for safety it is not loaded: convert it to "
+                f"safetensors"
+            ) from error
+        except Exception as error:  # whatever a broken file makes its reader raise
+            raise self._unreadable(file, error) from error
+        if not isinstance(found, Mapping) or not all(isinstance(each, torch.Tensor) for each in found.values()):
+            raise ConfigError(f"{file} holds no tensors by their names: save a state dict")
+        return {str(name): tensor for name, tensor in found.items()}
+
+    def _find(self, *file_names: str) -> Path | None:
+        """The first of these that the checkpoint has, downloaded if it must be; None if it has none of them."""
+        refuse_revision(self.name, "model", "revision", self.revision)
+        if isdir(self.name):
+            return next(filter(Path.is_file, (Path(self.name, file_name) for file_name in file_names)), None)
+        failure: Exception | None = None
+        for file_name in file_names:
+            is_local = failure is not None  # asking in vain takes long
+            try:
+                return Path(hf_hub_download(self.name, file_name, revision=self.revision, local_files_only=is_local))
+            except LocalEntryNotFoundError as error:  # the hub cannot be asked, but the next one may have been kept
+                failure = error
+            except EntryNotFoundError:
+                pass
+            except Exception as error:  # whatever else the hub makes it raise
+                failure = error
+                break
+        if failure is None:
+            return None
+        raise ConfigError(
+            f"the draft model {self.name!r} is no folder, and {' or '.join(file_names)} of a repository of that name "
+            f"cannot be had: {failure}. Check the name, or give a folder"
+        ) from failure
+
+    def _unreadable(self, file: Path, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"the weights in {file} cannot be read: {type(error).__name__}: {error}. Download or save them again"
+        )
+
+
+def stored_bytes(path: str, revision: str | None = None) -> int | None:
+    """The size of all weight files of a folder, or of a model of the hub that was downloaded before; else None.
+
+    Raises ConfigError if a folder has none, or one is missing or cut off.
+    """
+    found = next(filter(None, (_kept(path, name, revision) for name in WEIGHT_FILES)), None)
+    if found is None:
+        if not Path(path).is_dir():
+            return None
+        raise ConfigError(f"there are no weights in {path!r}: one of {', '.join(WEIGHT_FILES)} must be there")
+    try:
+        files = [found]
+        if found.name.endswith(".index.json"):
+            files = [found.parent / name for name in _indexed(found)]
+            if not Path(path).is_dir() and not all(file.exists() for file in files):
+                return None
+        return sum(_checked_bytes(file) for file in files)
+    except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
+        raise ConfigError(
+            f"the weights of {path!r} cannot be loaded: {type(error).__name__}: {error}. Download or save them again"
+        ) from error
+
+
+def _kept(path: str, name: str, revision: str | None) -> Path | None:
+    """Without asking the hub."""
+    if Path(path).is_dir():
+        return file if (file := Path(path, name)).is_file() else None
+    cached = try_to_load_from_cache(path, name, revision=revision)
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def _checked_bytes(file: Path) -> int:
+    if file.suffix == ".safetensors":
+        with safe_open(file, framework="numpy"):  # reads the header, and compares the file's size with it
+            pass
+    return file.stat().st_size
+
+
+def _indexed(file: Path) -> list[str]:
+    """The names of the weight files in an index."""
+    return sorted(set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values()))

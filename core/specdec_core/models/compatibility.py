@@ -1,0 +1,278 @@
+"""Two trial passes at load, which find out what a model would do differently on the paged cache.
+
+In them each attention module answers every token from that token's own query, key and value. All the rest of a model
+must treat tokens one by one, so what is computed for a token may then depend on the token and its position alone.
+Every call of attention in the first pass is also compared with the model's own: its mask, and its result.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from inspect import signature
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import nn
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.modeling_utils import AttentionInterface
+
+from specdec_core.contracts.kv import KVMetadata, Visibility
+from specdec_core.errors import CompatibilityError, SpecdecError
+from specdec_core.models.attention import IMPLEMENTATION
+from specdec_core.models.families import ATTENTION_KEYWORDS
+from specdec_core.ops.attention import paged_attention
+from specdec_core.ops.attention_plan import AttentionPlan
+from specdec_core.ops.padding import Padding
+
+TRIAL = "specdec_trial"
+NUM_TOKENS = 8
+NEAR = 1024
+TOLERANCE = 1e-3  # relative to the largest logit
+ROUNDED_TOLERANCE = 0.05  # where anything is in less than float32
+
+_CHECKS = "specdec_checks"
+NUM_NEAR = 8
+MOST_POSITIONS = 2**20  # of which masks are compared: no family has longer windows or chunks
+ATTENTION_TOLERANCE = 1e-3  # in float32, relative to the largest value
+
+_SEES = "specdec_sees"
+
+
+@frozen
+class Findings:
+    """keeps_rows: the model computes logits at the rows given as `logits_to_keep`, and only there."""
+
+    keeps_rows: bool
+
+
+def trial_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+    **features: Any,
+) -> tuple[torch.Tensor, None]:
+    """Answer each token with its own value, shifted by the means of its own query and key, which show its rotation.
+    Keys and values are repeated for the query heads that share them."""
+    checks: StockChecks | None = getattr(module, _CHECKS, None)
+    if checks is not None:
+        checks.check_mask(module, attention_mask, features.get("sliding_window"))
+        assert attention_mask is not None
+        checks.check_result(module, query, key, value, attention_mask, scaling, features)
+    own = value + key.mean(dim=-1, keepdim=True)
+    own = own.repeat_interleave(query.shape[1] // value.shape[1], dim=1) + query.mean(dim=-1, keepdim=True)
+    return own.transpose(1, 2).contiguous(), None
+
+
+def telling_mask(*, mask_function: Callable[..., Any], **kwargs: Any) -> torch.Tensor:
+    """The mask that eager attention gets, and with it the function that it was made from: (batch, head, query position,
+    key position) -> bool. It has the signature of transformers' mask functions."""
+    mask: torch.Tensor = eager_mask(mask_function=mask_function, **{**kwargs, "allow_is_bidirectional_skip": False})
+    setattr(mask, _SEES, mask_function)
+    return mask
+
+
+@define(eq=False)
+class StockChecks:
+    """What every call of attention goes through; each raises CompatibilityError."""
+
+    max_model_len: int
+    _compared: list[tuple[torch.Tensor, int | None]] = field(factory=list)  # masks and windows: layers share them
+
+    def check_mask(self, module: nn.Module, mask: torch.Tensor | None, window: int | None) -> None:
+        """The model's own mask must be what `window` says of it, at any distance."""
+        sees = getattr(mask, _SEES, None)
+        if mask is None or sees is None:
+            kind = "no mask" if mask is None else "a mask of its own making"
+            raise CompatibilityError(
+                f"{type(module).__name__} calls attention with {kind}, so who sees whom cannot be told: position "
+                f"biases, masks that depend on the text and attention to later tokens are not supported"
+            )
+        if any(mask is known and window == its_window for known, its_window in self._compared):
+            return
+        positions = torch.arange(min(self.max_model_len, MOST_POSITIONS))
+        near = positions[:NUM_NEAR]
+        self._compare(module, sees, near[:, None], near[None, :], window)
+        self._compare(module, sees, positions[:, None], positions[None, :1], window)
+        self._compare(module, sees, positions[-1:, None], positions[None, :], window)
+        self._compared.append((mask, window))
+
+    def _compare(
+        self, module: nn.Module, sees: Callable[..., Any], query: torch.Tensor, key: torch.Tensor, window: int | None
+    ) -> None:
+        expected = key <= query
+        if window is not None:
+            expected = expected & (key > query - window)
+        zero = torch.zeros((), dtype=torch.int64)
+        try:
+            found = torch.as_tensor(sees(zero, zero, query, key)).cpu().expand(expected.shape)
+        except IndexError as error:  # it looks something up for each token of the pass
+            raise CompatibilityError(
+                f"{type(module).__name__} has a mask that depends on the text, which is not supported"
+            ) from error
+        wrong = (found != expected).nonzero()
+        if len(wrong) == 0:
+            return
+        at_query, at_key = (int(each.expand(expected.shape)[tuple(wrong[0])]) for each in (query, key))
+        if at_key > at_query:
+            raise CompatibilityError(
+                f"{type(module).__name__} attends to later tokens, and only causal language models can be decoded. (If "
+                f"this model was trained as one, its config.json lacks is_decoder)"
+            )
+        raise CompatibilityError(
+            f"{type(module).__name__} has a mask of its own: whether position {at_query} sees position {at_key} is not "
+            f"as in causal attention with sliding_window={window}. Chunked and sparse attention are not supported; if "
+            f"the distance is why, max_model_len={at_query} avoids it"
+        )
+
+    def check_result(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor,
+        scaling: float | None,
+        features: dict[str, Any],
+    ) -> None:
+        """The family's own attention must come to the same as the paged cache's, given the same in float32."""
+        stock = getattr(sys.modules.get(type(module).__module__), "eager_attention_forward", None)
+        if stock is None or query.is_meta:
+            return
+        query, key, value = query.float(), key.float(), value.float()
+        theirs = stock(module, query, key, value, mask.float(), scaling=scaling, **features)[0][0]
+        ours = _paged(query[0], key[0], value[0], scaling, features)
+        worst = (theirs - ours).abs().max()
+        if worst > ATTENTION_TOLERANCE * value.abs().max():
+            raise CompatibilityError(
+                f"{type(module).__name__} computes attention in a way that specdec's does not (the two differ by "
+                f"{worst:.2g} in a trial): models of this family are not supported"
+            )
+
+
+def _paged(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, features: dict[str, Any]
+) -> torch.Tensor:
+    """[num_tokens, num_heads, value_dim] of one request whose slots are its positions."""
+    num_tokens = query.shape[1]
+    positions = torch.arange(num_tokens, device=query.device)
+    metadata = KVMetadata((0,), (num_tokens,), positions.new_zeros(1, 1), positions, block_size=num_tokens)
+    return paged_attention(
+        query.transpose(0, 1),
+        key.transpose(0, 1).contiguous(),
+        value.transpose(0, 1).contiguous(),
+        AttentionPlan(metadata, Visibility(positions, positions + 1), Padding(rows=1, keys=1)),
+        query.shape[-1] ** -0.5 if scaling is None else scaling,
+        **{argument: features.get(keyword) for keyword, argument in ATTENTION_KEYWORDS.items()},
+    )
+
+
+AttentionInterface.register(TRIAL, trial_attention)
+AttentionMaskInterface.register(TRIAL, telling_mask)
+
+
+def try_out(model: Any, vocab_size: int, max_model_len: int) -> Findings:
+    """Raise CompatibilityError if the model would not run faithfully on the paged cache."""
+    name = type(model).__name__
+    device = next(model.parameters()).device
+    num_tokens = min(NUM_TOKENS, max_model_len)
+    token_ids = torch.arange(2 * num_tokens, device=device) % vocab_size
+    # Not so near that slow rotary frequencies make no difference yet, and long before requests count as long.
+    near = min(NEAR, max_model_len // 16) + torch.arange(num_tokens, device=device)
+    far = torch.linspace(0, max_model_len - 1, num_tokens, device=device).long()
+    # The second pass has the tokens of the first in another order, among others that stand as far out as any may.
+    order = torch.randperm(2 * num_tokens, generator=torch.Generator().manual_seed(0)).to(device)
+    rows = order.argsort()[:num_tokens]
+    keep = {"logits_to_keep": rows} if "logits_to_keep" in signature(model.forward).parameters else {}
+    with _trial(model):
+        with _checking(model, StockChecks(max_model_len)):
+            alone = _logits(model, token_ids[:num_tokens], near)
+        among = _logits(model, token_ids[order], torch.cat([near, far])[order], **keep)
+    keeps_rows = among.shape[0] == num_tokens
+    if alone.shape[1] != vocab_size:
+        raise CompatibilityError(
+            f"{name} computes {alone.shape[1]} logits, but its configuration says vocab_size={vocab_size}: make them "
+            f"agree in config.json"
+        )
+    if not alone.isfinite().all(dim=-1).any():
+        raise CompatibilityError(
+            f"{name} computes no finite logits: its weights are broken, or overflow in this dtype. Check the "
+            f"checkpoint, or give another dtype"
+        )
+    is_rounded = any(parameter.dtype != torch.float32 for parameter in model.parameters())
+    if not _agree(alone, among if keeps_rows else among[rows], is_rounded=is_rounded):
+        raise CompatibilityError(
+            f"what {name} computes for a token depends on the other tokens of the pass in more than attention, so "
+            f"requests would change each other's output. Such are convolutions and other states across tokens, "
+            f"experts that take a limited number of tokens, positions that are counted and not given, and rotary "
+            f"frequencies that follow the longest request (there, a lower max_model_len may help)"
+        )
+    return Findings(keeps_rows)
+
+
+def check_masks(model: Any, max_model_len: int) -> None:
+    """The part of `try_out` that needs no weights: `model` may be of meta tensors."""
+    near = torch.arange(NUM_TOKENS, device=next(model.parameters()).device)
+    with _trial(model), _checking(model, StockChecks(max_model_len)):
+        _logits(model, torch.zeros_like(near), near)
+
+
+@contextmanager
+def refusing_failures(model: Any) -> Iterator[None]:
+    """A model that cannot compute a few tokens in one flat batch is refused, whatever it fails with."""
+    try:
+        yield
+    except (SpecdecError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise CompatibilityError(
+            f"{type(model).__name__} fails in a trial pass over a flat batch of tokens: {type(error).__name__}: "
+            f"{error}. Models of this family are not supported"
+        ) from error
+
+
+@contextmanager
+def _trial(model: Any) -> Iterator[None]:
+    """Attention answers as `trial_attention` does."""
+    model.set_attn_implementation(TRIAL)
+    if model.config.get_text_config()._attn_implementation != TRIAL:
+        raise CompatibilityError(
+            f"{type(model).__name__} does not choose its attention by transformers' common interface, so it cannot run "
+            f"on the paged cache: use a model of another family"
+        )
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(IMPLEMENTATION)
+
+
+@contextmanager
+def _checking(model: nn.Module, checks: StockChecks) -> Iterator[None]:
+    modules = list(model.modules())
+    for module in modules:
+        setattr(module, _CHECKS, checks)
+    try:
+        yield
+    finally:
+        for module in modules:
+            delattr(module, _CHECKS)
+
+
+def _logits(model: Any, token_ids: torch.Tensor, positions: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    output = model(token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, **kwargs)
+    logits: torch.Tensor = output.logits[0]
+    return logits
+
+
+def _agree(expected: torch.Tensor, found: torch.Tensor, *, is_rounded: bool) -> bool:
+    """is_rounded: a near tie between experts may then fall the other way for some of the tokens."""
+    tolerance = ROUNDED_TOLERANCE if is_rounded else TOLERANCE
+    largest = expected.abs().amax(dim=-1)
+    is_alike = (expected - found).abs().amax(dim=-1) <= tolerance * largest
+    is_alike |= ~largest.isfinite() & ~found.abs().amax(dim=-1).isfinite()  # one token's weights may be broken
+    return int(is_alike.sum()) >= (len(is_alike) // 2 if is_rounded else len(is_alike))

@@ -1,0 +1,59 @@
+"""Every exception that a family of models needs, in one place. A new one is a line here and a model in the tests.
+
+What families differ in otherwise is found out by running the model (`attention.probe`, `compatibility.try_out`,
+`embedding_and_head.recording_ends`, `fused_ops`), not by their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specdec_core.errors import CompatibilityError
+
+SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+"""Chunked attention is like full attention up to its chunk size: `check_length` keeps it there."""
+
+ATTENTION_KEYWORDS: Mapping[str, str] = {"sliding_window": "window", "softcap": "softcap", "s_aux": "sinks"}
+"""What families pass to their attention function, and the argument of `paged_attention` that it is."""
+
+HARMLESS_TENSORS = frozenset({"s_aux", "position_ids", "cache_position"})
+"""Keyword arguments with tensors that the attention function takes into account, or need not."""
+
+LENGTH_DEPENDENT_ROPES = ("dynamic", "longrope")
+"""Rotary embeddings whose frequencies depend on how long a request is: `rope.pin_positions` pins them."""
+
+APPLY_ROTARY = "apply_rotary_pos_emb"
+"""The function of a family's file that its attention rotates queries and keys with."""
+
+
+def check_layer_types(text_config: Any) -> None:
+    """Raise CompatibilityError if a layer keeps another state than keys and values."""
+    unsupported = sorted(set(getattr(text_config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES)
+    if unsupported:
+        raise CompatibilityError(
+            f"layer_types {unsupported} are not supported: allowed are {', '.join(sorted(SUPPORTED_LAYER_TYPES))}. "
+            f"Use a model whose layers all attend to a key-value cache, without other states or sparse attention"
+        )
+
+
+def check_length(text_config: Any, max_model_len: int) -> None:
+    """Raise CompatibilityError if the model does something for long requests that the paged cache cannot."""
+    limits: list[tuple[int, str]] = []
+    if "chunked_attention" in (getattr(text_config, "layer_types", None) or ()):
+        limits.append((text_config.attention_chunk_size, "attention in chunks of attention_chunk_size tokens"))
+    if getattr(text_config, "attn_temperature_tuning", None):
+        limits.append((text_config.floor_scale - 1, "attention temperatures that change at floor_scale tokens"))
+    for limit, feature in limits:
+        if max_model_len > limit:
+            raise CompatibilityError(
+                f"max_model_len={max_model_len} is too long for {text_config.model_type!r} models: they have "
+                f"{feature}, which is not supported. Up to {limit} it makes no difference: give "
+                f"max_model_len={min(limit for limit, _ in limits)} or less"
+            )
+
+
+def logit_cap(text_config: Any) -> float | None:
+    """The cap of the logits, cap * tanh(logits / cap), of families that have one (Gemma 2)."""
+    cap: float | None = getattr(text_config, "final_logit_softcapping", None)
+    return cap

@@ -1,0 +1,108 @@
+"""Parts of a model from transformers, replaced by the engine's operations where both compute the same.
+
+Which parts those are is not read off names of families: a part is replaced if the reference operation gives the same
+bits as the part itself on a trial input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from inspect import signature
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from specdec_core.models.families import APPLY_ROTARY
+from specdec_core.ops import REFERENCE
+
+Operation = Callable[..., Any]
+
+
+def replace_parts(model: nn.Module, ops: Mapping[str, Operation]) -> None:
+    """Put the operations that a plugin offers in the place of what `model` has."""
+    like = next(model.parameters(), torch.empty(0))
+    for module in list(model.modules()):
+        if ops["rotary"] is not REFERENCE["rotary"]:
+            _replace_rotary(module, ops["rotary"], like)
+        if ops["rms_norm"] is not REFERENCE["rms_norm"]:
+            for name, child in module.named_children():
+                if _is_rms_norm(child):
+                    setattr(module, name, RMSNorm(child, ops["rms_norm"]))
+
+
+class RMSNorm(nn.Module):
+    """The operation `rms_norm` as a module."""
+
+    def __init__(self, original: nn.Module, operation: Operation) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon = original.weight, _eps(original)
+        self._operation = operation
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self._operation(hidden_states, self.weight, self.variance_epsilon)
+        return normed
+
+
+def _eps(module: nn.Module) -> Any:
+    return getattr(module, "variance_epsilon", getattr(module, "eps", None))
+
+
+def _is_rms_norm(module: nn.Module) -> bool:
+    """False for LayerNorm, for weights that count from 1, and for whatever rounds at another place or takes more."""
+    if not isinstance(_eps(module), float) or [name for name, _ in module.named_parameters()] != ["weight"]:
+        return False
+    weight = module.weight
+    assert isinstance(weight, torch.Tensor)
+    if weight.dim() != 1 or len(signature(module.forward).parameters) != 1:
+        return False
+    trial = torch.linspace(-3, 5, weight.numel(), device=weight.device).to(weight.dtype).unsqueeze(0)
+    return _agree(lambda: module(trial), lambda: REFERENCE["rms_norm"](trial, weight, _eps(module)))
+
+
+def _replace_rotary(module: nn.Module, operation: Operation, like: torch.Tensor) -> None:
+    """An attention module of transformers calls a function of its file, `apply_rotary_pos_emb`. This one instance gets
+    a `forward` of the same code in which that name means the operation; the file itself stays as it is."""
+    forward = type(module).forward
+    if (
+        "forward" in vars(module)
+        or not isinstance(forward, FunctionType)
+        or APPLY_ROTARY not in forward.__code__.co_names
+    ):
+        return
+    original = forward.__globals__.get(APPLY_ROTARY)
+    if original is None or not _is_rotary(original, like):
+        return
+
+    def rotary(q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
+        # What the trial did not have is left to the original: heads that are rotated in part, other orders and types.
+        widths, dtypes = {each.shape[-1] for each in (q, k, cos)}, {each.dtype for each in (q, k, cos)}
+        is_as_tried = not args and not kwargs and cos.dim() == 3 and len(widths) == len(dtypes) == 1
+        return (operation if is_as_tried else original)(q, k, cos, sin, *args, **kwargs)
+
+    own = FunctionType(
+        forward.__code__,
+        forward.__globals__ | {APPLY_ROTARY: rotary},
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
+    own.__kwdefaults__ = forward.__kwdefaults__
+    module.forward = MethodType(own, module)
+
+
+def _is_rotary(function: Operation, like: torch.Tensor) -> bool:
+    numbers = torch.linspace(-3, 5, 2 * 3 * 8, device=like.device).to(like.dtype)
+    heads, angles = numbers.view(1, 2, 3, 8), numbers[:24].view(1, 3, 8)
+    trial = heads, heads.flip(1), angles, angles.flip(2)
+    return _agree(lambda: function(*trial), lambda: REFERENCE["rotary"](*trial))
+
+
+def _agree(part: Operation, reference: Operation) -> bool:
+    try:
+        found, expected = part(), reference()
+    except Exception:  # a part that goes by the same name and takes something else
+        return False
+    pairs = zip(found, expected, strict=True)
+    return len(found) == len(expected) and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)

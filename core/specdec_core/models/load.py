@@ -1,0 +1,202 @@
+"""Find and load a checkpoint, and refuse what would not run faithfully."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from attrs import fields, frozen
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from specdec_core.config.engine import EngineConfig
+from specdec_core.config.speculative import DraftModelConfig
+from specdec_core.contracts.target import TargetInfo
+from specdec_core.errors import CompatibilityError, ConfigError
+from specdec_core.models.attention import IMPLEMENTATION
+from specdec_core.models.families import check_layer_types
+from specdec_core.models.quantization import quantized_loading
+
+MODEL_GROUP = "specdec.models"
+"""Entry points that name models which come inside a distribution: name -> a function that returns the folder."""
+
+
+@frozen(kw_only=True, eq=False)
+class ModelSource:
+    """Which checkpoint to load, how, and where to: the options of `EngineConfig` and `DraftModelConfig` of the same
+    names."""
+
+    model: str | Path
+    device: torch.device
+    dtype: str | torch.dtype = "auto"
+    max_model_len: int | None = None
+    trust_remote_code: bool = False
+    revision: str | None = None
+    code_revision: str | None = None
+    quantization: Any = None
+
+    @classmethod
+    def of_target(cls, config: EngineConfig, device: torch.device) -> ModelSource:
+        names = {attribute.name for attribute in fields(cls)} - {"device"}
+        return cls(device=device, **{name: getattr(config, name) for name in names})
+
+    @classmethod
+    def of_draft(cls, config: DraftModelConfig, target: TargetInfo) -> ModelSource:
+        """In the target's dtype and on its device. Its code is as trusted as the target's."""
+        return cls(
+            model=config.model,
+            device=target.device,
+            dtype=target.dtype,
+            trust_remote_code=target.trust_remote_code,
+            revision=config.revision,
+            code_revision=config.code_revision,
+            quantization=config.quantization,
+        )
+
+    @property
+    def path(self) -> str:
+        """A folder, or a name on the model hub."""
+        return resolve_model(self.model)
+
+    @property
+    def revisions(self) -> dict[str, str]:
+        """Those that are given, as keyword arguments of transformers' from_pretrained."""
+        both = {"revision": self.revision, "code_revision": self.code_revision}
+        return {key: value for key, value in both.items() if value is not None}
+
+
+def resolve_model(model: str | Path) -> str:
+    """The name of an embedded model ("tiny") becomes its folder; anything else, "./tiny" too, stays as it is."""
+    for entry in entry_points(group=MODEL_GROUP):
+        if entry.name == str(model):
+            return str(entry.load()())
+    return str(model)
+
+
+def default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def find_device(device: str | None) -> torch.device:
+    """The default one if None; of "cuda", the current one. Raises ConfigError if it cannot be had, or is neither a CPU
+    nor a GPU of CUDA."""
+    advice = "give cpu, or cuda where there is one"
+    try:
+        found = torch.empty(0, device=default_device() if device is None else device).device
+    except (RuntimeError, AssertionError) as error:  # an unknown name, or a build of torch without it
+        raise ConfigError(f"device={device!r} is not to be had here: {advice}") from error
+    if found.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={device!r} is not supported: {advice}")
+    return found
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 where the device computes in it natively, else float32."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
+def parse_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    names = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    if dtype == "auto":
+        return default_dtype(device)
+    if isinstance(dtype, torch.dtype) and dtype in names.values():
+        return dtype
+    if dtype not in names:
+        raise ConfigError(f"dtype={dtype!r} is not known: give one of {['auto', *names]}")
+    return names[str(dtype)]
+
+
+def refuse_revision(path: str, what: str, key: str, revision: str | None) -> None:
+    """transformers drops the revision of a folder without a word."""
+    if revision is not None and Path(path).is_dir():
+        raise ConfigError(f"{key}={revision!r} is one of a repository, but {what}={path!r} is a folder: leave it out")
+
+
+def load_config(source: ModelSource) -> PretrainedConfig:
+    """The checkpoint's configuration, after the guards. Raises ConfigError or CompatibilityError."""
+    path, given = source.path, source.revisions
+    refuse_revision(path, "model", "revision", source.revision)
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=source.trust_remote_code, **given)
+    except Exception as error:  # whatever a broken config.json makes transformers raise
+        embedded = sorted(entry.name for entry in entry_points(group=MODEL_GROUP))
+        named = "".join(f", {key}={value!r}," for key, value in given.items())
+        raise ConfigError(
+            f"model={path!r}{named} cannot be read: {error}. Give a folder with a transformers checkpoint, a name on "
+            f"the model hub, or an embedded model ({', '.join(embedded) or 'none is installed'})"
+        ) from error
+    _check_kind(config)
+    check_layer_types(config.get_text_config())
+    return config
+
+
+def _check_kind(config: PretrainedConfig) -> None:
+    """Refuse what is no causal language model."""
+    if config.is_encoder_decoder:
+        raise CompatibilityError(
+            f"{config.model_type!r} is an encoder-decoder model: only causal language models (decoders) are supported"
+        )
+    auto_map = getattr(config, "auto_map", None) or {}
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and AutoModelForCausalLM.__name__ not in auto_map:
+        raise CompatibilityError(
+            f"transformers has no causal language model of type {config.model_type!r}: use a model of another family"
+        )
+
+
+def load_weights(
+    source: ModelSource, config: PretrainedConfig, *, attn_implementation: str | None = IMPLEMENTATION
+) -> Any:
+    """The model in evaluation mode and on its device, with its attention routed through the paged cache.
+
+    attn_implementation: another one instead; None: as transformers chooses. Raises ConfigError if there are no weights,
+    CompatibilityError if they are not this model's.
+    """
+    path, quantized = source.path, quantized_loading(source.quantization, config, source.device)
+    kwargs = {**quantized, "attn_implementation": attn_implementation}
+    given = {key: value for key, value in kwargs.items() if value is not None}
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=parse_dtype(source.dtype, source.device),
+            trust_remote_code=source.trust_remote_code,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are reported below, by name
+            **source.revisions,
+            **given,
+        )
+    except KeyError as error:
+        raise no_attention(config, error) from error
+    except UnpicklingError as error:
+        raise ConfigError(
+            f"the weights of {path!r} hold more than tensors, so for safety they are not loaded: convert them to "
+            f"safetensors"
+        ) from error
+    except Exception as error:  # whatever a broken file makes its reader raise
+        raise ConfigError(f"the weights of {path!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    wrong = {kind: sorted(map(str, info[kind]))[:5] for kind in ("missing_keys", "mismatched_keys") if info[kind]}
+    if wrong:
+        raise CompatibilityError(
+            f"the checkpoint {path!r} does not hold this model's weights: {wrong}. They would stay random; use a "
+            f"complete checkpoint of {type(model).__name__}"
+        )
+    if not quantized:
+        model.to(source.device)
+    return model.eval().requires_grad_(False)
+
+
+def no_attention(config: PretrainedConfig, error: KeyError) -> CompatibilityError:
+    """What to raise when a model's class does not know `attention`, or whatever else, by its name."""
+    if IMPLEMENTATION not in str(error):
+        return CompatibilityError(
+            f"transformers' {config.model_type!r} model has no {error}, which a value in config.json names: correct it"
+        )
+    return CompatibilityError(
+        f"{config.model_type!r} models choose their attention from a list of their own, without {error}: they cannot "
+        f"run on the paged cache. Use a model of another family"
+    )

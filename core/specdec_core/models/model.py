@@ -1,0 +1,210 @@
+"""A model that the engine runs: one flat batch in, logits at chosen rows and tapped features out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import nn
+
+from specdec_core.contracts.kv import KVLayout, KVMetadata, Visibility
+from specdec_core.contracts.proposer import Plan
+from specdec_core.contracts.target import TargetInfo
+from specdec_core.errors import CompatibilityError, ConfigError, PluginError
+from specdec_core.models.attention import PagedAttention, probe
+from specdec_core.models.compatibility import refusing_failures, try_out
+from specdec_core.models.embedding_and_head import Ends, raw_logits, recording_ends, table_rows
+from specdec_core.models.families import check_length
+from specdec_core.models.fused_ops import replace_parts
+from specdec_core.models.load import ModelSource, load_config, load_weights, parse_dtype
+from specdec_core.models.packed_linear import pack_linears, recording_shared_inputs
+from specdec_core.models.rope import pin_positions
+from specdec_core.models.taps import register_tap
+from specdec_core.ops.padding import padded_to
+
+
+class Model:
+    """A causal LM from transformers, run without its own cache: the target, or a draft that is such a model.
+
+    Public attributes: info (TargetInfo), kv_groups (KVGroups of its layers), eos_token_ids (frozenset of int),
+    attention (PagedAttention, once attached).
+    """
+
+    def __init__(self, source: ModelSource) -> None:
+        config = load_config(source)
+        self.info = target_info_of(source, config)
+        self._model = load_weights(source, config)
+        text_config = config.get_text_config()
+        with torch.inference_mode(), refusing_failures(self._model):
+            pin_positions(self._model, self.info.max_model_len)
+            with recording_shared_inputs(self._model) as self._linear_groups:
+                sites = probe(self._model)
+            self.kv_groups = kv_groups_of(sites.shapes, text_config.num_hidden_layers, self.info.dtype)
+            with recording_ends(self._model, _backbone(self._model, sites.modules)) as record:
+                self._keeps_rows = try_out(self._model, self.info.vocab_size, self.info.max_model_len).keeps_rows
+        self._ends = Ends.of(record, text_config)
+        self._attention_modules = sites.modules
+        self._embedding = self._model.get_input_embeddings()
+        self.eos_token_ids = _eos_token_ids(self._model.generation_config, text_config)
+        self._features: dict[str, torch.Tensor] = {}
+        self._output_rows: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def attach(
+        self, attention: PagedAttention, ops: Mapping[str, Callable[..., Any]], plan: Plan | None = None
+    ) -> None:
+        """Route attention through `attention`, compute by `ops`, and record the plan's taps in every forward."""
+        plan = plan or Plan()
+        if plan.output_rows:
+            self._output_rows = self._ends.rows(self._model.get_output_embeddings())
+        self.attention = attention
+        self.attention.bind(self._attention_modules)
+        pack_linears(self._model, ops["pack_linear"], self._linear_groups)
+        self._linear_groups.clear()  # the layers in them have the weights that are packed now
+        replace_parts(self._model, ops)
+        for tap in plan.taps:
+            self._add_tap(tap)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        metadata: KVMetadata,
+        visibility: Visibility,
+        rows: torch.Tensor,
+        *,
+        window: int | None = None,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """One pass. token_ids and positions int64 [num_tokens], padded; rows int64 [num_rows] to verify. window: see
+        `LayerAttention.forwarding`.
+
+        Returns logits [num_rows, vocab] and {tap: [num_tokens, width]}.
+        """
+        self._features.clear()
+        num_rows = len(rows)
+        rows = padded_to(self.attention.padded(num_rows), rows)
+        keep = {"logits_to_keep": rows} if self._keeps_rows else {}
+        with self.attention.forwarding(metadata, visibility, window=window):
+            output = self._model(token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, **keep)
+        logits = output.logits[0] if self._keeps_rows else output.logits[0, rows]
+        return logits[:num_rows], dict(self._features)
+
+    def embed(self, token_ids: torch.Tensor, raw: bool = False) -> torch.Tensor:
+        """See `Embedding`."""
+        return table_rows(self._embedding, token_ids) if raw else self._ends.embed(self._embedding, token_ids)
+
+    def output_head(self, hidden: torch.Tensor, raw: bool = False) -> torch.Tensor:
+        """See `OutputHead`."""
+        head = self._model.get_output_embeddings()
+        return raw_logits(head, hidden) if raw else self._ends.logits(head, hidden)
+
+    def output_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [...] -> [..., hidden]. Raises PluginError if the plan did not ask for it."""
+        if self._output_rows is None:
+            raise PluginError("the proposer takes rows of the output layer, and its Plan does not say output_rows=True")
+        return self._output_rows(token_ids)
+
+    def _add_tap(self, tap: str) -> None:
+        def keep(hidden: torch.Tensor) -> None:
+            self._features[tap] = hidden[0]
+
+        if tap == "final":
+            backbone = _backbone(self._model, self._attention_modules)
+            backbone.register_forward_hook(lambda module, args, out: keep(out.last_hidden_state))
+            return
+        register_tap(_decoder_layers(self._model, self._attention_modules), tap, keep)
+
+
+def speed_up(module: nn.Module, ops: Mapping[str, Callable[..., Any]]) -> None:
+    """What is done with the target's own layers, to a module in place: weights packed, parts replaced by `ops`."""
+    pack_linears(module, ops["pack_linear"])
+    replace_parts(module, ops)
+
+
+def _backbone(model: nn.Module, attention_modules: Sequence[nn.Module]) -> nn.Module:
+    """All but the output head: the innermost module with every layer in it. Some families never call those around."""
+    holder = model
+    while True:
+        inner = next((child for child in holder.children() if set(attention_modules) <= set(child.modules())), None)
+        if inner is None or isinstance(inner, nn.ModuleList | nn.ModuleDict):
+            return holder
+        holder = inner
+
+
+def _decoder_layers(model: nn.Module, attention_modules: Sequence[nn.Module]) -> nn.ModuleList:
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == len(attention_modules):
+            inside = zip(module, attention_modules, strict=True)
+            if all(any(child is attention for child in layer.modules()) for layer, attention in inside):
+                return module
+    raise CompatibilityError(f"no list of decoder layers was found in {type(model).__name__}: features need one")
+
+
+def target_info_of(source: ModelSource, config: Any) -> TargetInfo:
+    """config: transformers' own. Raises ConfigError if the source has a max_model_len that is too much."""
+    text_config = config.get_text_config()
+    longest = _max_model_len(source.max_model_len, getattr(text_config, "max_position_embeddings", None))
+    check_length(text_config, longest)
+    return TargetInfo(
+        model=source.path,
+        model_type=config.model_type,
+        vocab_size=text_config.vocab_size,
+        hidden_size=text_config.hidden_size,
+        num_layers=text_config.num_hidden_layers,
+        max_model_len=longest,
+        dtype=parse_dtype(source.dtype, source.device),
+        device=source.device,
+        trust_remote_code=source.trust_remote_code,
+    )
+
+
+@frozen
+class KVGroups:
+    """The groups of the KV cache that a model's layers need: layers of one shape share one. places: of each layer,
+    which of the layouts, and its number among the layers of that shape."""
+
+    layouts: tuple[KVLayout, ...]
+    places: tuple[tuple[int, int], ...]
+
+    @property
+    def only(self) -> KVLayout:
+        """The layout of a model whose layers are all alike. Raises CompatibilityError for others: a draft's plan has
+        one layout."""
+        if len(self.layouts) > 1:
+            raise CompatibilityError(
+                f"a draft model with layers of different key and value shapes is not supported: {self.layouts}"
+            )
+        return self.layouts[0]
+
+
+def kv_groups_of(shapes: Sequence[tuple[int, int, int]], num_layers: int, dtype: torch.dtype) -> KVGroups:
+    """shapes: what `probe` found. Raises CompatibilityError if they are not one for each layer, ValueError for none."""
+    if not num_layers:
+        raise ValueError("num_hidden_layers is 0")
+    if len(shapes) != num_layers:
+        raise CompatibilityError(
+            f"{len(shapes)} of {num_layers} layers use the common attention function: the others would run without a "
+            f"cache. Linear-attention, hybrid and older families are not supported"
+        )
+    kinds = list(dict.fromkeys(shapes))
+    places = [(kinds.index(shape), shapes[:layer].count(shape)) for layer, shape in enumerate(shapes)]
+    layouts = (KVLayout(shapes.count(shape), *shape, dtype, keeps_nodes=True) for shape in kinds)
+    return KVGroups(tuple(layouts), tuple(places))
+
+
+def _max_model_len(asked: int | None, trained: int | None) -> int:
+    if trained is None and asked is None:
+        raise ConfigError("the model's configuration does not say how long its context is: give max_model_len")
+    trained = trained or asked or 1
+    if asked is not None and not 1 <= asked <= trained:
+        raise ConfigError(f"max_model_len={asked} is out of range: this model was trained for 1 to {trained} tokens")
+    return asked or trained
+
+
+def _eos_token_ids(*configs: Any) -> frozenset[int]:
+    for config in configs:
+        eos = getattr(config, "eos_token_id", None)
+        if eos is not None:
+            return frozenset([eos] if isinstance(eos, int) else eos)
+    return frozenset()

@@ -1,0 +1,91 @@
+"""Which of transformers' quantisations to load a checkpoint with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+from transformers.quantizers import AutoQuantizationConfig
+from transformers.quantizers.auto import get_hf_quantizer
+
+from specdec_core.config.fields import shown
+from specdec_core.errors import ConfigError
+
+EXAMPLE = "{'quant_method': 'bitsandbytes', 'load_in_4bit': True}"
+
+
+def quantized_loading(asked: Any, config: PretrainedConfig, device: torch.device) -> dict[str, Any]:
+    """Arguments of transformers' from_pretrained; none where nothing is quantised. asked and config: as below.
+
+    Raises ConfigError, before anything is loaded, where it would fail for want of a package, of hardware or of a
+    checkpoint that was calibrated.
+    """
+    chosen, own = quantization_config(asked, config), getattr(config, "quantization_config", None)
+    if chosen is None and own is None:
+        return {}
+    # Quantised weights may refuse to be moved, so they are loaded to where they belong.
+    device_map = None if device.type == "cpu" else {"": device}
+    try:
+        get_hf_quantizer(deepcopy(config), deepcopy(chosen), device_map, weights_only=True, user_agent={})
+    except Exception as error:  # each of transformers' quantisers looks for what it needs in its own way
+        what = f"quantization={shown(asked)}" if own is None else f"the checkpoint's quantisation {_method(own)!r}"
+        raise ConfigError(
+            f"{what} cannot be had for the model {config.name_or_path!r} here: {type(error).__name__}: "
+            f"{str(error).rstrip('.')}. Install what is missing, or choose another quantisation or checkpoint"
+        ) from error
+    return {"quantization_config": chosen, "device_map": device_map}
+
+
+def quantization_config(asked: Any, config: PretrainedConfig) -> Any:
+    """What transformers' from_pretrained takes as quantization_config; None: the checkpoint says it all.
+
+    asked: EngineConfig.quantization, a name, a mapping or one of transformers' own configurations. config: the
+    checkpoint's. Raises ConfigError if the two differ, if the name is not known, or if it leaves something to choose.
+    """
+    own = getattr(config, "quantization_config", None)
+    if asked is None:
+        return None
+    method = asked if isinstance(asked, str) else _method(asked)
+    if method is None:
+        raise ConfigError(
+            f"quantization={shown(asked)} names no quant_method: give a name such as 'fp8', or transformers' "
+            f"quantization config as a mapping or an object, such as {EXAMPLE}"
+        )
+    if own is not None and method != _method(own):
+        raise ConfigError(
+            f"quantization={method!r}, but the checkpoint is quantised with {_method(own)!r}: leave it out"
+        )
+    if isinstance(asked, str):
+        return None if own is not None else _chosen({"quant_method": asked}, asked)
+    return _chosen(asked, asked) if isinstance(asked, Mapping) else asked
+
+
+def _method(given: Any) -> str | None:
+    """quant_method of a mapping or an object; bitsandbytes may be written without."""
+    values = given if isinstance(given, Mapping) else getattr(given, "__dict__", {})
+    if values.get("load_in_8bit") or values.get("load_in_4bit"):
+        return "bitsandbytes"
+    method = values.get("quant_method")
+    return None if method is None else str(getattr(method, "value", method))
+
+
+def _chosen(mapping: Mapping[str, Any], asked: Any) -> Any:
+    try:
+        chosen = AutoQuantizationConfig.from_dict(dict(mapping))
+        is_complete = getattr(chosen, "is_quantizable", lambda: True)()
+    except ImportError as error:
+        raise ConfigError(
+            f"quantization={shown(asked)} needs a package that is not installed: {str(error).rstrip('.')}. Install it, "
+            f"or leave quantization out"
+        ) from error
+    except Exception as error:  # each of transformers' configurations checks itself in its own way
+        raise ConfigError(
+            f"quantization={shown(asked)} is not known, or leaves something to choose: {type(error).__name__}: "
+            f"{error}. Give transformers' quantization config as a mapping, such as {EXAMPLE}"
+        ) from error
+    if not is_complete:
+        raise ConfigError(f"quantization={shown(asked)} does not say how many bits: give a mapping, such as {EXAMPLE}")
+    return chosen

@@ -1,0 +1,38 @@
+"""What in a model depends on how long its requests are: pinned, so that requests do not change each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from specdec_core.models.families import LENGTH_DEPENDENT_ROPES
+
+
+def pin_positions(model: nn.Module, max_model_len: int) -> None:
+    """Make every position mean the same in requests of any length up to max_model_len.
+
+    longrope: the long factors if max_model_len exceeds original_max_position_embeddings, else the short ones. dynamic:
+    the plain frequencies, which hold up to max_position_embeddings, and max_model_len is never more. Attention
+    temperatures, which transformers counts along the batch, are 1 up to the limit that `check_length` keeps.
+    """
+    for module in model.modules():
+        rope_type = getattr(module, "rope_type", None)
+        if isinstance(rope_type, str) and rope_type in LENGTH_DEPENDENT_ROPES:
+            _pin_rope(module, rope_type, max_model_len, None)
+            setattr(module, "rope_type", "default")  # noqa: B010   what transformers' update looks at in each pass
+        elif isinstance(rope_type, dict):
+            for layer_type in [key for key, each in rope_type.items() if each in LENGTH_DEPENDENT_ROPES]:
+                _pin_rope(module, rope_type[layer_type], max_model_len, layer_type)
+                rope_type[layer_type] = "default"
+        if getattr(module, "attn_temperature_tuning", None):
+            setattr(module, "attn_temperature_tuning", False)  # noqa: B010
+
+
+def _pin_rope(module: Any, rope_type: str, max_model_len: int, layer_type: str | None) -> None:
+    """The factor that cos and sin are multiplied with follows from the configuration alone, and stays."""
+    prefix, by_layer = ("", {}) if layer_type is None else (f"{layer_type}_", {"layer_type": layer_type})
+    frequencies = getattr(module, f"{prefix}inv_freq")
+    pinned, _ = ROPE_INIT_FUNCTIONS[rope_type](module.config, frequencies.device, seq_len=max_model_len, **by_layer)
+    frequencies.copy_(pinned)

@@ -1,0 +1,30 @@
+"""The target that drafts are trained for: transformers' own model, frozen, with what a family does at its two ends."""
+
+from __future__ import annotations
+
+import torch
+
+from specdec_core.contracts.training import TrainingTarget
+from specdec_core.models.embedding_and_head import Ends, recording_ends
+from specdec_core.models.load import ModelSource, find_device, load_config, load_weights
+from specdec_core.models.model import target_info_of
+
+
+def load_training_target(name: str, dtype: str = "auto", device: str | None = None) -> TrainingTarget:
+    """name: a folder, a name on the hub or an embedded model. device: the default one if None. Raises ConfigError or
+    CompatibilityError if it cannot be loaded."""
+    source = ModelSource(model=name, device=find_device(device), dtype=dtype)
+    config = load_config(source)
+    model = load_weights(source, config, attn_implementation=None)
+    info = target_info_of(source, config)
+    with torch.no_grad(), recording_ends(model, model.base_model) as record:
+        model(torch.arange(2, device=source.device)[None], use_cache=False)
+    ends = Ends.of(record, config.get_text_config())
+
+    def embed(token_ids: torch.Tensor) -> torch.Tensor:
+        return ends.embed(model.get_input_embeddings(), token_ids)
+
+    def output_head(hidden: torch.Tensor) -> torch.Tensor:
+        return ends.logits(model.get_output_embeddings(), hidden)
+
+    return TrainingTarget(info, config.get_text_config(), model, embed, output_head)

@@ -1,0 +1,44 @@
+"""What core itself offers, through the same hooks as any plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from specdec_core.config.verifiers import TypicalConfig
+from specdec_core.contracts.hooks import hookimpl
+from specdec_core.contracts.kv import KVContext, KVManager, KVManagerSpec
+from specdec_core.contracts.proposer import PLUGIN_API
+from specdec_core.contracts.verifier import VerifierSpec
+
+
+def _make(module: str, name: str, *args: Any) -> Any:
+    """Imported when an engine needs it: these modules import torch."""
+    return getattr(import_module(f"specdec_core.{module}"), name)(*args)
+
+
+@hookimpl
+def specdec_verifiers() -> Sequence[VerifierSpec]:
+    def spec(name: str, class_name: str, **features: Any) -> VerifierSpec:
+        return VerifierSpec(name, partial(_make, f"verifiers.{name}", class_name), PLUGIN_API, **features)
+
+    return [
+        spec("greedy", "GreedyVerifier", greedy_only=True),
+        spec("chosen", "ChosenVerifier"),
+        spec("rejection", "RejectionVerifier"),
+        spec("block", "BlockVerifier", chains_only=True),
+        spec("traversal", "TraversalVerifier"),
+        spec("typical", "TypicalVerifier", lossless=False, config=TypicalConfig),
+    ]
+
+
+def _paged(config: object, context: KVContext) -> KVManager:
+    manager: KVManager = _make("kv.paged", "PagedKVManager", context)
+    return manager
+
+
+@hookimpl
+def specdec_kv_managers() -> Sequence[KVManagerSpec]:
+    return [KVManagerSpec("paged", _paged, PLUGIN_API)]

@@ -1,0 +1,52 @@
+"""What is installed, and what is wrong with it: for `spec-decode plugins`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from attrs import field, frozen
+
+from specdec_core.config.options import Option
+from specdec_core.plugins.discovery import Plugin, Status
+from specdec_core.plugins.loading import options, provides
+from specdec_core.plugins.offers import missing_modules
+
+if TYPE_CHECKING:
+    from specdec_core.plugins.commands import PluginCommands
+
+
+@frozen
+class PluginInfo:
+    """One line of the listing."""
+
+    name: str
+    distribution: str
+    version: str
+    status: Status
+    provides: tuple[str, ...]  # "proposer ngram", "verifier greedy", "kv_manager paged", "command ngram", "ops" ...
+    error: str | None  # why the status is not "ok", and what to do
+    options: Mapping[str, tuple[Option, ...]] = field(factory=dict)  # {"proposer ngram": keys of its config class ...}
+
+
+def listing(plugins: Sequence[Plugin], commands: PluginCommands) -> list[PluginInfo]:
+    """A line for every plugin, the unusable ones too."""
+    lines = []
+    faults = {plugin.value: fault for fault in commands.faults for plugin in fault.plugins}
+    for plugin in plugins:
+        problems = [missing_modules(plugin, spec) for spec in plugin.specs if plugin.status == "ok"]
+        if plugin.status == "ok" and plugin.value in faults:
+            problems.append(str(faults[plugin.value].error))
+        problem = next(filter(None, problems), None)
+        lines.append(
+            PluginInfo(
+                name=plugin.name,
+                distribution=plugin.distribution,
+                version=plugin.version,
+                status="failed" if problem else plugin.status,
+                provides=provides(plugin),
+                error=problem or plugin.error,
+                options=options(plugin),
+            )
+        )
+    return lines

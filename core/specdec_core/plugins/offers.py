@@ -1,0 +1,112 @@
+"""What plugins offer under a name: proposers, verifiers and KV managers."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, TypeVar, cast
+
+from specdec_core.contracts.kv import KVManagerSpec
+from specdec_core.contracts.proposer import ProposerSpec
+from specdec_core.contracts.verifier import VerifierSpec
+from specdec_core.errors import PluginError
+from specdec_core.plugins.discovery import Plugin, Spec, refuse_rivals
+from specdec_core.plugins.loading import KINDS, provides
+
+S = TypeVar("S", ProposerSpec, VerifierSpec, KVManagerSpec)
+
+
+class Offers:
+    """Who offers what. A name that two plugins claim belongs to neither: both, or the later one, are marked."""
+
+    def __init__(self, plugins: Sequence[Plugin]) -> None:
+        self._plugins = plugins
+        self._specs: dict[tuple[type[Spec], str], tuple[Spec, Plugin]] = {}
+        self._first_of_value: dict[str, Plugin] = {}
+        for plugin in plugins:
+            if plugin.status == "ok":
+                self._add(plugin)
+
+    @property
+    def modules(self) -> Collection[Plugin]:
+        """For each value that was imported, the first plugin it belongs to: whose hooks are called."""
+        return self._first_of_value.values()
+
+    def find(self, kind: type[S], name: str) -> S:
+        """The spec of that name. Raises PluginError, which says why there is none and what to do."""
+        if (kind, name) in self._specs:
+            spec, plugin = self._specs[kind, name]
+            if problem := missing_modules(plugin, spec):
+                raise PluginError(problem)
+            return cast(S, spec)
+        word = KINDS[kind]
+        for plugin in self._plugins:
+            if plugin.error and (plugin.name == name or any(spec.name == name for spec in plugin.specs)):
+                raise PluginError(plugin.error) from plugin.cause
+            if plugin.name == name:
+                offers = ", ".join(provides(plugin))
+                raise PluginError(f"plugin {plugin.label} offers no {word}, only: {offers}. {self._installed(kind)}")
+        known = {offered for kind_, offered in self._specs if kind_ is kind}
+        near = get_close_matches(name, known | {p.name for p in self._plugins if p.error}, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise PluginError(f"unknown {word} {name!r}.{hint} {self._installed(kind)}")
+
+    def detect(self, config: Mapping[str, Any], tensor_shapes: Mapping[str, tuple[int, ...]]) -> ProposerSpec:
+        """See `Plugins.detect`."""
+        claims: list[tuple[ProposerSpec, Plugin]] = []
+        for spec, plugin in self._specs.values():
+            if isinstance(spec, ProposerSpec) and spec.detect is not None:
+                try:
+                    claimed = spec.detect(config, tensor_shapes)
+                except Exception as error:
+                    raise PluginError(
+                        f"plugin {plugin.label} failed to look at the draft checkpoint: {type(error).__name__}: "
+                        f"{error}. Name the method, or disable the plugin with SPECDEC_DISABLE={plugin.name}"
+                    ) from error
+                if claimed:
+                    claims.append((spec, plugin))
+        if len(claims) == 1:
+            return claims[0][0]
+        if claims:
+            owners = " and ".join(plugin.label for _, plugin in claims)
+            raise PluginError(f"the draft checkpoint is claimed by {owners}: name the one you mean as `method`")
+        raise PluginError(
+            "no installed proposer recognises the draft checkpoint: name one as `method`, or install the plugin for "
+            f"it. {self._installed(ProposerSpec)}"
+        )
+
+    def _add(self, plugin: Plugin) -> None:
+        keys = {(type(spec), spec.name): spec for spec in plugin.specs}
+        rivals = [self._specs[key][1] for key in keys if key in self._specs]
+        if rivals:  # entry points of one name were refused before loading: the rival has none
+            refuse_rivals(plugin.name, [rivals[0], plugin], refused=[plugin])
+            for key in keys:
+                self._specs.pop(key, None)
+            return
+        self._specs.update({key: (spec, plugin) for key, spec in keys.items()})
+        self._first_of_value.setdefault(plugin.value, plugin)
+
+    def _installed(self, kind: type[Spec]) -> str:
+        word = KINDS[kind]
+        names = sorted(name for kind_, name in self._specs if kind_ is kind)
+        text = f"Installed: {', '.join(names)}." if names else f"No {word} is installed: pip install one."
+        unusable = sorted({f"{plugin.name} ({plugin.status})" for plugin in self._plugins if plugin.error})
+        return text + (f" Not usable: {', '.join(unusable)}, see `spec-decode plugins`." if unusable else "")
+
+
+def missing_modules(plugin: Plugin, spec: Spec) -> str | None:
+    """What to tell the user if a module that a proposer requires is not installed. Imports nothing."""
+    if not isinstance(spec, ProposerSpec):
+        return None
+    # find_spec of "a.b" would import a
+    roots = [module.partition(".")[0] for module in spec.requires]
+    missing = [root for root in roots if root not in sys.modules and importlib.util.find_spec(root) is None]
+    if not missing:
+        return None
+    return (
+        f"proposer {spec.name!r} ({plugin.distribution} {plugin.version}) requires modules that are not installed: "
+        f"{', '.join(missing)}. `pip install {plugin.distribution}` brings the plugin's dependencies; failing that, "
+        f"`pip install {' '.join(missing)}`"
+    )

@@ -1,0 +1,110 @@
+"""Operations that plugins offer in the place of those in `specdec_core.ops`, and who of them computes which layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from attrs import frozen
+
+from specdec_core.contracts.ops import OpsContext, OpsSpec
+from specdec_core.contracts.proposer import PLUGIN_API
+from specdec_core.errors import PluginError
+from specdec_core.plugins.discovery import Plugin
+from specdec_core.plugins.loading import foreign_api
+
+
+@frozen(eq=False)
+class Offer:
+    """One plugin's operations for a type of device."""
+
+    plugin: Plugin
+    spec: OpsSpec
+
+    def supports(self, name: str, context: OpsContext) -> bool:
+        """Whether it has that operation for these layers. Raises PluginError if it cannot tell."""
+        if name not in self.spec.ops:
+            return False
+        try:
+            return bool(self.spec.supports(name, context))
+        except Exception as error:
+            raise PluginError(
+                f"plugin {self.plugin.label} failed to say whether its {name!r} supports {_described(context)}: "
+                f"{type(error).__name__}: {error}. Repair it, or disable it with SPECDEC_DISABLE={self.plugin.name}"
+            ) from error
+
+
+@frozen(eq=False)
+class OfferedOps:
+    """What plugins offer for a type of device. `OfferedOps()`: nothing."""
+
+    offers: tuple[Offer, ...] = ()
+
+    @classmethod
+    def of(cls, plugins: Iterable[Plugin], device: str) -> OfferedOps:
+        """Raises PluginError that names the plugin if one fails, or is written for another plugin API."""
+        return cls(tuple(Offer(plugin, spec) for plugin in plugins for spec in _specs(plugin, device)))
+
+    def choose(self, name: str, context: OpsContext) -> Callable[..., Any] | None:
+        """The operation of the one plugin that has it for these layers; None if none has. Raises PluginError if two
+        have."""
+        able = [offer for offer in self.offers if offer.supports(name, context)]
+        if len(able) > 1:
+            raise PluginError(
+                f"the operation {name!r} is replaced by {able[0].plugin.label} and by {able[1].plugin.label}, and both "
+                f"support {_described(context)}: disable one of them, as in SPECDEC_DISABLE={able[1].plugin.name}"
+            )
+        return able[0].spec.ops[name] if able else None
+
+    def check_names(self, known: Iterable[str]) -> None:
+        """Raise PluginError if an operation has another name than those that core has."""
+        names = sorted(known)
+        for offer in self.offers:
+            if unknown := sorted(set(offer.spec.ops) - set(names)):
+                raise PluginError(
+                    f"plugin {offer.plugin.label} offers the operations {unknown}, which replace nothing: core has "
+                    f"{names}. Update it, or disable it with SPECDEC_DISABLE={offer.plugin.name}"
+                )
+
+
+def _specs(plugin: Plugin, device: str) -> list[OpsSpec]:
+    try:
+        specs: list[OpsSpec] = plugin.loaded_hooks.hook.specdec_ops(device=device)  # without those that are None
+        for spec in specs:
+            _check_kind(spec)
+            if spec.api == PLUGIN_API:
+                _check_functions(spec)
+    except Exception as error:
+        raise PluginError(
+            f"plugin {plugin.label} failed to offer its operations for {device!r}: {type(error).__name__}: "
+            f"{error}. Repair it, or disable it with SPECDEC_DISABLE={plugin.name}"
+        ) from error
+    for spec in specs:
+        if spec.api != PLUGIN_API:
+            raise PluginError(f"{foreign_api(plugin, spec.api)}, or disable it with SPECDEC_DISABLE={plugin.name}")
+    return specs
+
+
+def _check_kind(spec: object) -> None:
+    if not isinstance(spec, OpsSpec):
+        form = "{name: function}"
+        if isinstance(spec, Mapping):
+            form = "{" + ", ".join(f"{name!r}: ..." for name in spec) + "}"
+        raise TypeError(
+            f"specdec_ops returned {spec!r}, not an OpsSpec. Return OpsSpec(api={PLUGIN_API}, ops={form}), or None for "
+            f"a type of device that the plugin has nothing for"
+        )
+
+
+def _check_functions(spec: OpsSpec) -> None:
+    wrong = [name for name, function in spec.ops.items() if not callable(function)]
+    if wrong:
+        raise TypeError(f"specdec_ops returned an OpsSpec whose ops {wrong} are no functions")
+    if not callable(spec.supports):
+        raise TypeError(f"specdec_ops returned an OpsSpec with supports={spec.supports!r}, which is no function")
+
+
+def _described(context: OpsContext) -> str:
+    layout = context.kv_layout
+    has = [f"heads of {layout.key_dim} and {layout.value_dim}", *sorted(context.features)]
+    return f"{context.dtype} layers with {', '.join(has)} on {context.device}"

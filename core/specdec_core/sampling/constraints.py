@@ -1,0 +1,156 @@
+"""What one request asks of logits before temperature, and which rows of a pass it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+from attrs import define, frozen
+
+from specdec_core.config.sampling import LogitsProcessor, SamplingParams
+from specdec_core.contracts.draft import Draft
+from specdec_core.sampling.paths import Paths
+
+
+@define(eq=False)
+class Constraints:
+    """A request's sampling parameters as token ids: made once, at its submission. fault: what a custom processor did
+    wrong when it was last asked about the request's root."""
+
+    allowed_ids: np.ndarray | None  # int64 [n]   None: every token
+    bad_words: tuple[tuple[int, ...], ...]  # token ids of each; none is empty
+    min_tokens: int
+    end_ids: np.ndarray  # int64 [n]   tokens not to draw before min_tokens
+    bias_ids: np.ndarray  # int64 [n]   no two are equal
+    bias_values: np.ndarray  # float64 [n]
+    processors: tuple[LogitsProcessor, ...]
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    fault: str | None = None
+
+    @classmethod
+    def of(
+        cls, params: SamplingParams, bad_words: Sequence[Sequence[int]], eos_token_ids: frozenset[int]
+    ) -> Constraints | None:
+        """None if nothing is asked. bad_words: those of params, tokenised."""
+        end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+        bias = params.logit_bias or {}
+        found = cls(
+            allowed_ids=None if params.allowed_token_ids is None else np.array(params.allowed_token_ids),
+            bad_words=tuple(map(tuple, bad_words)),
+            min_tokens=params.min_tokens if end_ids else 0,
+            end_ids=np.array(sorted(end_ids), dtype=np.int64),
+            bias_ids=np.array(list(bias), dtype=np.int64),
+            bias_values=np.array(list(bias.values()), dtype=np.float64),
+            processors=params.logits_processors,
+            repetition_penalty=params.repetition_penalty,
+            frequency_penalty=params.frequency_penalty,
+            presence_penalty=params.presence_penalty,
+        )
+        masks = found.allowed_ids is not None or found.bad_words or found.min_tokens or found.processors
+        penalises = found.repetition_penalty != 1 or found.counts_output
+        return found if masks or bias or penalises else None
+
+    @property
+    def counts_output(self) -> bool:
+        return self.frequency_penalty != 0 or self.presence_penalty != 0
+
+
+def why_not_finite(constraints: Constraints | None) -> str:
+    """What to tell of a request that failed. constraints: None if it has none."""
+    if constraints is None:
+        return "the target's logits were not finite"
+    return constraints.fault or "the target's logits were not finite, or the sampling parameters left no token possible"
+
+
+class ConstrainedRequest(Protocol):
+    """A request of the batch, as the constraints see it. token_ids int64: prompt and output, the root included."""
+
+    @property
+    def constraints(self) -> Constraints | None: ...
+    @property
+    def token_ids(self) -> np.ndarray: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+
+@frozen(eq=False)
+class ConstrainedRows:
+    """Rows of target logits, those of one request after those of another. A row's history is its request's tokens, and
+    then the nodes from below the root down to the row's own; a dead node's rows count as the root's."""
+
+    requests: tuple[ConstrainedRequest, ...]  # [num_requests]   those that ask for something
+    constraints: tuple[Constraints, ...]  # [num_requests]
+    batch_indices: tuple[int, ...]  # [num_requests]   of the requests in the batch
+    paths: Paths
+
+    @classmethod
+    def of(cls, requests: Sequence[ConstrainedRequest | None], draft: Draft) -> ConstrainedRows | None:
+        """requests [batch]: None where rows do not matter. None if nobody asks for anything."""
+        asking = [(i, r, r.constraints) for i, r in enumerate(requests) if r is not None and r.constraints is not None]
+        if not asking:
+            return None
+        batch_indices, constrained, constraints = zip(*asking, strict=True)
+        return cls(constrained, constraints, batch_indices, Paths(draft))
+
+    def where(self, is_asked: Callable[[Constraints], bool]) -> ConstrainedRows | None:
+        """The rows of requests whose constraints say so; None if there are none."""
+        chosen = [i for i, constraints in enumerate(self.constraints) if is_asked(constraints)]
+        if not chosen:
+            return None
+        if len(chosen) == len(self.constraints):
+            return self
+        return ConstrainedRows(
+            tuple(self.requests[i] for i in chosen),
+            tuple(self.constraints[i] for i in chosen),
+            tuple(self.batch_indices[i] for i in chosen),
+            self.paths,
+        )
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """int64 [num_requests]   rows of each: its root's and its nodes'."""
+        return np.array([self.paths.draft.num_nodes_per_request[b] + 1 for b in self.batch_indices])
+
+    @cached_property
+    def owners(self) -> np.ndarray:
+        """int64 [n]   index of each row's request."""
+        return np.repeat(np.arange(len(self.constraints)), self.counts)
+
+    @cached_property
+    def host_rows(self) -> np.ndarray:
+        """int64 [n]   rows of target logits."""
+        offsets = self.paths.draft.offsets
+        return np.concatenate([np.arange(offsets[b] + b, offsets[b + 1] + b + 1) for b in self.batch_indices])
+
+    @cached_property
+    def rows(self) -> torch.Tensor:
+        """int64 [n]   the same, on the device."""
+        return self.to_device(self.host_rows)
+
+    @cached_property
+    def depths(self) -> torch.Tensor:
+        """int64 [n]   0 at roots and dead nodes."""
+        return self.paths.draft.layout.row_depths[self.rows]
+
+    @cached_property
+    def path(self) -> torch.Tensor:
+        """int64 [n, max_depth]   each row's own node's token, its parent's, and so on; -1 past the root."""
+        return self.paths.token_ids[self.rows]
+
+    def pairs(self, values: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Each row with each of its request's values: (int64 [m], positions among these rows; [m], the values)."""
+        lengths = np.array([len(each) for each in values])
+        positions = np.repeat(np.arange(len(self.owners)), lengths[self.owners])
+        return positions, np.concatenate([np.tile(each, n) for each, n in zip(values, self.counts, strict=True)])
+
+    def per_row(self, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+        """[n, 1]   of one value per request."""
+        return self.to_device(np.array(values)[self.owners]).to(dtype).unsqueeze(1)
+
+    def to_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.paths.draft.token_ids.device)

@@ -1,0 +1,85 @@
+"""An attention that knows a forward pass by the plan's device tensors alone, as a kernel does, and what may be wrong
+with one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from specdec_core.ops.attention_plan import AttentionPlan
+
+
+def attention_by_bits(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    plan: AttentionPlan,
+    scaling: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As a kernel would do it, but for all rows at once and in float64. It reads no slot that a row does not see."""
+    num_tokens, num_heads, _ = query.shape
+    num_kv_heads = keys.shape[1]
+    slots, is_seen = seen_slots(plan, window)  # [num_tokens, num_slots]
+    masked = ~is_seen.view(*is_seen.shape, 1, 1)
+    k = keys[slots].double().masked_fill(masked, 0)  # [num_tokens, num_slots, num_kv_heads, key_dim]
+    v = values[slots].double().masked_fill(masked, 0)
+    q = query.double().view(num_tokens, num_kv_heads, num_heads // num_kv_heads, -1)
+    scores = torch.einsum("thgd,tshd->thgs", q, k) * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~is_seen[:, None, None], -torch.inf)
+    if sinks is not None:
+        sink = sinks.double().view(1, num_kv_heads, -1, 1).expand(num_tokens, -1, -1, 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    probs = scores.softmax(dim=-1)[..., : slots.shape[1]].nan_to_num(0)  # of padding, which sees nothing
+    return torch.einsum("thgs,tshd->thgd", probs, v).reshape(num_tokens, num_heads, -1).to(query.dtype)
+
+
+def seen_slots(plan: AttentionPlan, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """[num_tokens, num_slots]: rows of the caches (0 where nothing is seen), and whether they are seen."""
+    owners, size = plan.token_requests.clamp(min=0), plan.metadata.block_size
+    local = torch.arange(int(plan.context_lens.max())).expand(len(owners), -1)
+    is_seen = local < plan.prefix_lens.unsqueeze(1)
+    if num_words := plan.ancestors.shape[1]:
+        bits = local - plan.tree_start[owners].unsqueeze(1)
+        is_node = (bits >= 0) & (bits < 64 * num_words)
+        words = plan.ancestors.gather(1, torch.where(is_node, bits // 64, 0))
+        is_seen = is_seen | (is_node & (words >> bits % 64 & 1 == 1))
+    if window is not None:
+        is_seen = is_seen & (is_seen.cumsum(1) > is_seen.sum(1, keepdim=True) - window)
+    blocks = plan.block_tables[owners].gather(1, local // size)
+    return torch.where(is_seen, blocks * size + local % size, 0), is_seen
+
+
+def attention_without_bits(query: Any, keys: Any, values: Any, plan: AttentionPlan, *args: Any, **features: Any) -> Any:
+    """A fault: nodes see the text before the tree and nothing of the tree."""
+    return attention_by_bits(query, keys, values, Changed(plan, ancestors=plan.ancestors[:, :0]), *args, **features)
+
+
+def attention_to_all_nodes(query: Any, keys: Any, values: Any, plan: AttentionPlan, *args: Any, **features: Any) -> Any:
+    """A fault: causal attention, as if every tree were a chain."""
+    own = torch.cat([torch.arange(end - n, end) for end, n in zip(plan.context_lens, lengths(plan), strict=True)])
+    prefixes = plan.prefix_lens.clone()
+    prefixes[: len(own)] = own + 1
+    changed = Changed(plan, ancestors=plan.ancestors[:, :0], prefix_lens=prefixes)
+    return attention_by_bits(query, keys, values, changed, *args, **features)
+
+
+def lengths(plan: AttentionPlan) -> list[int]:
+    return torch.bincount(plan.token_requests[plan.token_requests >= 0], minlength=len(plan.context_lens)).tolist()
+
+
+class Changed:
+    """A plan with other tensors."""
+
+    def __init__(self, plan: AttentionPlan, **changed: torch.Tensor) -> None:
+        self._plan = plan
+        vars(self).update(changed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plan, name)

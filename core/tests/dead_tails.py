@@ -1,0 +1,38 @@
+"""Drafts that end in dead nodes, as those that a device makes do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from attrs import evolve
+
+from specdec_core.contracts.draft import DEAD, Draft
+
+
+def with_dead_tails(draft: Draft, num_nodes: Sequence[int]) -> Draft:
+    """The same draft with num_nodes[i] nodes for request i, where it has fewer: those that are added are dead. What
+    else is said of them means nothing."""
+    counts = [max(n, most) for n, most in zip(draft.num_nodes_per_request, num_nodes, strict=True)]
+    requests = np.repeat(np.arange(draft.batch_size), counts)
+    ends = np.cumsum(counts)
+    index = np.arange(len(requests)) - (ends - counts)[requests]
+    is_given = index < np.array(draft.num_nodes_per_request)[requests]
+
+    def longer(tensor: torch.Tensor | None, value: float) -> torch.Tensor | None:
+        if tensor is None:
+            return None
+        found = torch.full((len(is_given),), value, dtype=tensor.dtype)
+        found[torch.from_numpy(is_given)] = tensor
+        return found
+
+    return evolve(
+        draft,
+        token_ids=longer(draft.token_ids, 1),
+        parents=longer(draft.parents, DEAD),
+        offsets=(0, *ends.tolist()),
+        max_depth=max(draft.max_depth, int(len(requests) > 0)),
+        q_rows=longer(draft.q_rows, 0 if draft.q is not None and len(draft.q) else -1),
+        scores=longer(draft.scores, float("nan")),
+    )

@@ -1,0 +1,207 @@
+"""Levels of a fixed size, with dead entries, grow what levels grow from which everything dead is left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from test_drafting import batch_of
+from test_trees import CPU, SHAPES, VOCAB, Path, grown, levels, logits_after
+
+from specdec_core.config.token_tree import TokenTree
+from specdec_core.contracts.draft import Draft
+from specdec_core.drafting import DynamicTree, Level, StaticTree, Stopping, TreeGrower
+from specdec_core.engine.draft_check import check_draft
+
+Patch = pytest.MonkeyPatch
+
+
+class Stops(Stopping):
+    """Stops each request at a depth of its own, and checks that parents are numbered as `Stopping` counts them."""
+
+    def __init__(self, depths: list[int]) -> None:
+        self._depths, self._depth = np.array(depths), 0
+        self._going = np.flatnonzero(self._depths > 0)  # the request of each node that went on
+
+    @property
+    def drafting(self) -> list[int]:
+        return np.flatnonzero(self._depths > 0).tolist()
+
+    def goes_on(
+        self,
+        requests: np.ndarray,
+        rows: np.ndarray,
+        probs: np.ndarray,
+        is_first_draw: np.ndarray,
+        num_nodes: np.ndarray,
+    ) -> np.ndarray:
+        assert (self._going[rows] == requests).all()
+        self._depth += 1
+        goes: np.ndarray = (self._depths > self._depth) & (num_nodes > 0)
+        self._going = requests[goes[requests]]
+        return goes
+
+    def keep(self, draft: Draft, *, in_place: bool) -> Draft:
+        return draft
+
+
+@attrs.frozen
+class Case:
+    kind: str  # "dynamic", or a shape
+    method: str
+    budgets_and_depths: list[tuple[int, int]]
+    odd: frozenset[int]  # paths after which there are no numbers, or a single token
+
+    def model(self, request: int, path: Path) -> torch.Tensor:
+        logits = logits_after(request, path)
+        number = hash((request, path, 1)) % 31
+        if number not in self.odd:
+            return logits
+        if number % 2:
+            return torch.full_like(logits, torch.nan)
+        return logits.masked_fill(torch.arange(VOCAB) != number % VOCAB, -torch.inf)
+
+    @property
+    def budgets(self) -> list[int]:
+        return [budget for budget, _ in self.budgets_and_depths]
+
+    def draft(self, *, of_fixed_size: bool) -> Draft:
+        batch = batch_of(self.budgets, [0.7 * (b % 3) for b in range(len(self.budgets))])
+        stopping = Stops([depth for _, depth in self.budgets_and_depths])
+        with levels(of_fixed_size=of_fixed_size):
+            if self.kind == "dynamic":
+                tree: TreeGrower = DynamicTree(batch, 3, 3, stopping=stopping)
+            else:
+                tree = StaticTree(batch, TokenTree.parse(self.kind), self.method, stopping=stopping)
+        return grown(tree, len(self.budgets), self.model)
+
+
+cases = st.builds(
+    Case,
+    kind=st.sampled_from(["dynamic", *SHAPES]),
+    method=st.sampled_from(["greedy", "probabilistic"]),
+    budgets_and_depths=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=4),
+    odd=st.frozensets(st.integers(0, 30), max_size=12),
+)
+
+
+def check(case: Case) -> None:
+    shrunk, fixed = case.draft(of_fixed_size=False), case.draft(of_fixed_size=True)
+    for draft in (shrunk, fixed):
+        check_draft(draft, case.budgets, VOCAB, CPU)
+    assert [fixed.tree(b) for b in range(len(case.budgets))] == [shrunk.tree(b) for b in range(len(case.budgets))]
+    if fixed.scores is not None and shrunk.scores is not None:
+        torch.testing.assert_close(fixed.scores, shrunk.scores)
+
+
+@settings(max_examples=150, deadline=None)
+@given(case=cases)
+def test_they_grow_the_same_trees(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", *SHAPES])
+def test_a_level_has_as_many_entries_as_it_could_need(kind: str) -> None:
+    widths: dict[bool, list[tuple[int, int]]] = {}
+    for of_fixed_size in (False, True):
+        seen = widths[of_fixed_size] = []
+        with levels(of_fixed_size=of_fixed_size):
+            batch = batch_of([9, 1, 2], [0.0] * 3)
+            tree: Any = DynamicTree(batch, 3, 3) if kind == "dynamic" else StaticTree(batch, TokenTree.parse(kind))
+        grow_one = tree.grow
+
+        def noted(logits: torch.Tensor, grow_one: Any = grow_one, seen: Any = seen) -> Level | None:
+            level = grow_one(logits)
+            if level is not None:
+                seen.append((len(level.requests), level.width))
+            return level
+
+        tree.grow = noted
+        grown(tree, 3)
+    shape = None if kind == "dynamic" else TokenTree.parse(kind)
+    most = [3] * 3 if shape is None else [*shape.widths[: shape.depth - 1]]
+    assert widths[True] == [(3, width) for width in most]
+    assert all(n <= 3 and width <= most[i] for i, (n, width) in enumerate(widths[False]))
+
+
+def dead_entries_grow(patch: Patch) -> None:
+    laid = StaticTree._with_dead
+
+    def growing(self: Any, *args: Any) -> Any:
+        entries = laid(self, *args)
+        return entries._replace(kinds=torch.where(entries.kinds == self._leaf, 0, entries.kinds))
+
+    patch.setattr(StaticTree, "_with_dead", growing)
+
+
+def dead_candidates_grow(patch: Patch) -> None:
+    frontier = DynamicTree._level
+
+    def growing(self: Any, *args: Any) -> Level:
+        level = frontier(self, *args)
+        self._frontier_scores = np.maximum(self._frontier_scores, -50)
+        self._goes = np.ones_like(self._goes)
+        return level
+
+    patch.setattr(DynamicTree, "_level", growing)
+
+
+def rows_are_those_of_another_request(patch: Patch) -> None:
+    for grower in (StaticTree, DynamicTree):
+        patch.setattr(grower, "_level", _rolled(grower._level))
+
+
+def _rolled(level_of: Any) -> Any:
+    def rolled(self: Any, *args: Any) -> Level:
+        level: Level = level_of(self, *args)
+        return attrs.evolve(level, rows=level.rows.roll(level.width))
+
+    return rolled
+
+
+def dead_entries_come_of_the_first_request(patch: Patch) -> None:
+    laid = StaticTree._with_dead
+
+    def of_the_first(self: Any, nodes: Any, places: Any, *args: Any) -> Any:
+        entries = laid(self, nodes, places, *args)
+        is_dead = torch.ones(len(entries.rows), dtype=torch.bool).index_fill_(0, torch.from_numpy(places), False)
+        return entries._replace(rows=entries.rows.masked_fill(is_dead, 0))
+
+    patch.setattr(StaticTree, "_with_dead", of_the_first)
+
+
+def dead_entries_see_ancestors(patch: Patch) -> None:
+    laid = StaticTree._with_dead
+    patch.setattr(
+        StaticTree, "_with_dead", lambda self, *args: (e := laid(self, *args))._replace(ancestors=0 * e.ancestors)
+    )
+
+
+def is_noticed() -> bool:
+    for kind in ("dynamic", SHAPES[-1]):
+        try:
+            check(Case(kind, "greedy", [(9, 4), (2, 4), (9, 2), (9, 4)], frozenset(range(9))))
+        except (AssertionError, ValueError, IndexError):
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        dead_entries_grow,
+        dead_candidates_grow,
+        rows_are_those_of_another_request,
+        dead_entries_come_of_the_first_request,
+        dead_entries_see_ancestors,
+    ],
+    ids=lambda fault: fault.__name__,
+)
+def test_faults_are_noticed(fault: Any, monkeypatch: Patch) -> None:
+    assert not is_noticed()
+    fault(monkeypatch)
+    assert is_noticed()

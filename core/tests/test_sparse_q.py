@@ -1,0 +1,107 @@
+"""q over the tokens that q_ids names, row by row: every verifier of sampled nodes over every outcome of chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+from drawn_trees import DEAD, SAMPLED as S, Model, Shape, draw, emit, random_model
+
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.verifier import RandomSource
+from specdec_core.verifiers.block import BlockVerifier
+from specdec_core.verifiers.rejection import RejectionVerifier
+from specdec_core.verifiers.siblings import Proposals, Siblings
+from specdec_core.verifiers.traversal import TraversalVerifier
+
+CHAINS = {
+    "chain": Shape((-1, 0), (S, S), is_chain=True),
+    "partly chosen, a dead tail": Shape((-1, 0, DEAD), (1, S, S), is_chain=True),
+}
+TREES = {
+    "siblings": Shape((-1, -1, 0), (S, S, S)),
+    "no two alike": Shape((-1, -1, 0), (S, S, S), with_replacement=False),
+    "chosen and dead nodes": Shape((-1, -1, DEAD, 1), (S, 1, S, S)),
+}
+VERIFIERS = {"rejection": RejectionVerifier, "block": BlockVerifier, "traversal": TraversalVerifier}
+CASES = [
+    pytest.param(rule(), shape, id=f"{name}-{title}")
+    for name, rule in VERIFIERS.items()
+    for title, shape in (CHAINS if name == "block" else CHAINS | TREES).items()
+]
+VOCAB, MOST = 4, 3
+"""Tokens, and how many of them any row of q gives a probability."""
+
+
+def models(seed: int) -> tuple[Model, Model]:
+    target, q = random_model(VOCAB, 4, seed), random_model(VOCAB, 4, seed + 1000, impossible=0)
+    for probs in q.values():
+        probs[probs.argmin()] = 0
+        probs /= probs.sum()
+    return target, q
+
+
+def in_few_columns(draft: Draft, num_columns: int = MOST) -> Draft:
+    """The same draft with a sparse q: the likeliest tokens, each row's in an order of its own."""
+    order = draft.q.argsort(dim=1, descending=True)[:, :num_columns]
+    ids = torch.stack([row.roll(i) for i, row in enumerate(order)]) if len(order) else order
+    return evolve(draft, q=draft.q.gather(1, ids), q_ids=ids)
+
+
+def draw_sparse(shape: Shape, q: Model, random: RandomSource) -> Draft:
+    return in_few_columns(draw(shape, q, random))
+
+
+@pytest.mark.parametrize(("verifier", "shape"), CASES)
+def test_lossless(verifier: Any, shape: Shape) -> None:
+    assert emit(verifier, *models(0), shape, draw_sparse).error < 1e-12
+
+
+@pytest.mark.parametrize("num_columns", [MOST, VOCAB])
+def test_it_says_the_same_as_a_dense_one(num_columns: int) -> None:
+    rng = np.random.default_rng(0)
+    q = torch.tensor(np.array(list(models(0)[1].values())[:6]))
+    draft = evolve(
+        Draft.from_chains([q.argmax(dim=1).tolist()]),
+        q=q,
+        q_rows=torch.tensor(rng.permutation(6), dtype=torch.int32),
+    )
+    rows = draft.layout.node_rows
+    dense, sparse = (
+        Proposals(each, Siblings.of(each), VOCAB, torch.float64).of(rows)
+        for each in (draft, in_few_columns(draft, num_columns))
+    )
+    assert torch.allclose(dense, sparse, atol=1e-15)
+
+
+LEAST = 1e-6  # as probability of what was drawn 0 would be found out at once
+
+
+def ids_are_ignored(self: Proposals, drawn: torch.Tensor, q_rows: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(drawn, (0, VOCAB - drawn.shape[1])).clamp(min=LEAST)
+
+
+def ids_of(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def over_target(self: Proposals, drawn: torch.Tensor, q_rows: torch.Tensor) -> torch.Tensor:
+        probs = drawn.new_zeros(len(drawn), VOCAB).scatter_(1, change(self._draft.q_ids)[q_rows], drawn)
+        return probs.clamp(min=LEAST)
+
+    return over_target
+
+
+FAULTS = {
+    "ids are ignored": ids_are_ignored,
+    "the ids of another row": ids_of(lambda ids: ids.roll(1, dims=0)),
+    "columns in another order": ids_of(lambda ids: ids.roll(1, dims=1)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize("rule", VERIFIERS.values(), ids=VERIFIERS)
+def test_a_fault_is_noticed(rule: Any, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Proposals, "_over_target", fault)
+    assert max(emit(rule(), *models(seed), CHAINS["chain"], draw_sparse).error for seed in range(2)) > 1e-3

@@ -1,0 +1,81 @@
+"""Write the tables of options into the documents that show them, between their `options` comments.
+
+python docs/option_tables.py            # rewrite the documents
+python docs/option_tables.py --check    # exit 1 if one does not say what the fields say
+
+A table follows `<!-- options: X -->`, where X is one of
+
+- the name of a config class that `specdec_core` has, such as EngineConfig;
+- a proposer, a verifier or whatever else a plugin provides, such as `proposer ngram`;
+- either of these with `, its own` after it: without what its class inherits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+import specdec_core
+from specdec_core import Plugins
+from specdec_core.config.options import Option, options_of, own_names
+
+ROOT = Path(__file__).parents[1]
+PLACES = ("docs/*.md", "README.md", "[!.]*/README.md", "[!.]*/[!.]*/README.md")
+DOCUMENTS = sorted(path for place in PLACES for path in ROOT.glob(place))
+NAME, BAR = re.compile(r"\b[a-z0-9]+_[\w.]*\w"), r"\|"
+BEGIN, END = "<!-- options: {} -->", "<!-- options: end -->"
+REGION = re.compile(r"<!-- options: (?P<what>(?!end\b)[^>]*?) -->\n.*?" + re.escape(END), re.DOTALL)
+
+
+def config_class(what: str, plugins: Plugins) -> type:
+    """The class that a comment names, without its `, its own`."""
+    kind, _, name = what.partition(" ")
+    found: type = getattr(plugins, kind)(name).config if name else getattr(specdec_core, what)
+    return found
+
+
+def options_in(what: str, plugins: Plugins) -> list[Option]:
+    """The options that the table after a comment shows."""
+    name, comma, _ = what.partition(", its own")
+    config = config_class(name, plugins)
+    return [option for option in options_of(config) if not comma or option.name in own_names(config)]
+
+
+def table(options: list[Option]) -> str:
+    lines = ["| option | default | allowed | what it does |", "|---|---|---|---|"]
+    for option in options:
+        default = "" if option.default is None else f"`{option.default}`"
+        text = NAME.sub(r"`\g<0>`", option.help)
+        cells = (f"`{option.name}`", default, option.allowed, text)
+        lines.append(f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def written(text: str, plugins: Plugins) -> str:
+    """A document with its tables as they are to be. Raises ValueError if one does not end."""
+    if text.count(BEGIN.partition("{")[0]) != 2 * len(REGION.findall(text)):
+        raise ValueError(f"a table of options does not end: write {END!r} below each")
+
+    def region(match: re.Match[str]) -> str:
+        what = match["what"]
+        return f"{BEGIN.format(what)}\n\n{table(options_in(what, plugins))}\n\n{END}"
+
+    return REGION.sub(region, text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    check, plugins = parser.parse_args().check, Plugins.load()
+    for path in DOCUMENTS:
+        before = path.read_text(encoding="utf-8")
+        after = written(before, plugins)
+        if check and after != before:
+            sys.exit(f"{path.relative_to(ROOT)} does not say what the fields say: run python docs/option_tables.py")
+        path.write_text(after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

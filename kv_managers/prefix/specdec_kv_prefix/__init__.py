@@ -1,0 +1,27 @@
+"""Prefix caching as a specdec plugin: the KV manager `prefix`."""
+
+from collections.abc import Sequence
+
+from attrs import field, frozen
+
+from specdec_core import KVContext, KVManager, KVManagerSpec, hookimpl, whole_number
+
+HELP = "Most blocks that are kept for later although no request uses them. None: as many as there are."
+
+
+@frozen(kw_only=True)
+class PrefixConfig:
+    max_cached_blocks: int | None = field(
+        default=None, validator=whole_number(0, optional=True), metadata={"help": HELP}
+    )
+
+
+def build(config: PrefixConfig, context: KVContext) -> KVManager:
+    from specdec_kv_prefix.manager import PrefixKVManager
+
+    return PrefixKVManager(config, context)
+
+
+@hookimpl
+def specdec_kv_managers() -> Sequence[KVManagerSpec]:
+    return [KVManagerSpec(name="prefix", config=PrefixConfig, build=build, api=1)]

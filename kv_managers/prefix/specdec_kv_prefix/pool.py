@@ -1,0 +1,74 @@
+"""Blocks that several requests may hold, and that are kept for later when none does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+
+from specdec_core import BlockPool
+
+
+class SharedBlocks(BlockPool):
+    """A block is free, held by one request or more, or kept: no request holds it, and its contents can be found by
+    their keys. Kept blocks are given up for new contents, the one that was used least recently first."""
+
+    def __init__(self, num_blocks: int, block_size: int, most_kept: int | None) -> None:
+        super().__init__(num_blocks, block_size)
+        self._most_kept = num_blocks if most_kept is None else most_kept
+        self._holders: Counter[int] = Counter()
+        self._kept: dict[int, None] = {}  # in the order in which they were kept
+        self._by_key: dict[Hashable, int] = {}
+        self._keys: dict[int, set[Hashable]] = {}  # what a block's contents are, for each group of layers
+
+    @property
+    def num_free(self) -> int:
+        return super().num_free + len(self._kept)
+
+    def take(self, number: int) -> list[int]:
+        self._give_up(number - len(self._free))
+        blocks = super().take(number)
+        self._holders.update(blocks)
+        return blocks
+
+    def give(self, blocks: Sequence[int]) -> None:
+        self._holders.subtract(blocks)
+        for block in reversed(blocks):  # so that a prefix is kept longer than what follows it
+            if block in self._keys and not self._holders[block]:
+                self._kept[block] = None
+            elif not self._holders[block]:
+                super().give([block])
+        self._give_up(len(self._kept) - self._most_kept)
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        self._holders.update(blocks)
+        for block in blocks:
+            self._kept.pop(block, None)
+
+    def publish(self, block: int, key: Hashable) -> None:
+        """The block holds what `key` stands for. Of several that do, the first one is found."""
+        self._keys.setdefault(block, set()).add(key)
+        self._by_key.setdefault(key, block)
+
+    def find(self, keys: set[Hashable]) -> int | None:
+        blocks = {self._by_key[key] for key in keys if key in self._by_key}
+        return next((block for block in sorted(blocks) if keys <= self._keys[block]), None)
+
+    def recount(self) -> None:
+        super().recount()
+        self._holders = Counter(block for table in self._tables.values() for block in table)
+        self._kept, self._by_key, self._keys = {}, {}, {}
+
+    def _give_up(self, number: int) -> None:
+        for block in list(self._kept)[: max(0, number)]:
+            del self._kept[block]
+            for key in self._keys.pop(block):
+                if self._by_key.get(key) == block:
+                    del self._by_key[key]
+            super().give([block])
+
+    def check_integrity(self) -> None:
+        self._settle()
+        held = Counter(block for table in self._tables.values() for block in table)
+        assert held == self._holders, f"{held} hold blocks, and {self._holders} were counted"
+        places = sorted([*self._free, *self._kept, *held])
+        assert places == list(range(self.num_blocks)), f"blocks lost or held twice: {places}"

@@ -1,0 +1,151 @@
+"""A KV manager driven without a model: each slot is given a number that stands for all tokens it depends on.
+
+So whatever `admit` says is cached can be read back and compared with what the request's own tokens ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, field
+
+from specdec_core import CapacityError, KVLayout
+
+TARGET_LAYOUT = KVLayout(2, 1, 2, 1, torch.float64, keeps_nodes=True)
+SECOND_LAYOUT = KVLayout(1, 1, 1, 1, torch.float64, keeps_nodes=True)
+HEAD_LAYOUT = KVLayout(1, 1, 1, 1, torch.float64)
+LAZY_LAYOUT = KVLayout(1, 1, 1, 1, torch.float64, keeps_nodes=True)
+HEAD, LAZY = 2, 3
+"""Groups of drafts: one whose slots depend on the next token, too, and is filled as it is observed; and one that is
+filled now and then."""
+LOOKAHEADS = {0: 0, 1: 0, HEAD: 1, LAZY: 0}
+
+
+def content(salt: str, tokens: Sequence[int], slot: int, lookahead: int) -> float:
+    """What the slot holds. Sharing between salts would show, too."""
+    seen = np.asarray(tokens[: slot + 1 + lookahead], dtype=np.int64)
+    return float(int.from_bytes(blake2b(salt.encode() + b"|" + seen.tobytes(), digest_size=6).digest(), "big"))
+
+
+@define(eq=False)
+class Simulated:
+    """A `RequestView`, and what has been computed of it."""
+
+    id: str
+    salt: str
+    tokens: list[int]
+    groups: tuple[int, ...]
+    num_computed: int = 0
+    filled: dict[int, int] = field(factory=dict)
+    num_cached: int = 0
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        return np.array(self.tokens, dtype=np.int64)
+
+
+class Driver:
+    """Does with a manager what the engine does."""
+
+    def __init__(self, manager: Any, block_size: int) -> None:
+        self.manager, self.block_size = manager, block_size
+        self.requests: dict[str, Simulated] = {}
+        self.num_hits = 0
+        assert manager.add_group(TARGET_LAYOUT, "target") == 0
+        assert manager.add_group(SECOND_LAYOUT, "target") == 1
+        assert manager.add_group(HEAD_LAYOUT, "head", 1) == HEAD
+        assert manager.add_group(LAZY_LAYOUT, "lazy", 0) == LAZY
+
+    def admit(self, request_id: str, salt: str, tokens: Sequence[int], groups: tuple[int, ...]) -> bool:
+        request = Simulated(request_id, salt, list(tokens), groups)
+        num_cached = self.manager.admit(request_id, request.token_ids, salt, groups)
+        assert num_cached % self.block_size == 0
+        assert 0 <= num_cached < len(tokens)
+        try:
+            self.manager.reserve(request_id, len(tokens), 1)
+        except CapacityError:
+            self.manager.release(request_id)
+            return False
+        request.num_computed = request.num_cached = num_cached
+        request.filled = dict.fromkeys(groups, num_cached)
+        self.num_hits += num_cached
+        self.requests[request_id] = request
+        self.check(request)
+        return True
+
+    def step(
+        self, request_id: str, num_known: int, accepted: Sequence[int], bonus: int, *, stops: bool = False
+    ) -> bool:
+        """One forward pass over num_known tokens and a chain, of which `accepted` are; stops: the request takes none
+        of the new tokens, as after a stop."""
+        request = self.requests[request_id]
+        num_known = min(num_known, len(request.tokens) - request.num_computed)
+        is_last = request.num_computed + num_known == len(request.tokens)
+        accepted = list(accepted) if is_last else []
+        end = request.num_computed + num_known + len(accepted)
+        try:
+            self.manager.reserve(request_id, request.num_computed + num_known, len(accepted))
+        except CapacityError:
+            return False
+        text = [*request.tokens[: request.num_computed + num_known], *accepted]
+        known = [*text, bonus] if is_last else request.tokens  # what a head may look ahead at
+        for group in (0, 1, *(g for g in request.groups if g == HEAD)):
+            self.write(request, group, known, request.num_computed, end)
+        if HEAD in request.groups:
+            request.filled[HEAD] = end
+            self.manager.fill(HEAD, [request_id], [end])
+        request.num_computed = end
+        if is_last and not stops:
+            request.tokens = known
+        elif stops:
+            request.tokens = request.tokens[: request.num_computed - len(accepted)]
+        self.manager.advance([request], [num_known + len(accepted)])
+        if stops:
+            self.release(request_id)
+        else:
+            self.check(request)
+        return True
+
+    def catch_up(self, request_id: str, num_tokens: int) -> None:
+        """What a draft model does when it drafts again."""
+        request = self.requests[request_id]
+        end = min(num_tokens, request.num_computed)
+        if LAZY in request.groups and end > request.filled[LAZY]:
+            self.write(request, LAZY, request.tokens, request.filled[LAZY], end)
+            request.filled[LAZY] = end
+            self.manager.fill(LAZY, [request_id], [end])
+
+    def release(self, request_id: str) -> None:
+        self.manager.release(request_id)
+        del self.requests[request_id]
+
+    def write(self, request: Simulated, group: int, tokens: Sequence[int], start: int, end: int) -> None:
+        if end == start:
+            return
+        slots = self.manager.metadata([request.id], [start], [end - start]).slot_mapping
+        values = [content(request.salt, tokens, slot, LOOKAHEADS[group]) for slot in range(start, end)]
+        layout = (TARGET_LAYOUT, SECOND_LAYOUT, HEAD_LAYOUT, LAZY_LAYOUT)[group]
+        for layer in range(layout.num_layers):
+            for cache in self.manager.cache(group, layer):
+                cache[slots] = torch.tensor(values, dtype=torch.float64).view(-1, 1, 1)
+
+    def check(self, request: Simulated) -> None:
+        """Every slot that counts holds what the request's own tokens ask for."""
+        ends = {0: request.num_computed, 1: request.num_computed, **request.filled}
+        for group, end in ends.items():
+            last = min(end, len(request.tokens) - LOOKAHEADS[group])
+            if last <= 0:
+                continue
+            slots = self.manager.metadata([request.id], [0], [last]).slot_mapping
+            expected = [content(request.salt, request.tokens, slot, LOOKAHEADS[group]) for slot in range(last)]
+            found = self.manager.cache(group, 0)[0][slots][:, 0, 0].tolist()
+            assert found == expected, f"group {group} of {request.id} holds something else"
+
+    def check_all(self) -> None:
+        self.manager.check_integrity()
+        for request in self.requests.values():
+            self.check(request)

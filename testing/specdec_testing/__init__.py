@@ -1,0 +1,23 @@
+"""For plugin authors: try a proposer on token lists, and check that it keeps the contract."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specdec_testing.conformance import ProposerConformance as ProposerConformance
+    from specdec_testing.drive import SimpleRequest as SimpleRequest, propose as propose
+    from specdec_testing.tiny import tiny_target as tiny_target
+
+# Imported when first used: pytest loads the plugin in this package at every start, and it must cost nothing.
+_MODULES = {"ProposerConformance": "conformance", "SimpleRequest": "drive", "propose": "drive", "tiny_target": "tiny"}
+
+__all__ = ["ProposerConformance", "SimpleRequest", "propose", "tiny_target"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return value

@@ -1,0 +1,18 @@
+"""The conformance kit: what a proposer must do, as tests that say so.
+
+From the command line, for a plugin that is installed:
+
+    pytest --pyargs specdec_testing.conformance --specdec-proposer NAME --specdec-option KEY=VALUE
+
+or among a plugin's own tests:
+
+    from specdec_testing import ProposerConformance
+
+    class TestMine(ProposerConformance):
+        method = "mine"
+        options = {"some_option": 3}
+"""
+
+from specdec_testing.conformance.kit import ProposerConformance
+
+__all__ = ["ProposerConformance"]

@@ -1,0 +1,187 @@
+"""Drafts depend on a request's own tokens and noise, and sampled nodes are what they claim to be."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import ClassVar, NamedTuple
+
+import pytest
+import torch
+
+from specdec_core.contracts.draft import DEAD
+from specdec_testing.conformance import faults as rules
+from specdec_testing.conformance.faults import Node
+from specdec_testing.conformance.recording import Asked, Proposal
+from specdec_testing.conformance.runs import Run
+from specdec_testing.conformance.situations import Situations
+
+MOST_DEVIATIONS = 4.5
+"""Standard deviations that are no longer chance (1 in 100,000). The draws are the same in every run of the kit."""
+
+
+Score = Callable[[torch.Tensor], torch.Tensor]
+"""Probabilities of all tokens, float64 [vocab] -> what each token counts as, float64 [vocab]."""
+
+
+def signs(seed: int) -> Score:
+    """1 for half of the tokens and -1 for the others: what takes the same one of several equally likely tokens each
+    time shows in no score of their probabilities."""
+
+    def of_tokens(probs: torch.Tensor) -> torch.Tensor:
+        return 2.0 * torch.randint(2, probs.shape, generator=torch.Generator().manual_seed(seed)).double() - 1
+
+    return of_tokens
+
+
+SCORES: dict[str, Score] = {"probability": torch.clone, "log-probability": torch.log}
+SCORES |= {f"sign (of {seed + 1})": signs(seed) for seed in range(4)}
+
+
+def difference(situations: Situations, other: Run, *, only_after_reset: bool = False) -> str | None:
+    """The first draft that differs from the greedy and the sampled run's though the same was asked, if there is one."""
+    known = situations.greedy.drafts() | situations.sampled.drafts()
+    for asked, draft in other.drafts(only_after_reset=only_after_reset).items():
+        if asked in known and known[asked] != draft:
+            return f"\nasked: {asked}\nfirst: {known[asked]}\nthen:  {draft}"
+    return None
+
+
+def skip_unless_repeatable(situations: Situations) -> None:
+    """For tests that compare drafts: if those of two equal runs differ, nothing can be learned."""
+    if difference(situations, situations.sampled_again):
+        pytest.skip("its drafts differ from run to run: see test_same_tokens_same_draft")
+
+
+def skip_unless_independent(situations: Situations) -> None:
+    skip_unless_repeatable(situations)
+    if difference(situations, situations.rearranged):
+        pytest.skip("its drafts depend on the batch: see test_batch_does_not_matter")
+
+
+class ChanceChecks:
+    learns: ClassVar[bool] = False
+
+    def test_same_tokens_same_draft(self, specdec_situations: Situations) -> None:
+        """Two equal runs draft the same. All chance comes from batch.random, which is keyed by the request's seed.
+
+        Noise from anywhere else (torch, numpy, the order of a set of strings, the time) cannot be reproduced by users.
+        """
+        found = difference(specdec_situations, specdec_situations.sampled_again)
+        assert not found, f"draw with batch.random only; two equal runs drafted differently{found}"
+
+    def test_batch_does_not_matter(self, specdec_situations: Situations) -> None:
+        """A request is drafted for in the same way alone and among others, in any order.
+
+        Keep state under the request's id, never by its place in the batch, and let no request see another's tokens.
+        """
+        skip_unless_repeatable(specdec_situations)
+        found = difference(specdec_situations, specdec_situations.rearranged)
+        assert not found, f"the draft for a request changed with the requests around it{found}"
+
+    def test_sampled_nodes_exist_whatever_they_are(self, specdec_situations: Situations) -> None:
+        """Whether a sampled node exists never depends on its own token.
+
+        Stop, prune and merge before a node's token is drawn, or keep the node: to drop what turned out unlikely (or to
+        mark it dead) changes the distribution that is verified. After the same tokens, what is decided first must be
+        the same for every seed: whether there is a node, and its row of q.
+        """
+        faults = list(existence_faults(_sampled(specdec_situations), learns=self.learns))
+        assert not faults, faults[0]
+
+    def test_sampled_tokens_follow_q(self, specdec_situations: Situations) -> None:
+        """Sampled tokens are distributed as their row of q says, after temperature.
+
+        Over many seeds, the probability of what was drawn, its logarithm, and numbers that have nothing to do with
+        it, are on average what q leads one to expect. The best token is no sample: call it chosen, and give no q.
+        """
+        drafts = _sampled(specdec_situations)
+        if any(existence_faults(drafts, learns=self.learns)):
+            pytest.skip("some nodes are dropped by their tokens: see test_sampled_nodes_exist_whatever_they_are")
+        for kind, score in SCORES.items():
+            deviations = excess(drafts, score)
+            assert abs(deviations) <= MOST_DEVIATIONS, (
+                f"the mean {kind} of what was drawn is {deviations:.1f} standard deviations from what q says: give the "
+                f"distribution that the nodes were drawn from, after temperature, and draw with "
+                f"batch.random.categorical; nodes that were not drawn, such as the likeliest tokens, are chosen ones, "
+                f"without a row of q"
+            )
+
+
+Trees = tuple[tuple[tuple[int, int], ...], ...]
+"""(parent, token) of each node."""
+
+
+class SeededDraft(NamedTuple):
+    """One request's tree."""
+
+    proposal: Proposal
+    asked: Asked
+    tree: list[Node]
+
+
+def _sampled(situations: Situations) -> list[SeededDraft]:
+    """Drafts after the same tokens with many seeds; the test is skipped if no node of any draft is sampled."""
+    sound = [p for p in situations.proposals if not any(rules.faults_of(p))]
+    if not any(node.q_row >= 0 for p in sound for tree in rules.trees(p) for node in tree):
+        pytest.skip("none of its nodes is sampled from a distribution, so that q is not given")
+    proposals = [p for p in situations.many_seeds.journal.proposals if not any(rules.faults_of(p))]
+    return [SeededDraft(p, *pair) for p in proposals for pair in zip(p.asked, rules.trees(p), strict=True)]
+
+
+def draws(draft: SeededDraft) -> Iterator[tuple[Node, torch.Tensor]]:
+    """Sampled nodes, each with the distribution that it was drawn from: float64 [vocab]."""
+    left: dict[int, torch.Tensor] = {}
+    for node in rules.live(draft.tree):
+        if node.q_row >= 0:
+            probs = left.get(node.parent, rules.target_probs(draft.proposal, node.q_row))
+            yield node, probs
+            if not draft.proposal.draft.with_replacement:
+                probs = probs.clone()
+                probs[node.token_id] = 0
+            left[node.parent] = probs / probs.sum()
+
+
+def excess(drafts: list[SeededDraft], score: Score) -> float:
+    """By how many standard deviations the score of the drawn tokens' probabilities exceeds its expectation under q."""
+    total = variance = 0.0
+    for draft in drafts:
+        for node, probs in draws(draft):
+            scores = score(probs.clamp(min=1e-12))
+            mean = float((probs * scores).sum())
+            total += float(scores[node.token_id]) - mean
+            variance += float((probs * (scores - mean) ** 2).sum())
+    return total / math.sqrt(max(variance, 1e-9))
+
+
+def first_decided(tree: list[Node]) -> list[Node | None]:
+    """The nodes whose order of decision is known, None standing for the end: a chain's, or the first node of a tree."""
+    alive = [node for node in tree if node.parent != DEAD]
+    above = [-1, *(node.index for node in alive)]
+    if all(node.parent == parent for node, parent in zip(alive, above, strict=False)):
+        return [*alive, None]
+    return [None if tree[0].parent == DEAD else tree[0]]
+
+
+def existence_faults(drafts: list[SeededDraft], *, learns: bool) -> Iterator[str]:
+    """Walk down the chains (of a tree: to its first child, for what was decided before the others is not known). Among
+    drafts that agree so far, the next node is there for all or for none, drawn from the same row. learns: what
+    became of a request's earlier drafts may decide, too, so these must have been the same."""
+    same: dict[tuple[tuple[int, ...], Trees, tuple[int, ...]], list[tuple[SeededDraft, Node | None]]]
+    same, earlier = defaultdict(list), defaultdict[int, Trees](tuple)
+    for draft in drafts:
+        path: tuple[int, ...] = ()
+        for node in first_decided(draft.tree):
+            same[draft.asked.token_ids, earlier[draft.asked.seed], path].append((draft, node))
+            path += (node.token_id,) if node is not None else ()
+        if learns:
+            earlier[draft.asked.seed] += (tuple((node.parent, node.token_id) for node in draft.tree),)
+    for (tokens, _, path), found in same.items():
+        where = f"after {tokens[-8:]} and the draft tokens {path}"
+        kinds = {node is not None and node.q_row >= 0 for _, node in found}
+        if {node is None for _, node in found} == {True, False} and True in kinds:
+            yield f"{where} there is a sampled node for some seeds and none for others: its own token must not decide"
+        rows = [rules.target_probs(draft.proposal, node.q_row) for draft, node in found if node and node.q_row >= 0]
+        if any(not torch.allclose(row, rows[0], atol=1e-3) for row in rows):
+            yield f"{where} q differs from seed to seed: it must not depend on the token that was drawn from it"

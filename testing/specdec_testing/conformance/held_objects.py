@@ -1,0 +1,57 @@
+"""What an object holds on to."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from functools import partial
+from logging import Logger
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+SHARED = (type, ModuleType, FrameType, CodeType, BuiltinFunctionType, Logger)
+"""Kinds of objects that belong to the program and lead everywhere."""
+
+
+@attrs.frozen
+class HeldObjects:
+    """strings: all that can be reached. size: references between objects, and elements of arrays and tensors."""
+
+    strings: set[str]
+    size: int
+
+    @classmethod
+    def of(cls, root: object, lent: Sequence[object]) -> HeldObjects:
+        """lent: objects to leave out; methods stand for what they are methods of."""
+        owners = [value.__self__ for value in lent if hasattr(value, "__self__")]
+        seen = {id(value) for value in (*lent, *owners)}
+        strings: set[str] = set()
+        size, pending = 0, [root]
+        while pending:
+            value = pending.pop()
+            if id(value) in seen or isinstance(value, SHARED):
+                continue
+            seen.add(id(value))
+            if isinstance(value, str):
+                strings.add(value)
+            elif isinstance(value, np.ndarray):
+                size += value.size
+            elif isinstance(value, torch.Tensor):
+                size += value.numel()
+            held = _held(value)
+            size += len(held)
+            pending += held
+        return cls(strings, size)
+
+
+def _held(value: Any) -> list[Any]:
+    if isinstance(value, FunctionType):  # not its module's globals
+        return [value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__]
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
+    held = gc.get_referents(value)
+    return [*value.keys(), *held] if isinstance(value, dict) else held  # keys that are strings would be left out

@@ -1,0 +1,80 @@
+"""The class that a plugin's author subclasses, and the rule that its tests are not rewritten."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from specdec_core.errors import PluginError
+from specdec_testing.conformance.chance import ChanceChecks
+from specdec_testing.conformance.drafts import DraftChecks
+from specdec_testing.conformance.lifecycle import LifecycleChecks
+from specdec_testing.conformance.output import OutputChecks
+from specdec_testing.conformance.spec import SpecChecks
+from specdec_testing.conformance.subject import Subject
+from specdec_testing.tiny import tiny_target
+
+
+class ProposerConformance(SpecChecks, DraftChecks, ChanceChecks, LifecycleChecks, OutputChecks):
+    """Every rule of the contract in `specdec_core.contracts`, one test each.
+
+    method: the proposer's name. options: its own keys of speculative_config. modules: where it is, if it is not
+    installed. skips: {test: why it does not apply to this proposer}. A test that is overridden instead is an error when
+    the class is defined: it would look as if the proposer had passed. learns: how far it drafts may depend on what
+    became of the request's earlier drafts.
+
+    Each proposer runs in the real engine, with a random target that is made on the fly. One that needs a checkpoint
+    which fits the target makes it in `make_options`.
+    """
+
+    method: ClassVar[str]
+    options: ClassVar[Mapping[str, Any]] = {}
+    modules: ClassVar[Sequence[str]] = ()
+    num_speculative_tokens: ClassVar[int] = 5
+    skips: ClassVar[Mapping[str, str]] = {}
+
+    @staticmethod
+    def make_target(folder: Path) -> Path:
+        """Save the target in `folder`. It has no end-of-text token, 48 token ids or more, and room for 512 tokens."""
+        return tiny_target(folder)
+
+    @classmethod
+    def make_options(cls, target: Path, folder: Path) -> Mapping[str, Any]:
+        """The options to run with. target: the target's folder. folder: an empty one for whatever they name."""
+        return cls.options
+
+    @classmethod
+    def subject(cls, config: pytest.Config) -> Subject:
+        """What is checked. config: pytest's, for those who take it from the command line."""
+        return Subject(cls.method, cls.modules, cls.num_speculative_tokens, cls.make_target, cls.make_options)
+
+    @classmethod
+    def reasons_to_skip(cls, config: pytest.Config) -> Mapping[str, str]:
+        """Why tests are left out, by their names."""
+        return cls.skips
+
+    def __init_subclass__(cls) -> None:
+        tests = kit_tests()
+        changed = [name for name in tests if getattr(cls, name) is not getattr(ProposerConformance, name)]
+        if changed:
+            raise PluginError(
+                f"{cls.__name__} overrides {', '.join(changed)} of the conformance kit: name it in `skips` with the "
+                f"reason why it does not apply, and add tests of your own under other names"
+            )
+        check_skips(cls.skips, cls.__name__)
+
+
+def kit_tests() -> list[str]:
+    return [name for name in dir(ProposerConformance) if name.startswith("test_")]
+
+
+def check_skips(skips: Mapping[str, str], where: str) -> None:
+    """Raise PluginError for a test that there is not, or a skip without a reason."""
+    for name, reason in skips.items():
+        if name not in kit_tests():
+            raise PluginError(f"{where} skips {name!r}, which is no test of the kit: it has {', '.join(kit_tests())}")
+        if not isinstance(reason, str) or not reason.strip():
+            raise PluginError(f"{where} skips {name!r} without a reason: say why it does not apply to this proposer")

@@ -1,0 +1,70 @@
+"""The life of a request, as a proposer sees it: `specdec_core.contracts.proposer.Proposer`."""
+
+from __future__ import annotations
+
+from specdec_testing.conformance.chance import difference, skip_unless_independent
+from specdec_testing.conformance.recording import Journal
+from specdec_testing.conformance.runs import SMALL_POOL, Run, run_engine
+from specdec_testing.conformance.situations import Situations
+
+
+class LifecycleChecks:
+    def test_draft_after_preemption(self, specdec_situations: Situations) -> None:
+        """A request that was preempted is drafted for as if it had not been.
+
+        `reset` forgets what was observed of it: it is observed again from its first token.
+        """
+        skip_unless_independent(specdec_situations)
+        found = difference(specdec_situations, specdec_situations.preempted, only_after_reset=True)
+        assert not found, f"a draft is another since the request was preempted: forget it in reset{found}"
+
+    def test_reused_ids(self, specdec_situations: Situations) -> None:
+        """An id may come again after `finish`, for another request. Nothing of the first may be left."""
+        skip_unless_independent(specdec_situations)
+        found = difference(specdec_situations, Run(specdec_situations.rounds.journal))
+        assert not found, f"a draft is another where the id was in use before: forget it in finish{found}"
+
+    def test_finish_at_any_moment(self, specdec_situations: Situations) -> None:
+        """`finish` may come at any time after `start`: before the first draft or observation, between the chunks of a
+        prompt, and after `reset`. It must not raise."""
+        asked = specdec_situations.asks
+        journal = Journal()
+        llm = specdec_situations.llm(journal, max_num_batched_tokens=16, **SMALL_POOL)
+        run_engine(llm, asked, journal, cancel_after={i: i for i in range(len(asked))})
+        run_engine(llm, asked, journal, cancel_preempted=True)
+
+    def test_close(self, specdec_situations: Situations) -> None:
+        """`close` may come at any time: before the first request, or while some run, which are finished first. It must
+        not raise."""
+        for num_requests in (0, 3):
+            journal = Journal()
+            with specdec_situations.llm(journal) as llm:
+                for ask in specdec_situations.asks[:num_requests]:
+                    llm.engine.add_request(ask.prompt, ask.params)
+                for _ in range(num_requests):
+                    llm.engine.step()
+            assert journal.closed == [None], (
+                f"close raised {journal.closed[0]!r} after {num_requests} requests: save what there is, if anything"
+            )
+
+    def test_nothing_is_kept_after_finish(self, specdec_situations: Situations) -> None:
+        """After `finish` the proposer holds nothing of the request: a server runs millions of them.
+
+        The objects that can be reached from the proposer (not through what the engine lent it) are searched for the
+        ids of finished requests and for their views; and they must not have become more when the same requests have
+        run once again. One more request is run before each look, so that a proposer may hold on to its last batch.
+        """
+        held = specdec_situations.rounds
+        known = {name for name in held.names if name in held.strings}
+        assert not known, f"it still knows the finished requests {sorted(known)}: forget them in finish"
+        assert not held.num_views, f"it still holds {held.num_views} views of finished requests: forget them in finish"
+        growth = held.sizes[-1] - held.sizes[-2]
+        assert growth < len(held.names), (
+            f"it holds more after each round of {len(held.names)} requests (objects and numbers: {held.sizes})"
+        )
+
+    def test_arguments_are_not_changed(self, specdec_situations: Situations) -> None:
+        """Nothing that a proposer is given may be written to: copy what is to be changed."""
+        situations = specdec_situations
+        changed = [line for run in (situations.greedy, situations.sampled) for line in run.journal.changed]
+        assert not changed, f"{changed[0]}: copy it first"

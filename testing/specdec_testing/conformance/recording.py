@@ -1,0 +1,235 @@
+"""A proposer in the engine, with everything that it is asked and answers written down."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import attrs
+import numpy as np
+import torch
+
+from specdec_core.contracts.draft import Draft, HostCopy
+from specdec_core.contracts.kv import KVMetadata
+from specdec_core.contracts.proposer import (
+    BuildContext,
+    LayerAttention,
+    Observation,
+    Proposer,
+    ProposerBatch,
+    ProposerSpec,
+    RequestView,
+)
+from specdec_core.engine.named_proposer import NamedProposer
+from specdec_core.errors import PluginError
+from specdec_core.plugins import Plugins
+from specdec_testing.conformance.faults import faults_of
+
+
+@attrs.frozen
+class Asked:
+    """What a proposer was asked for one request."""
+
+    seed: int
+    token_ids: tuple[int, ...]
+    max_draft_tokens: int
+    temperature: float
+
+
+@attrs.frozen(eq=False)
+class Proposal:
+    """One call of `propose`. draft: whatever came back, with tensors of its own."""
+
+    asked: tuple[Asked, ...]
+    after_reset: tuple[bool, ...]  # [batch]   the request was preempted before
+    draft: Draft
+    vocab_size: int
+    device: torch.device
+
+    @classmethod
+    def of(cls, batch: ProposerBatch, draft: Any, context: BuildContext, reset: set[str]) -> Proposal:
+        asked = tuple(
+            Asked(request.seed, tuple(request.token_ids.tolist()), budget, temperature)
+            for request, budget, temperature in zip(
+                batch.requests, batch.max_draft_tokens, batch.temperature.tolist(), strict=True
+            )
+        )
+        after_reset = tuple(request.id in reset for request in batch.requests)
+        return cls(asked, after_reset, _copied(draft), context.target.vocab_size, context.device)
+
+
+def _copied(draft: Any) -> Any:
+    """A proposer may use its tensors again."""
+    if not isinstance(draft, Draft):
+        return draft
+    given = {name: value for name, value in _fields(draft) if torch.is_tensor(value)}
+    changes: dict[str, Any] = {name: value.clone() for name, value in given.items()}
+    changes["host_copies"] = tuple(
+        HostCopy(changes[name], copy.values.copy())
+        for copy in draft.host_copies
+        for name, value in given.items()
+        if value is copy.of
+    )
+    return attrs.evolve(draft, **changes)
+
+
+def _fields(value: Any) -> list[tuple[str, Any]]:
+    return [(attribute.name, getattr(value, attribute.name)) for attribute in attrs.fields(type(value))]
+
+
+@attrs.frozen(eq=False, weakref_slot=True)
+class View:
+    """A `RequestView` under a name that the kit chooses, of which it can tell whether a proposer still holds it."""
+
+    id: str
+    request: RequestView
+
+    @property
+    def seed(self) -> int:
+        return self.request.seed
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.request.num_prompt_tokens
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self.request.num_cached_tokens
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        return self.request.token_ids
+
+
+class LentAttention:
+    """The engine's attention, which does not know requests by the names that the kit gives them."""
+
+    def __init__(self, inner: LayerAttention) -> None:
+        self._inner = inner
+
+    def fill(self, requests: Sequence[View], num_tokens: Sequence[int]) -> None:
+        self._inner.fill([view.request for view in requests], num_tokens)
+
+    def metadata(self, requests: Sequence[View], starts: Sequence[int], lengths: Sequence[int]) -> KVMetadata:
+        return self._inner.metadata([view.request for view in requests], starts, lengths)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def own_name(request: RequestView) -> str:
+    return request.id
+
+
+@attrs.define(eq=False)
+class Journal:
+    """name: the id under which a proposer is to know a request."""
+
+    name: Callable[[RequestView], str] = own_name
+    proposals: list[Proposal] = attrs.field(factory=list)
+    changed: list[str] = attrs.field(factory=list)  # arguments that the proposer wrote to
+    reset: set[str] = attrs.field(factory=set)  # engine's ids of requests that were preempted
+    closed: list[BaseException | None] = attrs.field(factory=list)  # what `close` raised, each time it was called
+    views: list[weakref.ref[View]] = attrs.field(factory=list)  # of every request that was started
+    proposer: Any = None
+    context: Any = None
+    lent: list[object] = attrs.field(factory=list)  # what the proposer holds of the engine
+
+
+class RecordingProposer(Proposer):
+    """Stands between the engine and a proposer. A draft that breaks a rule is written down and not used, so that one
+    fault does not show as many."""
+
+    def __init__(self, inner: Proposer, context: BuildContext, journal: Journal) -> None:
+        self._inner: Any = inner
+        self._context = context
+        self._journal = journal
+        self._views: dict[str, View] = {}
+        journal.proposer, journal.context = inner, context
+
+    def start(self, request: RequestView) -> None:
+        view = self._views[request.id] = View(self._journal.name(request), request)
+        self._journal.views.append(weakref.ref(view))
+        self._inner.start(view)
+
+    def propose(self, batch: ProposerBatch) -> Draft:
+        reset = {self._views[request.id].id for request in batch.requests if request.id in self._journal.reset}
+        batch = attrs.evolve(batch, requests=[self._views[request.id] for request in batch.requests])
+        with self._unchanged("propose", batch):
+            draft: Draft = self._inner.propose(batch)
+        proposal = Proposal.of(batch, draft, self._context, reset)
+        self._journal.proposals.append(proposal)
+        if any(faults_of(proposal)):
+            return Draft.from_chains([[]] * len(batch.requests), self._context.device)
+        return draft
+
+    def observe(self, observation: Observation) -> None:
+        requests = tuple(self._views[request.id] for request in observation.requests)
+        with self._unchanged("observe", observation):
+            self._inner.observe(attrs.evolve(observation, requests=requests))
+
+    def reset(self, request: RequestView) -> None:
+        self._journal.reset.add(request.id)
+        self._inner.reset(self._views[request.id])
+
+    def finish(self, request: RequestView, reason: str) -> None:
+        self._inner.finish(self._views.pop(request.id), reason)
+
+    def close(self) -> None:
+        inner, self._inner = self._inner, _Closed()
+        try:
+            NamedProposer(inner, "").close()
+        except PluginError as error:  # test_close speaks of it, and no other
+            self._journal.closed.append(error.__cause__)
+        else:
+            self._journal.closed.append(None)
+
+    @contextmanager
+    def _unchanged(self, call: str, argument: ProposerBatch | Observation) -> Iterator[None]:
+        given = _tensors(argument)
+        before = {name: value.clone() for name, value in given.items()}
+        tokens = [request.token_ids.copy() for request in argument.requests]
+        yield
+        names = [name for name, value in given.items() if not torch.equal(value, before[name])]
+        for request, old in zip(argument.requests, tokens, strict=True):
+            names += ["token_ids of a request"] if not np.array_equal(request.token_ids, old) else []
+        self._journal.changed += [f"{call} wrote to {name}" for name in names]
+
+
+class _Closed:
+    """In the place of a proposer that was closed."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AssertionError(f"the engine's own fault: it asked for {name} of a proposer that was closed")
+
+
+def _tensors(argument: ProposerBatch | Observation) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for name, value in _fields(argument):
+        if isinstance(value, torch.Tensor):
+            found[name] = value
+        elif isinstance(value, Mapping):
+            found |= {f"{name}[{key!r}]": tensor for key, tensor in value.items()}
+    return found
+
+
+class RecordingPlugins(Plugins):
+    """What is installed; the proposer of the name `recorded` writes into `journal`."""
+
+    journal: Journal
+    recorded: str
+
+    def proposer(self, name: str) -> ProposerSpec:
+        spec = super().proposer(name)
+        if name != self.recorded:
+            return spec
+        return attrs.evolve(spec, build=lambda config, context: self._build(spec, config, context))
+
+    def _build(self, spec: ProposerSpec, config: Any, context: BuildContext) -> Proposer:
+        lent: Any = context
+        if context.attention is not None:
+            lent = attrs.evolve(lent, attention=LentAttention(context.attention))
+        self.journal.lent = [value for each in (context, lent) for _, value in _fields(each)]
+        return RecordingProposer(spec.build(config, lent), lent, self.journal)

@@ -1,0 +1,95 @@
+"""Engines with a recorded proposer, and what came of requests in them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from attrs import define, field
+
+from specdec_core.api.llm import LLM
+from specdec_core.engine.request import Piece, Request
+from specdec_core.plugins import Plugins, PluginWarning
+from specdec_testing.conformance.faults import faults_of
+from specdec_testing.conformance.recording import Asked, Journal, Proposal
+from specdec_testing.conformance.workload import Ask
+
+P = TypeVar("P", bound=Plugins)
+SMALL_POOL = {"num_kv_blocks": 24, "max_model_len": 64}
+"""Settings of an engine whose KV blocks are too few for all requests at once."""
+
+
+@define(eq=False)
+class Run:
+    """What came of some requests, in their order."""
+
+    journal: Journal
+    outputs: list[list[int]] = field(factory=list)
+    num_preempted: int = 0
+
+    def drafts(self, *, only_after_reset: bool = False) -> dict[Asked, Any]:
+        """What was asked, with the tree that came back and which of its nodes were sampled; without those that break a
+        rule."""
+        return {
+            asked: (tree, is_sampled)
+            for proposal in self.journal.proposals
+            if not any(faults_of(proposal))
+            for asked, after_reset, tree, is_sampled in _trees(proposal)
+            if after_reset or not only_after_reset
+        }
+
+
+def _trees(proposal: Proposal) -> list[tuple[Asked, bool, Any, Any]]:
+    draft, found = proposal.draft, []
+    for i, asked in enumerate(proposal.asked):
+        nodes = slice(draft.offsets[i], draft.offsets[i + 1])
+        is_sampled = [False] * draft.num_nodes if draft.q_rows is None else (draft.q_rows >= 0).tolist()
+        found.append((asked, proposal.after_reset[i], draft.tree(i), is_sampled[nodes]))
+    return found
+
+
+def quietly(load: Callable[[], P]) -> P:
+    """Without warnings of plugins that cannot be loaded: test_is_offered speaks of the one that is checked."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PluginWarning)
+        return load()
+
+
+def make_llm(folder: Path, plugins: Plugins, speculative_config: Mapping[str, Any] | None, **settings: Any) -> LLM:
+    defaults: dict[str, Any] = {"dtype": "float32", "block_size": 4, "num_kv_blocks": 512, "skip_tokenizer_init": True}
+    return LLM(folder, plugins=plugins, speculative_config=speculative_config, **defaults | settings)
+
+
+def run_engine(
+    llm: LLM,
+    asked: Sequence[Ask],
+    journal: Journal,
+    *,
+    cancel_after: Mapping[int, int] | None = None,
+    cancel_preempted: bool = False,
+) -> Run:
+    """Run requests to their end. cancel_after: {index of an ask: steps after which it is cancelled}."""
+    run = Run(journal)
+    engine = llm.engine
+    ended: dict[str, list[int]] = {}
+
+    def keep(request: Request, pieces: Sequence[Piece]) -> None:
+        if request.finish_reason is not None:
+            ended[request.id] = request.output_token_ids
+
+    ids = [engine.add_request(ask.prompt, ask.params, keep) for ask in asked]
+    num_steps = 0
+    while engine.has_unfinished:
+        for index, after in (cancel_after or {}).items():
+            if num_steps == after:
+                engine.cancel(ids[index])
+        run.num_preempted += engine.step().num_preempted
+        for request_id in journal.reset if cancel_preempted else ():
+            engine.cancel(request_id)
+        num_steps += 1
+        assert num_steps < 500, "the engine makes no progress"
+    engine.kv.check_integrity()
+    run.outputs = [ended[request_id] for request_id in ids]
+    return run

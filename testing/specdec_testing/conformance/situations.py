@@ -1,0 +1,168 @@
+"""One proposer in real engines: each situation runs once, when a test first asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import frozen
+
+from specdec_core.api.llm import LLM
+from specdec_core.config.speculative import SpeculativeConfig
+from specdec_core.contracts.proposer import BuildContext, Plan, Proposer, ProposerSpec
+from specdec_core.errors import PluginError
+from specdec_core.plugins import Plugins
+from specdec_testing.conformance import workload
+from specdec_testing.conformance.recording import Journal, Proposal, RecordingPlugins
+from specdec_testing.conformance.reuse import ReuseRounds, run_rounds
+from specdec_testing.conformance.runs import SMALL_POOL, Run, make_llm, quietly, run_engine
+from specdec_testing.conformance.subject import Subject
+from specdec_testing.conformance.workload import Ask
+
+
+@frozen(eq=False)
+class Target:
+    """A target's folder, and what it says without speculation: {ask: output}."""
+
+    folder: Path
+    outputs: Mapping[Ask, list[int]]
+
+
+class Targets:
+    """One target for each way of making them: kits that share it share the outputs, too."""
+
+    def __init__(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self._factory = tmp_path_factory
+        self._made: dict[Callable[[Path], Path], Target] = {}
+
+    def of(self, subject: Subject) -> Target:
+        if subject.make_target not in self._made:
+            folder = subject.make_target(self._factory.mktemp("target"))
+            asked = [workload.plain(ask) for ask in [*workload.asks(0.0, 100, 1), *workload.asks(0.8, 200, 1)]]
+            run = run_engine(make_llm(folder, quietly(Plugins.load), None), asked, Journal())
+            self._made[subject.make_target] = Target(folder, dict(zip(asked, run.outputs, strict=True)))
+        return self._made[subject.make_target]
+
+
+class Situations:
+    """The proposer of one kit class. A property that needs it to be loaded skips the test if it is not."""
+
+    def __init__(self, subject: Subject, target: Target, folder: Path) -> None:
+        self.subject = subject
+        self.target = target
+        self._folder = folder
+        self.histories: list[Proposal] | None = None  # what it drafted in no engine, once a test has asked for it
+
+    @cached_property
+    def plugins(self) -> RecordingPlugins:
+        plugins = quietly(lambda: RecordingPlugins.load(modules=self.subject.modules))
+        plugins.recorded = self.subject.method
+        return plugins
+
+    @cached_property
+    def spec(self) -> ProposerSpec:
+        try:
+            return Plugins.proposer(self.plugins, self.subject.method)
+        except PluginError as error:
+            pytest.skip(f"it cannot be loaded: {error}")
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        return dict(self.subject.make_options(self.target.folder, self._folder))
+
+    @cached_property
+    def speculative_config(self) -> dict[str, Any]:
+        # Under rule 1 alone the output is plain decoding's whatever q says, so that it can be compared token by token.
+        own = {
+            "method": self.spec.name,
+            "num_speculative_tokens": self.subject.num_speculative_tokens,
+            "verifier": "chosen",
+        }
+        return own | self.options
+
+    @cached_property
+    def config(self) -> Any:
+        """The instance of the method's config class."""
+        return SpeculativeConfig.from_mapping(self.speculative_config, self.spec.config).options
+
+    @cached_property
+    def asks(self) -> list[Ask]:
+        """Greedy and sampled requests."""
+        most = self.subject.num_speculative_tokens
+        return [*workload.asks(0.0, 100, most), *workload.asks(0.8, 200, most)]
+
+    def run(self, asked: Sequence[Ask], **settings: Any) -> Run:
+        """In a new engine, hence with a new proposer. settings: the engine's."""
+        journal = Journal()
+        return run_engine(self.llm(journal, **settings), asked, journal)
+
+    def llm(self, journal: Journal, **settings: Any) -> LLM:
+        config = self.speculative_config
+        self.plugins.journal = journal
+        return make_llm(self.target.folder, self.plugins, config, **settings)
+
+    def expected(self, asked: Sequence[Ask]) -> list[list[int]]:
+        return [self.target.outputs[workload.plain(ask)] for ask in asked]
+
+    @cached_property
+    def greedy(self) -> Run:
+        return self.run(self.asks[:5])
+
+    @cached_property
+    def sampled(self) -> Run:
+        return self.run(self.asks[5:])
+
+    @cached_property
+    def sampled_again(self) -> Run:
+        return self.run(self.asks[5:])
+
+    @cached_property
+    def rearranged(self) -> Run:
+        """One request alone, then all in one batch, the last one first."""
+        journal = Journal()
+        llm = self.llm(journal)
+        for asked in ([self.asks[8]], self.asks[::-1]):
+            run_engine(llm, asked, journal)
+        return Run(journal)
+
+    @cached_property
+    def preempted(self) -> Run:
+        run = self.run(self.asks, **SMALL_POOL)
+        assert run.num_preempted > 0, "the kit's own fault: nothing was preempted"
+        return run
+
+    @cached_property
+    def rounds(self) -> ReuseRounds:
+        journal = Journal()
+        return run_rounds(self.llm(journal), journal, self.asks[:3], self.asks[5:8], workload.last())
+
+    @cached_property
+    def many_seeds(self) -> Run:
+        return self.run(workload.many_seeds())
+
+    @cached_property
+    def proposals(self) -> list[Proposal]:
+        return [proposal for run in (self.greedy, self.sampled) for proposal in run.journal.proposals]
+
+    @property
+    def context(self) -> BuildContext:
+        context: BuildContext = self.greedy.journal.context
+        return context
+
+    @cached_property
+    def plan(self) -> Plan:
+        return self.spec.plan(self.config, self.context.target, self.subject.num_speculative_tokens)
+
+    @cached_property
+    def is_model_free(self) -> bool:
+        """Whether it drafts from token ids alone, so that any history will do."""
+        plan = self.plan
+        return not (plan.taps or plan.output_rows or plan.kv_layout or plan.scratch_slots)
+
+    @cached_property
+    def lone_proposer(self) -> Proposer:
+        """In no engine."""
+        return self.spec.build(self.config, self.context)

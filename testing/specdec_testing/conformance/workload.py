@@ -1,0 +1,72 @@
+"""The requests that every proposer is run with."""
+
+from __future__ import annotations
+
+from itertools import cycle
+
+from attrs import evolve, frozen
+
+from specdec_core.config.sampling import SamplingParams
+
+MAX_TOKENS = 8
+LONG = 490
+"""Tokens of a prompt that leaves little room in the kit's targets."""
+
+PROMPTS: tuple[tuple[int, ...], ...] = (
+    (7, 2),
+    (3, 1, 4, 1, 5) * 5,
+    (11,) * 9,
+    tuple(token * 7 % 31 for token in range(40)),
+    (8, 9, 2, 8, 9, 6, 8, 9),
+)
+
+
+@frozen
+class Ask:
+    """A prompt and how to sample after it. Seeds tell the asks of a run from each other."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+
+
+def asks(temperature: float, first_seed: int, num_speculative_tokens: int) -> list[Ask]:
+    """Five requests, each with a budget of its own."""
+    budgets = cycle([None, 1, 3, 2, None])
+    return [
+        Ask(
+            prompt,
+            SamplingParams(
+                temperature=temperature,
+                max_tokens=MAX_TOKENS,
+                seed=first_seed + i,
+                ignore_eos=True,
+                num_speculative_tokens=None if most is None else min(most, num_speculative_tokens),
+            ),
+        )
+        for i, (prompt, most) in enumerate(zip(PROMPTS, budgets, strict=False))
+    ]
+
+
+def plain(ask: Ask) -> Ask:
+    """The same without a number of draft tokens, which an engine that does not speculate would refuse."""
+    return evolve(ask, params=evolve(ask.params, num_speculative_tokens=None))
+
+
+def one_token() -> list[Ask]:
+    return [Ask((5,), SamplingParams(temperature=0.0, max_tokens=4, seed=1, ignore_eos=True))]
+
+
+def last() -> list[Ask]:
+    """A short one, whose seed is none of the others'."""
+    return [Ask((8, 9, 2, 8, 9), SamplingParams(temperature=0.0, max_tokens=3, seed=2, ignore_eos=True))]
+
+
+def long() -> list[Ask]:
+    """Up to the end of what the target can take."""
+    return [Ask((3, 1, 4, 1, 5) * (LONG // 5), SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True))]
+
+
+def many_seeds() -> list[Ask]:
+    """top_k=1: the output is the same whatever the seed, so the proposer draws many times after the same tokens."""
+    params = SamplingParams(temperature=0.7, top_k=1, max_tokens=MAX_TOKENS, ignore_eos=True)
+    return [Ask(PROMPTS[1], evolve(params, seed=1000 + i)) for i in range(48)]

@@ -1,0 +1,195 @@
+"""Drive a proposer through one step by hand: no model, no engine, only token lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import attrs
+import numpy as np
+import torch
+
+from specdec_core.config.fields import unknown_key
+from specdec_core.contracts.draft import Draft, DraftTree
+from specdec_core.contracts.proposer import (
+    BuildContext,
+    Observation,
+    Plan,
+    Proposer,
+    ProposerBatch,
+    ProposerSpec,
+    RequestView,
+)
+from specdec_core.contracts.target import TargetInfo
+from specdec_core.engine.named_proposer import NamedProposer
+from specdec_core.errors import ConfigError
+from specdec_core.plugins import Plugins
+from specdec_core.sampling.random import CounterRandom
+
+CPU = torch.device("cpu")
+
+NO_TARGET = TargetInfo(
+    model="none",
+    model_type="none",
+    vocab_size=32_000,
+    hidden_size=64,
+    num_layers=2,
+    max_model_len=2**20,
+    dtype=torch.float32,
+    device=CPU,
+)
+"""The target that a proposer is told about where there is none."""
+
+MAX_NUM_SEQS = 256
+
+
+def _frozen_int64(token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    array = np.array(token_ids, dtype=np.int64)
+    array.setflags(write=False)
+    return array
+
+
+@attrs.frozen(eq=False)
+class SimpleRequest:
+    """A `RequestView` of its own: its tokens are a copy that cannot be written to."""
+
+    id: str
+    token_ids: np.ndarray = attrs.field(converter=_frozen_int64)  # int64 [num_tokens]   the last one is the root
+    num_prompt_tokens: int = attrs.field()
+    seed: int = 0
+    num_cached_tokens: int = 0
+
+    @num_prompt_tokens.default
+    def _all_but_the_root(self) -> int:
+        return max(len(self.token_ids) - 1, 1)
+
+
+def propose(
+    method: str,
+    contexts: Sequence[Sequence[int]],
+    *,
+    num_speculative_tokens: int = 5,
+    temperature: float = 0.0,
+    seed: int = 0,
+    **speculative_config: Any,
+) -> list[DraftTree]:
+    """What an installed, model-free proposer drafts after each of the contexts, all in one batch.
+
+    contexts: token ids, each context's last one being the root. num_speculative_tokens: every request's budget, in
+    nodes. temperature: of every request, 0 for greedy. seed: request i has the seed `seed + i`. speculative_config:
+    the method's own options. Returns one tree per context, empty where the proposer has no guess.
+
+    Raises PluginError if there is no such method, ConfigError if an option is unknown or refused, a context is empty,
+    or the method needs a target (features or KV slots).
+    """
+    if num_speculative_tokens < 1:
+        raise ConfigError(f"num_speculative_tokens={num_speculative_tokens} must be >= 1")
+    for i, context in enumerate(contexts):
+        if len(context) == 0:
+            raise ConfigError(f"contexts[{i}] is empty: a context holds at least one token, the root")
+    spec = Plugins.load().proposer(method)
+    options = _options(spec, speculative_config)
+    plan = spec.plan(options, NO_TARGET, num_speculative_tokens)
+    _refuse_what_needs_a_target(method, plan)
+    proposer = spec.build(options, _build_context(num_speculative_tokens, plan.state))
+
+    requests = [SimpleRequest(f"request-{i}", context, seed=seed + i) for i, context in enumerate(contexts)]
+    batch = batch_of(requests, [num_speculative_tokens] * len(requests), temperature=temperature)
+    try:
+        draft = one_step(proposer, batch, observes=plan.observes)
+    finally:
+        NamedProposer(proposer, method).close()
+    return [draft.tree(i) for i in range(len(requests))]
+
+
+def batch_of(
+    requests: Sequence[SimpleRequest], max_draft_tokens: Sequence[int], *, temperature: float
+) -> ProposerBatch:
+    """What the engine would ask for these requests."""
+    root_positions = torch.tensor([len(request.token_ids) - 1 for request in requests], dtype=torch.int64)
+    return ProposerBatch(
+        requests=requests,
+        root_token_ids=torch.tensor([request.token_ids[-1] for request in requests], dtype=torch.int64),
+        root_positions=root_positions,
+        temperature=torch.full((len(requests),), temperature, dtype=torch.float32),
+        max_draft_tokens=tuple(max_draft_tokens),
+        random=CounterRandom([request.seed for request in requests], root_positions),
+    )
+
+
+@torch.inference_mode()
+def one_step(proposer: Proposer, batch: ProposerBatch, *, observes: bool) -> Draft:
+    """The life of requests that end after one draft. observes: what the proposer's plan says."""
+    for request in batch.requests:
+        proposer.start(request)
+    if observes:
+        _observe(proposer, batch.requests)
+    draft = proposer.propose(batch)
+    for request in batch.requests:
+        proposer.finish(request, "length")
+    return draft
+
+
+def _options(spec: ProposerSpec, options: dict[str, Any]) -> Any:
+    known = {attribute.name for attribute in attrs.fields(spec.config)}
+    for name in options:
+        if name not in known:
+            raise unknown_key(name, known, f"method {spec.name!r}")
+    return spec.config(**options)
+
+
+def _refuse_what_needs_a_target(method: str, plan: Plan) -> None:
+    asks = {
+        f"features of the target ({', '.join(plan.taps)})": plan.taps,
+        "rows of the target's output layer": plan.output_rows,
+        "a KV group": plan.kv_layout,
+        f"{plan.scratch_slots} KV slots": plan.scratch_slots,
+    }
+    needs = [what for what, wanted in asks.items() if wanted]
+    if needs:
+        raise ConfigError(
+            f"method {method!r} needs {' and '.join(needs)}, so it cannot draft from token lists alone: run it with "
+            f"LLM(model, speculative_config={{'method': {method!r}}})"
+        )
+
+
+def _build_context(num_speculative_tokens: int, state: Any) -> BuildContext:
+    def no_target(*_: object, **__: object) -> NoReturn:
+        raise ConfigError("there is no target here, nor what a draft would share with it: run it with LLM")
+
+    return BuildContext(
+        target=NO_TARGET,
+        num_speculative_tokens=num_speculative_tokens,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=NO_TARGET.max_model_len,
+        device=CPU,
+        embed=no_target,
+        output_head=no_target,
+        output_rows=no_target,
+        attention=None,
+        load_model=no_target,
+        speed_up=lambda module: None,
+        state=state,
+    )
+
+
+def _observe(proposer: Proposer, requests: Sequence[RequestView]) -> None:
+    """As after a prefill of everything before the roots; a request that is only a root has nothing to observe."""
+    seen = [request for request in requests if len(request.token_ids) > 1]
+    if not seen:
+        return
+    lengths = [len(request.token_ids) - 1 for request in seen]
+    ends = np.cumsum(lengths)
+    proposer.observe(
+        Observation(
+            requests=seen,
+            starts=(0,) * len(seen),
+            offsets=(0, *ends.tolist()),
+            num_valid=torch.tensor(lengths, dtype=torch.int32),
+            last_rows=torch.from_numpy(ends - 1),
+            token_ids=torch.from_numpy(np.concatenate([request.token_ids[:-1] for request in seen])),
+            positions=torch.cat([torch.arange(length) for length in lengths]),
+            features={},
+            next_token_ids=torch.tensor([request.token_ids[-1] for request in seen], dtype=torch.int64),
+        )
+    )

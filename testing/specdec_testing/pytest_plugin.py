@@ -1,0 +1,59 @@
+"""What pytest needs to run the conformance kit: options, one fixture, and skips with a reason.
+
+pytest imports this module at every start, by the entry point that core declares, so it imports nothing else of weight.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from specdec_testing.conformance.situations import Situations, Targets
+
+pytest.register_assert_rewrite("specdec_testing.conformance")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("specdec", "specdec's conformance kit (specdec_testing.conformance)")
+    group.addoption("--specdec-proposer", metavar="NAME", help="the method to check")
+    repeated = {"action": "append", "default": []}
+    group.addoption("--specdec-option", **repeated, metavar="KEY=VALUE", help="an option of the method (repeatable)")
+    group.addoption(
+        "--specdec-module",
+        **repeated,
+        metavar="MODULE",
+        help="a module with a plugin that is not installed (repeatable)",
+    )
+    group.addoption(
+        "--specdec-skip", **repeated, metavar="TEST=REASON", help="a check that does not apply, and why (repeatable)"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    kit_class = getattr(item, "cls", None)
+    if kit_class is not None and hasattr(kit_class, "reasons_to_skip"):
+        reason = kit_class.reasons_to_skip(item.config).get(getattr(item, "originalname", item.name))
+        if reason:
+            pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def specdec_targets(tmp_path_factory: pytest.TempPathFactory) -> Targets:
+    """The targets of all kits of this run."""
+    from specdec_testing.conformance.situations import Targets
+
+    return Targets(tmp_path_factory)
+
+
+@pytest.fixture(scope="class")
+def specdec_situations(
+    request: pytest.FixtureRequest, specdec_targets: Targets, tmp_path_factory: pytest.TempPathFactory
+) -> Situations:
+    """The proposer of one kit class, and what it did in the engine."""
+    from specdec_testing.conformance.situations import Situations
+
+    subject = request.cls.subject(request.config)
+    return Situations(subject, specdec_targets.of(subject), tmp_path_factory.mktemp("draft"))

@@ -1,0 +1,82 @@
+"""What a draft may depend on, and how tokens are drawn."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import attrs
+from good_proposers import Sampling, Selecting
+
+from broken_proposers.case import Recent, breaks
+
+MOODS = count()
+
+
+@breaks("test_same_tokens_same_draft")
+class Moody(Recent):
+    """What it drafts depends on how many of its kind were built before it."""
+
+    def __init__(self, config, context):
+        super().__init__(config, context)
+        self.mood = next(MOODS) % context.target.vocab_size
+
+    def chain(self, request, most):
+        return [self.mood]
+
+
+@breaks("test_batch_does_not_matter")
+class Placed(Recent):
+    """It drafts more for the first request than for others."""
+
+    def propose(self, batch):
+        budgets = [most if i == 0 else 1 for i, most in enumerate(batch.max_draft_tokens)]
+        return super().propose(attrs.evolve(batch, max_draft_tokens=budgets))
+
+
+@breaks("test_sampled_nodes_exist_whatever_they_are")
+class Choosy(Sampling):
+    """It drops what it drew if that is unlikely."""
+
+    def propose(self, batch):
+        import torch
+
+        draft = super().propose(batch)
+        is_unlikely = [
+            row >= 0 and draft.q[row, self.from_target[token]] < 0.2
+            for row, token in zip(draft.q_rows.tolist(), draft.token_ids.tolist(), strict=True)
+        ]
+        return attrs.evolve(draft, parents=torch.where(torch.tensor(is_unlikely, dtype=torch.bool), -2, draft.parents))
+
+
+@breaks("test_sampled_tokens_follow_q")
+class Stubborn(Sampling):
+    def draw(self, batch, request, node, probs):
+        return int(probs.argmax())
+
+
+@breaks("test_sampled_tokens_follow_q", is_variant=True)
+class Ranking(Selecting):
+    """Its children are the likeliest tokens in their order, and it gives q as if they had been drawn."""
+
+    def draw(self, batch, request, node, probs):
+        return int(probs.argmax())
+
+
+@breaks("test_sampled_tokens_follow_q", is_variant=True)
+class Completing(Selecting):
+    """The first child is drawn, and the second is the likeliest of the rest."""
+
+    def draw(self, batch, request, node, probs):
+        return int(probs.argmax()) if node == 1 else super().draw(batch, request, node, probs)
+
+
+@breaks("test_sampled_tokens_follow_q", is_variant=True)
+class Heated(Sampling):
+    """It gives q before temperature."""
+
+    def propose(self, batch):
+        import torch
+
+        draft = super().propose(batch)
+        powers = draft.q ** batch.temperature.max().clamp(min=0.1)
+        return attrs.evolve(draft, q=powers / powers.sum(-1, keepdim=True) if len(powers) else torch.empty_like(powers))

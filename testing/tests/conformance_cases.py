@@ -1,0 +1,59 @@
+"""One kit class for each proposer, good or broken: what test_conformance.py runs in a process of its own."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import broken_proposers
+
+from specdec_testing import ProposerConformance
+from specdec_testing.conformance.kit import kit_tests
+
+
+class TestRecent(ProposerConformance):
+    method = "recent"
+    options = MappingProxyType({"recent_max_chain": 4})
+    modules = ("example_proposer",)
+
+
+class TestBranching(ProposerConformance):
+    method = "branching"
+    modules = ("good_proposers",)
+
+
+class TestSampling(ProposerConformance):
+    method = "sampling"
+    modules = ("good_proposers",)
+
+
+class TestFading(ProposerConformance):
+    method = "fading"
+    modules = ("good_proposers",)
+
+
+class TestSelecting(ProposerConformance):
+    method = "selecting"
+    modules = ("good_proposers",)
+
+
+class TestFeeling(ProposerConformance):
+    method = "feeling"
+    modules = ("good_proposers",)
+
+
+class TestAddressing(ProposerConformance):
+    method = "addressing"
+    modules = ("good_proposers",)
+
+
+for case in broken_proposers.CASES:
+    name = f"TestBroken_{case.method}"
+    others = {test: "shown by another case" for test in kit_tests() if test != case.fails.partition("[")[0]}
+    attributes = {
+        "__module__": __name__,
+        "method": case.method,
+        "options": case.options,
+        "modules": (case.module,),
+        "skips": others if case.is_variant else {},
+    }
+    globals()[name] = type(name, (ProposerConformance,), attributes)

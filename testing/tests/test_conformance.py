@@ -1,0 +1,154 @@
+"""The kit itself: every test of it fails for a proposer with one fault, and passes for all others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import broken_proposers
+import example_proposer
+import pytest
+
+from specdec_core import PluginError
+from specdec_testing import ProposerConformance, tiny_target
+from specdec_testing.conformance import test_proposer
+from specdec_testing.conformance.held_objects import HeldObjects
+from specdec_testing.conformance.kit import kit_tests
+
+HERE = Path(__file__).parent
+HELPERS = HERE, Path(example_proposer.__file__).parent
+
+
+def run_pytest(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([*map(str, HELPERS), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *arguments]
+    return subprocess.run(
+        command, cwd=cwd, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """{kit class: the tests that failed}, of every class in conformance_cases."""
+    report = tmp_path_factory.mktemp("report") / "report.xml"
+    result = run_pytest(str(HERE / "conformance_cases.py"), f"--junitxml={report}", "--tb=no", cwd=report.parent)
+    assert result.returncode == 1, result.stdout + result.stderr
+    found: dict[str, set[str]] = defaultdict(set)
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        tests = found[case.attrib["classname"].rpartition(".")[2]]
+        if case.find("failure") is not None or case.find("error") is not None:
+            tests.add(case.attrib["name"])
+    return dict(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["TestRecent", "TestBranching", "TestSampling", "TestFading", "TestSelecting", "TestFeeling", "TestAddressing"],
+)
+def test_good_proposers_pass(failed: dict[str, set[str]], name: str) -> None:
+    assert failed[name] == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", broken_proposers.CASES, ids=lambda case: case.method)
+def test_a_fault_fails_its_own_test_and_no_other(failed: dict[str, set[str]], case: broken_proposers.Case) -> None:
+    tests = failed[f"TestBroken_{case.method}"]
+    assert tests
+    assert {name if name == case.fails else name.partition("[")[0] for name in tests} == {case.fails}
+
+
+def test_every_test_has_a_proposer_that_fails_it() -> None:
+    shown = {case.fails.partition("[")[0] for case in broken_proposers.CASES if not case.is_variant}
+    assert shown == set(kit_tests())
+
+
+def test_from_the_command_line(tmp_path: Path) -> None:
+    kit = ("--pyargs", "specdec_testing.conformance", "--specdec-proposer", "recent")
+    options = ("--specdec-module", "example_proposer", "--specdec-option", "recent_max_chain=2")
+    skip = ("--specdec-skip", "test_q_rows=it samples nothing")
+    chosen = ("-k", "test_is_offered or test_unknown_options or test_vocabulary or test_q_rows")
+    result = run_pytest(*kit, *options, *skip, *chosen, cwd=tmp_path)
+    assert (result.returncode, "3 passed, 1 skipped" in result.stdout) == (0, True), result.stdout + result.stderr
+
+
+def command_line(**options: object) -> SimpleNamespace:
+    """pytest's config, with these options of the kit."""
+    given = {"--specdec-proposer": None, "--specdec-option": [], "--specdec-module": [], "--specdec-skip": []}
+    return SimpleNamespace(getoption=(given | {f"--specdec-{name}": value for name, value in options.items()}).get)
+
+
+def test_what_the_command_line_says() -> None:
+    subject = test_proposer.TestProposer.subject(
+        command_line(proposer="mine", option=["a=1", "b=x=y", "num_speculative_tokens=3"], module=["m"])
+    )
+    assert (subject.method, subject.modules, subject.num_speculative_tokens) == ("mine", ["m"], 3)
+    assert subject.make_options(Path(), Path()) == {"a": 1, "b": "x=y"}
+    with pytest.raises(pytest.UsageError, match="--specdec-proposer NAME"):
+        test_proposer.TestProposer.subject(command_line())
+    with pytest.raises(PluginError, match="--specdec-option 'a' has no '='"):
+        test_proposer.TestProposer.subject(command_line(proposer="mine", option=["a"]))
+    with pytest.raises(PluginError, match="--specdec-skip skips 'test_nothing', which is no test"):
+        test_proposer.TestProposer.reasons_to_skip(command_line(skip=["test_nothing=it is late"]))
+
+
+def test_options_of_the_kit_import_no_torch() -> None:
+    code = "import sys, specdec_testing.pytest_plugin; print({'torch', 'numpy', 'hypothesis'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"
+
+
+def test_tests_of_the_kit_are_not_overridden() -> None:
+    def test_budgets(self, specdec_situations):
+        pass
+
+    with pytest.raises(PluginError, match=r"TestMine overrides test_budgets .* name it in `skips`"):
+        type("TestMine", (ProposerConformance,), {"test_budgets": test_budgets})
+    mixin = type("Mixin", (), {"test_budgets": None})
+    with pytest.raises(PluginError, match="overrides test_budgets"):
+        type("TestMine", (mixin, ProposerConformance), {})
+    type("TestMine", (ProposerConformance,), {"test_of_my_own": test_budgets})
+
+
+@pytest.mark.parametrize(
+    ("skips", "says"),
+    [({"test_budget": "why not"}, "skips 'test_budget', which is no test"), ({"test_q": " "}, "without a reason")],
+)
+def test_skips_name_a_test_and_a_reason(skips: dict[str, str], says: str) -> None:
+    with pytest.raises(PluginError, match=says):
+        type("TestMine", (ProposerConformance,), {"skips": skips})
+
+
+def test_what_is_reached() -> None:
+    class Lender:
+        def __init__(self) -> None:
+            self.name = "the lender's"
+
+        def method(self) -> None: ...
+
+    lender = Lender()
+    secret = "in a closure"
+    root = SimpleNamespace(keys={"a": {"b"}, 1: ["c", ("d",)]}, call=lambda: secret, lender=lender)
+    reach = HeldObjects.of(root, [lender.method])
+    assert {"a", "b", "c", "d", "in a closure"} <= reach.strings
+    assert "the lender's" not in reach.strings
+    root.keys[2] = list(range(100))
+    assert 100 <= HeldObjects.of(root, [lender.method]).size - reach.size < 110
+
+
+def test_a_tiny_target_is_what_it_is_told_to_be(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    before = torch.random.get_rng_state()
+    folders = [tiny_target(tmp_path / str(i), seed=seed, vocab_size=64) for i, seed in enumerate([0, 0, 1])]
+    assert torch.equal(torch.random.get_rng_state(), before)
+    one, same, other = [AutoModelForCausalLM.from_pretrained(folder).lm_head.weight for folder in folders]
+    assert one.shape == (64, 32)
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)

@@ -1,0 +1,44 @@
+"""Plugins of one test, beside those that are installed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests
+
+from specdec_core import LLM
+from specdec_testing import tiny_target
+
+SETTINGS = {"dtype": "float32", "block_size": 4, "num_kv_blocks": 200, "max_num_seqs": 8, "skip_tokenizer_init": True}
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a random model without an end-of-text token."""
+    return tiny_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="session")
+def make_llm(target: Path) -> Callable[..., LLM]:
+    """(speculative_config or None, keywords of LLM) -> an LLM on the target."""
+
+    def make(speculative_config: dict[str, Any] | None = None, **keywords: Any) -> LLM:
+        return LLM(target, speculative_config=speculative_config, **{**SETTINGS, **keywords})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def generate() -> Callable[..., list[list[int]]]:
+    """(llm, prompts, params) -> token ids of each output."""
+
+    def run(llm: LLM, prompts: list[list[int]], params: Any) -> list[list[int]]:
+        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        return [output.outputs[0].token_ids for output in llm.generate(asked, params, use_tqdm=False)]
+
+    return run

@@ -1,0 +1,178 @@
+"""Requests that do not draft are observed late, whole and once; or not at all, and then they do not draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ledger import LEDGER, Ledger, Page
+from offered import Offered
+
+from specdec_core import SamplingParams
+from specdec_core.engine.arrears import Arrears
+
+LEDGER_CONFIG = {"method": "ledger", "num_speculative_tokens": 2}
+PROMPTS = [[3, 4, 3, 4, 5, 5, 5, i] for i in range(5)]
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+
+
+@pytest.fixture
+def ledger_llm(make_llm: Callable[..., Any]) -> Callable[..., Any]:
+    def make(**keywords: Any) -> Any:
+        return make_llm(LEDGER_CONFIG, plugins=Offered(LEDGER), **keywords)
+
+    return make
+
+
+def observer_of(llm: Any) -> Any:
+    return llm.engine._speculation.drafters[0].observer
+
+
+def proposer_of(llm: Any) -> Ledger:
+    proposer: Ledger = llm.engine._speculation.drafters[0].proposer.proposer
+    return proposer
+
+
+def pages(llm: Any, prompts: list[list[int]] = PROMPTS) -> list[Page]:
+    return [proposer_of(llm).ended[tuple(prompt)] for prompt in prompts]
+
+
+def assert_alike(found: list[Page], expected: list[Page]) -> None:
+    """As far as both have seen it: the last pass of a request that is off is not shown any more."""
+    for one, other in zip(found, expected, strict=True):
+        common = min(len(one.token_ids), len(other.token_ids))
+        assert one.token_ids[:common] == other.token_ids[:common]
+        assert common > len(PROMPTS[0])
+        pairs = zip(one.features[:common], other.features[:common], strict=True)
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in pairs)
+
+
+def phases(seed: int) -> Callable[[Any], bool]:
+    """Off for some of the time, each request for another one."""
+    rng = np.random.default_rng(seed)
+    plan = rng.random((len(PROMPTS), 64)) < 0.6
+    return lambda request: bool(plan[int(request.token_ids[7]), request.num_tokens])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("chunk", [5, 512])
+def test_late_observations_are_whole(ledger_llm: Any, generate: Any, chunk: int, seed: int) -> None:
+    always, sometimes = (ledger_llm(max_num_batched_tokens=chunk) for _ in range(2))
+    observer_of(sometimes).is_off = phases(seed)
+    observer_of(sometimes)._max_tokens = 10**6
+    expected = generate(always, PROMPTS, GREEDY)
+    assert generate(sometimes, PROMPTS, GREEDY) == expected
+    assert_alike(pages(sometimes), pages(always))
+    assert max(max(page.sizes) for page in pages(sometimes)) > min(chunk, 8), "nothing was observed late"
+    assert sum(map(len, proposer_of(sometimes).asked)) > 10
+
+
+def test_a_request_that_is_off_is_not_observed(ledger_llm: Any, generate: Any) -> None:
+    llm = ledger_llm()
+    observer_of(llm).is_off = lambda request: request.token_ids[7] == 2
+    generate(llm, PROMPTS, GREEDY)
+    assert [page.token_ids == [] for page in pages(llm)] == [i == 2 for i in range(5)]
+    assert not any("request-2" in asked for asked in proposer_of(llm).asked)
+    assert observer_of(llm)._arrears.num_tokens == 0, "what was kept of it is dropped with it"
+
+
+def test_at_the_bound_a_chunk_is_observed_if_it_pays(ledger_llm: Any, generate: Any) -> None:
+    always, off = ledger_llm(), ledger_llm()
+    observer_of(off).is_off = lambda request: True
+    observer_of(off)._max_tokens = 20
+    assert generate(off, PROMPTS, GREEDY) == generate(always, PROMPTS, GREEDY)
+    assert_alike(pages(off), pages(always))
+    assert proposer_of(off).asked == []
+
+
+def test_at_the_bound_it_is_dropped_if_it_does_not_pay(ledger_llm: Any, generate: Any) -> None:
+    """And the proposer is asked for the request no more, until it is admitted again."""
+    llm = ledger_llm()
+    observer, lost = observer_of(llm), []
+    observer._max_tokens = 20
+    observer.is_off = lambda request: request.num_tokens < 20
+    observer.pays = lambda request: lost.append(request.id)  # which is false
+    generate(llm, PROMPTS, GREEDY)
+    assert len(set(lost)) > 1
+    asked = {request_id for each in proposer_of(llm).asked for request_id in each}
+    assert asked.isdisjoint(lost)
+    assert asked | set(lost) == {f"request-{i}" for i in range(5)}
+
+
+def test_a_request_that_was_dropped_drafts_again_after_a_preemption(ledger_llm: Any) -> None:
+    llm = ledger_llm()
+    observer = observer_of(llm)
+    observer._max_tokens, observer.pays, is_off = 4, lambda request: False, True
+    observer.is_off = lambda request: is_off
+    request_id = llm.engine.add_request(PROMPTS[0], SamplingParams(temperature=0, max_tokens=30))
+    request = llm.engine._requests[request_id]
+    for _ in range(4):
+        llm.engine.step()
+    is_off = False
+    llm.engine.step()
+    assert proposer_of(llm).asked == []
+    llm.engine._scheduler.preempt(request)
+    llm.engine._speculation.reset(request)
+    for _ in range(3):
+        llm.engine.step()
+    assert proposer_of(llm).asked == [[request_id]] * 2
+
+
+def the_last_token_is_lost(patch: pytest.MonkeyPatch) -> None:
+    keep = Arrears.keep
+
+    def short(self: Any, requests: Any, observation: Any) -> None:
+        import attrs
+
+        shorter = tuple(max(0, n - 1) for n in observation.host_num_valid)
+        keep(self, requests, attrs.evolve(observation, host_num_valid=shorter))
+
+    patch.setattr(Arrears, "keep", short)
+
+
+def features_of_another_token(patch: pytest.MonkeyPatch) -> None:
+    take = Arrears.take
+
+    def turned(self: Any, requests: Any) -> Any:
+        import attrs
+
+        late = take(self, requests)
+        if late is None:
+            return None
+        return attrs.evolve(late, features={tap: each.roll(1, dims=0) for tap, each in late.features.items()})
+
+    patch.setattr(Arrears, "take", turned)
+
+
+def the_token_that_follows_is_an_old_one(patch: pytest.MonkeyPatch) -> None:
+    keep = Arrears.keep
+
+    def stale(self: Any, requests: Any, observation: Any) -> None:
+        before = {request.id: self._kept[request.id].next_token_id for request in requests if request.id in self._kept}
+        keep(self, requests, observation)
+        for request_id, token in before.items():
+            self._kept[request_id].next_token_id = token
+
+    patch.setattr(Arrears, "keep", stale)
+
+
+def shown_twice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Arrears, "drop", lambda self, request: self._kept.get(request.id))
+
+
+@pytest.fixture(
+    params=[the_last_token_is_lost, features_of_another_token, the_token_that_follows_is_an_old_one, shown_twice],
+    ids=lambda fault: fault.__name__,
+)
+def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    request.param(monkeypatch)
+    return
+
+
+def test_faults_are_noticed(fault: None, ledger_llm: Any, generate: Any) -> None:
+    with pytest.raises(Exception, match=r"a gap|has not seen|^assert"):  # noqa: PT012
+        for seed in range(3):
+            test_late_observations_are_whole(ledger_llm, generate, 512, seed)

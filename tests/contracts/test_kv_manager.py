@@ -1,0 +1,210 @@
+"""A KV manager that checks how it is called, chosen by name, with requests that draft, stop and are preempted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import field, frozen
+from offered import Offered
+
+from specdec_core import KVContext, KVManagerSpec, PagedKVManager, SamplingParams
+from specdec_core.api.arguments import dry_run
+from specdec_core.engine import engine as engine_module
+from specdec_core.engine.scheduler import Scheduler
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+PROMPTS = [[3, 4, 3, 4, 3, 4, 3, 4, i] for i in range(6)]
+GREEDY = SamplingParams(temperature=0, max_tokens=40)
+
+
+@frozen(kw_only=True)
+class StrictConfig:
+    waste: int = field(default=0)  # bytes that a block costs besides
+
+
+class StrictKVManager(PagedKVManager):
+    """Raises AssertionError where the engine does not keep to the contract."""
+
+    def __init__(self, config: StrictConfig, context: KVContext) -> None:
+        super().__init__(context)
+        self.config = config
+        self.called: dict[str, str] = {}  # the last call for each request that is admitted
+        self.num_tokens: dict[str, int] = {}
+        self.calls: list[str] = []
+        self.owners: list[tuple[str, int]] = []
+
+    def add_group(self, layout: Any, owner: str = "target", lookahead: int = 0) -> int:
+        self.owners.append((owner, lookahead))
+        return super().add_group(layout, owner, lookahead)
+
+    def admit(self, request_id: str, token_ids: np.ndarray, salt: str, groups: Sequence[int]) -> int:
+        assert request_id not in self.called, "it is admitted already"
+        assert token_ids.dtype == np.int64
+        assert not token_ids.flags.writeable
+        self._called("admit", request_id)
+        self.num_tokens[request_id] = 0
+        return super().admit(request_id, token_ids, salt, groups)
+
+    def reserve(self, request_id: str, num_tokens: int, num_scratch: int) -> None:
+        assert self.called[request_id] in ("admit", "reserve", "advance")
+        assert num_tokens > self.num_tokens[request_id]
+        self._called("reserve", request_id)
+        super().reserve(request_id, num_tokens, num_scratch)
+
+    def compact(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Any) -> None:
+        for request_id in request_ids:
+            assert self.called[request_id] == "reserve"
+            self._called("compact", request_id)
+        super().compact(request_ids, num_known, verdict)
+        pairs = zip(request_ids, num_known, verdict.num_accepted.tolist(), strict=True)
+        self.expected = {request_id: known + accepted for request_id, known, accepted in pairs}
+
+    def advance(self, requests: Sequence[Any], counts: Sequence[int]) -> None:
+        for request, count in zip(requests, counts, strict=True):
+            assert self.called[request.id] == "compact"
+            self._called("advance", request.id)
+            assert count == self.expected[request.id]
+            self.num_tokens[request.id] += count
+            # All that is final is known, but for what was accepted behind a stop.
+            assert self.num_tokens[request.id] < len(request.token_ids) + 5
+        super().advance(requests, counts)
+
+    def release(self, request_id: str) -> None:
+        self.called.pop(request_id, None)
+        self.calls.append("release")
+        super().release(request_id)
+
+    def _called(self, name: str, request_id: str) -> None:
+        self.called[request_id] = name
+        self.calls.append(name)
+
+
+STRICT = KVManagerSpec(
+    name="strict",
+    config=StrictConfig,
+    build=StrictKVManager,
+    api=1,
+    bytes_per_block=lambda config, layouts, size: config.waste + size * sum(each.bytes_per_token for each in layouts),
+)
+
+
+@pytest.fixture
+def strict(make_llm: Callable[..., Any]) -> Callable[..., Any]:
+    def make(**keywords: Any) -> Any:
+        return make_llm(NGRAM, plugins=Offered(STRICT), kv_manager="strict", **keywords)
+
+    return make
+
+
+def test_it_is_called_as_its_contract_says(strict: Any, make_llm: Any, generate: Any) -> None:
+    llm = strict()
+    found = generate(llm, PROMPTS, GREEDY)
+    assert found == generate(make_llm(), PROMPTS, GREEDY)
+    manager = llm.engine.kv
+    assert isinstance(manager, StrictKVManager)
+    assert manager.owners == [("target", 0)]
+    assert manager.calls.count("admit") == manager.calls.count("release") == len(PROMPTS)
+    assert not manager.called
+    assert llm.get_metrics()[2].value > 20, "drafts were accepted"
+
+
+def test_preempted_requests_are_admitted_again(strict: Any, make_llm: Any, generate: Any) -> None:
+    expected = generate(make_llm(), PROMPTS, GREEDY)
+    llm = strict(num_kv_blocks=24, max_model_len=64)
+    assert generate(llm, PROMPTS, GREEDY) == expected
+    assert llm.engine.kv.calls.count("admit") > len(PROMPTS)
+
+
+def test_a_stop_within_a_draft(strict: Any, generate: Any) -> None:
+    """The counts run past the request's tokens there."""
+    llm = strict()
+    (expected,) = generate(llm, PROMPTS[:1], GREEDY)
+    stops = [SamplingParams(temperature=0, max_tokens=40, stop_token_ids=[token]) for token in set(expected)]
+    for params in stops:
+        (found,) = generate(llm, PROMPTS[:1], params)
+        assert found == expected[: expected.index(params.stop_token_ids[0]) + 1]
+
+
+def test_the_memory_plan_asks_it(target: Path) -> None:
+    def num_bytes(waste: int) -> int:
+        keywords = {"kv_manager": "strict", "kv_manager_config": {"waste": waste}, "max_model_len": 32}
+        return dry_run(target, plugins=Offered(STRICT), skip_tokenizer_init=True, **keywords).memory.bytes_per_block
+
+    assert num_bytes(1000) == num_bytes(0) + 1000
+
+
+def counts_without_accepted(patch: pytest.MonkeyPatch) -> None:
+    advance = StrictKVManager.advance
+    patch.setattr(
+        StrictKVManager, "advance", lambda self, requests, counts: advance(self, requests, [min(1, n) for n in counts])
+    )
+
+
+def advance_before_compact(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StrictKVManager, "compact", lambda self, ids, known, verdict: None)
+
+
+def reserve_without_admission(patch: pytest.MonkeyPatch) -> None:
+    admit = Scheduler._admit
+
+    def careless(self: Any, room: int, schedule: Any) -> None:
+        kv, self._kv = self._kv, _Admitting(self._kv)
+        try:
+            admit(self, room, schedule)
+        finally:
+            self._kv = kv
+
+    patch.setattr(Scheduler, "_admit", careless)
+
+
+class _Admitting:
+    """Admits nobody."""
+
+    def __init__(self, kv: Any) -> None:
+        self._kv = kv
+
+    def admit(self, *arguments: Any) -> int:
+        return 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kv, name)
+
+
+def finished_before_it_advances(patch: pytest.MonkeyPatch) -> None:
+    """What is released first is not there to be published."""
+    emit = engine_module.Engine._emit
+
+    def early(self: Any, *arguments: Any) -> Any:
+        advance = self.kv.advance
+
+        def late(requests: Any, counts: Any) -> None:
+            for request in requests:
+                if request.finish_reason is not None:
+                    self.kv.release(request.id)
+            advance(requests, counts)
+
+        self.kv.advance = late
+        try:
+            return emit(self, *arguments)
+        finally:
+            del self.kv.advance
+
+    patch.setattr(engine_module.Engine, "_emit", early)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [counts_without_accepted, advance_before_compact, reserve_without_admission, finished_before_it_advances],
+    ids=lambda fault: fault.__name__,
+)
+def test_faults_are_noticed(
+    fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, strict: Any, generate: Any
+) -> None:
+    fault(monkeypatch)
+    llm = strict()
+    with pytest.raises((AssertionError, KeyError, AttributeError)):
+        generate(llm, PROMPTS, GREEDY)

@@ -1,0 +1,261 @@
+"""What layers of a draft's own can ask of the attention: rows, windows, caps and sinks, and storing alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve, field, frozen
+
+from specdec_core import (
+    LLM,
+    Draft,
+    KVLayout,
+    Observation,
+    Plan,
+    Plugins,
+    Proposer,
+    ProposerSpec,
+    SamplingParams,
+    SpecdecError,
+    Visibility,
+)
+from specdec_core.kv import PagedKVManager
+from specdec_core.models.attention import PagedAttention
+from specdec_core.ops.attention_plan import AttentionPlan
+from specdec_core.plugins.operations import OfferedOps
+from specdec_testing import tiny_target
+
+Patch = pytest.MonkeyPatch
+HEADS, KV_HEADS, DIM, NUM_LAYERS = 4, 2, 8, 3
+PROMPTS = [[3, 5, 7, 5, 7, 5], [11, 2], [13, *range(30)]]
+ASKED: list[dict[str, Any]] = [
+    {},
+    {"window": 3},
+    {"window": 1},
+    {"softcap": 0.7},
+    {"sinks": True, "window": 4},
+]
+
+
+def vectors(of: int, token_ids: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """[n, num_heads, DIM]   any numbers that depend on the token."""
+    places = torch.arange(num_heads * DIM, device=token_ids.device)
+    return torch.sin(1.7 * of + 0.37 * (token_ids[:, None] + 1) * (places + 1)).view(-1, num_heads, DIM)
+
+
+def expected(history: torch.Tensor, window: int | None = None, softcap: float | None = None, sinks: Any = None) -> Any:
+    """Of the last of these tokens: [HEADS, DIM], written out."""
+    query = vectors(0, history[-1:], HEADS)[0]
+    key, value = (vectors(kind, history, KV_HEADS).repeat_interleave(HEADS // KV_HEADS, 1) for kind in (1, 2))
+    scores = (key * query).sum(-1) * DIM**-0.5
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if window is not None:
+        scores[: max(0, len(history) - window)] = -torch.inf
+    if sinks is not None:
+        scores = torch.cat([scores, torch.arange(HEADS).float()[None]])
+    return (scores.softmax(0)[: len(history), :, None] * value).sum(0)
+
+
+@frozen
+class Config:
+    faults: list[str] = field(factory=list)
+    starts_are_tensors: bool = False
+
+
+class Layered(Proposer):
+    """Drafts nothing. Each request's keys and values follow from its tokens, so that every output is known."""
+
+    def __init__(self, config: Config, context: Any) -> None:
+        self.config, self.attention, self.device = config, context.attention, context.device
+
+    def observe(self, observation: Observation) -> None:
+        """The layers store first, the last one without a query. Then every layer answers at each last row."""
+        token_ids, positions = observation.token_ids, observation.positions
+        lengths = np.diff(observation.offsets).tolist()
+        starts: Any = torch.tensor(observation.starts) if self.config.starts_are_tensors else observation.starts
+        metadata = self.attention.metadata(observation.requests, starts, lengths)
+        num_more = self.attention.padded(len(token_ids)) - len(token_ids)
+        token_ids, positions = (torch.nn.functional.pad(each, (0, num_more)) for each in (token_ids, positions))
+        rows = torch.nn.functional.pad(observation.last_rows, (0, 1))
+        query = vectors(0, token_ids, HEADS)
+        key, value = (vectors(kind, token_ids, KV_HEADS) for kind in (1, 2))
+        with self.attention.forwarding(metadata, Visibility(positions, positions + 1)):
+            for layer in range(NUM_LAYERS):
+                self.attention.store(layer, key, value)
+            for i, asked in enumerate(ASKED):
+                self._check(observation, query, key, value, rows, i % NUM_LAYERS, **asked)
+
+    def _check(
+        self,
+        observation: Observation,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rows: torch.Tensor,
+        layer: int,
+        sinks: bool = False,
+        **asked: Any,
+    ) -> None:
+        given = {**asked, "sinks": torch.arange(HEADS).float() if sinks else None}
+        whole = self.attention.attend(layer, query, key, value, **given)
+        some = self.attention.attend(layer, query, key, value, rows=rows, **given)
+        for b, (request, row) in enumerate(zip(observation.requests, observation.host_last_rows, strict=True)):
+            position = observation.starts[b] + row - observation.offsets[b]
+            history = torch.from_numpy(request.token_ids[: position + 1].copy())
+            right = expected(history, **{**asked, "sinks": sinks or None})
+            for what, found in (("all", whole[row]), ("rows", some[b])):
+                if not torch.allclose(found, right, atol=1e-4):
+                    self.config.faults.append(f"{what} of {asked}, layer {layer}")
+
+    def propose(self, batch: Any) -> Draft:
+        return Draft.from_chains([[]] * len(batch.requests), self.device)
+
+
+class WithLayers:
+    """What is installed, and the proposer above. has_kernels: with the operations that are installed, too."""
+
+    def __init__(self, has_kernels: bool) -> None:
+        self._installed, self._has_kernels = Plugins.load(), has_kernels
+
+    def ops(self, device_type: str) -> Any:
+        return self._installed.ops(device_type) if self._has_kernels else OfferedOps(())
+
+    def proposer(self, name: str) -> Any:
+        layout = KVLayout(NUM_LAYERS, KV_HEADS, DIM, DIM, torch.float32)
+        plan = lambda config, target, num_speculative_tokens: Plan(kv_layout=layout)  # noqa: E731
+        return ProposerSpec("layered", Config, build=Layered, api=1, plan=plan)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._installed, name)
+
+
+@pytest.fixture(autouse=True)
+def _memory_that_was_never_written_is_nan(monkeypatch: Patch) -> None:
+    add_group = PagedKVManager.add_group
+
+    def filled(self: Any, layout: Any, *others: Any) -> int:
+        number = add_group(self, layout, *others)
+        for layer in range(layout.num_layers):
+            for storage in self.cache(number, layer):
+                storage.fill_(torch.nan)
+        return number
+
+    monkeypatch.setattr(PagedKVManager, "add_group", filled)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return tiny_target(tmp_path_factory.mktemp("target"))
+
+
+def faults(folder: Any, *, has_kernels: bool = False, **options: Any) -> list[str]:
+    found: list[str] = []
+    config = {"method": "layered", "num_speculative_tokens": 1, "faults": found, **options}
+    plugins: Any = WithLayers(has_kernels)
+    settings: dict[str, Any] = {"dtype": "float32", "num_kv_blocks": 64, "max_num_batched_tokens": 20}
+    with LLM(folder, plugins=plugins, skip_tokenizer_init=True, speculative_config=config, **settings) as llm:
+        params = SamplingParams(temperature=0, max_tokens=6)
+        llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False)
+    return found
+
+
+@pytest.mark.parametrize("has_kernels", [False, True])
+@pytest.mark.parametrize("starts_are_tensors", [False, True])
+def test_outputs_are_those_written_out(starts_are_tensors: bool, has_kernels: bool, folder: Any) -> None:
+    assert not faults(folder, has_kernels=has_kernels, starts_are_tensors=starts_are_tensors)
+
+
+def test_rows_are_laid_out_once_in_a_forward_pass(folder: Any, monkeypatch: Patch) -> None:
+    of_rows, made = AttentionPlan.of_rows, []
+    monkeypatch.setattr(AttentionPlan, "of_rows", lambda self, rows: made.append(rows) or of_rows(self, rows))
+    passes = []
+    observe = Layered.observe
+    monkeypatch.setattr(Layered, "observe", lambda self, seen: passes.append(seen) or observe(self, seen))
+    assert not faults(folder)
+    assert len(made) == len(passes) > 0
+
+
+def test_outside_of_a_forward_pass_there_is_nowhere_to_store() -> None:
+    attention: Any = PagedAttention(None, [(0, 0)], {}, None)  # type: ignore[arg-type]
+    for call in (attention.store, lambda *args: attention.attend(args[0], args[1], *args[1:])):
+        with pytest.raises(SpecdecError, match="outside of `with attention"):
+            call(0, torch.zeros(1, 1, 1), torch.zeros(1, 1, 1))
+
+
+def nothing_is_stored(patch: Patch) -> None:
+    patch.setattr(PagedAttention, "store", lambda self, layer, key, value: None)
+
+
+def rows_see_what_their_requests_first_token_does(patch: Patch) -> None:
+    of_rows = AttentionPlan.of_rows
+
+    def first_rows(self: AttentionPlan, rows: torch.Tensor) -> AttentionPlan:
+        lengths = np.array(self.metadata.lengths)
+        return of_rows(self, torch.from_numpy(np.append(lengths.cumsum() - lengths, 0)))
+
+    patch.setattr(AttentionPlan, "of_rows", first_rows)
+
+
+def rows_of_an_earlier_pass_are_taken(patch: Patch) -> None:
+    made: list[AttentionPlan] = []
+
+    def first(self: AttentionPlan, rows: torch.Tensor) -> AttentionPlan:
+        made.append(of_rows(self, rows))
+        return made[0] if len(made[0].metadata.lengths) == len(self.metadata.lengths) else made[-1]
+
+    of_rows = AttentionPlan.of_rows
+    patch.setattr(AttentionPlan, "of_rows", first)
+
+
+def _attend(patch: Patch, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    attend = PagedAttention.attend
+    patch.setattr(PagedAttention, "attend", lambda self, *args, **named: attend(self, *args, **change(named)))
+
+
+def windows_are_one_wider(patch: Patch) -> None:
+    _attend(patch, lambda named: {**named, "window": named["window"] + 1} if named.get("window") else named)
+
+
+def caps_are_forgotten(patch: Patch) -> None:
+    _attend(patch, lambda named: {**named, "softcap": None})
+
+
+def sinks_are_forgotten(patch: Patch) -> None:
+    _attend(patch, lambda named: {**named, "sinks": None})
+
+
+def starts_are_one_late(patch: Patch) -> None:
+    forwarding = PagedAttention.forwarding
+
+    @contextmanager
+    def late(self: Any, metadata: Any, visibility: Any, **more: Any) -> Iterator[None]:
+        if self._places[0][0]:
+            metadata = evolve(metadata, slot_mapping=metadata.slot_mapping + 1)
+        with forwarding(self, metadata, visibility, **more):
+            yield
+
+    patch.setattr(PagedAttention, "forwarding", late)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        nothing_is_stored,
+        rows_see_what_their_requests_first_token_does,
+        rows_of_an_earlier_pass_are_taken,
+        windows_are_one_wider,
+        caps_are_forgotten,
+        sinks_are_forgotten,
+        starts_are_one_late,
+    ],
+    ids=lambda fault: fault.__name__,
+)
+def test_faults_are_noticed(fault: Callable[[Patch], None], folder: Any, monkeypatch: Patch) -> None:
+    fault(monkeypatch)
+    assert faults(folder)

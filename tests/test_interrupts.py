@@ -1,0 +1,295 @@
+"""Ctrl-C, and Ctrl-C again while the engine cleans up after the first: wherever they come, it is as good as new."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from specdec_core import LLM, Draft, Plugins, Proposer, ProposerSpec, SamplingParams, SpecdecError
+from specdec_core.kv.block_pool import BlockPool
+
+IS_NIGHTLY = bool(os.environ.get("SPECDEC_NIGHTLY"))
+PROMPTS = [{"prompt_token_ids": [5, 6, 7, 5, 6, i]} for i in range(8, 11)]
+PARAMS = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+METHODS = {
+    "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 2},
+    "suffix": {"method": "suffix"},
+    "eagle3": {"method": "eagle3", "num_speculative_tokens": 2},
+}
+
+
+def make_llm(speculative_config: dict | None, **more: Any) -> LLM:
+    """One that runs two requests at a time."""
+    settings = {"dtype": "float32", "max_num_seqs": 2, "max_model_len": 64, "disable_log_stats": True, **more}
+    return LLM("tiny", speculative_config=speculative_config, **settings)
+
+
+def tokens_of(llm: LLM) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    return tokens_of(make_llm(None))
+
+
+@pytest.fixture(autouse=True)
+def silent_finalizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt may come in one, where Python can only print it."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+
+
+class Tracer:
+    """Raises KeyboardInterrupt at the k-th line of our packages, or of contextlib, after `begin`."""
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+        self.num_lines = 0
+        self.place = ""
+
+    def begin(self) -> None:
+        sys.settrace(self._trace)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if _is_ours(frame.f_code.co_filename):
+                frame.f_trace = self._trace
+            frame = frame.f_back
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not _is_ours(frame.f_code.co_filename):
+            return None
+        if event == "line" and frame.f_lasti not in _out_of_reach(frame.f_code):
+            self.num_lines += 1
+            if self.num_lines == self._k:
+                self.place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self._trace
+
+
+def _is_ours(path: str) -> bool:
+    return "/specdec_" in path or path == contextlib.__file__
+
+
+@cache
+def _out_of_reach(code: CodeType) -> frozenset[int]:
+    """Where a line begins and a signal cannot come: Python looks for them after calls, at the starts of functions and
+    at the ends of loops. So not before a `with` calls `__exit__`, nor at the line of a `try`."""
+    found, instructions = set(), list(dis.get_instructions(code))
+    for i, instruction in enumerate(instructions):
+        names = [each.opname for each in instructions[i : i + 2]]
+        values = [each.argval if each.opname == "LOAD_CONST" else ... for each in instructions[i : i + 4]]
+        if names[0] == "NOP" or "WITH_EXCEPT_START" in names or values[names[0] == "SWAP" :][:3] == [None] * 3:
+            found.add(instruction.offset)
+    return frozenset(found)
+
+
+def generate(llm: LLM, tracer: Tracer, is_second: bool) -> None:
+    """Interrupt it: once, or a second time after an interrupt that comes in the third step of the first request."""
+
+    def interrupt(logits: torch.Tensor, token_ids: Any) -> torch.Tensor:
+        if len(token_ids) > 8 and not tracer.num_lines:
+            tracer.begin()
+            raise KeyboardInterrupt
+        return logits
+
+    params = [attrs.evolve(PARAMS, logits_processors=[interrupt] if is_second else None), *[PARAMS] * 2]
+    try:
+        if not is_second:
+            tracer.begin()
+        llm.generate(PROMPTS, params, use_tqdm=False)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+
+
+CASES = [(method, is_second) for is_second in (True, False) for method in METHODS]
+
+
+@pytest.mark.parametrize(("method", "is_second"), CASES, ids=str)
+def test_interrupts_at_every_line(method: str, is_second: bool, expected: list) -> None:
+    """At lines in regular distances of what follows a first interrupt (is_second), or of all; nightly, at all lines of
+    what follows the first and at more of the others."""
+    llm = make_llm(METHODS[method])
+    tokens_of(llm)
+    num_free = llm.engine.kv.num_free_blocks
+    counting = Tracer(0)
+    generate(llm, counting, is_second)
+    assert counting.num_lines > 300
+    most = (10**9 if is_second else 400) if IS_NIGHTLY else (25 if is_second else 10)
+    points = range(1, counting.num_lines, max(1, counting.num_lines // most))
+    num_reached = 0
+    for k in points:
+        tracer = Tracer(k)
+        generate(llm, tracer, is_second)
+        num_reached += bool(tracer.place)
+        assert tokens_of(llm) == expected, tracer.place
+        assert not llm.engine.has_unfinished, tracer.place
+        llm.engine.kv.check_integrity()
+        assert llm.engine.kv.num_free_blocks == num_free, tracer.place
+    assert num_reached > 0.8 * len(points), "not as many lines as when they were counted"
+
+
+CALLS: list[str] = []
+
+
+class Interrupted(Proposer):
+    """KeyboardInterrupt comes at the end of calls whose names `at` lists, each once."""
+
+    at: list[str] = []  # noqa: RUF012
+
+    def start(self, request: Any) -> None:
+        self._end("start")
+
+    def propose(self, batch: Any) -> Draft:
+        self._end("propose")
+        return Draft.from_chains([[]] * len(batch.requests))
+
+    def finish(self, request: Any, reason: str) -> None:
+        self._end(f"finish {reason}")
+
+    def _end(self, call: str) -> None:
+        CALLS.append(call)
+        if call in self.at:
+            self.at.remove(call)
+            raise KeyboardInterrupt
+
+
+@attrs.frozen
+class NoOptions:
+    pass
+
+
+class PluginsWithInterrupted:
+    def __init__(self) -> None:
+        self._installed = Plugins.load()
+
+    def proposer(self, name: str) -> ProposerSpec:
+        return ProposerSpec("interrupted", NoOptions, build=lambda config, context: Interrupted(), api=1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._installed, name)
+
+
+@pytest.fixture
+def interrupted() -> Iterator[Callable[..., LLM]]:
+    CALLS.clear()
+
+    def make(*at: str) -> LLM:
+        config = {"method": "interrupted", "num_speculative_tokens": 2}
+        llm = make_llm(config, plugins=PluginsWithInterrupted())
+        Interrupted.at[:] = at
+        return llm
+
+    yield make
+    CALLS.clear()
+
+
+@pytest.mark.parametrize("at", [("propose", "finish abort"), ("finish length",), ("start", "finish abort")], ids=str)
+def test_a_proposer_hears_of_the_end_again_if_that_was_interrupted(
+    interrupted: Callable[..., LLM], at: tuple[str, ...], expected: list
+) -> None:
+    llm = interrupted(*at)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS[:1], PARAMS, use_tqdm=False)
+    assert tokens_of(llm) == expected
+    assert CALLS.count("start") == 4
+    num_ends = sum(call.startswith("finish") for call in CALLS)
+    assert num_ends == 5, "one more than there were requests"
+
+
+def test_what_was_left_halfway_is_ended_before_a_new_request(interrupted: Callable[..., LLM]) -> None:
+    llm = interrupted("propose", "finish abort")
+    ended: list[str | None] = []
+    llm.engine.add_request([1, 2], PARAMS, lambda request, pieces: ended.append(request.finish_reason))
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        for _ in range(3):
+            llm.engine.step()
+    assert llm.engine.has_unfinished
+    llm.engine.add_request([3, 4], PARAMS)
+    assert CALLS[-2:] == ["finish abort"] * 2
+    while llm.engine.has_unfinished:
+        llm.engine.step()
+    assert ended[-1] == "abort"
+    assert CALLS[-1] == "finish length"
+
+
+def test_several_are_cancelled_though_an_interrupt_comes(interrupted: Callable[..., LLM]) -> None:
+    """Two run and three wait; the interrupt comes at the end of the first that is told."""
+    llm = interrupted("finish abort")
+    ids = [llm.engine.add_request([1, i], PARAMS) for i in range(5)]
+    llm.engine.step()
+    with pytest.raises(KeyboardInterrupt):
+        llm.engine.cancel(*ids)
+    with contextlib.suppress(StopIteration):
+        llm.engine.step()
+    assert not llm.engine.has_unfinished
+    assert CALLS.count("finish abort") == 3, "two had started, and one of them hears it twice"
+
+
+def test_a_step_within_a_step_is_refused(interrupted: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = interrupted()
+    monkeypatch.setattr(Interrupted, "start", lambda self, request: llm.engine.step())
+    llm.engine.add_request([1, 2], PARAMS)
+    with pytest.raises(SpecdecError, match="a step is under way"):
+        llm.engine.step()
+    monkeypatch.undo()
+    assert len(tokens_of(llm)) == 3
+
+
+def test_the_block_pool_loses_no_block() -> None:
+    """With an interrupt before each of its instructions: more often than signals come, which do after calls only."""
+
+    def use(pool: BlockPool) -> None:
+        pool.add("a")
+        pool.add("b")
+        for size in (40, 9, 100, 100, 20):
+            pool.grow("a", size)
+            pool.grow("b", size)
+        pool.shrink("a", 30)
+        pool.drop("b")
+        pool.add("b")
+        pool.grow("b", 5)
+        pool.drop("a")
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal num_left
+        if frame.f_code.co_filename != sys.modules[BlockPool.__module__].__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            num_left -= 1
+            if num_left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    k = 0
+    while True:
+        k += 1
+        num_left, pool = k, BlockPool(32, 8)
+        try:
+            sys.settrace(trace)
+            use(pool)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        for name in "ab":
+            pool.drop(name)
+        pool.check_integrity()
+        assert pool.num_free == 32, f"the {k}th instruction"
+        if num_left > 0:
+            break
+    assert k > 300

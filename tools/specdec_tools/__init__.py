@@ -1,0 +1,18 @@
+"""Commands of `spec-decode` that compare ways of drafting: `bench` and `demo`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from specdec_core import hookimpl
+
+if TYPE_CHECKING:
+    import click
+
+
+@hookimpl
+def specdec_commands() -> Sequence[click.Command]:
+    from specdec_tools import bench, demo
+
+    return [bench.command, demo.command]

@@ -1,0 +1,169 @@
+"""spec-decode bench: how much faster a model is with speculation, on given prompts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import attrs
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from tqdm import tqdm
+
+from specdec_core.cli.options import ModelCommand, ModelOptions, model_options
+from specdec_core.config.sampling import SamplingParams
+from specdec_core.errors import ConfigError
+from specdec_tools.compare import Comparison, Figures, compare, load_both
+from specdec_tools.prompts import PROMPTS, TitledPrompt, read_prompts
+
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+@click.command("bench", cls=ModelCommand)
+@model_options(method="ngram", num_speculative_tokens=8)
+@click.option(
+    "--prompts",
+    "prompts_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="A prompt in each line, or .jsonl with `prompt` and `group`.  [default: built-in ones]",
+)
+@click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Requests at once.")
+@click.option("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each batch, both ways.")
+@click.option("--max-tokens", type=int, default=128, show_default=True, help="Most tokens per completion.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: always the likeliest token.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of temperatures above 0.")
+@click.option("--output", metavar="FILE", type=click.Path(path_type=Path), help="Write every figure to this JSON file.")
+@click.option(
+    "--plot",
+    "plot_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help=f"Draw speed-ups and acceptance ({', '.join(PLOT_SUFFIXES)}).",
+)
+def command(
+    options: ModelOptions,
+    prompts_file: Path | None,
+    batch_size: int,
+    runs: int,
+    max_tokens: int,
+    temperature: float,
+    seed: int,
+    output: Path | None,
+    plot_file: Path | None,
+) -> None:
+    """Measure speculative against plain decoding.
+
+    The same model completes the prompts both ways, in batches of one group each and several times in turn; medians
+    count. The exit status is 0 even if some output differs, which the table tells.
+    """
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    prompts = read_prompts(prompts_file) if prompts_file is not None else list(PROMPTS)
+    _check_files(output, plot_file)
+    models = load_both(options.with_keywords(max_num_seqs=batch_size))
+    batches = list(_batches(prompts, batch_size))
+    # Warms up; and a prompt that is too long is noticed now, not after an hour.
+    models[0].run([prompt.text for prompt in prompts], attrs.evolve(params, max_tokens=1))
+    models[1].run([prompt.text for prompt in batches[0]], attrs.evolve(params, max_tokens=min(max_tokens, 8)))
+
+    groups: dict[str, list[Comparison]] = {}
+    for batch in tqdm(batches, unit="batch", disable=not sys.stderr.isatty()):
+        compared = compare(_title(batch), [prompt.text for prompt in batch], models, params, runs)
+        groups.setdefault(batch[0].group, []).append(compared)
+
+    method = str((options.speculative_config or {}).get("method"))
+    _print(groups, method)
+    if output is None and plot_file is None:
+        return
+    from specdec_tools import bench_report
+
+    if output is not None:
+        settings = {
+            "llm": dict(options.keywords),
+            "prompts": "built-in" if prompts_file is None else str(prompts_file),
+            "batch_size": batch_size,
+            "runs": runs,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": seed,
+        }
+        record = bench_report.record(groups, settings, models[1])
+        output.write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
+    if plot_file is not None:
+        bench_report.plot(groups, method, plot_file)
+
+
+def _check_files(output: Path | None, plot_file: Path | None) -> None:
+    """Before anything is measured. Raises ConfigError."""
+    for option, file in (("--output", output), ("--plot", plot_file)):
+        if file is not None and (file.is_dir() or not file.parent.is_dir()):
+            raise ConfigError(f"{option} {str(file)!r} cannot be written: give a file in a folder that exists")
+    if plot_file is None:
+        return
+    if plot_file.suffix.lower() not in PLOT_SUFFIXES:
+        raise ConfigError(f"--plot {str(plot_file)!r} has no known suffix: allowed are {', '.join(PLOT_SUFFIXES)}")
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib, which is not installed: pip install 'specdec-tools[plot]'")
+
+
+def _batches(prompts: Sequence[TitledPrompt], batch_size: int) -> Iterator[Sequence[TitledPrompt]]:
+    for group in dict.fromkeys(prompt.group for prompt in prompts):
+        members = [prompt for prompt in prompts if prompt.group == group]
+        for start in range(0, len(members), batch_size):
+            yield members[start : start + batch_size]
+
+
+def _title(batch: Sequence[TitledPrompt]) -> str:
+    return batch[0].title if len(batch) == 1 else f"{batch[0].title} to {batch[-1].title}"
+
+
+def _print(groups: dict[str, list[Comparison]], method: str) -> None:
+    figures = {group: Figures.of(*comparisons) for group, comparisons in groups.items()}
+    total = Figures.of(*(c for comparisons in groups.values() for c in comparisons))
+    console = Console(highlight=False)
+    console.print(_times(figures, total, method))
+    console.print()
+    console.print(_drafts(figures, total))
+
+
+def _times(by_group: Mapping[str, Figures], total: Figures, method: str) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0))  # fits into 80 columns
+    table.add_column("\nprompts", no_wrap=True)
+    for column in (
+        *("\ntokens", "plain\ntokens/s", f"{method}\ntokens/s", "\nspeed-up", "acceptance\nlength"),
+        *("time\ndrafts", "effi-\nciency", "same\noutput"),
+    ):
+        table.add_column(column, justify="right")
+    for group, figures in by_group.items():
+        table.add_row(Text(group), *_cells(figures))
+    table.add_row("total", *_cells(total))
+    return table
+
+
+def _cells(figures: Figures) -> tuple[str, ...]:
+    efficiency = "" if figures.efficiency is None else f"{figures.efficiency:.2f}"
+    return *figures.cells(), f"{figures.drafting_share:.1%}", efficiency, "yes" if figures.is_identical else "no"
+
+
+def _drafts(by_group: Mapping[str, Figures], total: Figures) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("\nprompts", no_wrap=True)
+    for column in ("acceptance\nlength", "of unlooped\ntext", "unlooped\ntokens", "distinct\n4-grams"):
+        table.add_column(column, justify="right")
+    table.add_column("drafts accepted up to\npositions 1, 2, 3 ...")
+    for group, figures in by_group.items():
+        table.add_row(Text(group), *_draft_cells(figures))
+    table.add_row("total", *_draft_cells(total))
+    return table
+
+
+def _draft_cells(figures: Figures) -> tuple[str, ...]:
+    lengths = (f"{d.acceptance_length:.2f}" if d.num_drafts else "" for d in (figures.drafts, figures.unlooped))
+    distinct = "" if figures.distinct_ngrams is None else f"{figures.distinct_ngrams:.1%}"
+    rates = " ".join(f"{rate:.2f}" for rate in figures.drafts.acceptance_rate_per_pos)
+    return *lengths, f"{figures.num_unlooped / max(1, figures.num_tokens):.1%}", distinct, rates

@@ -1,0 +1,235 @@
+"""The same prompts, completed plainly and with speculation, in turn and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from specdec_core.cli.options import TRY, ModelOptions
+from specdec_core.config.sampling import SamplingParams
+from specdec_core.contracts.report import StepReport
+from specdec_core.engine.metrics import DraftCounts, Totals
+from specdec_core.errors import SpecdecError
+from specdec_core.plugins import Plugins
+from specdec_core.plugins.discovery import Plugin
+from specdec_tools.repetition import loop_start, ngram_counts
+
+if TYPE_CHECKING:
+    from specdec_core.api.llm import LLM
+
+
+class ListeningPlugins(Plugins):
+    """The plugins that are installed, and a record of every step."""
+
+    def __init__(self, plugins: Sequence[Plugin]) -> None:
+        super().__init__(plugins)
+        self.reports: list[StepReport] = []
+
+    @property
+    def step_finished(self) -> Callable[[StepReport], None]:
+        tell = super().step_finished
+
+        def keep(report: StepReport) -> None:
+            self.reports.append(report)
+            if tell is not None:
+                tell(report)
+
+        return keep
+
+
+@frozen
+class Run:
+    """Prompts completed together. seconds: from their submission to the last token. token_ids: of each completion;
+    request_ids: what the reports call it."""
+
+    seconds: float
+    token_ids: tuple[tuple[int, ...], ...]
+    reports: tuple[StepReport, ...]
+    request_ids: tuple[str, ...]
+
+    def drafts_before(self, ends: Sequence[int]) -> DraftCounts:
+        """Of the drafts all of whose emitted tokens, the recovered or bonus token included, lie in the first so many of
+        each completion. Not counted are draft tokens that were refused."""
+        limits = dict(zip(self.request_ids, ends, strict=True))
+        num_emitted = dict.fromkeys(limits, 0)
+        counts = DraftCounts()
+        for report in self.reports:
+            for request_id, num_tokens in report.output_per_request.items():
+                num_emitted[request_id] += num_tokens
+                is_drafted = request_id in report.accepted_per_request
+                if is_drafted and num_emitted[request_id] <= limits[request_id]:
+                    counts.add(0, report.accepted_per_request[request_id])
+        return counts
+
+
+@frozen(eq=False)
+class TimedModel:
+    """A model whose steps are recorded."""
+
+    llm: LLM
+    plugins: ListeningPlugins
+
+    @classmethod
+    def load(cls, options: ModelOptions) -> TimedModel:
+        plugins = ListeningPlugins.load(disable=options.disable)
+        return cls(options.load(plugins), plugins)
+
+    def run(self, prompts: Sequence[str], params: SamplingParams) -> Run:
+        """Complete the prompts together. Raises SpecdecError if one fails."""
+        self.plugins.reports.clear()
+        started = perf_counter()
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        seconds = perf_counter() - started
+        for output in outputs:
+            if output.outputs[0].finish_reason == "error":
+                raise SpecdecError(f"the model's logits were not finite after the prompt {output.prompt!r:.60}: {TRY}")
+        token_ids = tuple(tuple(output.outputs[0].token_ids) for output in outputs)
+        return Run(seconds, token_ids, tuple(self.plugins.reports), tuple(output.request_id for output in outputs))
+
+
+@frozen
+class Comparison:
+    """Prompts that were completed together, both ways, several times."""
+
+    title: str
+    plain: tuple[Run, ...]
+    speculative: tuple[Run, ...]
+
+    @property
+    def first_difference(self) -> int | None:
+        """The first output token at which not all runs agree on some completion; None if they are equal."""
+        return min(_differences([run.token_ids for run in (*self.plain, *self.speculative)]), default=None)
+
+
+def load_both(options: ModelOptions) -> tuple[TimedModel, TimedModel]:
+    """Without and with speculation."""
+    return TimedModel.load(options.with_keywords(speculative_config=None)), TimedModel.load(options)
+
+
+def compare(
+    title: str,
+    prompts: Sequence[str],
+    models: tuple[TimedModel, TimedModel],
+    params: SamplingParams,
+    num_runs: int,
+) -> Comparison:
+    """Both ways take turns, so that whatever else the machine does slows both."""
+    runs = [tuple(model.run(prompts, params) for model in models) for _ in range(num_runs)]
+    plain, speculative = zip(*runs, strict=True)
+    return Comparison(title, plain, speculative)
+
+
+def first_difference(outputs: Sequence[Sequence[int]]) -> int | None:
+    """The first index at which not all outputs have the same token; None if they are equal."""
+    return next((i for i, tokens in enumerate(zip_longest(*outputs)) if len(set(tokens)) > 1), None)
+
+
+def _differences(runs: Sequence[Sequence[Sequence[int]]]) -> list[int]:
+    found = [first_difference(completions) for completions in zip(*runs, strict=True)]
+    return [index for index in found if index is not None]
+
+
+@frozen
+class Figures:
+    """What comparisons, one or several, come to.
+
+    num_tokens: of the outputs with speculation; num_plain_tokens: without: they may be others where drafts are sampled.
+    plain_s, speculative_s: sums of the medians over the runs, the prompts' own passes included. drafting_share: of the
+    speculative seconds. decoding_speed_up: without the passes with prompts in them. efficiency: that over what it would
+    be if nothing but the passes and the drafting took time, tokens per pass * T_plain / (T_draft + T_verify). Both are
+    None if there was no pass to tell by.
+    num_unlooped, unlooped: output tokens before each completion's first loop (see `loop_start`), and the drafts there.
+    distinct_ngrams: the share of the completions' n-grams that their own completion did not have before; None where all
+    are too short.
+    """
+
+    num_tokens: int
+    num_plain_tokens: int
+    plain_s: float
+    speculative_s: float
+    drafts: DraftCounts
+    drafting_share: float
+    decoding_speed_up: float | None
+    efficiency: float | None
+    is_identical: bool
+    num_unlooped: int
+    unlooped: DraftCounts
+    distinct_ngrams: float | None
+
+    @property
+    def speed_up(self) -> float:
+        """Of a token."""
+        return (self.plain_s / self.num_plain_tokens) / (self.speculative_s / self.num_tokens)
+
+    def cells(self) -> tuple[str, ...]:
+        """Tokens, tokens/s both ways, speed-up and acceptance length, to be shown."""
+        return (
+            str(self.num_tokens),
+            f"{self.num_plain_tokens / self.plain_s:.1f}",
+            f"{self.num_tokens / self.speculative_s:.1f}",
+            f"{self.speed_up:.2f}x",
+            f"{self.drafts.acceptance_length:.2f}" if self.drafts.num_drafts else "no drafts",
+        )
+
+    @classmethod
+    def of(cls, *comparisons: Comparison) -> Figures:
+        plain = [run for comparison in comparisons for run in comparison.plain]
+        speculative = [run for comparison in comparisons for run in comparison.speculative]
+        totals = Totals()
+        for run in speculative:
+            for report in run.reports:
+                totals.add(report, step_s=0.0)
+        decoding, its_decoding = _Decoding.of(plain), _Decoding.of(speculative)
+        can_tell = decoding.num_passes and its_decoding.num_passes
+        completions = [tokens for c in comparisons for tokens in c.speculative[-1].token_ids]
+        num_distinct, num_ngrams = map(sum, zip((0, 0), *map(ngram_counts, completions), strict=True))
+        return cls(
+            num_tokens=sum(map(len, completions)),
+            num_plain_tokens=sum(len(tokens) for c in comparisons for tokens in c.plain[-1].token_ids),
+            plain_s=sum(median(run.seconds for run in c.plain) for c in comparisons),
+            speculative_s=sum(median(run.seconds for run in c.speculative) for c in comparisons),
+            drafts=totals.drafts,
+            drafting_share=totals.draft_s / sum(run.seconds for run in speculative),
+            decoding_speed_up=decoding.token_s / its_decoding.token_s if can_tell else None,
+            efficiency=_efficiency(decoding, its_decoding) if can_tell else None,
+            is_identical=all(c.first_difference is None for c in comparisons),
+            num_unlooped=sum(map(loop_start, completions)),
+            unlooped=sum((run.drafts_before([*map(loop_start, run.token_ids)]) for run in speculative), DraftCounts()),
+            distinct_ngrams=num_distinct / num_ngrams if num_ngrams else None,
+        )
+
+
+@frozen
+class _Decoding:
+    """What runs took but for passes with prompts in them. token_s: of everything, by the output token; pass_s: drafting
+    and the target's."""
+
+    token_s: float
+    pass_s: float
+    num_passes: int
+    tokens_per_pass: float  # of one request
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> _Decoding:
+        reports = [report for run in runs for report in run.reports]
+        passes = [report for report in reports if report.num_decode_requests and not report.num_prefill_tokens]
+        prefill_s = sum(report.draft_s + report.target_s for report in reports if report.num_prefill_tokens)
+        num_requests = sum(report.num_decode_requests for report in passes)
+        num_accepted = sum(report.num_accepted for report in passes)
+        num_tokens = sum(len(tokens) for run in runs for tokens in run.token_ids)
+        return cls(
+            token_s=(sum(run.seconds for run in runs) - prefill_s) / num_tokens,
+            pass_s=sum(report.draft_s + report.target_s for report in passes),
+            num_passes=len(passes),
+            tokens_per_pass=1 + num_accepted / num_requests if num_requests else 1.0,
+        )
+
+
+def _efficiency(plain: _Decoding, speculative: _Decoding) -> float:
+    passes = (plain.pass_s / plain.num_passes) / (speculative.pass_s / speculative.num_passes)
+    return plain.token_s / speculative.token_s / (speculative.tokens_per_pass * passes)

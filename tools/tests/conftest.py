@@ -1,0 +1,18 @@
+"""What the tests of several commands share."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_setup import install_bigram, save_checkpoint
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """A folder with a tiny random model and its tokenizer."""
+    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="session")
+def bigram_site(tmp_path_factory):
+    """A folder with the throw-away plugin `bigram` installed in it."""
+    return install_bigram(tmp_path_factory.mktemp("site"))

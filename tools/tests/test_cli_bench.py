@@ -1,0 +1,285 @@
+"""spec-decode bench, on a random model."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+from tiny_setup import save_checkpoint
+
+from specdec_core import ConfigError, DraftCounts, Plugins, cli
+from specdec_core.cli.options import ModelOptions
+from specdec_core.contracts.report import StepReport
+from specdec_tools import bench as module
+from specdec_tools.compare import Comparison, Figures, Run
+from specdec_tools.prompts import read_prompts
+
+LINES = ["def one(values):\n", "import os\n", "x = [1, 2, 1, 2, 1\n"]
+
+
+@pytest.fixture
+def bench(checkpoint, bigram_site, monkeypatch):
+    monkeypatch.syspath_prepend(bigram_site)
+    monkeypatch.delenv("SPECDEC_DISABLE", raising=False)
+
+    def run(*arguments):
+        options = ["--model", str(checkpoint), "--method", "bigram", "--dtype", "float32", "--max-tokens", "12"]
+        return CliRunner().invoke(cli.main, ["bench", *options, *arguments], env={"COLUMNS": "80"})
+
+    return run
+
+
+def row(stdout, name):
+    """Tokens, acceptance length, and whether the output is the same."""
+    figures = r"(\d+) +[\d.]+ +[\d.]+ +[\d.]+x +([\d.]+) +[\d.]+% +[\d.]+ +(yes|no)"
+    match = re.search(rf"^{name} +{figures} *$", stdout, re.MULTILINE)
+    assert match, stdout
+    return match.groups()
+
+
+def test_built_in_prompts(bench, tmp_path):
+    output, plot = tmp_path / "out.json", tmp_path / "out.png"
+    result = bench("--runs", "2", "--set", "most=2", "--output", str(output), "--plot", str(plot))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert [row(result.stdout, name)[::2] for name in ("edit", "write", "total")] == [
+        ("36", "yes"),
+        ("12", "yes"),
+        ("48", "yes"),
+    ]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+    found = json.loads(output.read_text())
+    assert found["settings"]["llm"]["speculative_config"] == {
+        "method": "bigram",
+        "num_speculative_tokens": 8,
+        "most": 2,
+    }
+    assert (found["settings"]["runs"], found["settings"]["prompts"]) == (2, "built-in")
+    assert found["model"]["dtype"] == "float32"
+    computing = {plugin.distribution for plugin in Plugins.load().listing() if "ops" in plugin.provides}
+    assert {"torch", "transformers", "specdec-core", "python", "dist-bigram", *computing} == set(found["versions"])
+    assert {"processor", "threads", "device", "system"} == set(found["machine"])
+    assert [batch["group"] for batch in found["batches"]] == ["edit"] * 3 + ["write"]
+    for batch in found["batches"]:
+        assert len(batch["plain_runs_s"]) == len(batch["speculative_runs_s"]) == 2
+        assert batch["first_difference"] is None
+    total = found["total"]
+    assert total["speed_up"] == pytest.approx(total["plain_s"] / total["speculative_s"], rel=1e-3)
+    assert total["plain_s"] == pytest.approx(sum(group["plain_s"] for group in found["groups"].values()), rel=1e-3)
+    assert 1 <= total["acceptance_length"] <= 3
+    assert len(total["acceptance_rate_per_pos"]) <= 2
+    assert total["acceptance_length"] == pytest.approx(1 + sum(total["acceptance_rate_per_pos"]), rel=1e-3)
+    assert 0 < total["drafting_share"] < 1
+    assert 0 < total["distinct_4_grams"] <= 1
+    for figures in (total, *found["groups"].values(), *found["batches"]):
+        assert 0 < figures["unlooped"]["num_tokens"] <= figures["num_tokens"]
+        assert figures["unlooped"]["num_drafts_of_all_runs"] <= figures["num_drafts_of_all_runs"]
+
+
+def test_batches_are_of_one_group(bench, tmp_path):
+    prompts, output = tmp_path / "some.jsonl", tmp_path / "out.json"
+    groups = [r"$\b$", "c", r"$\b$", r"$\b$"]
+    prompts.write_text("".join(json.dumps({"prompt": "x = ", "group": g, "id": 1}) + "\n\n" for g in groups))
+    plot = tmp_path / "out.svg"
+    result = bench(
+        "--prompts", str(prompts), "--batch-size", "2", "--runs", "1", "--output", str(output), "--plot", str(plot)
+    )
+    assert (result.exit_code, result.stderr) == (0, "")
+    found = json.loads(output.read_text())
+    assert [(b["title"], b["group"], b["num_tokens"]) for b in found["batches"]] == [
+        ("line 1 to line 5", r"$\b$", 24),
+        ("line 7", r"$\b$", 12),
+        ("line 3", "c", 12),
+    ]
+    assert found["settings"]["prompts"] == str(prompts)
+    assert plot.stat().st_size > 0
+
+
+def test_requests_of_a_batch_run_together(bench, tmp_path, monkeypatch):
+    (tmp_path / "some.txt").write_text("".join(LINES))
+    seen = []
+    monkeypatch.setattr(module, "_print", lambda groups, method: seen.append(groups))
+    assert bench("--prompts", str(tmp_path / "some.txt"), "--batch-size", "3", "--runs", "1").exit_code == 0
+    ((comparison,),) = seen[0].values()
+    assert comparison.title == "line 1 to line 3"
+    for run in (*comparison.plain, *comparison.speculative):
+        assert len(run.token_ids) == 3
+        assert any(report.num_decode_requests == 3 for report in run.reports)
+    for run in comparison.speculative:
+        whole = run.drafts_before([len(tokens) for tokens in run.token_ids])
+        drafted = [n for report in run.reports for n in report.accepted_per_request.values()]
+        assert (whole.num_drafts, whole.num_accepted) == (len(drafted), sum(drafted))
+        alone = [run.drafts_before([12 * (i == j) for j in range(3)]) for i in range(3)]
+        assert sum(alone, DraftCounts()) == whole
+        assert all(each.num_drafts > 0 for each in alone)
+
+
+def test_sampling_is_compared_too(bench):
+    result = bench("--temperature", "1.3", "--seed", "5", "--runs", "1")
+    assert row(result.stdout, "total")[2] == "yes"
+
+
+def test_different_output_is_told(bench, monkeypatch, tmp_path):
+    other = save_checkpoint(tmp_path / "other", seed=1)
+    load = ModelOptions.load
+
+    def load_two_models(options, plugins):
+        speculates = options.speculative_config is not None
+        return load(options.with_keywords(model=str(other)) if speculates else options, plugins)
+
+    monkeypatch.setattr(ModelOptions, "load", load_two_models)
+    result = bench("--runs", "1", "--output", str(tmp_path / "out.json"))
+    assert (result.exit_code, row(result.stdout, "total")[2]) == (0, "no")
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert not found["total"]["identical"]
+    assert any(isinstance(batch["first_difference"], int) for batch in found["batches"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--prompts", "no-such-file"], "prompts file 'no-such-file' cannot be read"),
+        (["--output", "no/such/folder.json"], "--output 'no/such/folder.json' cannot be written"),
+        (["--plot", "plot.txt"], "--plot 'plot.txt' has no known suffix: allowed are .png"),
+        (["--max-tokens", "0"], "max_tokens=0"),
+        (["--method", "bigran"], "Did you mean 'bigram'?"),
+    ],
+)
+def test_bad_input_is_noticed_before_anything_is_loaded(bench, monkeypatch, arguments, says):
+    if "--method" not in arguments:
+        monkeypatch.setattr(ModelOptions, "load", None)
+    result = bench(*arguments)
+    assert result.exit_code == 1
+    assert says in result.stderr
+
+
+def test_without_matplotlib(bench, monkeypatch):
+    monkeypatch.setattr(ModelOptions, "load", None)
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    result = bench("--plot", "plot.png")
+    assert result.exit_code == 1
+    assert "pip install 'specdec-tools[plot]'" in result.stderr
+
+
+def test_a_prompt_that_is_too_long_is_noticed_before_anything_is_measured(bench, tmp_path, monkeypatch):
+    (tmp_path / "some.txt").write_text("short\n" + "x y z " * 4000 + "\n")
+    monkeypatch.setattr(module, "compare", None)
+    result = bench("--prompts", str(tmp_path / "some.txt"))
+    assert result.exit_code == 1
+    assert "4096" in result.stderr
+
+
+def test_prompts_have_titles(tmp_path):
+    path = tmp_path / "some.jsonl"
+    path.write_text('{"task_id": "HumanEval/0", "prompt": "x", "test": 1}\n{"prompt": "y", "group": "a"}\n')
+    assert read_prompts(path) == [("HumanEval/0", "x", "all"), ("line 2", "y", "a")]
+
+
+def test_prompts_of_a_text_file(tmp_path):
+    path = tmp_path / "some.txt"
+    path.write_text("\ufeffone\n\n  two \n", encoding="utf-8")
+    assert read_prompts(path) == [("line 1", "one", "some.txt"), ("line 3", "  two ", "some.txt")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.txt", b" \n", "has no prompts"),
+        ("a.txt", b"\xff", "is not UTF-8"),
+        ("a.jsonl", b'{"prompt": "x"}\n{', "line 2 is not JSON"),
+        ("a.jsonl", b'{"text": "x"}', "line 1 is"),
+        ("a.jsonl", b'{"prompt": ""}', "line 1 is"),
+        ("a.jsonl", b'{"prompt": "x", "group": 1}', "line 1 is"),
+        ("a.jsonl", b'{"prompt": "x", "task_id": 1}', "line 1 is"),
+        ("a.jsonl", b"[1]", "line 1 is"),
+        ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
+    ],
+)
+def test_prompts_that_cannot_be_read(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=says):
+        read_prompts(tmp_path / name)
+
+
+def timed(seconds, reports, token_ids=((1, 2),)):
+    return Run(seconds, token_ids, tuple(reports), tuple("rs"[: len(token_ids)]))
+
+
+def test_figures():
+    """Plain passes take 1 s. Speculative ones take 2 s, half of that drafting, for 4 tokens: at best twice as fast."""
+    prefill = StepReport(num_prefill_tokens=9, target_s=3.0)
+    plain_pass = StepReport(num_decode_requests=1, target_s=1.0)
+    pass_ = StepReport(num_decode_requests=1, num_draft_tokens=5, num_accepted=3, draft_s=1.0, target_s=1.0,
+                       accepted_per_request={"r": 3})  # fmt: skip
+    comparison = Comparison(
+        "title",
+        plain=tuple(timed(seconds, [prefill, *[plain_pass] * 8]) for seconds in (11.0, 11.0, 90.0)),
+        speculative=tuple(timed(8.0, [prefill, pass_, pass_]) for _ in range(3)),
+    )
+    figures = Figures.of(comparison)
+    assert (figures.plain_s, figures.speculative_s, figures.num_tokens) == (11.0, 8.0, 2)
+    assert figures.drafts.acceptance_rate_per_pos == [1.0, 1.0, 1.0]
+    assert (figures.drafts.acceptance_length, figures.drafting_share) == (4.0, 2 / 8)
+    even = Figures.of(Comparison("t", plain=comparison.plain[:1], speculative=comparison.speculative[:1]))
+    assert even.decoding_speed_up == pytest.approx((11 - 3) / (8 - 3))
+    assert even.efficiency == pytest.approx((11 - 3) / (8 - 3) / 2)
+    assert Figures.of(comparison, comparison).plain_s == 22.0
+
+
+def looping_run():
+    """Of two requests: one whose second token is the first of a loop, and one without."""
+    steps = [
+        ({"r": 1, "s": 2}, {}),
+        ({"r": 3, "s": 2}, {"r": 2, "s": 1}),  # the loop begins here
+        ({"s": 4}, {"s": 3}),
+        ({"r": 30, "s": 1}, {"r": 29}),  # no draft for s
+        ({"s": 1}, {"s": 0}),
+    ]
+    reports = [StepReport(output_per_request=output, accepted_per_request=accepted) for output, accepted in steps]
+    return timed(1.0, reports, ((5,) * 34, tuple(range(10))))
+
+
+@pytest.mark.parametrize(
+    ("ends", "accepted"), [((1, 10), [1, 3, 0]), ((4, 7), [2, 1]), ((3, 8), [1, 3]), ((34, 0), [2, 29]), ((0, 0), [])]
+)
+def test_drafts_before_some_token(ends, accepted):
+    expected = DraftCounts()
+    for num_accepted in accepted:
+        expected.add(0, num_accepted)
+    assert looping_run().drafts_before(ends) == expected
+
+
+def test_figures_of_unlooped_text():
+    run = looping_run()
+    figures = Figures.of(Comparison("t", (run,), (run, run)))
+    assert (figures.num_tokens, figures.num_unlooped) == (44, 11)
+    assert (figures.unlooped.num_drafts, figures.unlooped.num_accepted) == (6, 8)
+    assert figures.distinct_ngrams == (1 + 7) / (31 + 7)
+    short = timed(1.0, [], ((1, 2, 3), ()))
+    assert Figures.of(Comparison("t", (short,), (short,))).distinct_ngrams is None
+
+
+def test_outputs_of_other_lengths_are_compared_by_the_token():
+    """Where tokens are sampled, a stop may come sooner. Half of the tokens in a quarter of the time: twice as fast."""
+    passes = [StepReport(num_decode_requests=1, target_s=1.0)]
+    plain, speculative = timed(8.0, passes, ((1,) * 8,)), timed(2.0, passes, ((1,) * 4,))
+    figures = Figures.of(Comparison("t", (plain,), (speculative,)))
+    assert (figures.num_plain_tokens, figures.num_tokens) == (8, 4)
+    assert (figures.speed_up, figures.efficiency) == (2.0, 2.0)
+    assert figures.cells()[1:4] == ("1.0", "2.0", "2.00x")
+
+
+def test_efficiency_needs_passes():
+    run = timed(1.0, [StepReport(num_prefill_tokens=9, target_s=1.0)])
+    figures = Figures.of(Comparison("t", (run,), (run,)))
+    assert figures.efficiency is None
+    assert figures.decoding_speed_up is None
+
+
+def test_the_first_difference_of_any_completion():
+    plain = timed(1.0, [], ((1, 2, 3), (4, 5)))
+    assert Comparison("t", (plain,), (plain,)).first_difference is None
+    assert Comparison("t", (plain,), (timed(1.0, [], ((1, 2, 9), (4,))),)).first_difference == 1

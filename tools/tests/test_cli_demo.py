@@ -1,0 +1,122 @@
+"""spec-decode demo, on a random model."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tiny_setup import save_checkpoint
+
+from specdec_core import cli
+from specdec_core.cli.options import ModelOptions
+from specdec_tools.compare import first_difference
+from specdec_tools.prompts import PROMPTS
+
+NO_TERMINAL = {"NO_COLOR": None, "FORCE_COLOR": None, "TTY_COMPATIBLE": None, "COLUMNS": "100"}
+TERMINAL = {**NO_TERMINAL, "FORCE_COLOR": "1", "TERM": "xterm-256color"}
+
+
+@pytest.fixture
+def demo(checkpoint, bigram_site, monkeypatch):
+    monkeypatch.syspath_prepend(bigram_site)
+
+    def run(*arguments, env=NO_TERMINAL):
+        options = ["--model", str(checkpoint), "--method", "bigram", "--max-tokens", "24"]
+        return CliRunner().invoke(cli.main, ["demo", *options, *arguments], env=env)
+
+    return run
+
+
+@pytest.mark.parametrize("temperature", ["0", "1.5"])
+def test_shows_compares_and_ends_with_the_verdict(demo, temperature):
+    result = demo("--temperature", temperature)
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert lines[-1] == "identical output: yes"
+    assert "\x1b" not in result.stdout
+    assert "(here: no terminal, or NO_COLOR is set)" in result.stdout
+    for prompt in PROMPTS:
+        before, after = result.stdout.split(prompt.text)
+        completions = after.partition("\N{BOX DRAWINGS LIGHT HORIZONTAL}")[0]
+        plain, speculative = re.split(r"(?:plain|bigram) -+\n", completions)[1:]
+        assert plain == speculative
+        assert prompt.title in before
+        assert re.search(rf"{prompt.title} +\S +24 .* \d+\.\d .* \d+\.\d .* \d+\.\d\dx .* \d\.\d\d ", after)
+    assert re.search(r" total +\S +96 ", result.stdout)
+
+
+def test_accepted_draft_tokens_are_coloured_on_a_terminal(demo):
+    result = demo(env=TERMINAL)
+    assert "\x1b[1;32mThis colour:\x1b[0m" in result.stdout
+    assert result.stdout.count("\x1b[1;32m") > 4
+    speculative_parts = re.findall(r"bigram .*?-\x1b\[0m\n(.*?)\x1b\[2m", result.stdout, re.DOTALL)
+    assert len(speculative_parts) == len(PROMPTS)
+
+
+def test_no_color_means_plain_text(demo):
+    assert "\x1b" not in demo(env={**TERMINAL, "NO_COLOR": "1"}).stdout
+
+
+def test_different_output_is_reported(demo, monkeypatch, tmp_path):
+    other = save_checkpoint(tmp_path, seed=1)
+    load = ModelOptions.load
+
+    def load_two_models(options, plugins):
+        speculates = options.speculative_config is not None
+        return load(options.with_keywords(model=str(other)) if speculates else options, plugins)
+
+    monkeypatch.setattr(ModelOptions, "load", load_two_models)
+    result = demo()
+    assert result.exit_code == 1
+    assert "\nidentical output: no\nprompt 'rename a variable' differs from output token " in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["--method", "bigran"], 1, "Did you mean 'bigram'?"),
+        (["--max-tokens", "0"], 1, "max_tokens=0 is too small"),
+        (["--set", "most"], 2, "is not KEY=VALUE"),
+        (["--num-speculative-tokens", "0"], 2, "--num-speculative-tokens"),
+    ],
+)
+def test_bad_input(demo, arguments, status, says):
+    result = demo(*arguments)
+    assert result.exit_code == status
+    assert says in result.stderr
+
+
+def test_installed_command_with_its_pipe_closed(checkpoint, bigram_site):
+    command = [Path(sys.executable).with_name("spec-decode"), "demo", "--model", checkpoint, "--method", "bigram"]
+    pipe = subprocess.PIPE
+    env = {**os.environ, "PYTHONPATH": str(bigram_site)}
+    with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe) as running:
+        assert running.stdout.readline().startswith(b"Loading ")
+        running.stdout.close()
+        assert (running.stderr.read(), running.wait(timeout=60)) == (b"", 1)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "index"),
+    [([[1, 2], [1, 2]], None), ([[], []], None), ([[1, 2], [1, 3]], 1), ([[1], [1, 2]], 1), ([[1], [1], [2]], 0)],
+)
+def test_first_difference(outputs, index):
+    assert first_difference(outputs) == index
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=lambda prompt: prompt.title)
+def test_prompts_are_code(prompt):
+    if prompt.text.startswith("# Task: "):
+        code = re.fullmatch(r"# Task: [^\n]+\n(.*\n)\n# Result:\n", prompt.text, re.DOTALL)[1]
+        assert 15 <= code.count("\n") <= 30
+        for name in re.findall("`(.*?)` to", prompt.text.partition("\n")[0]):
+            assert code.count(name) > 2
+        ast.parse(code)
+    else:
+        ast.parse(prompt.text)

@@ -34,8 +34,8 @@ def nodes_one_position_late(patch: Patch) -> None:
 
 
 def see_instead(patch: Patch, change: Callable[[Any], Any]) -> None:
-    visibility_of = step_batch.visibility_of
-    patch.setattr(step_batch, "visibility_of", lambda *args: change(visibility_of(*args)))
+    tree_mask = step_batch.tree_mask
+    patch.setattr(step_batch, "tree_mask", lambda *args: change(tree_mask(*args)))
 
 
 def nodes_see_their_siblings(patch: Patch) -> None:

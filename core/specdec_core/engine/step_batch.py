@@ -12,6 +12,7 @@ from attrs import evolve, frozen
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.kv import Visibility
 from specdec_core.engine.scheduler import Schedule
+from specdec_core.engine.tree_mask import tree_mask
 
 
 def spread(draft: Draft, budgets: Sequence[int]) -> Draft:
@@ -54,7 +55,7 @@ class StepBatch:
         nodes = rows[layout.node_rows]
         token_ids[nodes] = draft.host_token_ids
         positions[nodes] = (roots[layout.row_requests] + layout.row_depths)[layout.node_rows]
-        prefix_lens, more_slots = visibility_of(draft, positions, rows, roots)
+        prefix_lens, more_slots = tree_mask(draft, positions, rows, roots)
 
         def on_device(array: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(array).to(device)
@@ -74,30 +75,3 @@ class StepBatch:
                 num_tree_slots=max(num_nodes, default=0),
             ),
         )
-
-
-def visibility_of(
-    draft: Draft, positions: np.ndarray, rows: np.ndarray, root_positions: np.ndarray
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """The tree attention mask in compact form: `Visibility`'s prefix_lens and more_slots.
-
-    A known token sees the slots up to its own; a node those up to the root's, its ancestors and itself; a dead node
-    itself, or in a chain, where attention is causal, what the root sees. A token's slot is its position, but for the
-    nodes of a tree and dead ones: theirs follow the root's in their order.
-    """
-    prefix_lens = positions + 1
-    if draft.num_nodes == 0 or draft.is_chain:
-        return prefix_lens, None
-    layout = draft.host_layout
-    root_slots = root_positions[layout.row_requests]
-    above = np.arange(len(layout.up))
-    slots = root_slots - layout.root_rows[layout.row_requests] + above  # of each root and node
-    seen = np.empty((len(above), draft.max_depth), dtype=np.int64)
-    for depth in range(draft.max_depth):  # it stays at a root, whose slot is seen anyway, and at a dead node
-        seen[:, depth] = slots[above]
-        above = layout.up[above]
-    more_slots = positions[:, None].repeat(draft.max_depth, axis=1)
-    nodes = rows[layout.node_rows]
-    prefix_lens[nodes] = np.where(layout.is_alive, root_slots[layout.node_rows] + 1, 0)
-    more_slots[nodes] = seen[layout.node_rows]
-    return prefix_lens, more_slots

@@ -94,6 +94,8 @@ class RandomTree:
             valid = slice(start, start + observation.host_num_valid[i])
             if valid.start == valid.stop:  # the pass failed: it ends, or is reset
                 continue
+            if not seen.token_ids:  # what the cache had is not computed, hence not observed
+                seen.token_ids = request.token_ids[: request.num_cached_tokens].tolist()
             assert valid.stop <= observation.offsets[i + 1]
             assert observation.starts[i] == len(seen.token_ids)
             positions = observation.positions[valid].tolist()

@@ -55,6 +55,7 @@ class Figures:
     num_steps: int = 0
     num_preempted: int = 0
     num_chunks: int = 0  # prefill chunks that were not the last of their request
+    num_cached: int = 0  # tokens whose keys and values were found
     num_cancelled: int = 0
     num_draft_tokens: int = 0
     num_accepted: int = 0
@@ -143,6 +144,7 @@ class Traffic:
         figures = self.figures
         figures.num_steps += 1
         figures.num_preempted += report.num_preempted
+        figures.num_cached += report.num_cached_tokens
         figures.num_draft_tokens += report.num_draft_tokens
         figures.num_accepted += report.num_accepted
         running = self.engine._scheduler.running

@@ -101,8 +101,8 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def kv_manager() -> Iterator[None]:
-    """With SPECDEC_KV_MANAGER=NAME the whole suite runs on that KV manager, where a test names none."""
+def kv_manager() -> Iterator[str]:
+    """With SPECDEC_KV_MANAGER=NAME the whole suite runs on that KV manager, where a test names none. Its name."""
     name = os.environ.get("SPECDEC_KV_MANAGER", "paged")
     choose = build._kv_manager
 
@@ -111,7 +111,7 @@ def kv_manager() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "_kv_manager", chosen)
-        yield
+        yield name
 
 
 @pytest.fixture(autouse=True)

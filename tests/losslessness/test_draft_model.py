@@ -286,7 +286,11 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_faults_are_noticed(fault: Any, target: Path, draft: Path, asked: list[Asked], monkeypatch: Patch) -> None:
+def test_faults_are_noticed(
+    fault: Any, target: Path, draft: Path, asked: list[Asked], monkeypatch: Patch, kv_manager: str
+) -> None:
+    if fault is keeps_the_cache_of_a_preempted_request and kv_manager == "prefix":
+        pytest.skip("it finds the blocks that it had: its cache may be kept")
     fault(monkeypatch)
     shape = SHAPES["chain" if fault is counts_what_was_never_forwarded else "tree"]  # deep enough to be accepted whole
     outcome = drafted_by(draft, shape, "greedy", target, asked, num_kv_blocks=32)  # many preemptions

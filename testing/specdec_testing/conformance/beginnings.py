@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from attrs import evolve
 
@@ -45,15 +45,9 @@ def continued(ask: Ask, output: Sequence[int]) -> Ask:
     return Ask((*ask.prompt, *output, 4), evolve(ask.params, seed=1000 + (ask.params.seed or 0)))
 
 
-def run_in_turn(llm: LLM, groups: Mapping[str, Sequence[Ask]], journal: Journal) -> dict[str, Run]:
-    """All groups in one engine, one request after another. Each group's run has its own proposals."""
-    found = {}
-    for name, asked in groups.items():
-        num_proposals = len(journal.proposals)
-        runs = [run_engine(llm, [ask], journal) for ask in asked]
-        found[name] = Run(
-            evolve(journal, proposals=journal.proposals[num_proposals:]),
-            [output for run in runs for output in run.outputs],
-            num_cached=sum(run.num_cached for run in runs),
-        )
-    return found
+def run_in_turn(llm: LLM, asked: Sequence[Ask], journal: Journal) -> Run:
+    """In one engine, each when the one before it has ended."""
+    runs = [run_engine(llm, [ask], journal) for ask in asked]
+    return Run(
+        journal, [output for run in runs for output in run.outputs], num_cached=sum(run.num_cached for run in runs)
+    )

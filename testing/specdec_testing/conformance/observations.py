@@ -23,10 +23,10 @@ def cached_difference(situations: Situations, group: str) -> str | None:
     if situations.plan.kv_layout is None:
         pytest.skip("it has no KV of its own (Plan.kv_layout) that could be found again")
     skip_unless_independent(situations)
-    cached = situations.cached[group]  # before `uncached`, which could leave the right values in memory that it frees
+    cached = situations.in_turn(group, "prefix")  # first: "paged" could leave the right values in memory that it frees
     if not cached.journal.num_fills:
         pytest.skip("it never calls attention.fill, so that nothing of its KV is found again")
-    return first_difference(situations.uncached[group].drafts(), cached.drafts())
+    return first_difference(situations.in_turn(group, "paged").drafts(), cached.drafts())
 
 
 def skip_unless_cacheable(situations: Situations) -> None:
@@ -52,7 +52,7 @@ class ObservationChecks:
             f"a draft is another where the beginning of the prompt was found in the cache: count from "
             f"request.num_cached_tokens, whose slots are there, and write to none before it{found}"
         )
-        assert specdec_situations.cached["prefix"].num_cached, (
+        assert specdec_situations.in_turn("prefix", "prefix").num_cached, (
             "it calls attention.fill, and yet nothing of a prompt was found again: give the number of all tokens, from "
             "the request's first one on, whose keys and values are stored"
         )

@@ -32,9 +32,10 @@ def outputs_of(situations: Situations, situation: str) -> tuple[Sequence[Ask], l
             run = run_engine(situations.llm(journal), situations.asks, journal, cancel_after=CANCELLED)
             return situations.asks, run.outputs
         case "cached":
-            asked = [*chain(*situations.target.alike.values()), *situations.asks]
-            runs = [*situations.cached.values(), situations.cached_and_preempted]
-            return asked, [*chain(*(run.outputs for run in runs))]
+            groups = "prefix", "lookahead"  # none of "fill": what may end before its first draft is shown elsewhere
+            asked = chain(*(situations.target.alike[group] for group in groups), situations.asks)
+            runs = [*(situations.in_turn(group, "prefix") for group in groups), situations.cached_and_preempted]
+            return [*asked], [*chain(*(run.outputs for run in runs))]
         case "late":
             return situations.asks, situations.late.outputs
     raise AssertionError(situation)

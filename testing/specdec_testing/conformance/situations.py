@@ -30,6 +30,7 @@ class Situations:
         self.subject = subject
         self.target = target
         self._folder = folder
+        self._in_turn: dict[tuple[str, str], Run] = {}
         self.histories: list[Proposal] | None = None  # what it drafted in no engine, once a test has asked for it
 
     @cached_property
@@ -110,13 +111,18 @@ class Situations:
         assert run.num_preempted > 0, "the kit's own fault: nothing was preempted"
         return run
 
-    @cached_property
-    def cached(self) -> dict[str, Run]:
-        """Requests that begin alike, with prefix caching: `beginnings`."""
-        runs = self._in_turn(kv_manager="prefix")
-        if self.plan.kv_layout is None:  # else what is found depends on what the proposer says of its own
-            assert all(run.num_cached for run in runs.values()), "the kit's own fault: nothing was found in the cache"
-        return runs
+    def in_turn(self, group: str, kv_manager: str) -> Run:
+        """Requests of `beginnings` that begin alike, one after another: "prefix", with caching, or "paged"."""
+        if (group, kv_manager) not in self._in_turn:
+            journal = Journal()
+            llm = self.llm(journal, kv_manager=kv_manager)
+            run = beginnings.run_in_turn(llm, self.target.alike[group], journal)
+            # What is found depends on what the proposer says of KV of its own.
+            assert run.num_cached or kv_manager != "prefix" or self.plan.kv_layout, (
+                "the kit's own fault: nothing was found in the cache"
+            )
+            self._in_turn[group, kv_manager] = run
+        return self._in_turn[group, kv_manager]
 
     @cached_property
     def cached_and_preempted(self) -> Run:
@@ -124,15 +130,6 @@ class Situations:
         run = self.run(self.asks, kv_manager="prefix", **SMALL_POOL)
         assert run.num_preempted > 0, "the kit's own fault: nothing was preempted"
         return run
-
-    @cached_property
-    def uncached(self) -> dict[str, Run]:
-        """The same requests without prefix caching."""
-        return self._in_turn()
-
-    def _in_turn(self, **settings: Any) -> dict[str, Run]:
-        journal = Journal()
-        return beginnings.run_in_turn(self.llm(journal, **settings), self.target.alike, journal)
 
     @cached_property
     def late(self) -> Run:

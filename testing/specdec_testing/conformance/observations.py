@@ -6,12 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from specdec_testing.conformance.chance import (
-    difference,
-    first_difference,
-    skip_unless_independent,
-    skip_unless_repeatable,
-)
+from specdec_testing.conformance.chance import difference, first_difference, skip_unless_independent
 from specdec_testing.conformance.situations import Situations
 
 
@@ -42,8 +37,8 @@ class ObservationChecks:
 
         Observing begins at `request.num_cached_tokens`: what lies before it has no features and is not observed. The
         slots of the draft's own KV below it are filled already, and other requests read them, too. The number may be
-        another after `reset`. A proposer that goes
-        by features of the whole text besides, such as a sum of them, cannot keep this: skip the test and say so.
+        another after `reset`. A proposer that goes by features of the whole text besides, such as a sum of them, cannot
+        keep this: skip the test and say so.
         """
         found = cached_difference(specdec_situations, "prefix")
         if not found and not self.learns:
@@ -94,7 +89,7 @@ class ObservationChecks:
             pytest.skip("it does not observe (Plan.observes)")
         if self.learns:
             pytest.skip("its drafts depend on what became of earlier ones, and there are fewer of these here")
-        skip_unless_repeatable(situations)
+        skip_unless_independent(situations)
         found = difference(situations, situations.late)
         assert not found, (
             f"a draft is another since the request was observed late: go by observation.starts and host_num_valid, and "

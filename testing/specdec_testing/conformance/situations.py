@@ -129,6 +129,7 @@ class Situations:
         """Where a request that starts over may find what it had computed itself."""
         run = self.run(self.asks, kv_manager="prefix", **SMALL_POOL)
         assert run.num_preempted > 0, "the kit's own fault: nothing was preempted"
+        assert run.num_cached or self.plan.kv_layout, "the kit's own fault: nothing was found in the cache"
         return run
 
     @cached_property

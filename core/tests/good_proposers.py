@@ -1,9 +1,10 @@
-"""Proposers of other kinds than `example_proposer` that keep the contract: a tree, sampled nodes, features."""
+"""Proposers of other kinds than `example_proposer` that keep the contract: a tree, sampled nodes, features, layers."""
 
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
 
+from attending_proposer import Attending, plan_attending
 from attrs import frozen
 
 from specdec_core import Draft, DraftTree, KVLayout, Plan, Proposer, ProposerSpec, Stream, hookimpl
@@ -201,10 +202,13 @@ class Feeling(Proposer):
 
     def observe(self, observation):
         for i, request in enumerate(observation.requests):
-            start = observation.offsets[i]
-            features = observation.features["final"][start : start + observation.host_num_valid[i]]
+            features = observation.features["final"][self.new_rows(observation, i)]
             total, number = self.sums[request.id]
             self.sums[request.id] = (total + features.double().sum(0), number + len(features))
+
+    def new_rows(self, observation, i):
+        start = observation.offsets[i]
+        return slice(start, start + observation.host_num_valid[i])
 
     def propose(self, batch):
         import torch
@@ -254,4 +258,5 @@ def specdec_proposers():
         offer("selecting", Selecting),
         offer("feeling", Feeling, plan=plan_features),
         offer("addressing", Addressing, plan=plan_layers),
+        offer("attending", Attending, plan=plan_attending),
     ]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from specdec_testing.conformance.situations import Situations, Targets
+    from specdec_testing.conformance.situations import Situations
+    from specdec_testing.conformance.targets import Targets
 
 pytest.register_assert_rewrite("specdec_testing.conformance")
 
@@ -43,7 +44,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def specdec_targets(tmp_path_factory: pytest.TempPathFactory) -> Targets:
     """The targets of all kits of this run."""
-    from specdec_testing.conformance.situations import Targets
+    from specdec_testing.conformance.targets import Targets
 
     return Targets(tmp_path_factory)
 

@@ -46,6 +46,11 @@ class TestAddressing(ProposerConformance):
     modules = ("good_proposers",)
 
 
+class TestAttending(ProposerConformance):
+    method = "attending"
+    modules = ("good_proposers",)
+
+
 for case in broken_proposers.CASES:
     name = f"TestBroken_{case.method}"
     others = {test: "shown by another case" for test in kit_tests() if test != case.fails.partition("[")[0]}

@@ -49,7 +49,16 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["TestRecent", "TestBranching", "TestSampling", "TestFading", "TestSelecting", "TestFeeling", "TestAddressing"],
+    [
+        "TestRecent",
+        "TestBranching",
+        "TestSampling",
+        "TestFading",
+        "TestSelecting",
+        "TestFeeling",
+        "TestAddressing",
+        "TestAttending",
+    ],
 )
 def test_good_proposers_pass(failed: dict[str, set[str]], name: str) -> None:
     assert failed[name] == set()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -42,7 +42,12 @@ SCORES |= {f"sign (of {seed + 1})": signs(seed) for seed in range(4)}
 def difference(situations: Situations, other: Run, *, only_after_reset: bool = False) -> str | None:
     """The first draft that differs from the greedy and the sampled run's though the same was asked, if there is one."""
     known = situations.greedy.drafts() | situations.sampled.drafts()
-    for asked, draft in other.drafts(only_after_reset=only_after_reset).items():
+    return first_difference(known, other.drafts(only_after_reset=only_after_reset))
+
+
+def first_difference(known: Mapping[Asked, Any], then: Mapping[Asked, Any]) -> str | None:
+    """Between two runs' `drafts()`, where the same was asked."""
+    for asked, draft in then.items():
         if asked in known and known[asked] != draft:
             return f"\nasked: {asked}\nfirst: {known[asked]}\nthen:  {draft}"
     return None

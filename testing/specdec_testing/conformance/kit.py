@@ -12,13 +12,14 @@ from specdec_core.errors import PluginError
 from specdec_testing.conformance.chance import ChanceChecks
 from specdec_testing.conformance.drafts import DraftChecks
 from specdec_testing.conformance.lifecycle import LifecycleChecks
+from specdec_testing.conformance.observations import ObservationChecks
 from specdec_testing.conformance.output import OutputChecks
 from specdec_testing.conformance.spec import SpecChecks
 from specdec_testing.conformance.subject import Subject
 from specdec_testing.tiny import tiny_target
 
 
-class ProposerConformance(SpecChecks, DraftChecks, ChanceChecks, LifecycleChecks, OutputChecks):
+class ProposerConformance(SpecChecks, DraftChecks, ChanceChecks, LifecycleChecks, ObservationChecks, OutputChecks):
     """Every rule of the contract in `specdec_core.contracts`, one test each.
 
     method: the proposer's name. options: its own keys of speculative_config. modules: where it is, if it is not

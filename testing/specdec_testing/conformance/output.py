@@ -2,50 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
+
 import pytest
 
 from specdec_testing.conformance.recording import Journal
-from specdec_testing.conformance.runs import Run, run_engine
+from specdec_testing.conformance.runs import run_engine
 from specdec_testing.conformance.situations import Situations
+from specdec_testing.conformance.workload import Ask
 
 CANCELLED = {1: 2, 4: 0, 6: 5, 8: 3}
 """Which requests are cancelled, and after how many steps."""
 
 
-def run_of(situations: Situations, situation: str) -> Run:
+def outputs_of(situations: Situations, situation: str) -> tuple[Sequence[Ask], list[list[int]]]:
+    """What was asked, and what came out."""
     match situation:
         case "greedy":
-            return situations.greedy
+            return situations.asks[:5], situations.greedy.outputs
         case "sampled":
-            return situations.sampled
+            return situations.asks[5:], situations.sampled.outputs
         case "chunked":
-            return situations.run(situations.asks, max_num_batched_tokens=18)
+            return situations.asks, situations.run(situations.asks, max_num_batched_tokens=18).outputs
         case "preempted":
-            return situations.preempted
+            return situations.asks, situations.preempted.outputs
         case "cancelled":
             journal = Journal()
-            return run_engine(situations.llm(journal), situations.asks, journal, cancel_after=CANCELLED)
+            run = run_engine(situations.llm(journal), situations.asks, journal, cancel_after=CANCELLED)
+            return situations.asks, run.outputs
+        case "cached":
+            groups = "prefix", "lookahead"  # none of "fill": what may end before its first draft is shown elsewhere
+            asked = chain(*(situations.target.alike[group] for group in groups), situations.asks)
+            runs = [*(situations.in_turn(group, "prefix") for group in groups), situations.cached_and_preempted]
+            return [*asked], [*chain(*(run.outputs for run in runs))]
+        case "late":
+            return situations.asks, situations.late.outputs
     raise AssertionError(situation)
 
 
 class OutputChecks:
-    @pytest.mark.parametrize("situation", ["greedy", "sampled", "chunked", "preempted", "cancelled"])
+    @pytest.mark.parametrize("situation", ["greedy", "sampled", "chunked", "preempted", "cancelled", "cached", "late"])
     def test_output_is_the_targets(self, specdec_situations: Situations, situation: str) -> None:
         """With the proposer the engine writes what it writes without, token for token: greedily and sampled, with
-        prompts prefilled in chunks, when requests are preempted, and beside requests that are cancelled.
+        prompts prefilled in chunks, when requests are preempted, beside requests that are cancelled, where a KV manager
+        found the beginning of a prompt (so that observing begins at `request.num_cached_tokens`), and where requests
+        are observed late, several steps' worth at once.
 
         Drafts cannot change the output. If it differs, the proposer writes where it must not: into the target's
         weights, into KV slots that are not its group's, or into tensors that it was given.
         """
-        situations, run = specdec_situations, run_of(specdec_situations, situation)
-        asked = (
-            situations.asks[:5]
-            if situation == "greedy"
-            else situations.asks[5:]
-            if situation == "sampled"
-            else situations.asks
-        )
-        for i, (ask, output, expected) in enumerate(zip(asked, run.outputs, situations.expected(asked), strict=True)):
+        situations = specdec_situations
+        asked, outputs = outputs_of(situations, situation)
+        for i, (ask, output, expected) in enumerate(zip(asked, outputs, situations.expected(asked), strict=True)):
             if situation == "cancelled" and i in CANCELLED:
                 expected = expected[: len(output)]
             assert output == expected, f"prompt {ask.prompt} with {ask.params}"

@@ -106,10 +106,11 @@ class View:
 class LentAttention:
     """The engine's attention, which does not know requests by the names that the kit gives them."""
 
-    def __init__(self, inner: LayerAttention) -> None:
-        self._inner = inner
+    def __init__(self, inner: LayerAttention, journal: Journal) -> None:
+        self._inner, self._journal = inner, journal
 
     def fill(self, requests: Sequence[View], num_tokens: Sequence[int]) -> None:
+        self._journal.num_fills += 1
         self._inner.fill([view.request for view in requests], num_tokens)
 
     def metadata(self, requests: Sequence[View], starts: Sequence[int], lengths: Sequence[int]) -> KVMetadata:
@@ -130,6 +131,8 @@ class Journal:
     name: Callable[[RequestView], str] = own_name
     proposals: list[Proposal] = attrs.field(factory=list)
     changed: list[str] = attrs.field(factory=list)  # arguments that the proposer wrote to
+    num_fills: int = 0  # calls of `LayerAttention.fill`
+    num_late: int = 0  # observations of several passes at once, each request's by itself
     reset: set[str] = attrs.field(factory=set)  # engine's ids of requests that were preempted
     closed: list[BaseException | None] = attrs.field(factory=list)  # what `close` raised, each time it was called
     views: list[weakref.ref[View]] = attrs.field(factory=list)  # of every request that was started
@@ -167,6 +170,7 @@ class RecordingProposer(Proposer):
 
     def observe(self, observation: Observation) -> None:
         requests = tuple(self._views[request.id] for request in observation.requests)
+        self._journal.num_late += sum(map(_is_late, requests, observation.starts, observation.host_num_valid))
         with self._unchanged("observe", observation):
             self._inner.observe(attrs.evolve(observation, requests=requests))
 
@@ -196,6 +200,11 @@ class RecordingProposer(Proposer):
         for request, old in zip(argument.requests, tokens, strict=True):
             names += ["token_ids of a request"] if not np.array_equal(request.token_ids, old) else []
         self._journal.changed += [f"{call} wrote to {name}" for name in names]
+
+
+def _is_late(request: View, start: int, num_valid: int) -> bool:
+    """Whether it covers a prompt and more, or tokens before the last one, which a pass shows at once."""
+    return start < len(request.token_ids) - 1 and start + num_valid > request.num_prompt_tokens
 
 
 class _Closed:
@@ -230,6 +239,6 @@ class RecordingPlugins(Plugins):
     def _build(self, spec: ProposerSpec, config: Any, context: BuildContext) -> Proposer:
         lent: Any = context
         if context.attention is not None:
-            lent = attrs.evolve(lent, attention=LentAttention(context.attention))
+            lent = attrs.evolve(lent, attention=LentAttention(context.attention, self.journal))
         self.journal.lent = [value for each in (context, lent) for _, value in _fields(each)]
         return RecordingProposer(spec.build(config, lent), lent, self.journal)

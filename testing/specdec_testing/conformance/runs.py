@@ -14,7 +14,7 @@ from specdec_core.engine.request import Piece, Request
 from specdec_core.plugins import Plugins, PluginWarning
 from specdec_testing.conformance.faults import faults_of
 from specdec_testing.conformance.recording import Asked, Journal, Proposal
-from specdec_testing.conformance.workload import Ask
+from specdec_testing.conformance.workload import BLOCK_SIZE, Ask
 
 P = TypeVar("P", bound=Plugins)
 SMALL_POOL = {"num_kv_blocks": 24, "max_model_len": 64}
@@ -28,6 +28,7 @@ class Run:
     journal: Journal
     outputs: list[list[int]] = field(factory=list)
     num_preempted: int = 0
+    num_cached: int = 0  # tokens that were found in the cache
 
     def drafts(self, *, only_after_reset: bool = False) -> dict[Asked, Any]:
         """What was asked, with the tree that came back and which of its nodes were sampled; without those that break a
@@ -58,7 +59,12 @@ def quietly(load: Callable[[], P]) -> P:
 
 
 def make_llm(folder: Path, plugins: Plugins, speculative_config: Mapping[str, Any] | None, **settings: Any) -> LLM:
-    defaults: dict[str, Any] = {"dtype": "float32", "block_size": 4, "num_kv_blocks": 512, "skip_tokenizer_init": True}
+    defaults: dict[str, Any] = {
+        "dtype": "float32",
+        "block_size": BLOCK_SIZE,
+        "num_kv_blocks": 512,
+        "skip_tokenizer_init": True,
+    }
     return LLM(folder, plugins=plugins, speculative_config=speculative_config, **defaults | settings)
 
 
@@ -85,7 +91,9 @@ def run_engine(
         for index, after in (cancel_after or {}).items():
             if num_steps == after:
                 engine.cancel(ids[index])
-        run.num_preempted += engine.step().num_preempted
+        report = engine.step()
+        run.num_preempted += report.num_preempted
+        run.num_cached += report.num_cached_tokens
         for request_id in journal.reset if cancel_preempted else ():
             engine.cancel(request_id)
         num_steps += 1

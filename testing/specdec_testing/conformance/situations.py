@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import frozen
 
 from specdec_core.api.llm import LLM
 from specdec_core.config.speculative import SpeculativeConfig
 from specdec_core.contracts.proposer import BuildContext, Plan, Proposer, ProposerSpec
 from specdec_core.errors import PluginError
 from specdec_core.plugins import Plugins
-from specdec_testing.conformance import workload
+from specdec_testing.conformance import beginnings, workload
 from specdec_testing.conformance.recording import Journal, Proposal, RecordingPlugins
 from specdec_testing.conformance.reuse import ReuseRounds, run_rounds
 from specdec_testing.conformance.runs import SMALL_POOL, Run, make_llm, quietly, run_engine
 from specdec_testing.conformance.subject import Subject
+from specdec_testing.conformance.targets import Target
 from specdec_testing.conformance.workload import Ask
-
-
-@frozen(eq=False)
-class Target:
-    """A target's folder, and what it says without speculation: {ask: output}."""
-
-    folder: Path
-    outputs: Mapping[Ask, list[int]]
-
-
-class Targets:
-    """One target for each way of making them: kits that share it share the outputs, too."""
-
-    def __init__(self, tmp_path_factory: pytest.TempPathFactory) -> None:
-        self._factory = tmp_path_factory
-        self._made: dict[Callable[[Path], Path], Target] = {}
-
-    def of(self, subject: Subject) -> Target:
-        if subject.make_target not in self._made:
-            folder = subject.make_target(self._factory.mktemp("target"))
-            asked = [workload.plain(ask) for ask in [*workload.asks(0.0, 100, 1), *workload.asks(0.8, 200, 1)]]
-            run = run_engine(make_llm(folder, quietly(Plugins.load), None), asked, Journal())
-            self._made[subject.make_target] = Target(folder, dict(zip(asked, run.outputs, strict=True)))
-        return self._made[subject.make_target]
 
 
 class Situations:
@@ -54,6 +30,7 @@ class Situations:
         self.subject = subject
         self.target = target
         self._folder = folder
+        self._in_turn: dict[tuple[str, str], Run] = {}
         self.histories: list[Proposal] | None = None  # what it drafted in no engine, once a test has asked for it
 
     @cached_property
@@ -132,6 +109,38 @@ class Situations:
     def preempted(self) -> Run:
         run = self.run(self.asks, **SMALL_POOL)
         assert run.num_preempted > 0, "the kit's own fault: nothing was preempted"
+        return run
+
+    def in_turn(self, group: str, kv_manager: str) -> Run:
+        """Requests of `beginnings` that begin alike, one after another: "prefix", with caching, or "paged"."""
+        if (group, kv_manager) not in self._in_turn:
+            journal = Journal()
+            llm = self.llm(journal, kv_manager=kv_manager)
+            run = beginnings.run_in_turn(llm, self.target.alike[group], journal)
+            # What is found depends on what the proposer says of KV of its own.
+            assert run.num_cached or kv_manager != "prefix" or self.plan.kv_layout, (
+                "the kit's own fault: nothing was found in the cache"
+            )
+            self._in_turn[group, kv_manager] = run
+        return self._in_turn[group, kv_manager]
+
+    @cached_property
+    def cached_and_preempted(self) -> Run:
+        """Where a request that starts over may find what it had computed itself."""
+        run = self.run(self.asks, kv_manager="prefix", **SMALL_POOL)
+        assert run.num_preempted > 0, "the kit's own fault: nothing was preempted"
+        assert run.num_cached or self.plan.kv_layout, "the kit's own fault: nothing was found in the cache"
+        return run
+
+    @cached_property
+    def late(self) -> Run:
+        """Each request is now and then not drafted for, and then not observed until it is."""
+        journal = Journal()
+        llm = self.llm(journal)
+        for drafter in llm.engine._speculation.drafters:
+            drafter.observer.is_off = workload.off_now_and_then
+        run = run_engine(llm, self.asks, journal)
+        assert journal.num_late or not self.plan.observes, "the kit's own fault: nothing was observed late"
         return run
 
     @cached_property

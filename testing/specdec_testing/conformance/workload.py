@@ -7,8 +7,11 @@ from itertools import cycle
 from attrs import evolve, frozen
 
 from specdec_core.config.sampling import SamplingParams
+from specdec_core.engine.request import Request
 
 MAX_TOKENS = 8
+BLOCK_SIZE = 4
+"""Of the KV cache of the kit's engines."""
 LONG = 490
 """Tokens of a prompt that leaves little room in the kit's targets."""
 
@@ -50,6 +53,11 @@ def asks(temperature: float, first_seed: int, num_speculative_tokens: int) -> li
 def plain(ask: Ask) -> Ask:
     """The same without a number of draft tokens, which an engine that does not speculate would refuse."""
     return evolve(ask, params=evolve(ask.params, num_speculative_tokens=None))
+
+
+def off_now_and_then(request: Request) -> bool:
+    """For `Observer.is_off`: two steps on, two steps off, where requests of odd seeds begin on."""
+    return ((request.num_tokens - request.num_prompt_tokens) // 2 + request.seed) % 2 == 0
 
 
 def one_token() -> list[Ask]:

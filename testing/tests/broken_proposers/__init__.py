@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broken_proposers import chance, claims, drafts, life, output  # noqa: F401  they register their proposers
+from broken_proposers import chance, claims, drafts, life, observations, output  # noqa: F401  they register themselves
 from broken_proposers.case import CASES as CASES, SPECS, Case as Case
 from specdec_core import hookimpl
 

@@ -1,0 +1,53 @@
+"""Requests that begin alike, run one after another: each may find what those before it left in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from specdec_core.api.llm import LLM
+from specdec_core.config.sampling import SamplingParams
+from specdec_testing.conformance.recording import Journal
+from specdec_testing.conformance.runs import Run, run_engine
+from specdec_testing.conformance.workload import BLOCK_SIZE, MAX_TOKENS, Ask
+
+
+def asks() -> dict[str, list[Ask]]:
+    """Greedy and sampled requests, in groups that share nothing with each other.
+
+    "prefix": all share three blocks and some tokens after them; one prompt is these three blocks alone, and one is
+    another request's prompt and output (`continued`, once the output is known).
+    "fill": the first one ends before it is drafted for; the others begin with its whole prompt.
+    "lookahead": all share three blocks, and no two the token after them.
+    """
+    size = 3 * BLOCK_SIZE
+    prefix = tuple(token * 11 % 37 for token in range(size + 2))
+    fill = tuple(token * 5 % 41 + 1 for token in range(size + 3))
+    lookahead = tuple(token * 13 % 43 + 2 for token in range(size))
+    (first, *others) = _asks([fill, (*fill, 5), (*fill, 8, 3)], 400)
+    return {
+        "prefix": _asks([(*prefix, 5, 9), (*prefix, 6, 1, 2), (*prefix, 7, 9, 5, 9, 5), prefix[:size]], 300),
+        "fill": [evolve(first, params=evolve(first.params, max_tokens=1)), *others],
+        "lookahead": _asks([(*lookahead, 5, 9), (*lookahead, 6, 9), (*lookahead, 7, 1, 4)], 500),
+    }
+
+
+def _asks(prompts: Sequence[tuple[int, ...]], first_seed: int) -> list[Ask]:
+    params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
+    return [
+        Ask(prompt, evolve(params, temperature=0.8 * (i % 2), seed=first_seed + i)) for i, prompt in enumerate(prompts)
+    ]
+
+
+def continued(ask: Ask, output: Sequence[int]) -> Ask:
+    """A request whose prompt is another's prompt and output, and one token more."""
+    return Ask((*ask.prompt, *output, 4), evolve(ask.params, seed=1000 + (ask.params.seed or 0)))
+
+
+def run_in_turn(llm: LLM, asked: Sequence[Ask], journal: Journal) -> Run:
+    """In one engine, each when the one before it has ended."""
+    runs = [run_engine(llm, [ask], journal) for ask in asked]
+    return Run(
+        journal, [output for run in runs for output in run.outputs], num_cached=sum(run.num_cached for run in runs)
+    )

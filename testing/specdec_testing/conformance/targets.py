@@ -1,0 +1,51 @@
+"""Random targets, and what they say without speculation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from attrs import frozen
+
+from specdec_core.plugins import Plugins
+from specdec_testing.conformance import beginnings, workload
+from specdec_testing.conformance.recording import Journal
+from specdec_testing.conformance.runs import make_llm, quietly, run_engine
+from specdec_testing.conformance.subject import Subject
+from specdec_testing.conformance.workload import Ask
+
+
+@frozen(eq=False)
+class Target:
+    """A target's folder, and what it says without speculation: {ask: output}. alike: asks that begin alike, by what
+    they are for (`beginnings`)."""
+
+    folder: Path
+    outputs: Mapping[Ask, list[int]]
+    alike: Mapping[str, Sequence[Ask]]
+
+
+class Targets:
+    """One target for each way of making them: kits that share it share the outputs, too."""
+
+    def __init__(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self._factory = tmp_path_factory
+        self._made: dict[Callable[[Path], Path], Target] = {}
+
+    def of(self, subject: Subject) -> Target:
+        if subject.make_target not in self._made:
+            folder = subject.make_target(self._factory.mktemp("target"))
+            llm, alike = make_llm(folder, quietly(Plugins.load), None), beginnings.asks()
+            outputs: dict[Ask, list[int]] = {}
+
+            def hear(asked: Sequence[Ask]) -> None:
+                asked = [workload.plain(ask) for ask in asked]
+                outputs.update(zip(asked, run_engine(llm, asked, Journal()).outputs, strict=True))
+
+            hear([*workload.asks(0.0, 100, 1), *workload.asks(0.8, 200, 1), *chain(*alike.values())])
+            alike["prefix"] += [beginnings.continued(ask, outputs[ask]) for ask in alike["prefix"][:1]]
+            hear(alike["prefix"][-1:])
+            self._made[subject.make_target] = Target(folder, outputs, alike)
+        return self._made[subject.make_target]

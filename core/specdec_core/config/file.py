@@ -91,27 +91,16 @@ def _yaml(text: str) -> Any:
         if id(node) not in sizes:
             sizes[id(node)] = 1  # for a node that holds itself
             if isinstance(node, yaml.MappingNode):
+                _refuse_repeated(key for key, _ in node.value if isinstance(key, yaml.ScalarNode))
                 sizes[id(node)] += sum(map(num_values, chain.from_iterable(node.value)))
             elif isinstance(node, yaml.SequenceNode):
                 sizes[id(node)] += sum(map(num_values, node.value))
         return sizes[id(node)]
 
-    root = yaml.compose(text, yaml.SafeLoader)
-    if num_values(root) > MOST_VALUES:
+    if num_values(yaml.compose(text, yaml.SafeLoader)) > MOST_VALUES:
         raise ValueError(
             f"it holds more than {MOST_VALUES} values, those behind aliases counted each time: write fewer"
         )
-    waiting, seen = [root], set()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen:  # an alias
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.MappingNode):
-            _refuse_repeated(key for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-            waiting.extend(value for _, value in node.value)
-        elif isinstance(node, yaml.SequenceNode):
-            waiting.extend(node.value)
     return yaml.safe_load(text)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +17,7 @@ from specdec_core.config.fields import (
     flag,
     not_yet,
     number,
+    option,
     strings,
     token_ids,
     unknown_key,
@@ -72,6 +73,10 @@ def _stop_token_ids(value: Any) -> tuple[int, ...]:
     return () if value is None else token_ids("stop_token_ids", value)
 
 
+_whole, _real = partial(option, convert=as_whole), partial(option, convert=as_float)
+"""Options that take numbers of any kind."""
+
+
 def _naming_unknown_keys(cls: type[T]) -> type[T]:
     """An unknown keyword raises ConfigError, with the nearest one, where Python would raise TypeError."""
     init = cls.__init__
@@ -98,56 +103,37 @@ class SamplingParams:
     presence_penalty, temperature, min_p, top_k, top_p.
     """
 
-    n: int = field(
-        default=1,
-        converter=as_whole,
-        validator=whole_number(1, MOST_COMPLETIONS),
-        metadata={"help": "Completions of the prompt, each with a seed of its own."},
+    n: int = _whole(
+        whole_number(1, MOST_COMPLETIONS), "Completions of the prompt, each with a seed of its own.", default=1
     )
-    temperature: float = field(
+    temperature: float = _real(
+        number(0.0, 100.0),
+        "Divides the logits before a token is drawn. 0 and all below 1e-5 are greedy decoding.",
         default=1.0,
-        converter=as_float,
-        validator=number(0.0, 100.0),
-        metadata={"help": "Divides the logits before a token is drawn. 0 and all below 1e-5 are greedy decoding."},
     )
-    top_p: float = field(
+    top_p: float = _real(
+        number(0.0, 1.0, low_open=True),
+        "Sample among the most probable tokens that together have this probability. 1: among all.",
         default=1.0,
-        converter=as_float,
-        validator=number(0.0, 1.0, low_open=True),
-        metadata={"help": "Sample among the most probable tokens that together have this probability. 1: among all."},
     )
-    top_k: int = field(
-        default=0,
-        converter=as_whole,
-        validator=whole_number(-1, 2**31),
-        metadata={"help": "Sample among this many of the most probable tokens. 0 or -1: among all."},
+    top_k: int = _whole(
+        whole_number(-1, 2**31), "Sample among this many of the most probable tokens. 0 or -1: among all.", default=0
     )
-    min_p: float = field(
+    min_p: float = _real(
+        number(0.0, 1.0),
+        "Sample among tokens at least this many times as probable as the most probable one.",
         default=0.0,
-        converter=as_float,
-        validator=number(0.0, 1.0),
-        metadata={"help": "Sample among tokens at least this many times as probable as the most probable one."},
     )
-    repetition_penalty: float = field(
+    repetition_penalty: float = _real(
+        number(1 / LARGEST_REPETITION_PENALTY, LARGEST_REPETITION_PENALTY),
+        "Divides the positive logits of tokens that prompt or output have, and multiplies their negative ones.",
         default=1.0,
-        converter=as_float,
-        validator=number(1 / LARGEST_REPETITION_PENALTY, LARGEST_REPETITION_PENALTY),
-        metadata={
-            "help": "Divides the positive logits of tokens that prompt or output have, and multiplies their negative "
-            "ones."
-        },
     )
-    presence_penalty: float = field(
-        default=0.0,
-        converter=as_float,
-        validator=number(-2.0, 2.0),
-        metadata={"help": "Subtracted from the logit of every token that the output has."},
+    presence_penalty: float = _real(
+        number(-2.0, 2.0), "Subtracted from the logit of every token that the output has.", default=0.0
     )
-    frequency_penalty: float = field(
-        default=0.0,
-        converter=as_float,
-        validator=number(-2.0, 2.0),
-        metadata={"help": "Subtracted from a token's logit once for each time that the output has it."},
+    frequency_penalty: float = _real(
+        number(-2.0, 2.0), "Subtracted from a token's logit once for each time that the output has it.", default=0.0
     )
     logit_bias: dict[int, float] | None = field(
         default=None,
@@ -181,26 +167,20 @@ class SamplingParams:
             "allowed": "callables (logits, token_ids) -> logits",
         },
     )
-    seed: int | None = field(
-        default=None,
-        converter=as_whole,
-        validator=whole_number(-(2**63), 2**63 - 1, optional=True),
-        metadata={
-            "help": "Makes a completion reproducible, whatever else runs beside it. None: drawn from the engine's seed "
-            "when the request is submitted."
-        },
+    seed: int | None = _whole(
+        whole_number(-(2**63), 2**63 - 1, optional=True),
+        "Makes a completion reproducible, whatever else runs beside it. None: drawn from the engine's seed when the "
+        "request is submitted.",
     )
-    max_tokens: int | None = field(
+    max_tokens: int | None = _whole(
+        whole_number(1, 2**31, optional=True),
+        "Most tokens of the output. None: as many as the engine's max_model_len leaves room for.",
         default=16,
-        converter=as_whole,
-        validator=whole_number(1, 2**31, optional=True),
-        metadata={"help": "Most tokens of the output. None: as many as the engine's max_model_len leaves room for."},
     )
-    min_tokens: int = field(
+    min_tokens: int = _whole(
+        whole_number(0, 2**31),
+        "No end-of-sequence token, stop token or stop string ends a shorter output, in tokens.",
         default=0,
-        converter=as_whole,
-        validator=whole_number(0, 2**31),
-        metadata={"help": "No end-of-sequence token, stop token or stop string ends a shorter output, in tokens."},
     )
     stop: tuple[str, ...] = field(
         default=(),
@@ -215,51 +195,30 @@ class SamplingParams:
             "allowed": "token ids, or None",
         },
     )
-    include_stop_str_in_output: bool = field(
-        default=False,
-        validator=flag,
-        metadata={"help": "Keep in the text the string or token that ended the output. The token ids always have it."},
+    include_stop_str_in_output: bool = option(
+        flag, "Keep in the text the string or token that ended the output. The token ids always have it.", default=False
     )
-    ignore_eos: bool = field(
-        default=False, validator=flag, metadata={"help": "Go on after the model's end-of-sequence tokens."}
+    ignore_eos: bool = option(flag, "Go on after the model's end-of-sequence tokens.", default=False)
+    logprobs: int | None = _whole(
+        whole_number(-1, 2**31, optional=True),
+        "Give the logprobs of each output token and of this many of the most probable ones, by the target's unchanged "
+        "logits. -1: of all tokens. None: no logprobs.",
     )
-    logprobs: int | None = field(
-        default=None,
-        converter=as_whole,
-        validator=whole_number(-1, 2**31, optional=True),
-        metadata={
-            "help": "Give the logprobs of each output token and of this many of the most probable ones, by the "
-            "target's unchanged logits. -1: of all tokens. None: no logprobs."
-        },
+    prompt_logprobs: int | None = _whole(
+        whole_number(-1, 2**31, optional=True), "The same as logprobs, for each token of the prompt but its first."
     )
-    prompt_logprobs: int | None = field(
-        default=None,
-        converter=as_whole,
-        validator=whole_number(-1, 2**31, optional=True),
-        metadata={"help": "The same as logprobs, for each token of the prompt but its first."},
-    )
-    detokenize: bool = field(
-        default=True, validator=flag, metadata={"help": "Decode the output to text. False: give its token ids alone."}
-    )
-    skip_special_tokens: bool = field(
-        default=True, validator=flag, metadata={"help": "Leave special tokens out of the text."}
-    )
-    num_speculative_tokens: int | None = field(
-        default=None,
-        converter=as_whole,
-        validator=whole_number(0, MOST_DRAFT_TOKENS, optional=True),
-        metadata={
-            "help": "Most draft tokens of this request in a step, no more than the engine's number. 0: plain decoding. "
-            "None: the engine's number."
-        },
+    detokenize: bool = option(flag, "Decode the output to text. False: give its token ids alone.", default=True)
+    skip_special_tokens: bool = option(flag, "Leave special tokens out of the text.", default=True)
+    num_speculative_tokens: int | None = _whole(
+        whole_number(0, MOST_DRAFT_TOKENS, optional=True),
+        "Most draft tokens of this request in a step, no more than the engine's number. 0: plain decoding. None: the "
+        "engine's number.",
     )
 
     # Known from vLLM. What would change something is refused.
-    structured_outputs: Any = field(default=None, validator=not_yet(None), metadata={"help": "Not supported yet."})
-    truncate_prompt_tokens: Any = field(default=None, validator=not_yet(None), metadata={"help": "Not supported yet."})
-    spaces_between_special_tokens: bool = field(
-        default=True, validator=not_yet(True), metadata={"help": "Not supported yet."}
-    )
+    structured_outputs: Any = option(not_yet(None), "Not supported yet.")
+    truncate_prompt_tokens: Any = option(not_yet(None), "Not supported yet.")
+    spaces_between_special_tokens: bool = option(not_yet(True), "Not supported yet.", default=True)
 
     def __attrs_post_init__(self) -> None:
         if self.stop and not self.detokenize:

@@ -15,11 +15,12 @@ from specdec_core.config.fields import (
     not_yet,
     number,
     one_of,
+    option,
     text,
     unknown_key,
     whole_number,
 )
-from specdec_core.config.hashing import UNHASHED, config_hash
+from specdec_core.config.hashing import config_hash
 from specdec_core.config.options import PARSED, is_key
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.errors import ConfigError
@@ -42,51 +43,37 @@ class DraftModelConfig:
     """The keys of methods that load a draft checkpoint: their config classes inherit from this one."""
 
     model: str | Path = field(
-        validator=checkpoint(),
+        validator=checkpoint,
         metadata={
             "help": "The draft: a folder, or a name on the model hub. Left out, it is the folder drafts/METHOD in the "
             "target's folder."
         },
     )
-    revision: str | None = field(
-        default=None,
-        validator=text(optional=True),
-        metadata={"help": "Branch, tag or commit of the draft's repository on the hub. None: its main branch."},
+    revision: str | None = option(
+        text(optional=True), "Branch, tag or commit of the draft's repository on the hub. None: its main branch."
     )
-    code_revision: str | None = field(
-        default=None,
-        validator=text(optional=True),
-        metadata={
-            "help": "Branch, tag or commit of the draft's code, where that has a repository of its own and the "
-            "engine's trust_remote_code allows it. None: its main branch."
-        },
+    code_revision: str | None = option(
+        text(optional=True),
+        "Branch, tag or commit of the draft's code, where that has a repository of its own and the engine's "
+        "trust_remote_code allows it. None: its main branch.",
     )
-    quantization: Any = field(
-        default=None,
-        metadata={
-            "help": "How to quantize the draft's weights, written as the engine's quantization. None: they stay as the "
-            "checkpoint has them, quantized or not.",
-            "allowed": "a name, a mapping or an object, or None",
-        },
+    quantization: Any = option(
+        None,
+        "How to quantize the draft's weights, written as the engine's quantization. None: they stay as the checkpoint "
+        "has them, quantized or not.",
+        allowed="a name, a mapping or an object, or None",
     )
-    max_model_len: int | None = field(
-        default=None,
-        validator=whole_number(1, optional=True),
-        metadata={
-            "help": "A request is drafted for up to this many tokens, prompt and output together. None: as far as the "
-            "target and the draft both go."
-        },
+    max_model_len: int | None = option(
+        whole_number(1, optional=True),
+        "A request is drafted for up to this many tokens, prompt and output together. None: as far as the target and "
+        "the draft both go.",
     )
-    draft_tensor_parallel_size: int = field(
-        default=1,
-        validator=not_yet(1),
-        metadata={"help": "Number of GPUs that share each layer of the draft.", **UNHASHED},
+    draft_tensor_parallel_size: int = option(
+        not_yet(1), "Number of GPUs that share each layer of the draft.", default=1, hashed=False
     )
-    enforce_eager: bool = field(
-        default=False, validator=flag, metadata={"help": "Changes nothing: there are no CUDA graphs yet.", **UNHASHED}
-    )
-    disable_padded_drafter_batch: bool = field(
-        default=False, validator=flag, metadata={"help": "Changes nothing: drafts are not padded.", **UNHASHED}
+    enforce_eager: bool = option(flag, "Changes nothing: there are no CUDA graphs yet.", default=False, hashed=False)
+    disable_padded_drafter_batch: bool = option(
+        flag, "Changes nothing: drafts are not padded.", default=False, hashed=False
     )
 
     def checked_max_model_len(self, target_len: int, draft_len: int | None = None) -> int:
@@ -110,13 +97,11 @@ class DraftModelConfig:
 class DraftSamplingConfig:
     """The key of methods that have distributions to draw from: their config classes inherit from this one."""
 
-    draft_sample_method: str = field(
+    draft_sample_method: str = option(
+        one_of(GREEDY, PROBABILISTIC),
+        "'greedy' drafts the most probable tokens. 'probabilistic' draws them from the draft's distribution at the "
+        "request's temperature, siblings without replacement.",
         default=GREEDY,
-        validator=one_of(GREEDY, PROBABILISTIC),
-        metadata={
-            "help": "'greedy' drafts the most probable tokens. 'probabilistic' draws them from the draft's "
-            "distribution at the request's temperature, siblings without replacement."
-        },
     )
 
 
@@ -159,14 +144,10 @@ class DraftTreeConfig:
 class DraftWindowConfig:
     """The key of methods whose drafts have attention layers: their config classes inherit from this one."""
 
-    draft_window: int | None = field(
-        default=None,
-        validator=whole_number(1, optional=True),
-        metadata={
-            "help": "In each attention layer of the draft, a token sees only this many positions: its own and those "
-            "just before it, draft tokens among them. None: all of them. A layer with a smaller window of its own "
-            "keeps that."
-        },
+    draft_window: int | None = option(
+        whole_number(1, optional=True),
+        "In each attention layer of the draft, a token sees only this many positions: its own and those just before "
+        "it, draft tokens among them. None: all of them. A layer with a smaller window of its own keeps that.",
     )
 
 
@@ -192,26 +173,18 @@ class DraftStopConfig:
     """The keys of methods that can stop drafting where more is expected to cost more than it gains: their config
     classes inherit from this one."""
 
-    adaptive_draft_length: bool = field(
-        default=False,
-        validator=flag,
-        metadata={"help": "End a request's draft where another level is expected to cost more than it gains."},
+    adaptive_draft_length: bool = option(
+        flag, "End a request's draft where another level is expected to cost more than it gains.", default=False
     )
-    draft_level_cost: float | None = field(
-        default=None,
-        validator=_COST,
-        metadata={
-            "help": "What drafting another level of nodes costs, in forward passes of the target over one token. None: "
-            "measured. Give it together with draft_node_cost."
-        },
+    draft_level_cost: float | None = option(
+        _COST,
+        "What drafting another level of nodes costs, in forward passes of the target over one token. None: measured. "
+        "Give it together with draft_node_cost.",
     )
-    draft_node_cost: float | None = field(
-        default=None,
-        validator=Check(_both_costs, _COST.allowed),
-        metadata={
-            "help": "What verifying another node costs, in forward passes of the target over one token. None: "
-            "measured. Give it together with draft_level_cost."
-        },
+    draft_node_cost: float | None = option(
+        Check(_both_costs, _COST.allowed),
+        "What verifying another node costs, in forward passes of the target over one token. None: measured. Give it "
+        "together with draft_level_cost.",
     )
 
 
@@ -233,19 +206,15 @@ class SpeculativeConfig:
             "it."
         },
     )
-    disable_by_batch_size: int | None = field(
-        default=None,
-        validator=whole_number(1, MOST_DRAFT_TOKENS, optional=True),
-        metadata={"help": "Draft nothing while more requests than this are running. None: draft however many run."},
+    disable_by_batch_size: int | None = option(
+        whole_number(1, MOST_DRAFT_TOKENS, optional=True),
+        "Draft nothing while more requests than this are running. None: draft however many run.",
     )
-    verifier: str = field(
+    verifier: str = option(
+        text(),
+        "The rule that decides which draft tokens are accepted. 'auto': a lossless one that fits the draft.",
         default=AUTO,
-        validator=text(),
-        metadata={
-            "help": "The rule that decides which draft tokens are accepted. 'auto': a lossless one that fits the "
-            "draft.",
-            "allowed": "'auto' or a verifier's name",
-        },
+        allowed="'auto' or a verifier's name",
     )
     options: Any = field(default=None, metadata={"help": "The method's own keys, as its config class.", **PARSED})
     verifier_options: Any = field(

@@ -133,9 +133,7 @@ class Plan:
     taps: tuple[str, ...] = ()  # "input.i": residual stream before layer i, or after the last; "final": normed
     kv_layout: KVLayout | None = None
     scratch_slots: int = 0  # draft KV slots beyond the final ones, counted from the root's
-    lookahead: int = (
-        0  # how many later tokens a slot of the kv_layout depends on (EAGLE: 1, the next token's embedding)
-    )
+    lookahead: int = 0  # how many later tokens a slot of the kv_layout depends on (EAGLE: 1, the next token)
     weight_bytes: int = 0
     observes: bool = True  # False: `observe` is never called and no features are gathered
     top_tokens: int = 0  # how many of the target's likeliest tokens to observe at each root and node

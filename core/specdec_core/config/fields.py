@@ -40,18 +40,12 @@ class Check:
 
 
 def option(
-    check: Check | None,
-    description: str,
-    default: Any = None,
-    *,
-    allowed: str = "",
-    convert: Callable[[Any], Any] | None = None,
-    hashed: bool = True,
+    check: Check | None, description: str, default: Any = None, *, allowed: str = "", hashed: bool = True, **others: Any
 ) -> Any:
     """A field of an attrs class that has a default. allowed: the values it takes, unless the check says so. hashed:
-    whether it changes what is computed."""
+    whether it changes what is computed. others: of attrs' field."""
     metadata = {"help": description, "allowed": allowed, **({} if hashed else UNHASHED)}
-    return field(default=default, converter=convert, validator=check, metadata=metadata)
+    return field(default=default, validator=check, metadata=metadata, **others)
 
 
 def _check(fault: Callable[[Any], str], allowed: str, *, optional: bool = False) -> Check:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attrs import evolve, field, fields, frozen
+from attrs import evolve, fields, frozen
+from attrs.converters import optional
 
 from specdec_core.config.fields import (
     as_float,
@@ -49,31 +50,7 @@ refused later have logits too. Logits of -inf forbid tokens; NaN or +inf fail th
 T = TypeVar("T")
 
 
-def _logit_bias(value: Any) -> dict[int, float] | None:
-    return biases("logit_bias", value)
-
-
-def _allowed_token_ids(value: Any) -> tuple[int, ...] | None:
-    return None if value is None else token_ids("allowed_token_ids", value)
-
-
-def _bad_words(value: Any) -> tuple[str, ...]:
-    return strings("bad_words", value)
-
-
-def _logits_processors(value: Any) -> tuple[LogitsProcessor, ...]:
-    return callables("logits_processors", value)
-
-
-def _stop(value: Any) -> tuple[str, ...]:
-    return strings("stop", value)
-
-
-def _stop_token_ids(value: Any) -> tuple[int, ...]:
-    return () if value is None else token_ids("stop_token_ids", value)
-
-
-_whole, _real = partial(option, convert=as_whole), partial(option, convert=as_float)
+_whole, _real = partial(option, converter=as_whole), partial(option, converter=as_float)
 """Options that take numbers of any kind."""
 
 
@@ -135,37 +112,34 @@ class SamplingParams:
     frequency_penalty: float = _real(
         number(-2.0, 2.0), "Subtracted from a token's logit once for each time that the output has it.", default=0.0
     )
-    logit_bias: dict[int, float] | None = field(
-        default=None,
-        converter=_logit_bias,
+    logit_bias: Mapping[int, float] | None = option(
+        None,
+        "Added to the logits of these tokens.",
+        allowed="a dict from token ids to numbers in [-100, 100], or None",
+        converter=partial(biases, "logit_bias"),
         hash=False,
-        metadata={
-            "help": "Added to the logits of these tokens.",
-            "allowed": "a dict from token ids to numbers in [-100, 100], or None",
-        },
     )
-    allowed_token_ids: tuple[int, ...] | None = field(
-        default=None,
-        converter=_allowed_token_ids,
-        metadata={"help": "Only these tokens may be drawn. None: all may.", "allowed": "token ids, or None"},
+    allowed_token_ids: Sequence[int] | None = option(
+        None,
+        "Only these tokens may be drawn. None: all may.",
+        allowed="token ids, or None",
+        converter=optional(partial(token_ids, "allowed_token_ids")),
     )
-    bad_words: tuple[str, ...] = field(
+    bad_words: Sequence[str] = option(
+        None,
+        "The output never has one of these, with or without a space before it: the last token of each is forbidden "
+        "where the output ends with the others.",
         default=(),
-        converter=_bad_words,
-        metadata={
-            "help": "The output never has one of these, with or without a space before it: the last token of each is "
-            "forbidden where the output ends with the others.",
-            "allowed": "a string, or several",
-        },
+        allowed="a string, or several",
+        converter=partial(strings, "bad_words"),
     )
-    logits_processors: tuple[LogitsProcessor, ...] = field(
+    logits_processors: Sequence[LogitsProcessor] = option(
+        None,
+        "Pure functions that change the logits of one position, given the token ids up to it.",
         default=(),
-        converter=_logits_processors,
+        allowed="callables (logits, token_ids) -> logits",
+        converter=partial(callables, "logits_processors"),
         hash=False,
-        metadata={
-            "help": "Pure functions that change the logits of one position, given the token ids up to it.",
-            "allowed": "callables (logits, token_ids) -> logits",
-        },
     )
     seed: int | None = _whole(
         whole_number(-(2**63), 2**63 - 1, optional=True),
@@ -182,18 +156,19 @@ class SamplingParams:
         "No end-of-sequence token, stop token or stop string ends a shorter output, in tokens.",
         default=0,
     )
-    stop: tuple[str, ...] = field(
+    stop: Sequence[str] = option(
+        None,
+        "The output ends where its text has one of these.",
         default=(),
-        converter=_stop,
-        metadata={"help": "The output ends where its text has one of these.", "allowed": "a string, or several"},
+        allowed="a string, or several",
+        converter=partial(strings, "stop"),
     )
-    stop_token_ids: tuple[int, ...] = field(
+    stop_token_ids: Sequence[int] = option(
+        None,
+        "The output ends at one of these, or at the model's own end-of-sequence tokens.",
         default=(),
-        converter=_stop_token_ids,
-        metadata={
-            "help": "The output ends at one of these, or at the model's own end-of-sequence tokens.",
-            "allowed": "token ids, or None",
-        },
+        allowed="token ids, or None",
+        converter=lambda value: () if value is None else token_ids("stop_token_ids", value),
     )
     include_stop_str_in_output: bool = option(
         flag, "Keep in the text the string or token that ended the output. The token ids always have it.", default=False

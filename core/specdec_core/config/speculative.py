@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import Attribute, field, fields, frozen
+from attrs.converters import optional
 
 from specdec_core.config.fields import (
     Check,
@@ -105,23 +106,17 @@ class DraftSamplingConfig:
     )
 
 
-def _parsed_tree(given: Any) -> TokenTree | None:
-    return None if given is None else TokenTree.parse(given)
-
-
 @frozen(kw_only=True, slots=False)
 class DraftTreeConfig:
     """The key of methods that draft trees of a shape that users may write down: their config classes inherit from this
     one. Without a shape, drafts are chains, or whatever else the method drafts."""
 
-    speculative_token_tree: TokenTree | None = field(
-        default=None,
-        converter=_parsed_tree,
-        metadata={
-            "help": "Shape of the drafts, as paths below the root: [(0,), (1,), (0, 0)] is the two most probable first "
-            "tokens, and the most probable one after the first of them. None: chains, or the method's own trees.",
-            "allowed": "a list of paths, or that as text, or None",
-        },
+    speculative_token_tree: TokenTree | None = option(
+        None,
+        "Shape of the drafts, as paths below the root: [(0,), (1,), (0, 0)] is the two most probable first tokens, and "
+        "the most probable one after the first of them. None: chains, or the method's own trees.",
+        allowed="a list of paths, or that as text, or None",
+        converter=optional(TokenTree.parse),
     )
 
     def default_num_speculative_tokens(self, device: torch.device) -> int:

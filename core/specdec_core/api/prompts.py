@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 from transformers import AutoTokenizer
 
 from specdec_core.config.engine import EngineConfig
-from specdec_core.config.fields import shown, unknown_key
+from specdec_core.config.fields import refuse_unknown, shown
 from specdec_core.errors import ConfigError
 from specdec_core.models.load import refuse_revision, resolve_model
 
@@ -71,9 +71,7 @@ class PromptReader:
     def _read_one(self, prompt: Prompt) -> TokenizedPrompt:
         given: Mapping[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else prompt
         if isinstance(given, Mapping):
-            for key in given:
-                if key not in PROMPT_KEYS:
-                    raise unknown_key(key, PROMPT_KEYS, "a prompt")
+            refuse_unknown(given, PROMPT_KEYS, "a prompt")
         rest = {key: value for key, value in given.items() if key != "cache_salt"} if isinstance(given, Mapping) else {}
         if len(rest) != 1 or not isinstance(rest.get("prompt", ""), str):
             raise ConfigError(

@@ -7,24 +7,22 @@ from collections.abc import Mapping, Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
-from attrs import Attribute, Factory, field, fields, frozen
+from attrs import Factory, field, fields_dict, frozen
 
 from specdec_core.config.fields import (
-    Check,
     checkpoint,
     flag,
+    must,
     not_yet,
     number,
     one_of,
     option,
     options,
-    shown,
     text,
     unknown_key,
     whole_number,
 )
 from specdec_core.config.hashing import config_hash
-from specdec_core.errors import ConfigError
 
 DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
@@ -35,14 +33,6 @@ def _dtype_name(value: Any) -> Any:
         return value
     name = str(value).removeprefix("torch.")
     return DTYPE_ALIASES.get(name, name)
-
-
-def _metrics_prefix(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-    if not isinstance(value, str) or not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", value):
-        raise ConfigError(
-            f"{attribute.name}={shown(value)} does not begin a metric's name: give letters, digits and _, such as "
-            f"'vllm'"
-        )
 
 
 @frozen(kw_only=True)
@@ -138,7 +128,11 @@ class EngineConfig:
         hashed=False,
     )
     metrics_prefix: str = option(
-        Check(_metrics_prefix, "letters, digits and _"),
+        must(
+            lambda value: isinstance(value, str) and re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", value),
+            "does not begin a metric's name: give letters, digits and _, such as 'vllm'",
+            "letters, digits and _",
+        ),
         "The names of metrics begin with it. 'vllm' gives existing dashboards the names they know.",
         default="specdec",
         hashed=False,
@@ -147,10 +141,10 @@ class EngineConfig:
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], other_keys: AbstractSet[str] = frozenset()) -> EngineConfig:
         """other_keys: the caller's own, for the error about an unknown key."""
-        known = {attribute.name for attribute in fields(cls)}
+        own = fields_dict(cls)
         for key in mapping:
-            if key not in known:
-                raise unknown_key(key, known | other_keys, "LLM")
+            if key not in own:
+                raise unknown_key(key, own.keys() | other_keys, "LLM")
         return cls(**mapping)
 
     def compute_hash(self) -> str:

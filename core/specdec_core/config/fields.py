@@ -7,7 +7,7 @@ Plugins use them for their own keys of speculative_config, and describe each key
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import suppress
 from difflib import get_close_matches
 from math import inf
@@ -59,7 +59,8 @@ def _check(fault: Callable[[Any], str], allowed: str, *, optional: bool = False)
     return Check(check, allowed + or_none)
 
 
-def _must(hold: Callable[[Any], object], fault: str, allowed: str, *, optional: bool = False) -> Check:
+def must(hold: Callable[[Any], object], fault: str, allowed: str, *, optional: bool = False) -> Check:
+    """`hold` must hold of a value. fault: what is wrong and what to give where it does not."""
     return _check(lambda value: "" if hold(value) else fault, allowed, optional=optional)
 
 
@@ -91,14 +92,14 @@ def number(low: float, high: float, *, low_open: bool = False, optional: bool = 
     return _check(fault, f"a number in {bracket}{low:g}, {high:g}]", optional=optional)
 
 
-flag = _must(lambda value: isinstance(value, bool), "must be True or False", "True or False")
+flag = must(lambda value: isinstance(value, bool), "must be True or False", "True or False")
 """True or False; numbers and text are refused."""
 
 
 def one_of(*allowed: Any) -> Check:
     """One of these values."""
     names = " or ".join(map(repr, allowed))
-    return _must(
+    return must(
         lambda value: any(isinstance(value, type(each)) and value == each for each in allowed),
         f"is not known: give {names}",
         names,
@@ -108,10 +109,10 @@ def one_of(*allowed: Any) -> Check:
 def text(*, optional: bool = False) -> Check:
     """A string that is not empty; with optional, None too."""
     fault = "must be text that is not empty"
-    return _must(lambda value: isinstance(value, str) and value, fault, "text", optional=optional)
+    return must(lambda value: isinstance(value, str) and value, fault, "text", optional=optional)
 
 
-checkpoint = _must(
+checkpoint = must(
     lambda value: isinstance(value, str | Path) and str(value), "must be a folder or a name", "a folder or a name"
 )
 """A folder with a checkpoint, or a name on the model hub. It is not looked for."""
@@ -119,14 +120,14 @@ checkpoint = _must(
 
 def not_yet(default: Any) -> Check:
     """The default alone, so far: for names that are known from elsewhere."""
-    return _must(
+    return must(
         lambda value: value is default or (is_number(value) and value == default),
         f"is not supported yet: leave it out, or give {default}",
         repr(default),
     )
 
 
-options = _must(
+options = must(
     lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
     "must be a dict from names of options to their values",
     "a dict from names of options to their values",
@@ -189,6 +190,13 @@ def unknown_key(key: object, known: AbstractSet[str], where: str) -> ConfigError
     near = get_close_matches(str(key), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "remove it."
     return ConfigError(f"{where} has no key {shown(key)}: {hint} The keys are {', '.join(sorted(known))}")
+
+
+def refuse_unknown(keys: Iterable[object], known: AbstractSet[str], where: str) -> None:
+    """Raises ConfigError for the first key that is not known."""
+    for key in keys:
+        if key not in known:
+            raise unknown_key(key, known, where)
 
 
 def as_float(value: Any) -> Any:

@@ -7,7 +7,7 @@ from functools import partial, wraps
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attrs import evolve, fields, frozen
+from attrs import evolve, fields_dict, frozen
 from attrs.converters import optional
 
 from specdec_core.config.fields import (
@@ -19,9 +19,9 @@ from specdec_core.config.fields import (
     not_yet,
     number,
     option,
+    refuse_unknown,
     strings,
     token_ids,
-    unknown_key,
     whole_number,
 )
 from specdec_core.config.speculative import MOST_DRAFT_TOKENS
@@ -57,13 +57,10 @@ _whole, _real = partial(option, converter=as_whole), partial(option, converter=a
 def _naming_unknown_keys(cls: type[T]) -> type[T]:
     """An unknown keyword raises ConfigError, with the nearest one, where Python would raise TypeError."""
     init = cls.__init__
-    known = {attribute.name for attribute in fields(cls)}  # type: ignore[arg-type]
 
     @wraps(init)
     def checked(self: T, **keywords: Any) -> None:
-        for key in keywords:
-            if key not in known:
-                raise unknown_key(key, known, cls.__name__)
+        refuse_unknown(keywords, fields_dict(cls).keys(), cls.__name__)  # type: ignore[arg-type]
         init(self, **keywords)
 
     cls.__init__ = checked  # type: ignore[assignment]

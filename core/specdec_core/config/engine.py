@@ -147,6 +147,4 @@ class EngineConfig:
                 raise unknown_key(key, own.keys() | other_keys, "LLM")
         return cls(**mapping)
 
-    def compute_hash(self) -> str:
-        """A hex digest of what changes the computation, the same in every process."""
-        return config_hash(self)
+    compute_hash = config_hash

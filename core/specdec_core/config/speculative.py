@@ -255,9 +255,7 @@ class SpeculativeConfig:
             rest["num_speculative_tokens"] = default_num_speculative_tokens(options)
         return cls(**rest, options=options, verifier_options=verifier_options)
 
-    def compute_hash(self) -> str:
-        """A hex digest of what changes the computation, the same in every process."""
-        return config_hash(self)
+    compute_hash = config_hash
 
 
 def _foreign_key(key: object, known: AbstractSet[str], where: str) -> ConfigError:

@@ -68,10 +68,8 @@ def find(builtins: Iterable[str], modules: Iterable[str] = ()) -> list[Plugin]:
     A distribution that lies on sys.path twice (an editable install and a wheel, say) counts once, as the one that an
     import would find.
     """
-    found = [
-        Plugin(module.rpartition(".")[2], "specdec-core", specdec_core.__version__, module, builtin=True)
-        for module in builtins
-    ]
+    core = ("specdec-core", specdec_core.__version__)
+    found = [Plugin(module.rpartition(".")[2], *core, module, builtin=True) for module in builtins]
     found += [Plugin(module, module, "(not installed)", module, builtin=True) for module in modules]
     entries = []
     for entry in importlib.metadata.entry_points(group=GROUP):

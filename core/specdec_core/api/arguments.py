@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import fields, frozen
+from attrs import fields_dict, frozen
 
 from specdec_core.api.old_vllm_arguments import OLD_KEYS, bracketed, unbracketed, without_old_keys
 from specdec_core.api.prompts import load_tokenizer
@@ -99,7 +99,7 @@ def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:
         checkpoint = Checkpoint(str(mapping["model"]), mapping.get("revision"))
         mapping = {"method": plugins.detect(checkpoint.config, checkpoint.shapes).name, **mapping}
     method = plugins.proposer(mapping["method"])
-    if mapping.get("model") is None and "model" in {attribute.name for attribute in fields(method.config)}:
+    if mapping.get("model") is None and "model" in fields_dict(method.config):
         mapping["model"] = _shipped(method, target, mapping.get("revision"))
     return mapping
 

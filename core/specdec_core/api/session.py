@@ -57,13 +57,9 @@ class Session:
             for prompt, params in zip(prompts, _one_each(sampling_params, len(prompts)), strict=True):
                 submitted.append([])
                 for index in range(params.n):
-                    listen = partial(listener, len(submitted) - 1, index)
+                    listen, sample = partial(listener, len(submitted) - 1, index), params.of_sample(index)
                     request_id = self.engine.add_request(
-                        prompt.token_ids,
-                        params.of_sample(index),
-                        listen,
-                        is_streamed=is_streamed,
-                        cache_salt=prompt.cache_salt,
+                        prompt.token_ids, sample, listen, is_streamed=is_streamed, cache_salt=prompt.cache_salt
                     )
                     submitted[-1].append(request_id)
         except BaseException:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import Attribute, field, fields, frozen
+from attrs import Attribute, field, fields, fields_dict, frozen
 from attrs.converters import optional
 
 from specdec_core.config.fields import (
@@ -80,9 +80,8 @@ class DraftModelConfig:
     def checked_max_model_len(self, target_len: int, draft_len: int | None = None) -> int:
         """How far the draft goes: as far as both models can, unless it is told. draft_len: None for a draft that goes
         as far as the target. Raises ConfigError if it is told to go further."""
-        longest = {"the target": target_len}
-        if draft_len is not None:
-            longest = {"the draft model": draft_len, **longest}
+        longest = {} if draft_len is None else {"the draft model": draft_len}
+        longest["the target"] = target_len
         if self.max_model_len is None:
             return min(longest.values())
         for whose, most in longest.items():
@@ -211,10 +210,8 @@ class SpeculativeConfig:
         default=AUTO,
         allowed="'auto' or a verifier's name",
     )
-    options: Any = field(default=None, metadata={"help": "The method's own keys, as its config class.", **PARSED})
-    verifier_options: Any = field(
-        default=None, metadata={"help": "The verifier's own keys, as its config class.", **PARSED}
-    )
+    options: Any = field(default=None, metadata=PARSED)  # the method's own keys, as its config class
+    verifier_options: Any = field(default=None, metadata=PARSED)  # the verifier's
 
     @classmethod
     def core_keys(cls) -> set[str]:
@@ -231,8 +228,8 @@ class SpeculativeConfig:
         """One flat mapping of the core's keys, the method's and the verifier's, of which none may have the name of the
         core's. default_num_speculative_tokens: (the method's config) -> the number where the mapping has none. Raises
         ConfigError that names the nearest key."""
-        own = {attribute.name for attribute in fields(method_config)} - cls.core_keys()
-        verifiers = {attribute.name for attribute in fields(verifier_config)} if verifier_config else set()
+        own = fields_dict(method_config).keys() - cls.core_keys()
+        verifiers = fields_dict(verifier_config).keys() if verifier_config else set()
         where = f"speculative_config of method {mapping['method']!r}"
         known = cls.core_keys() | own | verifiers
         for key in mapping:
@@ -260,7 +257,7 @@ class SpeculativeConfig:
 
 def _foreign_key(key: object, known: AbstractSet[str], where: str) -> ConfigError:
     """A key of draft checkpoints is no typing error, so there is no near one to guess."""
-    if key in {attribute.name for attribute in fields(DraftModelConfig)}:
+    if key in fields_dict(DraftModelConfig):
         return ConfigError(
             f"{where} has no key {key!r}: the method takes no draft model. Remove it, or choose a method that does. "
             f"The keys are {', '.join(sorted(known))}"

@@ -76,11 +76,9 @@ def _specs(plugin: Plugin, device: str) -> list[OpsSpec]:
 
 def _fault(spec: object) -> str | None:
     if not isinstance(spec, OpsSpec):
-        form = (
-            "{" + ", ".join(f"{name!r}: ..." for name in spec) + "}"
-            if isinstance(spec, Mapping)
-            else "{name: function}"
-        )
+        form = "{name: function}"
+        if isinstance(spec, Mapping):
+            form = "{" + ", ".join(f"{name!r}: ..." for name in spec) + "}"
         return (
             f"{spec!r}, not an OpsSpec. Return OpsSpec(api={PLUGIN_API}, ops={form}), or None for a type of device "
             f"that the plugin has nothing for"

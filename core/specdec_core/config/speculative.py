@@ -210,8 +210,10 @@ class SpeculativeConfig:
         default=AUTO,
         allowed="'auto' or a verifier's name",
     )
-    options: Any = field(default=None, metadata=PARSED)  # the method's own keys, as its config class
-    verifier_options: Any = field(default=None, metadata=PARSED)  # the verifier's
+    options: Any = field(default=None, metadata={"help": "The method's own keys, as its config class.", **PARSED})
+    verifier_options: Any = field(
+        default=None, metadata={"help": "The verifier's own keys, as its config class.", **PARSED}
+    )
 
     @classmethod
     def core_keys(cls) -> set[str]:

@@ -127,10 +127,8 @@ class Draft:
     def from_chains(cls, chains: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Draft:
         """Chains of chosen tokens, one per request, possibly empty: all that a host-side chain proposer needs."""
         lengths = [len(chain) for chain in chains]
-        parents = [i - 1 for n in lengths for i in range(n)]
-        return cls._from_lists(
-            [t for chain in chains for t in chain], parents, lengths, max(lengths, default=0), True, device
-        )
+        nodes = DraftTree([t for chain in chains for t in chain], [i - 1 for n in lengths for i in range(n)])
+        return cls._of_nodes(nodes, lengths, max(lengths, default=0), device, is_chain=True)
 
     @classmethod
     def from_trees(cls, trees: Sequence[DraftTree], device: torch.device | str = "cpu") -> Draft:
@@ -141,8 +139,8 @@ class Draft:
             for parent in tree.parents:
                 depths.append(1 if parent < 0 else depths[parent] + 1)
             depth = max([depth, *depths])
-        token_ids, parents = ([each for tree in trees for each in tree[i]] for i in range(2))
-        return cls._from_lists(token_ids, parents, [len(tree.token_ids) for tree in trees], depth, False, device)
+        nodes = DraftTree([t for tree in trees for t in tree.token_ids], [p for tree in trees for p in tree.parents])
+        return cls._of_nodes(nodes, [len(tree.token_ids) for tree in trees], depth, device)
 
     @classmethod
     def from_arrays(
@@ -172,22 +170,22 @@ class Draft:
         return draft if torch.device(device).type == "cpu" else draft.to(device)
 
     @classmethod
-    def _from_lists(
-        cls,
-        token_ids: list[int],
-        parents: list[int],
-        counts: list[int],
-        max_depth: int,
-        is_chain: bool,
-        device: torch.device | str,
+    def _of_nodes(
+        cls, nodes: DraftTree, counts: list[int], max_depth: int, device: torch.device | str, is_chain: bool = False
     ) -> Draft:
+        """nodes: of all requests."""
         import torch
 
-        ids = torch.tensor(token_ids) if token_ids else torch.empty(0, dtype=torch.int64)
-        if ids.dtype != torch.int64:
-            raise TypeError(f"token ids must be whole numbers, not {ids.dtype}: {token_ids[:5]}")
-        offsets = tuple(accumulate(counts, initial=0))
-        draft = cls(ids, torch.tensor(parents, dtype=torch.int32), offsets, max_depth, is_chain=is_chain)
+        token_ids = torch.tensor(nodes.token_ids) if nodes.token_ids else torch.empty(0, dtype=torch.int64)
+        if token_ids.dtype != torch.int64:
+            raise TypeError(f"token ids must be whole numbers, not {token_ids.dtype}: {nodes.token_ids[:5]}")
+        draft = cls(
+            token_ids=token_ids,
+            parents=torch.tensor(nodes.parents, dtype=torch.int32),
+            offsets=tuple(accumulate(counts, initial=0)),
+            max_depth=max_depth,
+            is_chain=is_chain,
+        )
         return draft if torch.device(device).type == "cpu" else draft.to(device)
 
     def to(self, device: torch.device | str) -> Draft:

@@ -1,4 +1,4 @@
-"""Checks for fields of attrs classes, which raise a ConfigError with the value, what is allowed and what to do.
+"""Fields of attrs classes, and their checks, which raise a ConfigError with the value, what is allowed, what to do.
 
 Plugins use them for their own keys of speculative_config, and describe each key beside its check:
 

@@ -56,11 +56,11 @@ _whole, _real = partial(option, converter=as_whole), partial(option, converter=a
 
 def _naming_unknown_keys(cls: type[T]) -> type[T]:
     """An unknown keyword raises ConfigError, with the nearest one, where Python would raise TypeError."""
-    init = cls.__init__
+    init, known = cls.__init__, fields_dict(cls).keys()  # type: ignore[arg-type]
 
     @wraps(init)
     def checked(self: T, **keywords: Any) -> None:
-        refuse_unknown(keywords, fields_dict(cls).keys(), cls.__name__)  # type: ignore[arg-type]
+        refuse_unknown(keywords, known, cls.__name__)
         init(self, **keywords)
 
     cls.__init__ = checked  # type: ignore[assignment]

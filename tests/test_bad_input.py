@@ -233,6 +233,26 @@ def test_values_that_no_error_could_show(name: str, value: Any) -> None:
     assert len(str(caught.value)) < 500
 
 
+LONG, CHAT = "x" * 10**5, [{"role": "user", "content": "x"}]
+TALL = {
+    "prompts=": lambda llm: llm.generate({LONG}),
+    "prompt ": lambda llm: llm.generate([[LONG]]),
+    "cache_salt=": lambda llm: llm.generate({"prompt": "x", "cache_salt": [LONG]}),
+    "messages=": lambda llm: llm.chat({LONG}),
+    "messages ": lambda llm: llm.chat([LONG]),
+    "chat_template_kwargs=": lambda llm: llm.chat(CHAT, chat_template_kwargs=[LONG]),
+    "sampling_params=": lambda llm: llm.generate(GOOD, LONG),
+    "use_tqdm=": lambda llm: llm.generate(GOOD, use_tqdm=LONG),
+}
+
+
+@pytest.mark.parametrize("name", TALL)
+def test_of_a_long_value_the_beginning_is_shown(llm: LLM, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}.*xxx") as caught:
+        TALL[name](llm)
+    assert len(str(caught.value)) < 500
+
+
 @pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids"])
 def test_token_ids_of_thousands_of_digits(llm: LLM, untouched: Any, name: str) -> None:
     with untouched(), pytest.raises(ConfigError, match=f"{name} <list> are {OUTSIDE}"):
@@ -262,10 +282,13 @@ KEYWORDS = [
     ({"skip_tokenizer_init": 1}, ConfigError, "skip_tokenizer_init=1 must be True or False"),
     ({"tokenizer": ""}, ConfigError, "tokenizer='' must be a folder or a name"),
     ({"tokenizer": 5}, ConfigError, "tokenizer=5 must be a folder or a name"),
+    ({"skip_tokenizer_init": True, "tokenizer": "x"}, ConfigError, "loads no tokenizer, and tokenizer='x' would say"),
+    ({"skip_tokenizer_init": True, "tokenizer_mode": "slow", "tokenizer_revision": "v2"}, ConfigError,
+     "and tokenizer_mode='slow' and tokenizer_revision='v2' would say which: leave out the one or the other"),
     ({"plugins": []}, ConfigError, r"plugins=\[\] must be what Plugins.load\(\) returns"),
     ({"model": ["tiny"]}, ConfigError, r"model=\['tiny'\] must be a folder or a name"),
     ({"model": "no/such"}, ConfigError, r"model='no/such' cannot be read.* or an embedded model \(tiny\)"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("keywords", "error", "says"), KEYWORDS, ids=names(KEYWORDS))

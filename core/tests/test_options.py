@@ -23,7 +23,7 @@ class Shown:
     is_fast: bool = field(default=False, validator=flag)
     match: str = field(default="last", validator=one_of("first", "last"))
     name: str | None = field(default=None, validator=text(optional=True))
-    path: str = field(default="x", validator=checkpoint())
+    path: str = field(default="x", validator=checkpoint)
     fixed: int = field(default=1, validator=not_yet(1))
     foreign: int | None = field(default=2, validator=validators.optional(validators.ge(1)))
     plain: list[int] = Factory(list)

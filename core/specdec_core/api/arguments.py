@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import fields, frozen
+from attrs import fields_dict, frozen
 
 from specdec_core.api.old_vllm_arguments import OLD_KEYS, bracketed, unbracketed, without_old_keys
 from specdec_core.api.prompts import load_tokenizer
@@ -56,6 +56,14 @@ def prepare(
         raise ConfigError(f"plugins={shown(plugins)} must be what Plugins.load() returns, or None")
     engine_config, speculative_config = without_old_keys(engine_config, speculative_config)
     config = EngineConfig.from_mapping({"model": model, **engine_config}, other_keys=KEYS | {"plugins"} | OLD_KEYS)
+    if skip_tokenizer_init:
+        mode = config.tokenizer_mode if config.tokenizer_mode != "auto" else None
+        given = {"tokenizer": tokenizer, "tokenizer_mode": mode, "tokenizer_revision": config.tokenizer_revision}
+        if idle := [f"{name}={shown(value)}" for name, value in given.items() if value is not None]:
+            raise ConfigError(
+                f"skip_tokenizer_init=True loads no tokenizer, and {' and '.join(idle)} would say which: leave out the "
+                f"one or the other"
+            )
     plugins, device = plugins or Plugins.load(), find_device(config.device)
     speculative = None
     if speculative_config is not None:
@@ -91,7 +99,7 @@ def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:
         checkpoint = Checkpoint(str(mapping["model"]), mapping.get("revision"))
         mapping = {"method": plugins.detect(checkpoint.config, checkpoint.shapes).name, **mapping}
     method = plugins.proposer(mapping["method"])
-    if mapping.get("model") is None and "model" in {attribute.name for attribute in fields(method.config)}:
+    if mapping.get("model") is None and "model" in fields_dict(method.config):
         mapping["model"] = _shipped(method, target, mapping.get("revision"))
     return mapping
 

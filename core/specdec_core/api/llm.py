@@ -11,8 +11,9 @@ from typing import Any, Literal, Self, overload
 from tqdm import tqdm
 
 from specdec_core.api.outputs import RequestOutput, StreamOutput
-from specdec_core.api.prompts import Messages, Prompt, TokenizedPrompt
+from specdec_core.api.prompts import Conversations, Prompts, TokenizedPrompt
 from specdec_core.api.session import Session
+from specdec_core.config.fields import shown
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.engine.metrics import Counter, Vector
 from specdec_core.engine.request import Piece, Request
@@ -78,31 +79,16 @@ class LLM:
 
     @overload
     def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: Params = None,
-        *,
-        use_tqdm: bool = True,
-        stream: Literal[False] = False,
+        self, prompts: Prompts, sampling_params: Params = None, *, use_tqdm: bool = True, stream: Literal[False] = False
     ) -> list[RequestOutput]: ...
 
     @overload
     def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: Params = None,
-        *,
-        use_tqdm: bool = True,
-        stream: Literal[True],
+        self, prompts: Prompts, sampling_params: Params = None, *, use_tqdm: bool = True, stream: Literal[True]
     ) -> Iterator[StreamOutput]: ...
 
     def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: Params = None,
-        *,
-        use_tqdm: bool = True,
-        stream: bool = False,
+        self, prompts: Prompts, sampling_params: Params = None, *, use_tqdm: bool = True, stream: bool = False
     ) -> list[RequestOutput] | Iterator[StreamOutput]:
         """Complete all prompts; the outputs stand in their order.
 
@@ -115,7 +101,7 @@ class LLM:
     @overload
     def chat(
         self,
-        messages: Messages | Sequence[Messages],
+        messages: Conversations,
         sampling_params: Params = None,
         *,
         chat_template: str | None = None,
@@ -130,7 +116,7 @@ class LLM:
     @overload
     def chat(
         self,
-        messages: Messages | Sequence[Messages],
+        messages: Conversations,
         sampling_params: Params = None,
         *,
         chat_template: str | None = None,
@@ -144,7 +130,7 @@ class LLM:
 
     def chat(
         self,
-        messages: Messages | Sequence[Messages],
+        messages: Conversations,
         sampling_params: Params = None,
         *,
         chat_template: str | None = None,
@@ -174,7 +160,7 @@ class LLM:
 
         return self._run(read, sampling_params, use_tqdm, stream)
 
-    def stream(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> Iterator[StreamOutput]:
+    def stream(self, prompts: Prompts, sampling_params: Params = None) -> Iterator[StreamOutput]:
         """Complete all prompts together, yielding each step's new tokens as they are decided.
 
         The prompts are checked when the first output is asked for. Closing the iterator cancels what is left.
@@ -194,7 +180,7 @@ class LLM:
     ) -> list[RequestOutput] | Iterator[StreamOutput]:
         for name, value in (("use_tqdm", use_tqdm), ("stream", stream)):
             if not isinstance(value, bool):
-                raise ConfigError(f"{name}={value!r} must be True or False")
+                raise ConfigError(f"{name}={shown(value)} must be True or False")
         return self._stream(read, sampling_params) if stream else self._complete(read(), sampling_params, use_tqdm)
 
     def _complete(

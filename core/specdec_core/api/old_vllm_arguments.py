@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from specdec_core.config.fields import shown
 from specdec_core.errors import ConfigError
 
 NEW_KEYS = {
@@ -48,7 +49,7 @@ def without_old_keys(
         raise ConfigError(f"speculative_config and the older {names} are given together: put all of it in the former")
     for key, allowed in WITHOUT_MEANING.items():
         if old.get(key) is not None and old[key] not in allowed:
-            raise ConfigError(f"{key}={old[key]!r} has no counterpart: leave it out")
+            raise ConfigError(f"{key}={shown(old[key])} has no counterpart: leave it out")
     given = {NEW_KEYS[key]: value for key, value in old.items() if key in NEW_KEYS and value is not None}
     if given and "model" not in given:
         raise ConfigError(f"{names} given, but no speculative_model: name one, or leave them out")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,22 @@ from attrs import evolve, frozen
 from transformers import AutoTokenizer
 
 from specdec_core.config.engine import EngineConfig
-from specdec_core.config.fields import unknown_key
+from specdec_core.config.fields import refuse_unknown, shown
 from specdec_core.errors import ConfigError
 from specdec_core.models.load import refuse_revision, resolve_model
 
 Prompt = str | Mapping[str, Any]
 """Text, {"prompt": str} or {"prompt_token_ids": [int, ...]}; a mapping may have a "cache_salt", too."""
 
+Prompts = Prompt | Sequence[Prompt]
+
 PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 """Of a mapping, which has one of the first two."""
 
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: {"role": str, "content": str} and whatever else the chat template reads."""
+
+Conversations = Messages | Sequence[Messages]
 
 
 @frozen
@@ -41,25 +44,25 @@ class PromptReader:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
 
-    def read(self, prompts: Prompt | Sequence[Prompt]) -> list[TokenizedPrompt]:
+    def read(self, prompts: Prompts) -> list[TokenizedPrompt]:
         """Raises ConfigError for the first that is not a prompt."""
         listed = [prompts] if isinstance(prompts, str | Mapping) else prompts
         if not isinstance(listed, Sequence) or isinstance(listed, bytes):
-            raise ConfigError(f"prompts={prompts!r} is not understood: give one prompt, or a list of them")
+            raise ConfigError(f"prompts={shown(prompts)} is not understood: give one prompt, or a list of them")
         return [self._read_one(prompt) for prompt in listed]
 
     def read_chats(
-        self, messages: Messages | Sequence[Messages], arguments: Mapping[str, Any], variables: Mapping[str, Any]
+        self, messages: Conversations, arguments: Mapping[str, Any], variables: Mapping[str, Any]
     ) -> list[TokenizedPrompt]:
         """One conversation or several, rendered by the chat template.
 
         arguments: of transformers' apply_chat_template. variables: what the template may read besides.
         """
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-            raise ConfigError(f"messages={messages!r} is not understood: give one conversation, or a list of them")
+            raise ConfigError(f"messages={shown(messages)} is not understood: give one conversation, or a list of them")
         chats: Any = [messages] if isinstance(messages[0], Mapping) else messages
         if not isinstance(variables, Mapping):
-            raise ConfigError(f"chat_template_kwargs={variables!r} must be a dict of what the template reads")
+            raise ConfigError(f"chat_template_kwargs={shown(variables)} must be a dict of what the template reads")
         clashing = sorted({*variables} & {*arguments, "tokenize", "conversation"})
         if clashing:
             raise ConfigError(f"chat_template_kwargs names {', '.join(clashing)}: that is an argument of chat itself")
@@ -68,18 +71,16 @@ class PromptReader:
     def _read_one(self, prompt: Prompt) -> TokenizedPrompt:
         given: Mapping[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else prompt
         if isinstance(given, Mapping):
-            for key in given:
-                if key not in PROMPT_KEYS:
-                    raise unknown_key(key, PROMPT_KEYS, "a prompt")
+            refuse_unknown(given, PROMPT_KEYS, "a prompt")
         rest = {key: value for key, value in given.items() if key != "cache_salt"} if isinstance(given, Mapping) else {}
         if len(rest) != 1 or not isinstance(rest.get("prompt", ""), str):
             raise ConfigError(
-                f"prompt {reprlib.repr(prompt)} is not understood: give a string, {{'prompt': str}} or "
+                f"prompt {shown(prompt)} is not understood: give a string, {{'prompt': str}} or "
                 f"{{'prompt_token_ids': [int, ...]}}"
             )
         salt = given.get("cache_salt", "")
         if not isinstance(salt, str):
-            raise ConfigError(f"cache_salt={reprlib.repr(salt)} of a prompt must be text")
+            raise ConfigError(f"cache_salt={shown(salt)} of a prompt must be text")
         if "prompt_token_ids" in rest:
             return TokenizedPrompt(None, rest["prompt_token_ids"], salt)
         return evolve(self._tokenize(rest["prompt"], add_special_tokens=True), cache_salt=salt)
@@ -87,7 +88,9 @@ class PromptReader:
     def _read_chat(self, chat: Messages, arguments: Mapping[str, Any]) -> TokenizedPrompt:
         is_chat = isinstance(chat, Sequence) and all(isinstance(each, Mapping) for each in chat)
         if not is_chat or not chat or not all(isinstance(each.get("role"), str) for each in chat):
-            raise ConfigError(f"messages {chat!r} are no conversation: give a list of {{'role': ..., 'content': ...}}")
+            raise ConfigError(
+                f"messages {shown(chat)} are no conversation: give a list of {{'role': ..., 'content': ...}}"
+            )
         if self.tokenizer is None:
             raise ConfigError("skip_tokenizer_init=True left out the tokenizer, and with it the chat template")
         if not getattr(self.tokenizer, "chat_template", None) and not arguments["chat_template"]:
@@ -109,10 +112,12 @@ class PromptReader:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ConfigError(f"prompt {text[:40]!r} is not text: character {error.start} is half of a pair") from error
+            raise ConfigError(
+                f"prompt {shown(text, 40)} is not text: character {error.start} is half of a pair"
+            ) from error
         token_ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids
         if not token_ids:
-            raise ConfigError(f"prompt {text!r} has no tokens: give at least one character")
+            raise ConfigError(f"prompt {shown(text)} has no tokens: give at least one character")
         return TokenizedPrompt(text, token_ids)
 
 

@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from specdec_core.api.arguments import prepare
 from specdec_core.api.prompts import PromptReader, TokenizedPrompt
+from specdec_core.config.fields import shown
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.engine.engine import Engine
 from specdec_core.engine.metrics import LOG_INTERVAL_S, Metrics
@@ -56,13 +57,9 @@ class Session:
             for prompt, params in zip(prompts, _one_each(sampling_params, len(prompts)), strict=True):
                 submitted.append([])
                 for index in range(params.n):
-                    listen = partial(listener, len(submitted) - 1, index)
+                    listen, sample = partial(listener, len(submitted) - 1, index), params.of_sample(index)
                     request_id = self.engine.add_request(
-                        prompt.token_ids,
-                        params.of_sample(index),
-                        listen,
-                        is_streamed=is_streamed,
-                        cache_salt=prompt.cache_salt,
+                        prompt.token_ids, sample, listen, is_streamed=is_streamed, cache_salt=prompt.cache_salt
                     )
                     submitted[-1].append(request_id)
         except BaseException:
@@ -84,7 +81,7 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, num_prom
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num_prompts
     if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
-        raise ConfigError(f"sampling_params={params!r} must be a SamplingParams, or one for each prompt")
+        raise ConfigError(f"sampling_params={shown(params)} must be a SamplingParams, or one for each prompt")
     if len(params) != num_prompts:
         raise ConfigError(f"{len(params)} sampling_params for {num_prompts} prompts: give one, or one for each")
     return params

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from specdec_core.engine.build import Design
     from specdec_core.engine.memory import MemoryPlan
 
+MEMORY_FIGURES = ("kv_bytes", "kv_bytes_per_token", "num_tokens", "num_full_requests")
 LIMITS = {
     "num_kv_blocks": "num_kv_blocks",
     "max_num_seqs": "max_num_seqs requests of max_model_len tokens, which need no more",
@@ -52,18 +53,13 @@ def command(ctx: click.Context, options: ModelOptions, as_json: bool) -> None:
 def _record(result: Design) -> dict[str, Any]:
     memory, info = result.memory, result.target.info
     return {
-        "target": {
-            **attrs.asdict(info, value_serializer=lambda _, __, value: value if isinstance(value, int) else str(value))
-        },
+        "target": attrs.asdict(info, value_serializer=lambda _, __, it: it if isinstance(it, int) else str(it)),
         "method": result.speculative.method if result.speculative else None,
         "num_speculative_tokens": result.speculative.num_speculative_tokens if result.speculative else 0,
-        "memory": attrs.asdict(memory)
-        | {
-            "kv_bytes": memory.kv_bytes,
-            "kv_bytes_per_token": memory.kv_bytes_per_token,
+        "memory": {
+            **attrs.asdict(memory),
+            **{name: getattr(memory, name) for name in MEMORY_FIGURES},
             "scratch_bytes_per_request": memory.scratch_bytes,
-            "num_tokens": memory.num_tokens,
-            "num_full_requests": memory.num_full_requests,
         },
     }
 

@@ -7,23 +7,22 @@ from collections.abc import Mapping, Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
-from attrs import Attribute, field, fields, frozen
+from attrs import Factory, field, fields_dict, frozen
 
 from specdec_core.config.fields import (
-    Check,
     checkpoint,
     flag,
+    must,
     not_yet,
     number,
     one_of,
+    option,
     options,
-    shown,
     text,
     unknown_key,
     whole_number,
 )
-from specdec_core.config.hashing import UNHASHED, config_hash
-from specdec_core.errors import ConfigError
+from specdec_core.config.hashing import config_hash
 
 DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
@@ -36,56 +35,36 @@ def _dtype_name(value: Any) -> Any:
     return DTYPE_ALIASES.get(name, name)
 
 
-def _metrics_prefix(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-    if not isinstance(value, str) or not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", value):
-        raise ConfigError(
-            f"{attribute.name}={shown(value)} does not begin a metric's name: give letters, digits and _, such as "
-            f"'vllm'"
-        )
-
-
 @frozen(kw_only=True)
 class EngineConfig:
     """Everything about an engine but how it speculates. `LLM` takes these keys."""
 
     model: str | Path = field(
-        validator=checkpoint(),
+        validator=checkpoint,
         metadata={"help": "The target: a folder, a name on the model hub, or the name of an embedded model."},
     )
-    runner: str = field(
+    runner: str = option(
+        one_of("auto", "generate"), "Changes nothing: this engine only generates text.", default="auto", hashed=False
+    )
+    tokenizer_mode: str = option(
+        one_of("auto", "slow"),
+        "'slow' loads the slow tokenizer where transformers still has one.",
         default="auto",
-        validator=one_of("auto", "generate"),
-        metadata={"help": "Changes nothing: this engine only generates text.", **UNHASHED},
+        hashed=False,
     )
-    tokenizer_mode: str = field(
-        default="auto",
-        validator=one_of("auto", "slow"),
-        metadata={"help": "'slow' loads the slow tokenizer where transformers still has one.", **UNHASHED},
+    trust_remote_code: bool = option(flag, "Run the Python code that comes with a checkpoint.", default=False)
+    revision: str | None = option(
+        text(optional=True), "Branch, tag or commit of the model's repository on the hub. None: its main branch."
     )
-    trust_remote_code: bool = field(
-        default=False, validator=flag, metadata={"help": "Run the Python code that comes with a checkpoint."}
+    code_revision: str | None = option(
+        text(optional=True),
+        "Branch, tag or commit of the code that trust_remote_code allows, where that has a repository of its own. "
+        "None: its main branch.",
     )
-    revision: str | None = field(
-        default=None,
-        validator=text(optional=True),
-        metadata={"help": "Branch, tag or commit of the model's repository on the hub. None: its main branch."},
-    )
-    code_revision: str | None = field(
-        default=None,
-        validator=text(optional=True),
-        metadata={
-            "help": "Branch, tag or commit of the code that trust_remote_code allows, where that has a repository of "
-            "its own. None: its main branch."
-        },
-    )
-    tokenizer_revision: str | None = field(
-        default=None,
-        validator=text(optional=True),
-        metadata={
-            "help": "Branch, tag or commit of the tokenizer's repository. None: as revision, if the tokenizer is the "
-            "model's own.",
-            **UNHASHED,
-        },
+    tokenizer_revision: str | None = option(
+        text(optional=True),
+        "Branch, tag or commit of the tokenizer's repository. None: as revision, if the tokenizer is the model's own.",
+        hashed=False,
     )
     dtype: str = field(
         default="auto",
@@ -96,104 +75,76 @@ class EngineConfig:
             "'half' and 'float' are names of float16 and float32, and torch's own types are taken too."
         },
     )
-    device: str | None = field(
-        default=None,
-        validator=text(optional=True),
-        metadata={"help": "Where to run, such as 'cpu', 'cuda' or 'cuda:1'. None: on a GPU if there is one."},
+    device: str | None = option(
+        text(optional=True), "Where to run, such as 'cpu', 'cuda' or 'cuda:1'. None: on a GPU if there is one."
     )
-    quantization: Any = field(
-        default=None,
-        metadata={
-            "help": "How to quantize the weights: the name of a method of transformers, or its quantization config as "
-            "a mapping or an object. None: the weights stay as the checkpoint has them, quantized or not.",
-            "allowed": "a name, a mapping or an object, or None",
-        },
+    quantization: Any = option(
+        None,
+        "How to quantize the weights: the name of a method of transformers, or its quantization config as a mapping or "
+        "an object. None: the weights stay as the checkpoint has them, quantized or not.",
+        allowed="a name, a mapping or an object, or None",
     )
-    tensor_parallel_size: int = field(
-        default=1, validator=not_yet(1), metadata={"help": "Number of GPUs that share each layer."}
+    tensor_parallel_size: int = option(not_yet(1), "Number of GPUs that share each layer.", default=1)
+    seed: int | None = option(
+        whole_number(-(2**63), 2**64, optional=True),
+        "Requests that have no seed of their own draw theirs from this one. None: from a random one.",
+        hashed=False,
     )
-    seed: int | None = field(
-        default=None,
-        validator=whole_number(-(2**63), 2**64, optional=True),
-        metadata={
-            "help": "Requests that have no seed of their own draw theirs from this one. None: from a random one.",
-            **UNHASHED,
-        },
+    enforce_eager: bool = option(flag, "Changes nothing: there are no CUDA graphs yet.", default=False, hashed=False)
+    max_model_len: int | None = option(
+        whole_number(1, optional=True),
+        "Most tokens of a request, prompt and output together. None: as many as the model was trained for.",
     )
-    enforce_eager: bool = field(
-        default=False, validator=flag, metadata={"help": "Changes nothing: there are no CUDA graphs yet.", **UNHASHED}
-    )
-    max_model_len: int | None = field(
-        default=None,
-        validator=whole_number(1, optional=True),
-        metadata={
-            "help": "Most tokens of a request, prompt and output together. None: as many as the model was trained for."
-        },
-    )
-    max_num_seqs: int = field(
-        default=256, validator=whole_number(1), metadata={"help": "Most requests that run at once. Others wait."}
-    )
-    max_num_batched_tokens: int = field(
+    max_num_seqs: int = option(whole_number(1), "Most requests that run at once. Others wait.", default=256)
+    max_num_batched_tokens: int = option(
+        whole_number(1),
+        "Most tokens of a forward pass, draft tokens included. Longer prompts are cut into chunks.",
         default=2048,
-        validator=whole_number(1),
-        metadata={"help": "Most tokens of a forward pass, draft tokens included. Longer prompts are cut into chunks."},
     )
-    block_size: int = field(
-        default=16, validator=whole_number(1), metadata={"help": "Tokens in a block of the KV cache."}
+    block_size: int = option(whole_number(1), "Tokens in a block of the KV cache.", default=16)
+    kv_manager: str = option(
+        text(), "What keeps keys and values: a KV manager that `spec-decode plugins` lists.", default="paged"
     )
-    kv_manager: str = field(
-        default="paged",
-        validator=text(),
-        metadata={"help": "What keeps keys and values: a KV manager that `spec-decode plugins` lists."},
+    kv_manager_config: Mapping[str, Any] = option(
+        options, "The options of kv_manager, by their names.", default=Factory(dict)
     )
-    kv_manager_config: Mapping[str, Any] = field(
-        factory=dict, validator=options, metadata={"help": "The options of kv_manager, by their names."}
+    num_kv_blocks: int | None = option(
+        whole_number(1, optional=True),
+        "Blocks of the KV cache. None: as many as max_num_seqs requests of max_model_len tokens need, or as many as "
+        "fit into memory if that is less.",
+        hashed=False,
     )
-    num_kv_blocks: int | None = field(
-        default=None,
-        validator=whole_number(1, optional=True),
-        metadata={
-            "help": "Blocks of the KV cache. None: as many as max_num_seqs requests of max_model_len tokens need, or "
-            "as many as fit into memory if that is less.",
-            **UNHASHED,
-        },
+    gpu_memory_utilization: float | None = option(
+        number(0, 1, low_open=True, optional=True),
+        "On a GPU, the share of its memory that the engine may fill (None: 0.9); on a CPU, the share that the KV cache "
+        "may take of what the weights leave free (None: 0.25). num_kv_blocks overrides it.",
+        hashed=False,
     )
-    gpu_memory_utilization: float | None = field(
-        default=None,
-        validator=number(0, 1, low_open=True, optional=True),
-        metadata={
-            "help": "On a GPU, the share of its memory that the engine may fill (None: 0.9); on a CPU, the share that "
-            "the KV cache may take of what the weights leave free (None: 0.25). num_kv_blocks overrides it.",
-            **UNHASHED,
-        },
-    )
-    disable_log_stats: bool = field(
+    disable_log_stats: bool = option(
+        flag,
+        "Log nothing about speed. Otherwise the logger specdec_core.engine.metrics has a line for every ten seconds of "
+        "work.",
         default=False,
-        validator=flag,
-        metadata={
-            "help": "Log nothing about speed. Otherwise the logger specdec_core.engine.metrics has a line for every "
-            "ten seconds of work.",
-            **UNHASHED,
-        },
+        hashed=False,
     )
-    metrics_prefix: str = field(
+    metrics_prefix: str = option(
+        must(
+            lambda value: isinstance(value, str) and re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", value),
+            "does not begin a metric's name: give letters, digits and _, such as 'vllm'",
+            "letters, digits and _",
+        ),
+        "The names of metrics begin with it. 'vllm' gives existing dashboards the names they know.",
         default="specdec",
-        validator=Check(_metrics_prefix, "letters, digits and _"),
-        metadata={
-            "help": "The names of metrics begin with it. 'vllm' gives existing dashboards the names they know.",
-            **UNHASHED,
-        },
+        hashed=False,
     )
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], other_keys: AbstractSet[str] = frozenset()) -> EngineConfig:
         """other_keys: the caller's own, for the error about an unknown key."""
-        known = {attribute.name for attribute in fields(cls)}
+        own = fields_dict(cls)
         for key in mapping:
-            if key not in known:
-                raise unknown_key(key, known | other_keys, "LLM")
+            if key not in own:
+                raise unknown_key(key, own.keys() | other_keys, "LLM")
         return cls(**mapping)
 
-    def compute_hash(self) -> str:
-        """A hex digest of what changes the computation, the same in every process."""
-        return config_hash(self)
+    compute_hash = config_hash

@@ -1,4 +1,4 @@
-"""Checks for fields of attrs classes, which raise a ConfigError with the value, what is allowed and what to do.
+"""Fields of attrs classes, and their checks, which raise a ConfigError with the value, what is allowed, what to do.
 
 Plugins use them for their own keys of speculative_config, and describe each key beside its check:
 
@@ -7,7 +7,7 @@ Plugins use them for their own keys of speculative_config, and describe each key
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import suppress
 from difflib import get_close_matches
 from math import inf
@@ -15,8 +15,9 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from attrs import Attribute, frozen
+from attrs import Attribute, field, frozen
 
+from specdec_core.config.hashing import UNHASHED
 from specdec_core.errors import ConfigError
 
 Validator = Callable[[Any, "Attribute[Any]", Any], None]
@@ -38,75 +39,100 @@ class Check:
         self.validate(instance, attribute, value)
 
 
+def option(
+    check: Check | None, description: str, default: Any = None, *, allowed: str = "", hashed: bool = True, **others: Any
+) -> Any:
+    """A field of an attrs class that has a default. allowed: the values it takes, unless the check says so. hashed:
+    whether it changes what is computed. others: of attrs' field."""
+    metadata = {"help": description, "allowed": allowed, **({} if hashed else UNHASHED)}
+    return field(default=default, validator=check, metadata=metadata, **others)
+
+
+def _check(fault: Callable[[Any], str], allowed: str, *, optional: bool = False) -> Check:
+    """fault: what is wrong with a value and what to give; "" if nothing is. With optional, None is allowed, too."""
+    or_none = ", or None" if optional else ""
+
+    def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+        if not (value is None and optional) and (found := fault(value)):
+            raise ConfigError(f"{attribute.name}={shown(value)} {found}{or_none}")
+
+    return Check(check, allowed + or_none)
+
+
+def must(hold: Callable[[Any], object], fault: str, allowed: str, *, optional: bool = False) -> Check:
+    """`hold` must hold of a value. fault: what is wrong and what to give where it does not."""
+    return _check(lambda value: "" if hold(value) else fault, allowed, optional=optional)
+
+
 def whole_number(low: int, high: int = LARGEST, *, optional: bool = False) -> Check:
     """An integer in [low, high]; with optional, None too. Truth values, text and fractions are refused."""
 
-    def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-        if value is None and optional:
-            return
-        fault = _fault(value) or _whole_fault(value, low, high)
-        if fault:
-            allowed = f"an integer from {low} to {high}{_or(optional)}"
-            raise ConfigError(f"{attribute.name}={shown(value)} {fault}: give {allowed}")
+    def fault(value: Any) -> str:
+        found = _no_number(value)
+        if not found and not isinstance(value, Integral):
+            found = "is not an integer"
+        elif not found and not low <= int(value) <= high:
+            found = "is too small" if int(value) < low else "is too large"
+        return found and f"{found}: give an integer from {low} to {high}"
 
     bounds = (f" from {low}" if low > -LARGEST else "") + (f" to {high}" if high < LARGEST else "")
-    return Check(check, f"an integer{bounds}{_or(optional)}")
+    return _check(fault, f"an integer{bounds}", optional=optional)
 
 
 def number(low: float, high: float, *, low_open: bool = False, optional: bool = False) -> Check:
     """A number in [low, high], or with low_open in (low, high]; with optional, None too. NaN is refused."""
+    bracket = "(" if low_open else "["
 
-    def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-        if value is None and optional:
-            return
-        fault = _fault(value)
-        if not fault and (not low <= value <= high or (low_open and value == low)):
-            fault = "is out of range"
-        if fault:
-            interval = f"{'(' if low_open else '['}{low}, {high}]"
-            raise ConfigError(f"{attribute.name}={shown(value)} {fault}: give a number in {interval}{_or(optional)}")
+    def fault(value: Any) -> str:
+        found = _no_number(value)
+        if not found and (not low <= value <= high or (low_open and value == low)):
+            found = "is out of range"
+        return found and f"{found}: give a number in {bracket}{low}, {high}]"
 
-    return Check(check, f"a number in {'(' if low_open else '['}{low:g}, {high:g}]{_or(optional)}")
+    return _check(fault, f"a number in {bracket}{low:g}, {high:g}]", optional=optional)
 
 
-def _is_flag(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{attribute.name}={shown(value)} must be True or False")
-
-
-flag = Check(_is_flag, "True or False")
+flag = must(lambda value: isinstance(value, bool), "must be True or False", "True or False")
 """True or False; numbers and text are refused."""
 
 
 def one_of(*allowed: Any) -> Check:
     """One of these values."""
-
-    def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-        if not any(isinstance(value, type(each)) and value == each for each in allowed):
-            raise ConfigError(f"{attribute.name}={shown(value)} is not known: give {names}")
-
     names = " or ".join(map(repr, allowed))
-    return Check(check, names)
+    return must(
+        lambda value: any(isinstance(value, type(each)) and value == each for each in allowed),
+        f"is not known: give {names}",
+        names,
+    )
 
 
 def text(*, optional: bool = False) -> Check:
     """A string that is not empty; with optional, None too."""
-
-    def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-        if not (value is None and optional) and (not isinstance(value, str) or not value):
-            raise ConfigError(f"{attribute.name}={shown(value)} must be text that is not empty{_or(optional)}")
-
-    return Check(check, f"text{_or(optional)}")
+    fault = "must be text that is not empty"
+    return must(lambda value: isinstance(value, str) and value, fault, "text", optional=optional)
 
 
-def checkpoint(*, optional: bool = False) -> Check:
-    """A folder with a checkpoint, or a name on the model hub; with optional, None too. It is not looked for."""
+checkpoint = must(
+    lambda value: isinstance(value, str | Path) and str(value), "must be a folder or a name", "a folder or a name"
+)
+"""A folder with a checkpoint, or a name on the model hub. It is not looked for."""
 
-    def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-        if not (value is None and optional) and (not isinstance(value, str | Path) or not str(value)):
-            raise ConfigError(f"{attribute.name}={shown(value)} must be a folder or a name{_or(optional)}")
 
-    return Check(check, f"a folder or a name{_or(optional)}")
+def not_yet(default: Any) -> Check:
+    """The default alone, so far: for names that are known from elsewhere."""
+    return must(
+        lambda value: value is default or (is_number(value) and value == default),
+        f"is not supported yet: leave it out, or give {default}",
+        repr(default),
+    )
+
+
+options = must(
+    lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
+    "must be a dict from names of options to their values",
+    "a dict from names of options to their values",
+)
+"""Options of something that knows more about them."""
 
 
 def shown(value: Any, most: int = MOST_SHOWN) -> str:
@@ -151,7 +177,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _fault(value: Any) -> str:
+def _no_number(value: Any) -> str:
     """Why it is no number; "" if it is one."""
     if isinstance(value, bool):
         return "is a truth value, not a number"
@@ -160,41 +186,17 @@ def _fault(value: Any) -> str:
     return "" if is_number(value) else "is not a number"
 
 
-def _whole_fault(value: Any, low: int, high: int) -> str:
-    if not isinstance(value, Integral):
-        return "is not an integer"
-    if int(value) < low:
-        return "is too small"
-    return "is too large" if int(value) > high else ""
-
-
-def _or(optional: bool) -> str:
-    return ", or None" if optional else ""
-
-
-def _options(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ConfigError(f"{attribute.name}={shown(value)} must be a dict from names of options to their values")
-
-
-options = Check(_options, "a dict from names of options to their values")
-"""Options of something that knows more about them."""
-
-
-def not_yet(default: Any) -> Check:
-    """The default alone, so far: for names that are known from elsewhere."""
-
-    def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-        if value is not default and not (is_number(value) and value == default):
-            raise ConfigError(f"{attribute.name}={shown(value)} is not supported yet: leave it out, or give {default}")
-
-    return Check(check, repr(default))
-
-
 def unknown_key(key: object, known: AbstractSet[str], where: str) -> ConfigError:
     near = get_close_matches(str(key), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "remove it."
     return ConfigError(f"{where} has no key {shown(key)}: {hint} The keys are {', '.join(sorted(known))}")
+
+
+def refuse_unknown(keys: Iterable[object], known: AbstractSet[str], where: str) -> None:
+    """Raises ConfigError for the first key that is not known."""
+    for key in keys:
+        if key not in known:
+            raise unknown_key(key, known, where)
 
 
 def as_float(value: Any) -> Any:

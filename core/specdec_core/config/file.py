@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_core.config.engine import EngineConfig
-from specdec_core.config.fields import shown, unknown_key
+from specdec_core.config.fields import refuse_unknown, shown
 from specdec_core.config.options import Option, options_of
 from specdec_core.errors import ConfigError
 
@@ -38,32 +38,28 @@ def load_config_file(path: str | Path) -> dict[str, Any]:
     Raises ConfigError that names the file, and the line where the format's parser knows it.
     """
     path = Path(path)
-    if path.suffix.lower() not in _PARSERS:
-        raise ConfigError(f"config file {str(path)!r} has no known suffix: allowed are {', '.join(sorted(_PARSERS))}")
+    name, suffix = f"config file {str(path)!r}", path.suffix.lower()
+    if suffix not in _PARSERS:
+        raise ConfigError(f"{name} has no known suffix: allowed are {', '.join(sorted(_PARSERS))}")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"config file {str(path)!r} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{name} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"config file {str(path)!r} is not UTF-8 text: byte {error.start}. Save it as UTF-8"
-        ) from error
+        raise ConfigError(f"{name} is not UTF-8 text: byte {error.start}. Save it as UTF-8") from error
     try:
-        found = _PARSERS[path.suffix.lower()](text)
+        found = _PARSERS[suffix](text)
     except Exception as error:  # whatever a broken file makes its parser raise
-        raise ConfigError(
-            f"config file {str(path)!r} cannot be read as {path.suffix[1:].upper()}: {_one_line(error)}"
-        ) from error
+        said = " ".join(str(error).replace('in "<unicode string>", ', "at ").split()) or type(error).__name__
+        raise ConfigError(f"{name} cannot be read as {path.suffix[1:].upper()}: {said}") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"config file {str(path)!r} holds {shown(found, 40)}: give keys with values, such as model")
-    for key in found:
-        if key not in KEYS:
-            raise unknown_key(key, KEYS, f"config file {str(path)!r}")
+        raise ConfigError(f"{name} holds {shown(found, 40)}: give keys with values, such as model")
+    refuse_unknown(found, KEYS, name)
     speculation = found.get("speculative_config")
     if speculation is not None and not (isinstance(speculation, Mapping) and speculation):
         raise ConfigError(
-            f"config file {str(path)!r} has speculative_config={shown(speculation, 40)}: give a table with "
-            f"method, num_speculative_tokens and the method's own keys, or leave it out"
+            f"{name} has speculative_config={shown(speculation, 40)}: give a table with method, "
+            f"num_speculative_tokens and the method's own keys, or leave it out"
         )
     return found
 
@@ -91,27 +87,16 @@ def _yaml(text: str) -> Any:
         if id(node) not in sizes:
             sizes[id(node)] = 1  # for a node that holds itself
             if isinstance(node, yaml.MappingNode):
+                _refuse_repeated(key for key, _ in node.value if isinstance(key, yaml.ScalarNode))
                 sizes[id(node)] += sum(map(num_values, chain.from_iterable(node.value)))
             elif isinstance(node, yaml.SequenceNode):
                 sizes[id(node)] += sum(map(num_values, node.value))
         return sizes[id(node)]
 
-    root = yaml.compose(text, yaml.SafeLoader)
-    if num_values(root) > MOST_VALUES:
+    if num_values(yaml.compose(text, yaml.SafeLoader)) > MOST_VALUES:
         raise ValueError(
             f"it holds more than {MOST_VALUES} values, those behind aliases counted each time: write fewer"
         )
-    waiting, seen = [root], set()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen:  # an alias
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.MappingNode):
-            _refuse_repeated(key for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-            waiting.extend(value for _, value in node.value)
-        elif isinstance(node, yaml.SequenceNode):
-            waiting.extend(node.value)
     return yaml.safe_load(text)
 
 
@@ -125,8 +110,3 @@ def _refuse_repeated(key_nodes: Iterable[Any]) -> None:
 
 
 _PARSERS: Mapping[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".yaml": _yaml, ".yml": _yaml, ".json": _json}
-
-
-def _one_line(error: Exception) -> str:
-    text = str(error).replace('in "<unicode string>", ', "at ")
-    return " ".join(text.split()) or type(error).__name__

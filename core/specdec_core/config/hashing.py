@@ -15,7 +15,8 @@ UNHASHED = {"specdec_unhashed": True}
 
 
 def config_hash(config: Any) -> str:
-    """sha256 of an attrs object's class and fields, those marked UNHASHED left out, in hex."""
+    """What changes the computation, in hex, the same in every process: the sha256 of an attrs object's class and
+    fields, those marked UNHASHED left out."""
     return sha256(json.dumps(_plain(config), sort_keys=True, default=_plain).encode()).hexdigest()
 
 

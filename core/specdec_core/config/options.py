@@ -28,26 +28,17 @@ def options_of(config: type) -> tuple[Option, ...]:
     A field's metadata has the `help`. What is allowed stands in its metadata as well, as `allowed`, or else is told by
     its validator, if that is one of `config.fields`, or else by its type annotation.
     """
+    names = dict.fromkeys(name for parent in config.__mro__ for name in own_names(parent))
     return tuple(
-        Option(
-            name=attribute.name,
-            allowed=_allowed(attribute),
-            default=_default(attribute.default),
-            help=str(attribute.metadata.get("help", "")),
-        )
-        for attribute in _from_own_to_inherited(config)
-        if is_key(attribute)
+        Option(each.name, _allowed(each), _default(each.default), str(each.metadata.get("help", "")))
+        for each in (getattr(fields(config), name) for name in names)
+        if is_key(each)
     )
 
 
 def own_names(config: type) -> list[str]:
     """Of the fields that stand in the class itself."""
     return [attribute.name for attribute in vars(config).get("__attrs_attrs__", ()) if not attribute.inherited]
-
-
-def _from_own_to_inherited(config: type) -> list[Attribute[Any]]:
-    names = dict.fromkeys(name for parent in config.__mro__ for name in own_names(parent))
-    return [getattr(fields(config), name) for name in names]
 
 
 def is_key(attribute: Attribute[Any]) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attrs import evolve, field, fields, frozen
+from attrs import evolve, fields_dict, frozen
+from attrs.converters import optional
 
 from specdec_core.config.fields import (
     as_float,
@@ -17,9 +18,10 @@ from specdec_core.config.fields import (
     flag,
     not_yet,
     number,
+    option,
+    refuse_unknown,
     strings,
     token_ids,
-    unknown_key,
     whole_number,
 )
 from specdec_core.config.speculative import MOST_DRAFT_TOKENS
@@ -48,40 +50,17 @@ refused later have logits too. Logits of -inf forbid tokens; NaN or +inf fail th
 T = TypeVar("T")
 
 
-def _logit_bias(value: Any) -> dict[int, float] | None:
-    return biases("logit_bias", value)
-
-
-def _allowed_token_ids(value: Any) -> tuple[int, ...] | None:
-    return None if value is None else token_ids("allowed_token_ids", value)
-
-
-def _bad_words(value: Any) -> tuple[str, ...]:
-    return strings("bad_words", value)
-
-
-def _logits_processors(value: Any) -> tuple[LogitsProcessor, ...]:
-    return callables("logits_processors", value)
-
-
-def _stop(value: Any) -> tuple[str, ...]:
-    return strings("stop", value)
-
-
-def _stop_token_ids(value: Any) -> tuple[int, ...]:
-    return () if value is None else token_ids("stop_token_ids", value)
+_whole, _real = partial(option, converter=as_whole), partial(option, converter=as_float)
+"""Options that take numbers of any kind."""
 
 
 def _naming_unknown_keys(cls: type[T]) -> type[T]:
     """An unknown keyword raises ConfigError, with the nearest one, where Python would raise TypeError."""
-    init = cls.__init__
-    known = {attribute.name for attribute in fields(cls)}  # type: ignore[arg-type]
+    init, known = cls.__init__, fields_dict(cls).keys()  # type: ignore[arg-type]
 
     @wraps(init)
     def checked(self: T, **keywords: Any) -> None:
-        for key in keywords:
-            if key not in known:
-                raise unknown_key(key, known, cls.__name__)
+        refuse_unknown(keywords, known, cls.__name__)
         init(self, **keywords)
 
     cls.__init__ = checked  # type: ignore[assignment]
@@ -98,168 +77,120 @@ class SamplingParams:
     presence_penalty, temperature, min_p, top_k, top_p.
     """
 
-    n: int = field(
-        default=1,
-        converter=as_whole,
-        validator=whole_number(1, MOST_COMPLETIONS),
-        metadata={"help": "Completions of the prompt, each with a seed of its own."},
+    n: int = _whole(
+        whole_number(1, MOST_COMPLETIONS), "Completions of the prompt, each with a seed of its own.", default=1
     )
-    temperature: float = field(
+    temperature: float = _real(
+        number(0.0, 100.0),
+        "Divides the logits before a token is drawn. 0 and all below 1e-5 are greedy decoding.",
         default=1.0,
-        converter=as_float,
-        validator=number(0.0, 100.0),
-        metadata={"help": "Divides the logits before a token is drawn. 0 and all below 1e-5 are greedy decoding."},
     )
-    top_p: float = field(
+    top_p: float = _real(
+        number(0.0, 1.0, low_open=True),
+        "Sample among the most probable tokens that together have this probability. 1: among all.",
         default=1.0,
-        converter=as_float,
-        validator=number(0.0, 1.0, low_open=True),
-        metadata={"help": "Sample among the most probable tokens that together have this probability. 1: among all."},
     )
-    top_k: int = field(
-        default=0,
-        converter=as_whole,
-        validator=whole_number(-1, 2**31),
-        metadata={"help": "Sample among this many of the most probable tokens. 0 or -1: among all."},
+    top_k: int = _whole(
+        whole_number(-1, 2**31), "Sample among this many of the most probable tokens. 0 or -1: among all.", default=0
     )
-    min_p: float = field(
+    min_p: float = _real(
+        number(0.0, 1.0),
+        "Sample among tokens at least this many times as probable as the most probable one.",
         default=0.0,
-        converter=as_float,
-        validator=number(0.0, 1.0),
-        metadata={"help": "Sample among tokens at least this many times as probable as the most probable one."},
     )
-    repetition_penalty: float = field(
+    repetition_penalty: float = _real(
+        number(1 / LARGEST_REPETITION_PENALTY, LARGEST_REPETITION_PENALTY),
+        "Divides the positive logits of tokens that prompt or output have, and multiplies their negative ones.",
         default=1.0,
-        converter=as_float,
-        validator=number(1 / LARGEST_REPETITION_PENALTY, LARGEST_REPETITION_PENALTY),
-        metadata={
-            "help": "Divides the positive logits of tokens that prompt or output have, and multiplies their negative "
-            "ones."
-        },
     )
-    presence_penalty: float = field(
-        default=0.0,
-        converter=as_float,
-        validator=number(-2.0, 2.0),
-        metadata={"help": "Subtracted from the logit of every token that the output has."},
+    presence_penalty: float = _real(
+        number(-2.0, 2.0), "Subtracted from the logit of every token that the output has.", default=0.0
     )
-    frequency_penalty: float = field(
-        default=0.0,
-        converter=as_float,
-        validator=number(-2.0, 2.0),
-        metadata={"help": "Subtracted from a token's logit once for each time that the output has it."},
+    frequency_penalty: float = _real(
+        number(-2.0, 2.0), "Subtracted from a token's logit once for each time that the output has it.", default=0.0
     )
-    logit_bias: dict[int, float] | None = field(
-        default=None,
-        converter=_logit_bias,
+    logit_bias: Mapping[int, float] | None = option(
+        None,
+        "Added to the logits of these tokens.",
+        allowed="a dict from token ids to numbers in [-100, 100], or None",
+        converter=partial(biases, "logit_bias"),
         hash=False,
-        metadata={
-            "help": "Added to the logits of these tokens.",
-            "allowed": "a dict from token ids to numbers in [-100, 100], or None",
-        },
     )
-    allowed_token_ids: tuple[int, ...] | None = field(
-        default=None,
-        converter=_allowed_token_ids,
-        metadata={"help": "Only these tokens may be drawn. None: all may.", "allowed": "token ids, or None"},
+    allowed_token_ids: Sequence[int] | None = option(
+        None,
+        "Only these tokens may be drawn. None: all may.",
+        allowed="token ids, or None",
+        converter=optional(partial(token_ids, "allowed_token_ids")),
     )
-    bad_words: tuple[str, ...] = field(
+    bad_words: Sequence[str] = option(
+        None,
+        "The output never has one of these, with or without a space before it: the last token of each is forbidden "
+        "where the output ends with the others.",
         default=(),
-        converter=_bad_words,
-        metadata={
-            "help": "The output never has one of these, with or without a space before it: the last token of each is "
-            "forbidden where the output ends with the others.",
-            "allowed": "a string, or several",
-        },
+        allowed="a string, or several",
+        converter=partial(strings, "bad_words"),
     )
-    logits_processors: tuple[LogitsProcessor, ...] = field(
+    logits_processors: Sequence[LogitsProcessor] = option(
+        None,
+        "Pure functions that change the logits of one position, given the token ids up to it.",
         default=(),
-        converter=_logits_processors,
+        allowed="callables (logits, token_ids) -> logits",
+        converter=partial(callables, "logits_processors"),
         hash=False,
-        metadata={
-            "help": "Pure functions that change the logits of one position, given the token ids up to it.",
-            "allowed": "callables (logits, token_ids) -> logits",
-        },
     )
-    seed: int | None = field(
-        default=None,
-        converter=as_whole,
-        validator=whole_number(-(2**63), 2**63 - 1, optional=True),
-        metadata={
-            "help": "Makes a completion reproducible, whatever else runs beside it. None: drawn from the engine's seed "
-            "when the request is submitted."
-        },
+    seed: int | None = _whole(
+        whole_number(-(2**63), 2**63 - 1, optional=True),
+        "Makes a completion reproducible, whatever else runs beside it. None: drawn from the engine's seed when the "
+        "request is submitted.",
     )
-    max_tokens: int | None = field(
+    max_tokens: int | None = _whole(
+        whole_number(1, 2**31, optional=True),
+        "Most tokens of the output. None: as many as the engine's max_model_len leaves room for.",
         default=16,
-        converter=as_whole,
-        validator=whole_number(1, 2**31, optional=True),
-        metadata={"help": "Most tokens of the output. None: as many as the engine's max_model_len leaves room for."},
     )
-    min_tokens: int = field(
+    min_tokens: int = _whole(
+        whole_number(0, 2**31),
+        "No end-of-sequence token, stop token or stop string ends a shorter output, in tokens.",
         default=0,
-        converter=as_whole,
-        validator=whole_number(0, 2**31),
-        metadata={"help": "No end-of-sequence token, stop token or stop string ends a shorter output, in tokens."},
     )
-    stop: tuple[str, ...] = field(
+    stop: Sequence[str] = option(
+        None,
+        "The output ends where its text has one of these.",
         default=(),
-        converter=_stop,
-        metadata={"help": "The output ends where its text has one of these.", "allowed": "a string, or several"},
+        allowed="a string, or several",
+        converter=partial(strings, "stop"),
     )
-    stop_token_ids: tuple[int, ...] = field(
+    stop_token_ids: Sequence[int] = option(
+        None,
+        "The output ends at one of these, or at the model's own end-of-sequence tokens.",
         default=(),
-        converter=_stop_token_ids,
-        metadata={
-            "help": "The output ends at one of these, or at the model's own end-of-sequence tokens.",
-            "allowed": "token ids, or None",
-        },
+        allowed="token ids, or None",
+        converter=lambda value: () if value is None else token_ids("stop_token_ids", value),
     )
-    include_stop_str_in_output: bool = field(
-        default=False,
-        validator=flag,
-        metadata={"help": "Keep in the text the string or token that ended the output. The token ids always have it."},
+    include_stop_str_in_output: bool = option(
+        flag, "Keep in the text the string or token that ended the output. The token ids always have it.", default=False
     )
-    ignore_eos: bool = field(
-        default=False, validator=flag, metadata={"help": "Go on after the model's end-of-sequence tokens."}
+    ignore_eos: bool = option(flag, "Go on after the model's end-of-sequence tokens.", default=False)
+    logprobs: int | None = _whole(
+        whole_number(-1, 2**31, optional=True),
+        "Give the logprobs of each output token and of this many of the most probable ones, by the target's unchanged "
+        "logits. -1: of all tokens. None: no logprobs.",
     )
-    logprobs: int | None = field(
-        default=None,
-        converter=as_whole,
-        validator=whole_number(-1, 2**31, optional=True),
-        metadata={
-            "help": "Give the logprobs of each output token and of this many of the most probable ones, by the "
-            "target's unchanged logits. -1: of all tokens. None: no logprobs."
-        },
+    prompt_logprobs: int | None = _whole(
+        whole_number(-1, 2**31, optional=True), "The same as logprobs, for each token of the prompt but its first."
     )
-    prompt_logprobs: int | None = field(
-        default=None,
-        converter=as_whole,
-        validator=whole_number(-1, 2**31, optional=True),
-        metadata={"help": "The same as logprobs, for each token of the prompt but its first."},
-    )
-    detokenize: bool = field(
-        default=True, validator=flag, metadata={"help": "Decode the output to text. False: give its token ids alone."}
-    )
-    skip_special_tokens: bool = field(
-        default=True, validator=flag, metadata={"help": "Leave special tokens out of the text."}
-    )
-    num_speculative_tokens: int | None = field(
-        default=None,
-        converter=as_whole,
-        validator=whole_number(0, MOST_DRAFT_TOKENS, optional=True),
-        metadata={
-            "help": "Most draft tokens of this request in a step, no more than the engine's number. 0: plain decoding. "
-            "None: the engine's number."
-        },
+    detokenize: bool = option(flag, "Decode the output to text. False: give its token ids alone.", default=True)
+    skip_special_tokens: bool = option(flag, "Leave special tokens out of the text.", default=True)
+    num_speculative_tokens: int | None = _whole(
+        whole_number(0, MOST_DRAFT_TOKENS, optional=True),
+        "Most draft tokens of this request in a step, no more than the engine's number. 0: plain decoding. None: the "
+        "engine's number.",
     )
 
     # Known from vLLM. What would change something is refused.
-    structured_outputs: Any = field(default=None, validator=not_yet(None), metadata={"help": "Not supported yet."})
-    truncate_prompt_tokens: Any = field(default=None, validator=not_yet(None), metadata={"help": "Not supported yet."})
-    spaces_between_special_tokens: bool = field(
-        default=True, validator=not_yet(True), metadata={"help": "Not supported yet."}
-    )
+    structured_outputs: Any = option(not_yet(None), "Not supported yet.")
+    truncate_prompt_tokens: Any = option(not_yet(None), "Not supported yet.")
+    spaces_between_special_tokens: bool = option(not_yet(True), "Not supported yet.", default=True)
 
     def __attrs_post_init__(self) -> None:
         if self.stop and not self.detokenize:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import Attribute, field, fields, frozen
+from attrs import Attribute, field, fields, fields_dict, frozen
+from attrs.converters import optional
 
 from specdec_core.config.fields import (
     Check,
@@ -15,11 +16,12 @@ from specdec_core.config.fields import (
     not_yet,
     number,
     one_of,
+    option,
     text,
     unknown_key,
     whole_number,
 )
-from specdec_core.config.hashing import UNHASHED, config_hash
+from specdec_core.config.hashing import config_hash
 from specdec_core.config.options import PARSED, is_key
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.errors import ConfigError
@@ -42,59 +44,44 @@ class DraftModelConfig:
     """The keys of methods that load a draft checkpoint: their config classes inherit from this one."""
 
     model: str | Path = field(
-        validator=checkpoint(),
+        validator=checkpoint,
         metadata={
             "help": "The draft: a folder, or a name on the model hub. Left out, it is the folder drafts/METHOD in the "
             "target's folder."
         },
     )
-    revision: str | None = field(
-        default=None,
-        validator=text(optional=True),
-        metadata={"help": "Branch, tag or commit of the draft's repository on the hub. None: its main branch."},
+    revision: str | None = option(
+        text(optional=True), "Branch, tag or commit of the draft's repository on the hub. None: its main branch."
     )
-    code_revision: str | None = field(
-        default=None,
-        validator=text(optional=True),
-        metadata={
-            "help": "Branch, tag or commit of the draft's code, where that has a repository of its own and the "
-            "engine's trust_remote_code allows it. None: its main branch."
-        },
+    code_revision: str | None = option(
+        text(optional=True),
+        "Branch, tag or commit of the draft's code, where that has a repository of its own and the engine's "
+        "trust_remote_code allows it. None: its main branch.",
     )
-    quantization: Any = field(
-        default=None,
-        metadata={
-            "help": "How to quantize the draft's weights, written as the engine's quantization. None: they stay as the "
-            "checkpoint has them, quantized or not.",
-            "allowed": "a name, a mapping or an object, or None",
-        },
+    quantization: Any = option(
+        None,
+        "How to quantize the draft's weights, written as the engine's quantization. None: they stay as the checkpoint "
+        "has them, quantized or not.",
+        allowed="a name, a mapping or an object, or None",
     )
-    max_model_len: int | None = field(
-        default=None,
-        validator=whole_number(1, optional=True),
-        metadata={
-            "help": "A request is drafted for up to this many tokens, prompt and output together. None: as far as the "
-            "target and the draft both go."
-        },
+    max_model_len: int | None = option(
+        whole_number(1, optional=True),
+        "A request is drafted for up to this many tokens, prompt and output together. None: as far as the target and "
+        "the draft both go.",
     )
-    draft_tensor_parallel_size: int = field(
-        default=1,
-        validator=not_yet(1),
-        metadata={"help": "Number of GPUs that share each layer of the draft.", **UNHASHED},
+    draft_tensor_parallel_size: int = option(
+        not_yet(1), "Number of GPUs that share each layer of the draft.", default=1, hashed=False
     )
-    enforce_eager: bool = field(
-        default=False, validator=flag, metadata={"help": "Changes nothing: there are no CUDA graphs yet.", **UNHASHED}
-    )
-    disable_padded_drafter_batch: bool = field(
-        default=False, validator=flag, metadata={"help": "Changes nothing: drafts are not padded.", **UNHASHED}
+    enforce_eager: bool = option(flag, "Changes nothing: there are no CUDA graphs yet.", default=False, hashed=False)
+    disable_padded_drafter_batch: bool = option(
+        flag, "Changes nothing: drafts are not padded.", default=False, hashed=False
     )
 
     def checked_max_model_len(self, target_len: int, draft_len: int | None = None) -> int:
         """How far the draft goes: as far as both models can, unless it is told. draft_len: None for a draft that goes
         as far as the target. Raises ConfigError if it is told to go further."""
-        longest = {"the target": target_len}
-        if draft_len is not None:
-            longest = {"the draft model": draft_len, **longest}
+        longest = {} if draft_len is None else {"the draft model": draft_len}
+        longest["the target"] = target_len
         if self.max_model_len is None:
             return min(longest.values())
         for whose, most in longest.items():
@@ -110,18 +97,12 @@ class DraftModelConfig:
 class DraftSamplingConfig:
     """The key of methods that have distributions to draw from: their config classes inherit from this one."""
 
-    draft_sample_method: str = field(
+    draft_sample_method: str = option(
+        one_of(GREEDY, PROBABILISTIC),
+        "'greedy' drafts the most probable tokens. 'probabilistic' draws them from the draft's distribution at the "
+        "request's temperature, siblings without replacement.",
         default=GREEDY,
-        validator=one_of(GREEDY, PROBABILISTIC),
-        metadata={
-            "help": "'greedy' drafts the most probable tokens. 'probabilistic' draws them from the draft's "
-            "distribution at the request's temperature, siblings without replacement."
-        },
     )
-
-
-def _parsed_tree(given: Any) -> TokenTree | None:
-    return None if given is None else TokenTree.parse(given)
 
 
 @frozen(kw_only=True, slots=False)
@@ -129,14 +110,12 @@ class DraftTreeConfig:
     """The key of methods that draft trees of a shape that users may write down: their config classes inherit from this
     one. Without a shape, drafts are chains, or whatever else the method drafts."""
 
-    speculative_token_tree: TokenTree | None = field(
-        default=None,
-        converter=_parsed_tree,
-        metadata={
-            "help": "Shape of the drafts, as paths below the root: [(0,), (1,), (0, 0)] is the two most probable first "
-            "tokens, and the most probable one after the first of them. None: chains, or the method's own trees.",
-            "allowed": "a list of paths, or that as text, or None",
-        },
+    speculative_token_tree: TokenTree | None = option(
+        None,
+        "Shape of the drafts, as paths below the root: [(0,), (1,), (0, 0)] is the two most probable first tokens, and "
+        "the most probable one after the first of them. None: chains, or the method's own trees.",
+        allowed="a list of paths, or that as text, or None",
+        converter=optional(TokenTree.parse),
     )
 
     def default_num_speculative_tokens(self, device: torch.device) -> int:
@@ -159,14 +138,10 @@ class DraftTreeConfig:
 class DraftWindowConfig:
     """The key of methods whose drafts have attention layers: their config classes inherit from this one."""
 
-    draft_window: int | None = field(
-        default=None,
-        validator=whole_number(1, optional=True),
-        metadata={
-            "help": "In each attention layer of the draft, a token sees only this many positions: its own and those "
-            "just before it, draft tokens among them. None: all of them. A layer with a smaller window of its own "
-            "keeps that."
-        },
+    draft_window: int | None = option(
+        whole_number(1, optional=True),
+        "In each attention layer of the draft, a token sees only this many positions: its own and those just before "
+        "it, draft tokens among them. None: all of them. A layer with a smaller window of its own keeps that.",
     )
 
 
@@ -192,26 +167,18 @@ class DraftStopConfig:
     """The keys of methods that can stop drafting where more is expected to cost more than it gains: their config
     classes inherit from this one."""
 
-    adaptive_draft_length: bool = field(
-        default=False,
-        validator=flag,
-        metadata={"help": "End a request's draft where another level is expected to cost more than it gains."},
+    adaptive_draft_length: bool = option(
+        flag, "End a request's draft where another level is expected to cost more than it gains.", default=False
     )
-    draft_level_cost: float | None = field(
-        default=None,
-        validator=_COST,
-        metadata={
-            "help": "What drafting another level of nodes costs, in forward passes of the target over one token. None: "
-            "measured. Give it together with draft_node_cost."
-        },
+    draft_level_cost: float | None = option(
+        _COST,
+        "What drafting another level of nodes costs, in forward passes of the target over one token. None: measured. "
+        "Give it together with draft_node_cost.",
     )
-    draft_node_cost: float | None = field(
-        default=None,
-        validator=Check(_both_costs, _COST.allowed),
-        metadata={
-            "help": "What verifying another node costs, in forward passes of the target over one token. None: "
-            "measured. Give it together with draft_level_cost."
-        },
+    draft_node_cost: float | None = option(
+        Check(_both_costs, _COST.allowed),
+        "What verifying another node costs, in forward passes of the target over one token. None: measured. Give it "
+        "together with draft_level_cost.",
     )
 
 
@@ -233,19 +200,15 @@ class SpeculativeConfig:
             "it."
         },
     )
-    disable_by_batch_size: int | None = field(
-        default=None,
-        validator=whole_number(1, MOST_DRAFT_TOKENS, optional=True),
-        metadata={"help": "Draft nothing while more requests than this are running. None: draft however many run."},
+    disable_by_batch_size: int | None = option(
+        whole_number(1, MOST_DRAFT_TOKENS, optional=True),
+        "Draft nothing while more requests than this are running. None: draft however many run.",
     )
-    verifier: str = field(
+    verifier: str = option(
+        text(),
+        "The rule that decides which draft tokens are accepted. 'auto': a lossless one that fits the draft.",
         default=AUTO,
-        validator=text(),
-        metadata={
-            "help": "The rule that decides which draft tokens are accepted. 'auto': a lossless one that fits the "
-            "draft.",
-            "allowed": "'auto' or a verifier's name",
-        },
+        allowed="'auto' or a verifier's name",
     )
     options: Any = field(default=None, metadata={"help": "The method's own keys, as its config class.", **PARSED})
     verifier_options: Any = field(
@@ -267,8 +230,8 @@ class SpeculativeConfig:
         """One flat mapping of the core's keys, the method's and the verifier's, of which none may have the name of the
         core's. default_num_speculative_tokens: (the method's config) -> the number where the mapping has none. Raises
         ConfigError that names the nearest key."""
-        own = {attribute.name for attribute in fields(method_config)} - cls.core_keys()
-        verifiers = {attribute.name for attribute in fields(verifier_config)} if verifier_config else set()
+        own = fields_dict(method_config).keys() - cls.core_keys()
+        verifiers = fields_dict(verifier_config).keys() if verifier_config else set()
         where = f"speculative_config of method {mapping['method']!r}"
         known = cls.core_keys() | own | verifiers
         for key in mapping:
@@ -291,14 +254,12 @@ class SpeculativeConfig:
             rest["num_speculative_tokens"] = default_num_speculative_tokens(options)
         return cls(**rest, options=options, verifier_options=verifier_options)
 
-    def compute_hash(self) -> str:
-        """A hex digest of what changes the computation, the same in every process."""
-        return config_hash(self)
+    compute_hash = config_hash
 
 
 def _foreign_key(key: object, known: AbstractSet[str], where: str) -> ConfigError:
     """A key of draft checkpoints is no typing error, so there is no near one to guess."""
-    if key in {attribute.name for attribute in fields(DraftModelConfig)}:
+    if key in fields_dict(DraftModelConfig):
         return ConfigError(
             f"{where} has no key {key!r}: the method takes no draft model. Remove it, or choose a method that does. "
             f"The keys are {', '.join(sorted(known))}"

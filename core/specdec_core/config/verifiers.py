@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from attrs import field, frozen
+from attrs import frozen
 
-from specdec_core.config.fields import number
+from specdec_core.config.fields import number, option
 
 
 @frozen(kw_only=True)
@@ -12,16 +12,14 @@ class TypicalConfig:
     """Typical acceptance (Cai et al. 2024) with the thresholds of Medusa as defaults. A token is accepted if the target
     gives it more than min(posterior_threshold, posterior_alpha * exp(-entropy))."""
 
-    posterior_threshold: float = field(
+    posterior_threshold: float = option(
+        number(0.0, 1.0),
+        "A draft token to which the target gives more than this probability is accepted.",
         default=0.09,
-        validator=number(0.0, 1.0),
-        metadata={"help": "A draft token to which the target gives more than this probability is accepted."},
     )
-    posterior_alpha: float = field(
+    posterior_alpha: float = option(
+        number(0.0, 1.0),
+        "A draft token is also accepted if the target gives it more than this number times exp(-entropy), with the "
+        "entropy of the target's distribution.",
         default=0.3,
-        validator=number(0.0, 1.0),
-        metadata={
-            "help": "A draft token is also accepted if the target gives it more than this number times exp(-entropy), "
-            "with the entropy of the target's distribution."
-        },
     )

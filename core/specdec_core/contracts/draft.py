@@ -126,36 +126,21 @@ class Draft:
     @classmethod
     def from_chains(cls, chains: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Draft:
         """Chains of chosen tokens, one per request, possibly empty: all that a host-side chain proposer needs."""
-        import torch
-
         lengths = [len(chain) for chain in chains]
-        draft = cls(
-            token_ids=_token_ids([t for chain in chains for t in chain]),
-            parents=torch.tensor([i - 1 for n in lengths for i in range(n)], dtype=torch.int32),
-            offsets=_offsets(lengths),
-            max_depth=max(lengths, default=0),
-            is_chain=True,
-        )
-        return draft if torch.device(device).type == "cpu" else draft.to(device)
+        nodes = DraftTree([t for chain in chains for t in chain], [i - 1 for n in lengths for i in range(n)])
+        return cls._of_nodes(nodes, lengths, max(lengths, default=0), device, is_chain=True)
 
     @classmethod
     def from_trees(cls, trees: Sequence[DraftTree], device: torch.device | str = "cpu") -> Draft:
         """Trees of chosen tokens, one per request, possibly empty."""
-        import torch
-
         depth = 0
         for tree in trees:
             depths: list[int] = []
             for parent in tree.parents:
                 depths.append(1 if parent < 0 else depths[parent] + 1)
             depth = max([depth, *depths])
-        draft = cls(
-            token_ids=_token_ids([t for tree in trees for t in tree.token_ids]),
-            parents=torch.tensor([p for tree in trees for p in tree.parents], dtype=torch.int32),
-            offsets=_offsets([len(tree.token_ids) for tree in trees]),
-            max_depth=depth,
-        )
-        return draft if torch.device(device).type == "cpu" else draft.to(device)
+        nodes = DraftTree([t for tree in trees for t in tree.token_ids], [p for tree in trees for p in tree.parents])
+        return cls._of_nodes(nodes, [len(tree.token_ids) for tree in trees], depth, device)
 
     @classmethod
     def from_arrays(
@@ -177,9 +162,28 @@ class Draft:
         draft = cls(
             token_ids=torch.from_numpy(token_ids),
             parents=torch.from_numpy(parents),
-            offsets=_offsets(counts),
+            offsets=tuple(accumulate(counts, initial=0)),
             max_depth=max_depth,
             scores=None if scores is None else torch.from_numpy(scores),
+            is_chain=is_chain,
+        )
+        return draft if torch.device(device).type == "cpu" else draft.to(device)
+
+    @classmethod
+    def _of_nodes(
+        cls, nodes: DraftTree, counts: list[int], max_depth: int, device: torch.device | str, is_chain: bool = False
+    ) -> Draft:
+        """nodes: of all requests."""
+        import torch
+
+        token_ids = torch.tensor(nodes.token_ids) if nodes.token_ids else torch.empty(0, dtype=torch.int64)
+        if token_ids.dtype != torch.int64:
+            raise TypeError(f"token ids must be whole numbers, not {token_ids.dtype}: {nodes.token_ids[:5]}")
+        draft = cls(
+            token_ids=token_ids,
+            parents=torch.tensor(nodes.parents, dtype=torch.int32),
+            offsets=tuple(accumulate(counts, initial=0)),
+            max_depth=max_depth,
             is_chain=is_chain,
         )
         return draft if torch.device(device).type == "cpu" else draft.to(device)
@@ -218,21 +222,6 @@ class Draft:
         """One request's part, copied to the host (for tests and reports, not for the hot path)."""
         nodes = slice(self.offsets[request], self.offsets[request + 1])
         return DraftTree(self.host_token_ids[nodes].tolist(), self.host_parents[nodes].tolist())
-
-
-def _token_ids(values: list[int]) -> torch.Tensor:
-    import torch
-
-    if not values:
-        return torch.empty(0, dtype=torch.int64)
-    token_ids = torch.tensor(values)
-    if token_ids.dtype != torch.int64:
-        raise TypeError(f"token ids must be whole numbers, not {token_ids.dtype}: {values[:5]}")
-    return token_ids
-
-
-def _offsets(lengths: Sequence[int]) -> tuple[int, ...]:
-    return tuple(accumulate(lengths, initial=0))
 
 
 @frozen(eq=False)

@@ -80,12 +80,10 @@ class KVManager(Protocol):
         its groups; what a draft's group holds is what `fill` says. lookahead: how many tokens after a slot's own its
         contents depend on (`Plan.lookahead`).
         """
-        ...
 
     def cache(self, group: int, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [num_slots + 1, num_kv_heads, key_dim] and values [..., value_dim]. Slot `block * block_size + i`; the
         last row, which is also index -1, takes what padding writes and is never read."""
-        ...
 
     def admit(self, request_id: str, token_ids: np.ndarray, salt: str, groups: Sequence[int]) -> int:
         """Take a request in, without blocks of its own yet. Returns num_cached_tokens: of how many tokens, from the
@@ -96,28 +94,23 @@ class KVManager(Protocol):
         prompt_logprobs, and after logits that were not finite). salt: requests share only with those of the same one.
         groups: those of drafts that this request uses.
         """
-        ...
 
     def reserve(self, request_id: str, num_tokens: int, num_scratch: int) -> None:
         """Own enough blocks for the slots [0, num_tokens + num_scratch): num_tokens counts the final and the known
         tokens, num_scratch the draft nodes. Raises CapacityError and changes nothing if there are not enough free
         blocks."""
-        ...
 
     def metadata(self, request_ids: Sequence[str], starts: Sequence[int], lengths: Sequence[int]) -> KVMetadata:
         """Addresses of the slot intervals [start, start + length) of these requests, for any group. Raises
         CapacityError where one ends past the blocks that its request owns."""
-        ...
 
     def compact(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
         """After verification, on the device: in groups that keep nodes, the target's among them, move the accepted
         path's entries to follow the root without a gap. The verdict is on the host."""
-        ...
 
     def fill(self, group: int, request_ids: Sequence[str], num_tokens: Sequence[int]) -> None:
         """A draft's group holds what its layers computed for the first num_tokens[i] tokens of request i. Called while
         the proposer observes or drafts; without it, nothing of the group is found by `admit` later."""
-        ...
 
     def advance(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
         """At the end of a step, on the host, before requests that are finished are released: counts[i] more slots of
@@ -127,20 +120,16 @@ class KVManager(Protocol):
         blocks be found later publishes only what `token_ids` covers. 0 where the pass was no use (its logits were not
         finite).
         """
-        ...
 
     def release(self, request_id: str) -> None:
         """Free the request's blocks (finished, cancelled or preempted). Unknown ids are ignored."""
-        ...
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that `reserve` can hand out, those included whose contents would be given up for it."""
-        ...
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block is accounted for."""
-        ...
 
 
 @frozen

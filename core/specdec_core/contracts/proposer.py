@@ -38,12 +38,10 @@ class RequestView(Protocol):
     def num_cached_tokens(self) -> int:
         """How many tokens were found in the cache when it was admitted: they are not computed, hence not observed. The
         draft's own group of the KV cache holds them. 0 without prefix caching."""
-        ...
 
     @property
     def token_ids(self) -> np.ndarray:
         """int64 [num_tokens]   prompt and output so far, the root included, without a copy."""
-        ...
 
 
 @frozen
@@ -133,9 +131,7 @@ class Plan:
     taps: tuple[str, ...] = ()  # "input.i": residual stream before layer i, or after the last; "final": normed
     kv_layout: KVLayout | None = None
     scratch_slots: int = 0  # draft KV slots beyond the final ones, counted from the root's
-    lookahead: int = (
-        0  # how many later tokens a slot of the kv_layout depends on (EAGLE: 1, the next token's embedding)
-    )
+    lookahead: int = 0  # how many later tokens a slot of the kv_layout depends on (EAGLE: 1, the next token)
     weight_bytes: int = 0
     observes: bool = True  # False: `observe` is never called and no features are gathered
     top_tokens: int = 0  # how many of the target's likeliest tokens to observe at each root and node
@@ -161,7 +157,6 @@ class Proposer(Protocol):
 
     def propose(self, batch: ProposerBatch) -> Draft:
         """Draft at most `batch.max_draft_tokens[i]` nodes for request i, one tree per request, possibly empty."""
-        ...
 
     def observe(self, observation: Observation) -> None:
         """See the features of the tokens that the last pass made final, and the token that follows them."""
@@ -209,14 +204,12 @@ class LayerAttention(Protocol):
 
     def bind(self, modules: Sequence[torch.nn.Module]) -> None:
         """Route attention modules from transformers, one per layer of the group, through `attend`."""
-        ...
 
     def padded(self, num_tokens: int) -> int: ...
 
     def fill(self, requests: Sequence[RequestView], num_tokens: Sequence[int]) -> None:
         """Say that the group holds what the draft's layers computed for the first num_tokens[i] tokens of request i.
         What is not said here is computed again by a later request with the same text, prefix caching or not."""
-        ...
 
     def metadata(
         self, requests: Sequence[RequestView], starts: Sequence[int] | torch.Tensor, lengths: Sequence[int]
@@ -225,14 +218,12 @@ class LayerAttention(Protocol):
 
         starts: on the host, or a tensor, int64, on the engine's device. Raises CapacityError past the reserved slots.
         """
-        ...
 
     def forwarding(
         self, metadata: KVMetadata, visibility: Visibility, *, window: int | None = None
     ) -> AbstractContextManager[None]:
         """The forward pass that layers run in while the context is open. window: in every layer, a token sees no
         position that is `window` or more before its own; a layer with a smaller window of its own keeps that."""
-        ...
 
     def attend(
         self,
@@ -260,11 +251,9 @@ class LayerAttention(Protocol):
 
         Returns [num_tokens or n, num_heads, value_dim].
         """
-        ...
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store keys and values as `attend` does, for a layer whose outputs nobody needs."""
-        ...
 
 
 class CausalLM(Protocol):
@@ -286,7 +275,6 @@ class CausalLM(Protocol):
         """One pass over int64 token_ids and positions [num_tokens], padded to `LayerAttention.padded`. window: see
         `LayerAttention.forwarding`. Returns the logits [num_rows, vocab] of some rows, int64 [num_rows], and no
         features."""
-        ...
 
 
 class Embedding(Protocol):
@@ -296,7 +284,6 @@ class Embedding(Protocol):
         """token_ids int64 [n] -> [n, hidden], in the target's dtype: what enters its first layer, less positions that
         are added to it. raw: the rows of its table as they are, without the factor of families that have one, such as
         Gemma and Granite."""
-        ...
 
 
 class OutputHead(Protocol):
@@ -309,7 +296,6 @@ class OutputHead(Protocol):
         Raises CompatibilityError where the target has no LM head, or unless raw, where it is not known what its family
         adds.
         """
-        ...
 
 
 @frozen(eq=False)

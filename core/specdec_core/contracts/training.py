@@ -41,11 +41,9 @@ class Trainee(Protocol):
 
     def __call__(self, batch: TrainingBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """The loss, a scalar, and what else is worth logging, scalars too."""
-        ...
 
     def save(self, folder: Path) -> None:
         """Write the checkpoint that the method's `model` names, as others publish it too. The folder exists."""
-        ...
 
 
 @frozen(eq=False)

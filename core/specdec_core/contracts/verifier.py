@@ -51,7 +51,6 @@ class RandomSource(Protocol):
         weights float [n, vocab] (non-negative, unnormalised), requests int64 [n] indices into the batch, depths
         int64 [n] of the rows' nodes (root: 0). Returns int64 [n].
         """
-        ...
 
     def categorical(
         self, weights: torch.Tensor, stream: Stream, requests: torch.Tensor, nodes: torch.Tensor
@@ -60,13 +59,11 @@ class RandomSource(Protocol):
 
         nodes int64 [n]: any number that is unique within the request and stream at this step. Returns int64 [n].
         """
-        ...
 
     def bernoulli(
         self, prob: torch.Tensor, stream: Stream, requests: torch.Tensor, nodes: torch.Tensor
     ) -> torch.Tensor:
         """True with probability prob float [n], keyed as in `categorical`. Returns bool [n]."""
-        ...
 
 
 class Verifier(Protocol):
@@ -84,7 +81,6 @@ class Verifier(Protocol):
         """logits float32 [num_rows, vocab] (see `contracts.draft`). A row that is not finite anywhere (NaN, +inf, or
         -inf throughout) fails its request if the path reaches it, and touches no other request. A rule that flips
         coins fails it wherever the path could have gone: the request starts over, and a coin must not decide that."""
-        ...
 
 
 @frozen(eq=False)

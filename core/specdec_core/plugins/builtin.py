@@ -9,7 +9,7 @@ from typing import Any
 
 from specdec_core.config.verifiers import TypicalConfig
 from specdec_core.contracts.hooks import hookimpl
-from specdec_core.contracts.kv import KVContext, KVManager, KVManagerSpec
+from specdec_core.contracts.kv import KVManagerSpec
 from specdec_core.contracts.proposer import PLUGIN_API
 from specdec_core.contracts.verifier import VerifierSpec
 
@@ -34,11 +34,6 @@ def specdec_verifiers() -> Sequence[VerifierSpec]:
     ]
 
 
-def _paged(config: object, context: KVContext) -> KVManager:
-    manager: KVManager = _make("kv.paged", "PagedKVManager", context)
-    return manager
-
-
 @hookimpl
 def specdec_kv_managers() -> Sequence[KVManagerSpec]:
-    return [KVManagerSpec("paged", _paged, PLUGIN_API)]
+    return [KVManagerSpec("paged", lambda _, context: _make("kv.paged", "PagedKVManager", context), PLUGIN_API)]

@@ -39,40 +39,31 @@ class PluginCommands:
                 faults.append(Fault(plugin.name, (plugin,), error))
         for name, claimed in claims.items():
             owners = tuple(plugin for plugin, _ in claimed)
-            if name in core or len(owners) > 1:
-                labels = [*(["specdec-core"] if name in core else []), *(plugin.label for plugin in owners)]
-                faults.append(Fault(name, owners, _refusal(name, labels, owners[-1])))
-            else:
+            if name not in core and len(owners) == 1:
                 usable[name] = claimed[0][1]
+                continue
+            labels = [*(["specdec-core"] if name in core else []), *(plugin.label for plugin in owners)]
+            refusal = (
+                f"the command {name!r} is claimed by {' and by '.join(labels)}: disable one of the plugins, as in "
+                f"SPECDEC_DISABLE={owners[-1].name}, or rename its command"
+            )
+            faults.append(Fault(name, owners, PluginError(refusal)))
         return cls(usable, faults)
 
     def find(self, name: str) -> click.Command | None:
         """The command of that name; None if there is none. Raises PluginError if it is among the faults."""
-        if name in self.usable:
-            return self.usable[name]
-        for fault in self.faults:
-            if fault.name == name:
-                raise fault.error
-        return None
+        if name not in self.usable:
+            for fault in self.faults:
+                if fault.name == name:
+                    raise fault.error
+        return self.usable.get(name)
 
 
 def offered(plugin: Plugin) -> list[click.Command]:
     """The commands of one plugin. Raises PluginError that names it, whatever it does wrong."""
-    try:
+    with plugin.blamed("offer its commands"):
         commands = [command for part in plugin.loaded_hooks.hook.specdec_commands() for command in part]
         for command in commands:
             if not isinstance(command, click.Command) or not command.name:
                 raise TypeError(f"specdec_commands returned {command!r}, which is not a click command with a name")
-    except (Exception, SystemExit) as error:
-        raise PluginError(
-            f"plugin {plugin.label} failed to offer its commands: {type(error).__name__}: {error}. Repair it, or "
-            f"disable it with SPECDEC_DISABLE={plugin.name}"
-        ) from error
     return commands
-
-
-def _refusal(name: str, labels: Sequence[str], last: Plugin) -> PluginError:
-    return PluginError(
-        f"the command {name!r} is claimed by {' and by '.join(labels)}: disable one of the plugins, as in "
-        f"SPECDEC_DISABLE={last.name}, or rename its command"
-    )

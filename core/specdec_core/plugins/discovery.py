@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import pluggy
@@ -14,6 +15,7 @@ import specdec_core
 from specdec_core.contracts.kv import KVManagerSpec
 from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.contracts.verifier import VerifierSpec
+from specdec_core.errors import PluginError
 
 GROUP = "specdec"
 
@@ -45,6 +47,17 @@ class Plugin:
         assert self.hooks is not None, "a plugin whose status is ok after loading has hooks"
         return self.hooks
 
+    @contextmanager
+    def blamed(self, what: str, advice: str = "Repair it") -> Iterator[None]:
+        """What is raised meanwhile, SystemExit too, becomes a PluginError: the plugin failed to do `what`."""
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            raise PluginError(
+                f"plugin {self.label} failed to {what}: {type(error).__name__}: {error}. {advice}, or disable it with "
+                f"SPECDEC_DISABLE={self.name}"
+            ) from error
+
     def refuse(self, status: Status, error: str, cause: BaseException | None = None) -> None:
         self.status, self.error, self.cause = status, error, cause
 
@@ -55,10 +68,8 @@ def find(builtins: Iterable[str], modules: Iterable[str] = ()) -> list[Plugin]:
     A distribution that lies on sys.path twice (an editable install and a wheel, say) counts once, as the one that an
     import would find.
     """
-    found = [
-        Plugin(module.rpartition(".")[2], "specdec-core", specdec_core.__version__, module, builtin=True)
-        for module in builtins
-    ]
+    core = ("specdec-core", specdec_core.__version__)
+    found = [Plugin(module.rpartition(".")[2], *core, module, builtin=True) for module in builtins]
     found += [Plugin(module, module, "(not installed)", module, builtin=True) for module in modules]
     entries = []
     for entry in importlib.metadata.entry_points(group=GROUP):
@@ -77,9 +88,7 @@ def refuse_disabled(plugins: Sequence[Plugin], names: Sequence[str], origin: str
     """Mark the plugins that `names` disables, by plugin name or distribution. Returns the names that fit none."""
     idle = []
     for name in names:
-        hit = [
-            p for p in plugins if not p.builtin and (name == p.name or _normalized(name) == _normalized(p.distribution))
-        ]
+        hit = [p for p in plugins if not p.builtin and (name == p.name or _same(name, p.distribution))]
         for plugin in hit:
             plugin.refuse("disabled", f"plugin {plugin.label} is disabled by {origin}, which names {name!r}")
         if not hit:
@@ -109,5 +118,5 @@ def refuse_rivals(name: str, rivals: Sequence[Plugin], refused: Sequence[Plugin]
         )
 
 
-def _normalized(distribution: str) -> str:
-    return re.sub(r"[-_.]+", "-", distribution).lower()
+def _same(*distributions: str) -> bool:
+    return len({re.sub(r"[-_.]+", "-", name).lower() for name in distributions}) == 1

@@ -32,21 +32,13 @@ class PluginInfo:
 def listing(plugins: Sequence[Plugin], commands: PluginCommands) -> list[PluginInfo]:
     """A line for every plugin, the unusable ones too."""
     lines = []
-    faults = {plugin.value: fault for fault in commands.faults for plugin in fault.plugins}
+    faults = {plugin.value: str(fault.error) for fault in commands.faults for plugin in fault.plugins}
     for plugin in plugins:
-        problems = [missing_modules(plugin, spec) for spec in plugin.specs if plugin.status == "ok"]
-        if plugin.status == "ok" and plugin.value in faults:
-            problems.append(str(faults[plugin.value].error))
-        problem = next(filter(None, problems), None)
-        lines.append(
-            PluginInfo(
-                name=plugin.name,
-                distribution=plugin.distribution,
-                version=plugin.version,
-                status="failed" if problem else plugin.status,
-                provides=provides(plugin),
-                error=problem or plugin.error,
-                options=options(plugin),
-            )
-        )
+        problem = None
+        if plugin.status == "ok":
+            problems = [*(missing_modules(plugin, spec) for spec in plugin.specs), faults.get(plugin.value)]
+            problem = next(filter(None, problems), None)
+        status: Status = "failed" if problem else plugin.status
+        what = (plugin.name, plugin.distribution, plugin.version, status, provides(plugin))
+        lines.append(PluginInfo(*what, error=problem or plugin.error, options=options(plugin)))
     return lines

@@ -22,13 +22,6 @@ KINDS: dict[type[Spec], str] = {ProposerSpec: "proposer", VerifierSpec: "verifie
 OTHER_HOOKS = {"specdec_ops": "ops", "specdec_step_finished": "step_finished"}
 
 
-def new_hooks() -> pluggy.PluginManager:
-    """An empty plugin manager that knows the hooks."""
-    hooks = pluggy.PluginManager(hookspecs.PROJECT)
-    hooks.add_hookspecs(hookspecs)
-    return hooks
-
-
 def load_all(plugins: Iterable[Plugin]) -> list[str]:
     """Import those that nothing was found wrong with. Returns what is wrong with those that cannot be loaded."""
     by_value: dict[tuple[str, str], list[Plugin]] = {}
@@ -107,7 +100,8 @@ def _commands(plugin: Plugin) -> list[str]:
 
 def _import(plugin: Plugin) -> pluggy.PluginManager:
     value = importlib.metadata.EntryPoint(plugin.name, plugin.value, GROUP).load()
-    hooks = new_hooks()
+    hooks = pluggy.PluginManager(hookspecs.PROJECT)
+    hooks.add_hookspecs(hookspecs)
     known = list(vars(hooks.hook))
     hooks.register(value, name=plugin.value)
     unknown = [name for name in vars(hooks.hook) if name not in known]

@@ -13,7 +13,6 @@ from specdec_core.contracts.verifier import VerifierSpec
 from specdec_core.errors import PluginError
 from specdec_core.plugins import discovery, loading
 from specdec_core.plugins.discovery import Plugin
-from specdec_core.plugins.listeners import StepListeners
 from specdec_core.plugins.listing import PluginInfo, listing
 from specdec_core.plugins.offers import Offers
 from specdec_core.plugins.operations import OfferedOps
@@ -38,7 +37,8 @@ class Plugins:
     def __init__(self, plugins: Sequence[Plugin]) -> None:
         self._plugins = plugins
         self._offers = Offers(plugins)
-        self._listeners = StepListeners(self._offers.modules)
+        hooks = [(plugin, plugin.loaded_hooks.hook.specdec_step_finished) for plugin in self._offers.modules]
+        self._listeners = [(plugin, hook) for plugin, hook in hooks if hook.get_hookimpls()]
 
     @classmethod
     def load(
@@ -95,7 +95,12 @@ class Plugins:
     @property
     def step_finished(self) -> Callable[[StepReport], None] | None:
         """Calls `specdec_step_finished` of all plugins; None if no plugin implements it, so that nothing is called."""
-        return self._listeners.tell if self._listeners else None
+        return self._tell if self._listeners else None
+
+    def _tell(self, report: StepReport) -> None:
+        for plugin, hook in self._listeners:
+            with plugin.blamed("hear about a step"):
+                hook(report=report)
 
     def commands(self, core: Collection[str] = ()) -> PluginCommands:
         """What plugins add to the command line. core: the names of its own commands, which no plugin may take."""

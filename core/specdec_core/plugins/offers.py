@@ -58,15 +58,9 @@ class Offers:
         claims: list[tuple[ProposerSpec, Plugin]] = []
         for spec, plugin in self._specs.values():
             if isinstance(spec, ProposerSpec) and spec.detect is not None:
-                try:
-                    claimed = spec.detect(config, tensor_shapes)
-                except Exception as error:
-                    raise PluginError(
-                        f"plugin {plugin.label} failed to look at the draft checkpoint: {type(error).__name__}: "
-                        f"{error}. Name the method, or disable the plugin with SPECDEC_DISABLE={plugin.name}"
-                    ) from error
-                if claimed:
-                    claims.append((spec, plugin))
+                with plugin.blamed("look at the draft checkpoint", "Name the method"):
+                    if spec.detect(config, tensor_shapes):
+                        claims.append((spec, plugin))
         if len(claims) == 1:
             return claims[0][0]
         if claims:

@@ -25,13 +25,8 @@ class Offer:
         """Whether it has that operation for these layers. Raises PluginError if it cannot tell."""
         if name not in self.spec.ops:
             return False
-        try:
+        with self.plugin.blamed(f"say whether its {name!r} supports {_described(context)}"):
             return bool(self.spec.supports(name, context))
-        except Exception as error:
-            raise PluginError(
-                f"plugin {self.plugin.label} failed to say whether its {name!r} supports {_described(context)}: "
-                f"{type(error).__name__}: {error}. Repair it, or disable it with SPECDEC_DISABLE={self.plugin.name}"
-            ) from error
 
 
 @frozen(eq=False)
@@ -68,40 +63,31 @@ class OfferedOps:
 
 
 def _specs(plugin: Plugin, device: str) -> list[OpsSpec]:
-    try:
+    with plugin.blamed(f"offer its operations for {device!r}"):
         specs: list[OpsSpec] = plugin.loaded_hooks.hook.specdec_ops(device=device)  # without those that are None
         for spec in specs:
-            _check_kind(spec)
-            if spec.api == PLUGIN_API:
-                _check_functions(spec)
-    except Exception as error:
-        raise PluginError(
-            f"plugin {plugin.label} failed to offer its operations for {device!r}: {type(error).__name__}: "
-            f"{error}. Repair it, or disable it with SPECDEC_DISABLE={plugin.name}"
-        ) from error
+            if fault := _fault(spec):
+                raise TypeError(f"specdec_ops returned {fault}")
     for spec in specs:
         if spec.api != PLUGIN_API:
             raise PluginError(f"{foreign_api(plugin, spec.api)}, or disable it with SPECDEC_DISABLE={plugin.name}")
     return specs
 
 
-def _check_kind(spec: object) -> None:
+def _fault(spec: object) -> str | None:
     if not isinstance(spec, OpsSpec):
         form = "{name: function}"
         if isinstance(spec, Mapping):
             form = "{" + ", ".join(f"{name!r}: ..." for name in spec) + "}"
-        raise TypeError(
-            f"specdec_ops returned {spec!r}, not an OpsSpec. Return OpsSpec(api={PLUGIN_API}, ops={form}), or None for "
-            f"a type of device that the plugin has nothing for"
+        return (
+            f"{spec!r}, not an OpsSpec. Return OpsSpec(api={PLUGIN_API}, ops={form}), or None for a type of device "
+            f"that the plugin has nothing for"
         )
-
-
-def _check_functions(spec: OpsSpec) -> None:
-    wrong = [name for name, function in spec.ops.items() if not callable(function)]
-    if wrong:
-        raise TypeError(f"specdec_ops returned an OpsSpec whose ops {wrong} are no functions")
-    if not callable(spec.supports):
-        raise TypeError(f"specdec_ops returned an OpsSpec with supports={spec.supports!r}, which is no function")
+    if spec.api != PLUGIN_API:
+        return None  # whatever it has then
+    if wrong := [name for name, function in spec.ops.items() if not callable(function)]:
+        return f"an OpsSpec whose ops {wrong} are no functions"
+    return None if callable(spec.supports) else f"an OpsSpec with supports={spec.supports!r}, which is no function"
 
 
 def _described(context: OpsContext) -> str:

@@ -26,7 +26,7 @@ class Constraints:
     end_ids: np.ndarray  # int64 [n]   tokens not to draw before min_tokens
     bias_ids: np.ndarray  # int64 [n]   no two are equal
     bias_values: np.ndarray  # float64 [n]
-    processors: tuple[LogitsProcessor, ...]
+    processors: Sequence[LogitsProcessor]
     repetition_penalty: float
     frequency_penalty: float
     presence_penalty: float

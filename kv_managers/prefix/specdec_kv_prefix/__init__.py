@@ -6,7 +6,7 @@ from attrs import field, frozen
 
 from specdec_core import KVContext, KVManager, KVManagerSpec, hookimpl, whole_number
 
-HELP = "Most blocks that are kept for later although no request uses them. None: as many as there are."
+HELP = "Most KV blocks kept after their requests end, for later ones that begin the same. 0: none. None: no limit."
 
 
 @frozen(kw_only=True)

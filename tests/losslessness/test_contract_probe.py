@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from dense_draft import DenseDraft
-from probe_mutations import CACHE_FAULTS, FAULTS, zero_the_cache
+from probe_mutations import CACHE_FAULTS, FAULTS, preemption_is_ignored, zero_the_cache
 from recorded_runs import (
     Asked,
     check_outputs,
@@ -101,6 +101,8 @@ class Seen:
 def test_faults_are_noticed(
     fault: Any, probed_model: Path, asked: list[Asked], monkeypatch: Patch, kv_manager: str
 ) -> None:
+    if fault is preemption_is_ignored and kv_manager == "prefix":
+        pytest.skip("it finds the blocks that it had: what was observed may be kept")
     if fault is not None:
         zero_the_cache(monkeypatch)
         fault(monkeypatch)

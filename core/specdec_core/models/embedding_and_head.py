@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from attrs import define, frozen
+from attrs import frozen
 from torch import nn
 
 from specdec_core.errors import CompatibilityError
@@ -21,30 +21,21 @@ from specdec_core.models.families import logit_cap
 TOLERANCE = 0.02  # relative to the largest number: the numbers may be bfloat16
 
 
-@define(eq=False)
-class Record:
-    """What one pass computed, each [..., width]. final: after the last norm."""
-
-    embedded: torch.Tensor | None = None
-    first_input: torch.Tensor | None = None
-    final: torch.Tensor | None = None
-    head_input: torch.Tensor | None = None
-    head_output: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
+Record = dict[str, torch.Tensor]
+"""What one pass computed, each [..., width]: "embedded", "first_input", "final" (after the last norm), "head_input",
+"head_output" and "logits", as far as the model has them."""
 
 
 @contextmanager
 def recording_ends(model: Any, backbone: nn.Module) -> Iterator[Record]:
-    """While the block runs the model, record what enters and leaves its ends in the first pass.
-
-    backbone: all but the output head.
-    """
-    record = Record()
+    """While the block runs the model, record what enters and leaves its ends in the first pass. backbone: all but the
+    output head."""
+    record: Record = {}
     first_layer = next((m[0] for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)), None)
 
     def keep(name: str, tensor: torch.Tensor | None) -> None:
-        if getattr(record, name) is None:
-            setattr(record, name, tensor)
+        if tensor is not None:
+            record.setdefault(name, tensor)
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         keep("first_input", args[0] if args else kwargs.get("hidden_states"))
@@ -85,16 +76,15 @@ class Ends:
 
     @classmethod
     def of(cls, record: Record, config: Any) -> Ends:
-        embedding_scale = _scale(record.embedded, record.first_input) or 1.0
-        head_scale = _scale(record.final, record.head_input)
-        logits_scale, cap = _scale(record.head_output, record.logits), logit_cap(config)
+        embedding_scale = _scale(record.get("embedded"), record.get("first_input")) or 1.0
+        head_scale = _scale(record.get("final"), record.get("head_input"))
+        head_output, logits = record.get("head_output"), record.get("logits")
+        logits_scale, cap = _scale(head_output, logits), logit_cap(config)
         if logits_scale is not None:
             return cls(embedding_scale, head_scale, logits_scale, None)
-        if cap is not None and record.head_output is not None:
-            capped = torch.tanh(record.head_output.float() / cap) * cap
-            if _scale(capped, record.logits) is not None:
-                return cls(embedding_scale, head_scale, 1.0, cap)
-        return cls(embedding_scale, head_scale, None, None)
+        capped = None if cap is None or head_output is None else torch.tanh(head_output.float() / cap) * cap
+        is_capped = _scale(capped, logits) is not None
+        return cls(embedding_scale, head_scale, *((1.0, cap) if is_capped else (None, None)))
 
     def embed(self, embedding: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
         """What enters the first layer, [..., width]; without learned positions, where a model has them."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from attrs import frozen
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from specdec_core.contracts.kv import KVLayout, KVMetadata, Visibility
 from specdec_core.contracts.proposer import Plan
@@ -21,7 +22,6 @@ from specdec_core.models.fused_ops import replace_parts
 from specdec_core.models.load import ModelSource, load_config, load_weights, parse_dtype
 from specdec_core.models.packed_linear import pack_linears, recording_shared_inputs
 from specdec_core.models.rope import pin_positions
-from specdec_core.models.taps import register_tap
 from specdec_core.ops.padding import padded_to
 
 
@@ -139,6 +139,23 @@ def _decoder_layers(model: nn.Module, attention_modules: Sequence[nn.Module]) ->
             if all(any(child is attention for child in layer.modules()) for layer, attention in inside):
                 return module
     raise CompatibilityError(f"no list of decoder layers was found in {type(model).__name__}: features need one")
+
+
+def register_tap(layers: nn.ModuleList, tap: str, keep: Callable[[torch.Tensor], None]) -> RemovableHandle:
+    """Have `keep` called in each pass with what `tap` names: "input.i", the hidden states [..., width] that enter
+    layer i, or with i the number of layers, those that the last one leaves. Raises ConfigError if it is not one."""
+    kind, _, index = tap.partition(".")
+    if kind != "input" or not index.isdigit() or int(index) > len(layers):
+        raise ConfigError(f"tap {tap!r} is not known: give 'final' or 'input.i' with i from 0 to {len(layers)}")
+    if int(index) == len(layers):
+        return layers[-1].register_forward_hook(
+            lambda module, args, out: keep(out[0] if isinstance(out, tuple) else out)
+        )
+
+    def pre_hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        keep(args[0] if args else kwargs["hidden_states"])
+
+    return layers[int(index)].register_forward_pre_hook(pre_hook, with_kwargs=True)
 
 
 def target_info_of(source: ModelSource, config: Any) -> TargetInfo:

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.sampling.bad_words import forbid_bad_words
-from specdec_core.sampling.constraints import ConstrainedRows
+from specdec_core.sampling.constraints import ConstrainedRows, Constraints
 from specdec_core.sampling.masks import add_bias, forbid_early_end, keep_allowed
 from specdec_core.sampling.penalties import penalise_output, penalise_repetition
 from specdec_core.sampling.processors import run_processors
-from specdec_core.sampling.truncation import truncate
 
-IN_ORDER = (
-    keep_allowed,
-    forbid_bad_words,
-    forbid_early_end,
-    add_bias,
-    run_processors,
-    penalise_repetition,
-    penalise_output,
+IN_ORDER: tuple[tuple[Callable[[Constraints], bool], Callable[[torch.Tensor, ConstrainedRows], None]], ...] = (
+    (lambda c: c.allowed_ids is not None, keep_allowed),
+    (lambda c: len(c.bad_words) > 0, forbid_bad_words),
+    (lambda c: c.min_tokens > 0, forbid_early_end),
+    (lambda c: len(c.bias_ids) > 0, add_bias),
+    (lambda c: len(c.processors) > 0, run_processors),
+    (lambda c: c.repetition_penalty != 1, penalise_repetition),
+    (lambda c: c.counts_output, penalise_output),
 )
-"""vLLM's order."""
+"""vLLM's order: which requests ask for a rule, and the rule, which changes in place the logits [num_rows, vocab] of
+those requests' rows."""
 
 
 def process_logits(
@@ -49,6 +49,54 @@ def _constrained(logits: torch.Tensor, constraints: ConstrainedRows) -> torch.Te
     """A row that was not finite fails its request, even where a mask hides the reason."""
     is_sound = logits.amax(dim=1, keepdim=True).isfinite()
     logits = logits.clone()
-    for apply in IN_ORDER:
-        apply(logits, constraints)
+    for is_asked, apply in IN_ORDER:
+        if (asking := constraints.where(is_asked)) is not None:
+            apply(logits, asking)
     return logits.masked_fill_(~is_sound, torch.nan)
+
+
+def truncate(logits: torch.Tensor, row_requests: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """logits [num_rows, vocab] as the parameters of each row's request define them; row_requests int64 [num_rows]
+    indexes params, of which one at least samples. Rows of greedy requests are -inf except at the argmax."""
+
+    def per_row(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:  # [num_rows, 1]
+        return torch.tensor(values, dtype=dtype, device=logits.device)[row_requests].unsqueeze(1)
+
+    dtype = logits.dtype
+    logits = logits / per_row([1.0 if p.is_greedy else p.temperature for p in params], dtype)
+    if any(p.min_p > 0 for p in params):
+        logits = _keep_min_p(logits, per_row([p.min_p for p in params], dtype))
+    if any(p.top_k > 0 for p in params):
+        logits = _keep_top_k(
+            logits, per_row([max(p.top_k, 0) for p in params], torch.int64), max(p.top_k for p in params)
+        )
+    if any(p.top_p < 1 for p in params):
+        logits = _keep_top_p(logits, per_row([p.top_p for p in params], dtype))
+    if any(p.is_greedy for p in params):
+        is_greedy = per_row([p.is_greedy for p in params], torch.bool)
+        is_best = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, logits.argmax(1, keepdim=True), True)
+        # A row of NaN stays NaN, so that the verifier fails its request and no other.
+        logits = logits.masked_fill(is_greedy & ~is_best & ~logits.isnan(), -torch.inf)
+    return logits
+
+
+def _keep_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """min_p [num_rows, 1]: tokens at least that probable as the most probable one. Compared as logarithms."""
+    return logits.masked_fill(logits < logits.amax(dim=-1, keepdim=True) + min_p.log(), -torch.inf)
+
+
+def _keep_top_k(logits: torch.Tensor, k: torch.Tensor, largest_k: int) -> torch.Tensor:
+    """k int64 [num_rows, 1], 0: every token. Ties with the k-th largest stay."""
+    largest = logits.topk(min(largest_k, logits.shape[-1]), dim=-1).values
+    least = largest.gather(1, (k - 1).clamp(0, largest.shape[-1] - 1))
+    return logits.masked_fill((logits < least) & (k > 0), -torch.inf)
+
+
+def _keep_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """The smallest set of most probable tokens that reaches top_p [num_rows, 1], at least one; with 1 every token."""
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    probs = ordered.softmax(dim=-1)
+    before = probs.cumsum(dim=-1) - probs
+    dropped = (before >= top_p) & (top_p < 1)  # rounding may take the sum to 1 before the end
+    dropped[:, 0] = False
+    return logits.masked_fill(torch.zeros_like(dropped).scatter_(1, order, dropped), -torch.inf)

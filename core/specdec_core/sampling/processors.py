@@ -14,18 +14,15 @@ from specdec_core.sampling.constraints import ConstrainedRows
 def run_processors(logits: torch.Tensor, rows: ConstrainedRows) -> None:
     """In place, a row at a time. A row whose processor fails becomes NaN, which fails its request if it is reached.
     Dead nodes, and rows that are not finite already, are left alone."""
-    asking = rows.where(lambda c: len(c.processors) > 0)
-    if asking is None:
-        return
-    is_root = np.diff(asking.owners, prepend=-1) > 0
-    depths = asking.depths.tolist()
-    paths = asking.path.cpu().numpy()
-    is_finite = logits[asking.rows].amax(dim=1).isfinite().tolist()
-    for position, (row, owner) in enumerate(zip(asking.host_rows.tolist(), asking.owners.tolist(), strict=True)):
-        depth, constraints = depths[position], asking.constraints[owner]
+    is_root = np.diff(rows.owners, prepend=-1) > 0
+    depths = rows.depths.tolist()
+    paths = rows.path.cpu().numpy()
+    is_finite = logits[rows.rows].amax(dim=1).isfinite().tolist()
+    for position, (row, owner) in enumerate(zip(rows.host_rows.tolist(), rows.owners.tolist(), strict=True)):
+        depth, constraints = depths[position], rows.constraints[owner]
         if not is_finite[position] or (depth == 0 and not is_root[position]):
             continue
-        history = _read_only(asking.requests[owner].token_ids, paths[position, :depth][::-1])
+        history = _read_only(rows.requests[owner].token_ids, paths[position, :depth][::-1])
         fault = _process(logits[row], constraints.processors, history)
         if is_root[position]:
             constraints.fault = fault

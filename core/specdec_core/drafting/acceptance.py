@@ -31,15 +31,7 @@ class Acceptance:
         self._believed = np.zeros(num_rows)  # sum over nodes that were tried
         self._levels_tried, self._levels_accepted = np.zeros(levels), np.zeros(levels)
         self._spent, self._gained = np.zeros(num_rows), np.zeros(num_rows)
-        self._all = (
-            self._tried,
-            self._accepted,
-            self._believed,
-            self._levels_tried,
-            self._levels_accepted,
-            self._spent,
-            self._gained,
-        )
+        self._all: tuple[np.ndarray, ...] = tuple(vars(self).values())
 
     def clear(self, row: int) -> None:
         for counts in self._all:
@@ -54,7 +46,7 @@ class Acceptance:
         self, rows: np.ndarray, depth: int, probs: np.ndarray, is_first_draw: np.ndarray, is_accepted: np.ndarray
     ) -> None:
         """Nodes of one depth, from 1 on, whose parents were accepted."""
-        bins, believed = _bins(probs, is_first_draw), _believed(probs, is_first_draw)
+        bins, believed = _judged(probs, is_first_draw)
         np.add.at(self._tried, (rows, bins), 1)
         np.add.at(self._accepted, (rows, bins), is_accepted)
         np.add.at(self._believed, rows, believed)
@@ -69,7 +61,7 @@ class Acceptance:
 
     def of_nodes(self, rows: np.ndarray, probs: np.ndarray, is_first_draw: np.ndarray) -> np.ndarray:
         """float64 [n]   expected probability of being accepted if the parent is."""
-        bins, believed = _bins(probs, is_first_draw), _believed(probs, is_first_draw)
+        bins, believed = _judged(probs, is_first_draw)
         came_true = (self._accepted[rows].sum(axis=-1) + 1) / (self._believed[rows] + 1)
         belief = np.minimum(believed * came_true, 1)
         expected: np.ndarray = (self._accepted[rows, bins] + BELIEF * belief) / (self._tried[rows, bins] + BELIEF)
@@ -89,10 +81,6 @@ class Acceptance:
         return cost
 
 
-def _bins(probs: np.ndarray, is_first_draw: np.ndarray) -> np.ndarray:
-    bins: np.ndarray = np.searchsorted(EDGES, probs) + NUM_BINS * is_first_draw
-    return bins
-
-
-def _believed(probs: np.ndarray, is_first_draw: np.ndarray) -> np.ndarray:
-    return np.where(is_first_draw, 1, probs)
+def _judged(probs: np.ndarray, is_first_draw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each node's bin, and with which probability it is believed to be accepted."""
+    return np.searchsorted(EDGES, probs) + NUM_BINS * is_first_draw, np.where(is_first_draw, 1, probs)

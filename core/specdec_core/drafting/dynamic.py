@@ -43,9 +43,9 @@ class DynamicTree:
         self._budgets = batch.max_draft_tokens
         self._size, self._device = len(self._budgets), batch.root_token_ids.device
         self._top_k, self._q_to_target, self._stopping = top_k, q_to_target, stopping
-        self._roots = range(self._size) if stopping is None else stopping.drafting
+        self.roots: Sequence[int] = range(self._size) if stopping is None else stopping.drafting
         self._may_shrink = may_shrink(self._device)
-        self._growing = np.array(self._roots, dtype=np.int64)  # requests that levels are about
+        self._growing = np.array(self.roots, dtype=np.int64)  # requests that levels are about
         self._goes = np.ones(len(self._growing), dtype=bool)  # which of them have not been stopped
         self._each = np.arange(self._size)[:, None]  # to index [batch, n] with
         self._least_score = np.log(min_prob) if min_prob else LEAST
@@ -61,10 +61,6 @@ class DynamicTree:
         self._frontier_scores = np.zeros((self._size, 1), dtype=np.float32)
         self._ancestors = np.empty((self._size, 1, 0), dtype=np.int64)
         self._num_forwarded = 0  # nodes of each request
-
-    @property
-    def roots(self) -> Sequence[int]:
-        return self._roots
 
     def grow(self, logits: torch.Tensor) -> Level | None:
         if not len(self._growing):
@@ -123,7 +119,6 @@ class DynamicTree:
         return level
 
     def build(self) -> Draft:
-        """The draft over all requests of the batch. `scores` are the draft's own probabilities."""
         draft = self._likeliest()
         return draft if self._stopping is None else self._stopping.keep(draft, in_place=False)
 

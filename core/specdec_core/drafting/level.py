@@ -33,9 +33,7 @@ class Level:
 
     width: int
     requests: np.ndarray  # int64 [num_requests]   indices into the batch, ascending; on the host
-    rows: (
-        torch.Tensor
-    )  # int64 [n]   n = num_requests * width; of the logits that the level was grown from: the parent's
+    rows: torch.Tensor  # int64 [n]   n = num_requests * width; the parent's, of the logits it was grown from
     token_ids: torch.Tensor  # int64 [n]   of the target's vocabulary
     ancestors: torch.Tensor  # int64 [n, depth]   numbers of the nodes from depth 1 to the node itself
     starts: Sequence[int] | torch.Tensor  # [batch]   number of each request's first entry; a tensor: int64

@@ -94,7 +94,9 @@ class DraftStop:
 
 class Stopping:
     """The decisions of one step. Each is made by what is known before the nodes that it is about are drawn, as rule 3
-    asks (docs/losslessness.md); nodes that are there already are given up only where all of a request's are chosen."""
+    asks (docs/losslessness.md); nodes that are there already are given up only where all of a request's are chosen.
+
+    drafting: the requests that are to have a draft, as indices into the batch, ascending."""
 
     def __init__(
         self,
@@ -113,13 +115,8 @@ class Stopping:
         if prices is not None:
             first = prices if forwards_roots else evolve(prices, level=0)
             drafting = self._pays(acceptance.of_level(rows, 1), np.ones(len(rows)), first)
-        self._drafting = np.flatnonzero(drafting).tolist()
-        self._reach = np.ones(len(self._drafting))  # expected probability that a node of the frontier is accepted
-
-    @property
-    def drafting(self) -> list[int]:
-        """The requests that are to have a draft, as indices into the batch, ascending."""
-        return self._drafting
+        self.drafting: list[int] = np.flatnonzero(drafting).tolist()
+        self._reach = np.ones(len(self.drafting))  # expected probability that a node of the frontier is accepted
 
     def goes_on(
         self,

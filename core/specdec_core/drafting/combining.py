@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
-import numpy as np
 import torch
 from attrs import define, evolve, field
 
@@ -34,8 +32,8 @@ def combine_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> 
     ]
     merged = merge_drafts(others, max_draft_tokens)
     trees = [_Tree.of(whole.tree(b)) for b in range(whole.batch_size)]
-    for tree, most, b in zip(trees, max_draft_tokens, range(whole.batch_size), strict=True):
-        tree.hang_on(merged.tree(b), most)
+    for b, most in enumerate(max_draft_tokens):
+        trees[b].hang_on(merged.tree(b), most)
     return _united(whole, trees)
 
 
@@ -70,32 +68,21 @@ class _Tree:
                 self.parents.append(key[0])
             places[node] = self.children[key]
 
-    @property
-    def depth(self) -> int:
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(0 if parent < -1 else 1 if parent < 0 else depths[parent] + 1 if depths[parent] else 0)
-        return max(depths, default=0)
-
 
 def _united(whole: Draft, trees: Sequence[_Tree]) -> Draft:
     """The trees as a draft, with the distributions of the whole one."""
     assert whole.q_rows is not None
-    counts = [len(tree.token_ids) for tree in trees]
-    if sum(counts) == whole.num_nodes:
+    if sum(len(tree.token_ids) for tree in trees) == whole.num_nodes:
         return whole
-    device = whole.token_ids.device
-    q_rows = np.full(sum(counts), -1, dtype=np.int32)
-    starts = accumulate(counts, initial=0)
-    given = whole.on_host(whole.q_rows)
-    for tree, start, first in zip(trees, starts, whole.offsets, strict=False):
-        q_rows[start : start + tree.num_whole] = given[first : first + tree.num_whole]
+    device, given = whole.token_ids.device, whole.on_host(whole.q_rows).tolist()
+    q_rows: list[int] = []
+    for tree, first in zip(trees, whole.offsets, strict=False):
+        q_rows += given[first : first + tree.num_whole] + [-1] * (len(tree.token_ids) - tree.num_whole)
     combined = Draft.from_trees([DraftTree(tree.token_ids, tree.parents) for tree in trees], device)
     return evolve(
         combined,
-        max_depth=max(tree.depth for tree in trees),
         q=whole.q,
-        q_rows=torch.from_numpy(q_rows).to(device),
+        q_rows=torch.tensor(q_rows, dtype=torch.int32, device=device),
         q_to_target=whole.q_to_target,
         q_ids=whole.q_ids,
         with_replacement=whole.with_replacement,

@@ -50,11 +50,10 @@ class DynamicTree:
         self._each = np.arange(self._size)[:, None]  # to index [batch, n] with
         self._least_score = np.log(min_prob) if min_prob else LEAST
         self._levels_left = min(depth, max(self._budgets) - 1)  # a node that is kept has all its ancestors kept
-        # Candidates of each level, on the host: [batch, n], n = top_k at first and its square later.
-        self._token_ids: list[np.ndarray] = []
-        self._parents: list[np.ndarray] = []  # which candidate, over all levels; -1: the root
-        self._scores: list[np.ndarray] = []  # log of the probability of the whole path
-        self._log_probs: list[np.ndarray] = []  # of the token alone
+        # Candidates of each level, on the host, [batch, n] each, n = top_k at first and its square later: token ids;
+        # parents (which candidate, over all levels; -1: the root); log of the probability of the whole path, and of
+        # the token alone.
+        self._candidates: list[tuple[np.ndarray, ...]] = []
         self._num_candidates = 0
         # What is to be expanded: the roots, then top_k candidates of each request.
         self._frontier = np.full((self._size, 1), -1)
@@ -69,10 +68,8 @@ class DynamicTree:
         values, token_ids = self._best_children(logits)
         num_children = values.shape[2]
         scores = (self._frontier_scores[:, :, None] + values).reshape(self._size, -1)
-        self._token_ids.append(token_ids)
-        self._parents.append(self._frontier.repeat(num_children, axis=1))
-        self._scores.append(scores)
-        self._log_probs.append(values.reshape(self._size, -1))
+        log_probs = values.reshape(self._size, -1)
+        self._candidates.append((token_ids, self._frontier.repeat(num_children, axis=1), scores, log_probs))
         first, self._num_candidates = self._num_candidates, self._num_candidates + scores.shape[1]
         if self._levels_left <= 0:
             return None
@@ -81,7 +78,7 @@ class DynamicTree:
         chosen = _best(scores, self._top_k)
         above = chosen // num_children
         self._frontier, self._frontier_scores = first + chosen, scores[self._each, chosen]
-        goes = self._goes_on(above, width, self._log_probs[-1][self._each, chosen])
+        goes = self._goes_on(above, width, log_probs[self._each, chosen])
         if not goes.any():
             return None
         rows = self._of_growing(above)
@@ -163,11 +160,10 @@ class DynamicTree:
         return self._stopping.goes_on(requests, rows.ravel(), probs, is_first_draw, num_nodes)[self._growing]
 
     def _likeliest(self) -> Draft:
-        if not self._scores:
+        if not self._candidates:
             return Draft.from_chains([[]] * self._size, self._device)
-        token_ids, parents, scores, log_probs = (
-            np.concatenate(each, axis=1) for each in (self._token_ids, self._parents, self._scores, self._log_probs)
-        )
+        levels = zip(*self._candidates, strict=True)
+        token_ids, parents, scores, log_probs = (np.concatenate(each, axis=1) for each in levels)
         # No child is likelier than its parent, which came up before it: whoever is kept has its parent kept.
         kept = _best(scores, max(self._budgets))
         is_within = np.arange(kept.shape[1]) < np.array(self._budgets)[:, None]
@@ -181,7 +177,7 @@ class DynamicTree:
             token_ids[places],
             parent_numbers[places].astype(np.int32),
             mask.sum(axis=1).tolist(),
-            bisect_right([0, *accumulate(level.shape[1] for level in self._scores)], deepest),
+            bisect_right([0, *accumulate(level[0].shape[1] for level in self._candidates)], deepest),
             scores=np.exp(log_probs[places]),
             is_chain=self._top_k == 1,
             device=self._device,

@@ -97,9 +97,8 @@ class StockChecks:
             return
         positions = torch.arange(min(self.max_model_len, MOST_POSITIONS))
         near = positions[:NUM_NEAR]
-        self._compare(module, sees, near[:, None], near[None, :], window)
-        self._compare(module, sees, positions[:, None], positions[None, :1], window)
-        self._compare(module, sees, positions[-1:, None], positions[None, :], window)
+        for queries, keys in ((near, near), (positions, positions[:1]), (positions[-1:], positions)):
+            self._compare(module, sees, queries[:, None], keys[None, :], window)
         self._compared.append((mask, window))
 
     def _compare(
@@ -146,30 +145,20 @@ class StockChecks:
             return
         query, key, value = query.float(), key.float(), value.float()
         theirs = stock(module, query, key, value, mask.float(), scaling=scaling, **features)[0][0]
-        ours = _paged(query[0], key[0], value[0], scaling, features)
+        num_tokens = query.shape[2]
+        positions = torch.arange(num_tokens, device=query.device)  # and slots, of one request
+        metadata = KVMetadata((0,), (num_tokens,), positions.new_zeros(1, 1), positions, block_size=num_tokens)
+        plan = AttentionPlan(metadata, Visibility(positions, positions + 1), Padding(rows=1, keys=1))
+        q, k, v = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        given: dict[str, Any] = {argument: features.get(keyword) for keyword, argument in ATTENTION_KEYWORDS.items()}
+        ours = paged_attention(q, k, v, plan, scaling, **given)
         worst = (theirs - ours).abs().max()
         if worst > ATTENTION_TOLERANCE * value.abs().max():
             raise CompatibilityError(
                 f"{type(module).__name__} computes attention in a way that specdec's does not (the two differ by "
                 f"{worst:.2g} in a trial): models of this family are not supported"
             )
-
-
-def _paged(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, features: dict[str, Any]
-) -> torch.Tensor:
-    """[num_tokens, num_heads, value_dim] of one request whose slots are its positions."""
-    num_tokens = query.shape[1]
-    positions = torch.arange(num_tokens, device=query.device)
-    metadata = KVMetadata((0,), (num_tokens,), positions.new_zeros(1, 1), positions, block_size=num_tokens)
-    return paged_attention(
-        query.transpose(0, 1),
-        key.transpose(0, 1).contiguous(),
-        value.transpose(0, 1).contiguous(),
-        AttentionPlan(metadata, Visibility(positions, positions + 1), Padding(rows=1, keys=1)),
-        query.shape[-1] ** -0.5 if scaling is None else scaling,
-        **{argument: features.get(keyword) for keyword, argument in ATTENTION_KEYWORDS.items()},
-    )
 
 
 AttentionInterface.register(TRIAL, trial_attention)

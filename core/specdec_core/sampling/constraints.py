@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from attrs import define, frozen
 
-from specdec_core.config.sampling import LogitsProcessor, SamplingParams
+from specdec_core.config.sampling import SamplingParams
 from specdec_core.contracts.draft import Draft
 
 
@@ -19,16 +19,13 @@ class Constraints:
     """A request's sampling parameters as token ids: made once, at its submission. fault: what a custom processor did
     wrong when it was last asked about the request's root."""
 
+    params: SamplingParams
     allowed_ids: np.ndarray | None  # int64 [n]   None: every token
     bad_words: tuple[tuple[int, ...], ...]  # token ids of each; none is empty
     min_tokens: int
     end_ids: np.ndarray  # int64 [n]   tokens not to draw before min_tokens
     bias_ids: np.ndarray  # int64 [n]   no two are equal
     bias_values: np.ndarray  # float64 [n]
-    processors: tuple[LogitsProcessor, ...]
-    repetition_penalty: float
-    frequency_penalty: float
-    presence_penalty: float
     fault: str | None = None
 
     @classmethod
@@ -39,28 +36,25 @@ class Constraints:
         end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         bias = params.logit_bias or {}
         found = cls(
+            params,
             allowed_ids=None if params.allowed_token_ids is None else np.array(params.allowed_token_ids),
             bad_words=tuple(map(tuple, bad_words)),
             min_tokens=params.min_tokens if end_ids else 0,
             end_ids=np.array(sorted(end_ids), dtype=np.int64),
             bias_ids=np.array(list(bias), dtype=np.int64),
             bias_values=np.array(list(bias.values()), dtype=np.float64),
-            processors=params.logits_processors,
-            repetition_penalty=params.repetition_penalty,
-            frequency_penalty=params.frequency_penalty,
-            presence_penalty=params.presence_penalty,
         )
-        masks = found.allowed_ids is not None or found.bad_words or found.min_tokens or found.processors
-        penalises = found.repetition_penalty != 1 or found.counts_output
+        masks = found.allowed_ids is not None or found.bad_words or found.min_tokens or params.logits_processors
+        penalises = params.repetition_penalty != 1 or found.counts_output
         return found if masks or bias or penalises else None
 
     @property
     def counts_output(self) -> bool:
-        return self.frequency_penalty != 0 or self.presence_penalty != 0
+        return self.params.frequency_penalty != 0 or self.params.presence_penalty != 0
 
 
 def why_not_finite(constraints: Constraints | None) -> str:
-    """What to tell of a request that failed. constraints: None if it has none."""
+    """What to tell of a request that failed."""
     if constraints is None:
         return "the target's logits were not finite"
     return constraints.fault or "the target's logits were not finite, or the sampling parameters left no token possible"
@@ -149,7 +143,7 @@ class ConstrainedRows:
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """int64 [n]   the same, on the device."""
+        """The same, on the device."""
         return self.to_device(self.host_rows)
 
     @cached_property

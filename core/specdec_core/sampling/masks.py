@@ -22,12 +22,8 @@ def keep_allowed(logits: torch.Tensor, rows: ConstrainedRows) -> None:
 
 def forbid_early_end(logits: torch.Tensor, rows: ConstrainedRows) -> None:
     """-inf at the tokens that end a request, where the output would have fewer than min_tokens without them."""
-    missing = np.array(
-        [
-            constraints.min_tokens - (len(request.token_ids) - request.num_prompt_tokens)
-            for constraints, request in zip(rows.constraints, rows.requests, strict=True)
-        ]
-    )
+    least = np.array([c.min_tokens for c in rows.constraints])
+    missing = least - [len(request.token_ids) - request.num_prompt_tokens for request in rows.requests]
     is_early = rows.depths < rows.to_device(missing[rows.owners])
     positions, ids = rows.pairs([c.end_ids for c in rows.constraints])
     forbidden = torch.where(is_early, -torch.inf, 0.0).to(logits.dtype)[rows.to_device(positions)]

@@ -18,8 +18,8 @@ IN_ORDER: tuple[tuple[Callable[[Constraints], bool], Callable[[torch.Tensor, Con
     (lambda c: len(c.bad_words) > 0, forbid_bad_words),
     (lambda c: c.min_tokens > 0, forbid_early_end),
     (lambda c: len(c.bias_ids) > 0, add_bias),
-    (lambda c: len(c.processors) > 0, run_processors),
-    (lambda c: c.repetition_penalty != 1, penalise_repetition),
+    (lambda c: len(c.params.logits_processors) > 0, run_processors),
+    (lambda c: c.params.repetition_penalty != 1, penalise_repetition),
     (lambda c: c.counts_output, penalise_output),
 )
 """vLLM's order: which requests ask for a rule, and the rule, which changes in place the logits [num_rows, vocab] of

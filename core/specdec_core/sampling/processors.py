@@ -22,18 +22,13 @@ def run_processors(logits: torch.Tensor, rows: ConstrainedRows) -> None:
         depth, constraints = depths[position], rows.constraints[owner]
         if not is_finite[position] or (depth == 0 and not is_root[position]):
             continue
-        history = _read_only(rows.requests[owner].token_ids, paths[position, :depth][::-1])
-        fault = _process(logits[row], constraints.processors, history)
+        history = np.concatenate([rows.requests[owner].token_ids, paths[position, :depth][::-1]])
+        history.flags.writeable = False
+        fault = _process(logits[row], constraints.params.logits_processors, history)
         if is_root[position]:
             constraints.fault = fault
         if fault is not None:
             logits[row] = torch.nan
-
-
-def _read_only(known: np.ndarray, path: np.ndarray) -> np.ndarray:
-    history = np.concatenate([known, path])
-    history.flags.writeable = False
-    return history
 
 
 def _process(logits: torch.Tensor, processors: Sequence[LogitsProcessor], history: np.ndarray) -> str | None:
@@ -54,9 +49,8 @@ def _process(logits: torch.Tensor, processors: Sequence[LogitsProcessor], histor
     except Exception as error:  # a tensor without data, such as those of the device "meta"
         return f"logits processor {name} returned a tensor that cannot be read: {_described(error)}"
     if not logits.amax().isfinite():
-        return (
-            "the logits processors returned NaN, or +inf, or -inf for every token: at least one token must be possible"
-        )
+        fault = "the logits processors returned NaN, or +inf, or -inf for every token"
+        return f"{fault}: at least one token must be possible"
     return None
 
 

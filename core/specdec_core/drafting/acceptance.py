@@ -15,14 +15,12 @@ class Acceptance:
     """Counts in rows, one for each request, of nodes whose parent was accepted: only these were put to the test.
 
     A chosen node is believed to be accepted with the probability that the draft gave it, the first draw from a
-    distribution with certainty: so it would be if the draft's distributions were the target's. How much of that came
-    true in all, and for nodes of about that probability, corrects it. Nothing is shared between requests: temperature
-    and text decide what a draft's probability is worth. Where costs are given, a request's drafts so depend on its own
-    past alone.
+    distribution with certainty, as if the draft's distributions were the target's. How much of that came true in all,
+    and for nodes of about that probability, corrects it. Requests share nothing: temperature and text decide what a
+    draft's probability is worth. Where costs are given, a request's drafts so depend on its own past alone.
 
-    Counts age with every step in which the request may have a draft, whether it has one or not. So a request whose
-    drafts were refused until nothing was expected of them comes to expect more by and by, tries again, and learns
-    whether that is still so.
+    Counts age with every step in which the request may have a draft. So one whose drafts were refused until nothing was
+    expected of them comes to expect more, tries again, and learns whether that is still so.
     """
 
     def __init__(self, num_rows: int) -> None:

@@ -27,10 +27,9 @@ class DraftBuilder:
     """Grows one tree for each request of a batch.
 
     method "greedy": every node is chosen, the most probable tokens first. "probabilistic": siblings are drawn without
-    replacement at the request's temperature, and chosen where that is 0. Either way the budgets of the batch hold: what
-    would not fit is cut before anything is drawn, as rule 3 asks (docs/losslessness.md). To stop drafting for a
-    request, leave it out of the next `grow`: that may depend on all tokens so far. Nothing grows where logits are not
-    finite: such a request goes without, and the others do not notice.
+    replacement at the request's temperature, and chosen where that is 0. What would not fit the batch's budgets is cut
+    before anything is drawn, as rule 3 asks (docs/losslessness.md). To stop drafting for a request, leave it out of the
+    next `grow`: that may depend on all tokens so far. Nothing grows where logits are not finite.
 
     q_to_target: int64 [draft_vocab], the target's token id of each of the draft's; None if they are the same.
     Attributes: is_sampled bool [batch], whose nodes are drawn; room int64 [batch], nodes that each may still get.
@@ -50,11 +49,7 @@ class DraftBuilder:
         self._q: list[torch.Tensor] = []
 
     def grow(
-        self,
-        logits: torch.Tensor,
-        requests: torch.Tensor,
-        parents: torch.Tensor,
-        num_children: int | torch.Tensor = 1,
+        self, logits: torch.Tensor, requests: torch.Tensor, parents: torch.Tensor, num_children: int | torch.Tensor = 1
     ) -> Grown:
         """Add up to num_children nodes below each of some nodes or roots, none of which has any yet.
 

@@ -32,8 +32,8 @@ def combine_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> 
     ]
     merged = merge_drafts(others, max_draft_tokens)
     trees = [_Tree.of(whole.tree(b)) for b in range(whole.batch_size)]
-    for b, most in enumerate(max_draft_tokens):
-        trees[b].hang_on(merged.tree(b), most)
+    for b, (tree, most) in enumerate(zip(trees, max_draft_tokens, strict=True)):
+        tree.hang_on(merged.tree(b), most)
     return _united(whole, trees)
 
 

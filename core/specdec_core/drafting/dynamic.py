@@ -22,13 +22,12 @@ class DynamicTree:
     """Grows the same number of candidates for every request, and keeps as many as its budget allows.
 
     At each level the top_k nodes that are likeliest, by the product of the draft's probabilities down to them, get
-    their top_k likeliest children; depth times after the root's. What is kept are the likeliest of all candidates,
-    in the order in which they came up. All are chosen. Nothing is kept where logits are not finite. Ties go to the
-    candidate that came up first.
+    their top_k likeliest children; depth times after the root's. The likeliest of all candidates are kept, in the order
+    in which they came up; ties go to the first. All are chosen. Nothing is kept where logits are not finite.
 
     q_to_target: see `DraftBuilder`. stopping: what `DraftStop.begin` returned: a request that is stopped has no more
-    candidates, and of those it has, none are kept that are not worth verifying. min_prob: a request has no more
-    candidates, either, once no path of its tree is so likely. Give one of these two.
+    candidates, and keeps none that is not worth verifying. min_prob: a request has no more candidates once no path of
+    its tree is so likely. Give one of these two.
     """
 
     def __init__(
@@ -115,10 +114,6 @@ class DynamicTree:
         self._num_forwarded += count
         return level
 
-    def build(self) -> Draft:
-        draft = self._likeliest()
-        return draft if self._stopping is None else self._stopping.keep(draft, in_place=False)
-
     def _best_children(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Below each node of the frontier: log probabilities [batch, width, num_children], impossible ones for requests
         that have been stopped; token ids [batch, width * num_children]."""
@@ -159,9 +154,11 @@ class DynamicTree:
         probs = np.exp(log_probs[going].ravel())
         return self._stopping.goes_on(requests, rows.ravel(), probs, is_first_draw, num_nodes)[self._growing]
 
+    def build(self) -> Draft:
+        draft = self._likeliest() if self._candidates else Draft.from_chains([[]] * self._size, self._device)
+        return draft if self._stopping is None else self._stopping.keep(draft, in_place=False)
+
     def _likeliest(self) -> Draft:
-        if not self._candidates:
-            return Draft.from_chains([[]] * self._size, self._device)
         levels = zip(*self._candidates, strict=True)
         token_ids, parents, scores, log_probs = (np.concatenate(each, axis=1) for each in levels)
         # No child is likelier than its parent, which came up before it: whoever is kept has its parent kept.

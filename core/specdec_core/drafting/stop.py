@@ -34,9 +34,8 @@ class DraftStop:
     """Decides for each request how far to draft. A proposer keeps one, tells it of `start` and `finish`, and hands what
     `begin` returns to the tree that it grows.
 
-    Without `adaptive_draft_length`, it lets everything be. forwards_roots: the draft forwards a root to have its logits
-    (a draft model does, a head on the target's features has them anyway), so that there is a level to be saved by not
-    drafting at all.
+    Without `adaptive_draft_length`, it stops nothing. forwards_roots: the draft forwards a root to have its logits, as
+    a draft model does and a head on the target's features need not: then not drafting at all saves a level.
     """
 
     def __init__(self, config: DraftStopConfig, max_num_seqs: int, *, forwards_roots: bool = False) -> None:
@@ -53,13 +52,11 @@ class DraftStop:
 
     def finish(self, request: RequestView) -> None:
         """It may be called again, and for a request that did not start."""
-        row = self._rows.get(request)
-        if row is None:
-            return
-        if self._last is not None:
-            self._last.forget(row)
-        self._acceptance.clear(row)
-        self._rows.finish(request)
+        if (row := self._rows.get(request)) is not None:
+            if self._last is not None:
+                self._last.forget(row)
+            self._acceptance.clear(row)
+            self._rows.finish(request)
 
     def begin(self, batch: ProposerBatch) -> Stopping | None:
         """For one `propose`. None: nothing is to be stopped."""
@@ -143,8 +140,7 @@ class Stopping:
         return goes
 
     def keep(self, draft: Draft, *, in_place: bool) -> Draft:
-        """What is to be verified of a draft that has `scores`. Call it once, at the end: what becomes of it is learned
-        from.
+        """What is to be verified of a draft that has `scores`: called once, at the end, as its fate is learned from.
 
         Chosen nodes go that cost more than is expected of them; in_place: only from the end of a request's, so that the
         others keep their numbers.

@@ -8,7 +8,7 @@ what a pass put in and got out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -40,27 +40,23 @@ def recording_ends(model: Any, backbone: nn.Module) -> Iterator[Record]:
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         keep("first_input", args[0] if args else kwargs.get("hidden_states"))
 
+    def leave(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        keep("final", getattr(out, "last_hidden_state", None))
+
     def pass_head(module: nn.Module, args: tuple[Any, ...], out: torch.Tensor) -> None:
         keep("head_input", args[0] if args else None)
         keep("head_output", out)
 
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    handles = [
-        embedding.register_forward_hook(lambda module, args, out: keep("embedded", out)),
-        backbone.register_forward_hook(
-            lambda module, args, out: keep("final", getattr(out, "last_hidden_state", None))
-        ),
-        model.register_forward_hook(lambda module, args, out: keep("logits", out.logits)),
-    ]
-    if head is not None:
-        handles.append(head.register_forward_hook(pass_head))
-    if first_layer is not None:
-        handles.append(first_layer.register_forward_pre_hook(enter, with_kwargs=True))
-    try:
+    with ExitStack() as hooks:
+        hooks.enter_context(embedding.register_forward_hook(lambda module, args, out: keep("embedded", out)))
+        hooks.enter_context(backbone.register_forward_hook(leave))
+        hooks.enter_context(model.register_forward_hook(lambda module, args, out: keep("logits", out.logits)))
+        if head is not None:
+            hooks.enter_context(head.register_forward_hook(pass_head))
+        if first_layer is not None:
+            hooks.enter_context(first_layer.register_forward_pre_hook(enter, with_kwargs=True))
         yield record
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @frozen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from attrs import define, field
@@ -19,19 +19,13 @@ def recording_shared_inputs(model: nn.Module) -> Iterator[list[list[nn.Linear]]]
     tensor (a gated MLP's gate and up, attention's query, key and value). The list is filled when the block ends."""
     groups: list[list[nn.Linear]] = []
     calls: list[tuple[nn.Module, nn.Linear, torch.Tensor]] = []  # the tensors stay alive, so that identity means it
-    handles = [
-        child.register_forward_pre_hook(
-            lambda child, args, parent=parent: calls.extend((parent, child, a) for a in args)
-        )
-        for parent in model.modules()
-        for child in parent.children()
-        if type(child) is nn.Linear
-    ]
-    try:
+    with ExitStack() as hooks:
+        for parent in model.modules():
+            for child in parent.children():
+                if type(child) is nn.Linear:
+                    hook = lambda child, args, parent=parent: calls.extend((parent, child, a) for a in args)  # noqa: E731
+                    hooks.enter_context(child.register_forward_pre_hook(hook))
         yield groups
-    finally:
-        for handle in handles:
-            handle.remove()
     sharing: dict[tuple[int, int], list[nn.Linear]] = {}
     for parent, linear, rows in calls:
         sharing.setdefault((id(parent), id(rows)), []).append(linear)
@@ -71,10 +65,8 @@ def _joined(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | 
     weight = torch.cat([linear.weight.detach() for linear in linears]) if len(linears) > 1 else linears[0].weight
     if all(linear.bias is None for linear in linears):
         return weight.detach(), None
-    biases: list[torch.Tensor] = [
-        weight.new_zeros(each.out_features) if each.bias is None else each.bias.detach() for each in linears
-    ]
-    return weight.detach(), torch.cat(biases)
+    biases = (weight.new_zeros(each.out_features) if each.bias is None else each.bias.detach() for each in linears)
+    return weight.detach(), torch.cat(list(biases))
 
 
 @define(eq=False)
@@ -98,8 +90,8 @@ class _SharedInput:
 
 
 class PackedLinear(nn.Module):
-    """In the place of an `nn.Linear`: its outputs of a product. `weight` has the original's shape, type and device, for
-    those who look at them, and no numbers."""
+    """In the place of an `nn.Linear`: its outputs of a product. `weight` has the original's shape, type and device, and
+    no numbers."""
 
     def __init__(self, linear: nn.Linear, shared: _SharedInput, index: int) -> None:
         super().__init__()

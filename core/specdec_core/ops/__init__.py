@@ -11,9 +11,8 @@ from attrs import evolve
 
 from specdec_core.contracts.ops import OpsContext
 from specdec_core.ops.attention import paged_attention, store_kv
+from specdec_core.ops.elementwise import rms_norm, rotary
 from specdec_core.ops.linear import pack_linear
-from specdec_core.ops.norm import rms_norm
-from specdec_core.ops.rotary import rotary
 from specdec_core.plugins.operations import OfferedOps
 
 FEATURES = ("window", "softcap", "sinks")

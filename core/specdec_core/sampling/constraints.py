@@ -98,32 +98,33 @@ class ConstrainedRows:
     then the nodes from below the root down to the row's own; a dead node's rows count as the root's."""
 
     requests: tuple[ConstrainedRequest, ...]  # [num_requests]   those that ask for something
-    constraints: tuple[Constraints, ...]  # [num_requests]
     batch_indices: tuple[int, ...]  # [num_requests]   of the requests in the batch
     paths: Paths
 
     @classmethod
     def of(cls, requests: Sequence[ConstrainedRequest | None], draft: Draft) -> ConstrainedRows | None:
         """requests [batch]: None where rows do not matter. None if nobody asks for anything."""
-        asking = [(i, r, r.constraints) for i, r in enumerate(requests) if r is not None and r.constraints is not None]
+        asking = [(r, i) for i, r in enumerate(requests) if r is not None and r.constraints is not None]
         if not asking:
             return None
-        batch_indices, constrained, constraints = zip(*asking, strict=True)
-        return cls(constrained, constraints, batch_indices, Paths(draft))
+        constrained, batch_indices = zip(*asking, strict=True)
+        return cls(constrained, batch_indices, Paths(draft))
 
     def where(self, is_asked: Callable[[Constraints], bool]) -> ConstrainedRows | None:
         """The rows of requests whose constraints say so; None if there are none."""
-        chosen = [i for i, constraints in enumerate(self.constraints) if is_asked(constraints)]
+        asking = zip(self.requests, self.batch_indices, self.constraints, strict=True)
+        chosen = [(request, b) for request, b, constraints in asking if is_asked(constraints)]
+        if len(chosen) == len(self.requests):
+            return self
         if not chosen:
             return None
-        if len(chosen) == len(self.constraints):
-            return self
-        return ConstrainedRows(
-            tuple(self.requests[i] for i in chosen),
-            tuple(self.constraints[i] for i in chosen),
-            tuple(self.batch_indices[i] for i in chosen),
-            self.paths,
-        )
+        requests, batch_indices = zip(*chosen, strict=True)
+        return ConstrainedRows(requests, batch_indices, self.paths)
+
+    @cached_property
+    def constraints(self) -> tuple[Constraints, ...]:
+        """[num_requests]."""
+        return tuple(request.constraints for request in self.requests if request.constraints is not None)
 
     @cached_property
     def counts(self) -> np.ndarray:

@@ -150,5 +150,4 @@ class StaticTree:
         rows = on_host(grown.parents)
         rows = rows if self._goes is None else (self._goes.cumsum() - 1)[rows]  # among nodes that went on
         others = map(on_host, (grown.scores, is_first_draw, torch.minimum(num_nodes, room)))
-        goes: np.ndarray = stopping.goes_on(requests, rows, *others)[requests]
-        return goes
+        return stopping.goes_on(requests, rows, *others).take(requests)

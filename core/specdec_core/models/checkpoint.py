@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from os.path import isdir
 from pathlib import Path
@@ -138,11 +139,9 @@ class Checkpoint:
             raise ConfigError(f"there are no weights in {self.name!r}: one of {', '.join(WEIGHT_FILES)} must be there")
         if not found.name.endswith(".index.json"):
             return [found]
-        try:
+        with _reading(found):
             names = _indexed(found)
             inside = [name for name in names if Path(name).name == name]
-        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise _unreadable(found, error) from error
         files = {name: self._find(name) for name in inside}
         missing = [name for name in names if files.get(name) is None]
         if missing:
@@ -153,30 +152,19 @@ class Checkpoint:
         if file.suffix != ".safetensors":
             shapes = {name: tuple(tensor.shape) for name, tensor in self._unpickled(file, "meta").items()}
             return shapes, lambda: self._unpickled(file, "cpu")
-        try:
+        with _reading(file):
             opened: Any = safe_open(file, framework="pt")  # it compares the file's size with what the header says
             shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise _unreadable(file, error) from error
 
         def read() -> dict[str, torch.Tensor]:
-            try:
+            with _reading(file):
                 return {name: opened.get_tensor(name) for name in shapes}
-            except (OSError, SafetensorError) as error:
-                raise _unreadable(file, error) from error
 
         return shapes, read
 
     def _unpickled(self, file: Path, device: str) -> dict[str, torch.Tensor]:
-        try:
+        with _reading(file):
             found = torch.load(file, map_location=device, weights_only=True, mmap=is_zipfile(file))
-        except UnpicklingError as error:
-            raise ConfigError(
-                f"{file} holds more than tensors, or is damaged, so for safety it is not loaded: convert it to "
-                f"safetensors"
-            ) from error
-        except Exception as error:  # whatever a broken file makes its reader raise
-            raise _unreadable(file, error) from error
         if not isinstance(found, Mapping) or not all(isinstance(each, torch.Tensor) for each in found.values()):
             raise ConfigError(f"{file} holds no tensors by their names: save a state dict")
         return {str(name): tensor for name, tensor in found.items()}
@@ -206,10 +194,18 @@ class Checkpoint:
         ) from failure
 
 
-def _unreadable(file: Path, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"the weights in {file} cannot be read: {type(error).__name__}: {error}. Download or save them again"
-    )
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except UnpicklingError as error:
+        raise ConfigError(
+            f"{file} holds more than tensors, or is damaged, so for safety it is not loaded: convert it to safetensors"
+        ) from error
+    except Exception as error:  # whatever a broken file makes its reader raise
+        raise ConfigError(
+            f"the weights in {file} cannot be read: {type(error).__name__}: {error}. Download or save them again"
+        ) from error
 
 
 def stored_bytes(path: str, revision: str | None = None) -> int | None:

@@ -119,12 +119,11 @@ def table_rows(embedding: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
     return nn.functional.embedding(token_ids, embedding.weight)
 
 
-def raw_logits(head: nn.Module | None, hidden: torch.Tensor) -> torch.Tensor:
+def raw_logits(head: Callable[[torch.Tensor], torch.Tensor] | None, hidden: torch.Tensor) -> torch.Tensor:
     """What the output head's matrix makes of hidden [..., width]."""
     if head is None:
         raise CompatibilityError("this model has no output head to share: use a draft with one of its own")
-    logits: torch.Tensor = head(hidden)
-    return logits
+    return head(hidden)
 
 
 def _no_rows(token_ids: torch.Tensor) -> torch.Tensor:

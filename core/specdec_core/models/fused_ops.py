@@ -35,14 +35,13 @@ def replace_parts(model: nn.Module, ops: Mapping[str, Operation]) -> None:
 class RMSNorm(nn.Module):
     """The operation `rms_norm` as a module."""
 
-    def __init__(self, original: nn.Module, operation: Operation) -> None:
+    def __init__(self, original: nn.Module, operation: Callable[..., torch.Tensor]) -> None:
         super().__init__()
         self.weight, self.variance_epsilon = original.weight, _eps(original)
         self._operation = operation
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        normed: torch.Tensor = self._operation(hidden_states, self.weight, self.variance_epsilon)
-        return normed
+        return self._operation(hidden_states, self.weight, self.variance_epsilon)
 
 
 def _eps(module: nn.Module) -> Any:

@@ -85,7 +85,7 @@ def find_device(device: str | None) -> torch.device:
 
 
 def parse_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """ "auto": bfloat16 where the device computes in it natively, else float32."""
+    """For "auto", bfloat16 where the device computes in it natively, else float32."""
     names = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
     if dtype == "auto":
         if device.type == "cuda":

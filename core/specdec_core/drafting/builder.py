@@ -67,7 +67,11 @@ class DraftBuilder:
         if not most:
             nothing = allowed.new_empty(0)
             return Grown(nothing, nothing, nothing, logits.new_empty(0))
-        probs = self._probs(logits, requests)
+        if self._draws:  # those of chosen nodes are the draft's own, at temperature 1
+            temperature = self._batch.temperature.masked_fill(~self.is_sampled, 1)
+            probs = (logits.float() / temperature[requests].unsqueeze(1)).softmax(dim=-1)
+        else:
+            probs = logits.softmax(dim=-1, dtype=torch.float32)
         columns = probs.topk(most, dim=-1).indices
         exists = torch.arange(most, device=logits.device) < allowed.unsqueeze(1)
         q_rows = torch.full_like(requests, -1)
@@ -111,13 +115,6 @@ class DraftBuilder:
             scores=scores[order],
             is_chain=bool((parents == _rank(requests[order]) - 1).all()),
         )
-
-    def _probs(self, logits: torch.Tensor, requests: torch.Tensor) -> torch.Tensor:
-        """Those of chosen nodes are the draft's own, at temperature 1."""
-        if not self._draws:
-            return logits.softmax(dim=-1, dtype=torch.float32)
-        temperature = self._batch.temperature.masked_fill(~self.is_sampled, 1)
-        return (logits.float() / temperature[requests].unsqueeze(1)).softmax(dim=-1)
 
     def _draw(
         self, left: torch.Tensor, requests: torch.Tensor, keys: torch.Tensor, num_children: int

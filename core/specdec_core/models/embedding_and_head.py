@@ -16,7 +16,7 @@ from attrs import frozen
 from torch import nn
 
 from specdec_core.errors import CompatibilityError
-from specdec_core.models.families import logit_cap
+from specdec_core.models.families import LOGIT_CAP
 
 TOLERANCE = 0.02  # relative to the largest number: the numbers may be bfloat16
 
@@ -75,7 +75,7 @@ class Ends:
         embedding_scale = _scale(record.get("embedded"), record.get("first_input")) or 1.0
         head_scale = _scale(record.get("final"), record.get("head_input"))
         head_output, logits = record.get("head_output"), record.get("logits")
-        logits_scale, cap = _scale(head_output, logits), logit_cap(config)
+        logits_scale, cap = _scale(head_output, logits), getattr(config, LOGIT_CAP, None)
         if logits_scale is not None:
             return cls(embedding_scale, head_scale, logits_scale, None)
         capped = None if cap is None or head_output is None else torch.tanh(head_output.float() / cap) * cap

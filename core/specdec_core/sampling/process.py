@@ -70,18 +70,14 @@ def process_logits(
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if constraints is not None:
-        logits = _constrained(logits, constraints)
+        # A row that was not finite fails its request, even where a mask hides the reason.
+        is_sound = logits.amax(dim=1, keepdim=True).isfinite()
+        logits = logits.clone()
+        for is_asked, apply in IN_ORDER:
+            if (asking := constraints.where(is_asked)) is not None:
+                apply(logits, asking)
+        logits.masked_fill_(~is_sound, torch.nan)
     return logits if all(p.is_greedy for p in params) else truncate(logits, row_requests, params)
-
-
-def _constrained(logits: torch.Tensor, constraints: ConstrainedRows) -> torch.Tensor:
-    """A row that was not finite fails its request, even where a mask hides the reason."""
-    is_sound = logits.amax(dim=1, keepdim=True).isfinite()
-    logits = logits.clone()
-    for is_asked, apply in IN_ORDER:
-        if (asking := constraints.where(is_asked)) is not None:
-            apply(logits, asking)
-    return logits.masked_fill_(~is_sound, torch.nan)
 
 
 def truncate(logits: torch.Tensor, row_requests: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:

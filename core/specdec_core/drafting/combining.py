@@ -14,23 +14,19 @@ from specdec_core.drafting.merging import merge_drafts
 def combine_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> Draft:
     """One tree for each request.
 
-    Without sampled nodes, the best nodes of all drafts: see `merge_drafts`. Otherwise the first draft that has sampled
-    nodes stays whole, as rule 3 asks (docs/losslessness.md), and takes its nodes off the budget; the best nodes of the
-    others hang on as later siblings and below, as many as there is room for. They count as chosen, those that were
-    sampled, too: a token may always be called chosen. A chosen node that repeats a node of the whole tree becomes one
-    with it, and what stood below it goes on there: that depends on tokens which were drawn before, as a later node may.
-
-    Raises ConfigError if the drafts are not for one batch, or not on one device.
+    Without sampled nodes, the best nodes of all drafts: see `merge_drafts`, and what it raises. Otherwise the first
+    draft that has sampled nodes stays whole, as rule 3 asks (docs/losslessness.md), and takes its nodes off the budget;
+    the best nodes of the others hang on as later siblings and below, as many as there is room for. All of these count
+    as chosen: a token may always be called so. One that repeats a node of the whole tree becomes one with it, and what
+    stood below it goes on there: that depends on tokens which were drawn before, as a later node may.
     """
     sampled = next((i for i, draft in enumerate(drafts) if draft.q is not None), None)
     if sampled is None:
         return merge_drafts(drafts, max_draft_tokens)
     whole = drafts[sampled]
-    others = [
-        evolve(draft, q=None, q_rows=None, q_to_target=None, q_ids=None)
-        for draft in [*drafts[:sampled], *drafts[sampled + 1 :]]
-    ]
-    merged = merge_drafts(others, max_draft_tokens)
+    others = [*drafts[:sampled], *drafts[sampled + 1 :]]
+    chosen = [evolve(draft, q=None, q_rows=None, q_to_target=None, q_ids=None) for draft in others]
+    merged = merge_drafts(chosen, max_draft_tokens)
     trees = [_Tree.of(whole.tree(b)) for b in range(whole.batch_size)]
     for b, (tree, most) in enumerate(zip(trees, max_draft_tokens, strict=True)):
         tree.hang_on(merged.tree(b), most)

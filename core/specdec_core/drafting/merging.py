@@ -18,10 +18,9 @@ def merge_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> Dr
     """One tree for each request, of the best nodes of several drafts over the same batch.
 
     Nodes that spell the same tokens from the root become one, with the larger of their scores; dead nodes, and all
-    below one, are left out. Of the others, the max_draft_tokens[i] best ones of request i are kept, best first: those
-    that are most likely to be reached and accepted, which is the product of `scores` down to them. Ties go to the
-    earlier draft, then to the shallower node. So siblings stand in the order of falling scores. A draft without scores
-    counts as certain, 1 everywhere: its nodes go before all that is less. The result has scores if any draft has.
+    below one, are left out. Of the others, the max_draft_tokens[i] best ones of request i are kept, best first, by the
+    product of `scores` down to them. Ties go to the earlier draft, then to the shallower node. So siblings stand in the
+    order of falling scores. A draft without scores counts as certain, 1 everywhere. The result has scores if any has.
 
     Raises ConfigError if a node was sampled, since rule 3 forbids to drop it (docs/losslessness.md); and if drafts and
     budgets are not for one batch, or the drafts not on one device.

@@ -10,8 +10,7 @@ from attrs import evolve, frozen
 from specdec_core.config.speculative import DraftStopConfig
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import ProposerBatch, RequestView
-from specdec_core.drafting.acceptance import Acceptance
-from specdec_core.drafting.drafted import Drafted, Nodes, without
+from specdec_core.drafting.drafted import Acceptance, Drafted, Nodes, without
 from specdec_core.drafting.rows import RequestRows
 
 MOST_UNMEASURED = 64

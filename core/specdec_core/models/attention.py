@@ -192,15 +192,13 @@ class ProbeSite:
 def probe(model: nn.Module) -> ProbeSite:
     """Run two tokens through the model and return which modules called `attention`, in order, with their shapes."""
     site = ProbeSite([], [])
-    for module in model.modules():
-        if hasattr(module, "layer_idx"):
-            setattr(module, _SITE, site)
-    device = next(model.parameters()).device
-    tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
-    model(tokens, position_ids=torch.arange(2, device=device).unsqueeze(0), use_cache=False)
-    for module in model.modules():
-        if getattr(module, _SITE, None) is site:
-            delattr(module, _SITE)
+    candidates = [module for module in model.modules() if hasattr(module, "layer_idx")]
+    for module in candidates:
+        setattr(module, _SITE, site)
+    positions = torch.arange(2, device=next(model.parameters()).device).unsqueeze(0)
+    model(torch.zeros_like(positions), position_ids=positions, use_cache=False)
+    for module in candidates:
+        delattr(module, _SITE)
     if len(set(site.modules)) < len(site.modules):
         raise CompatibilityError(
             f"{type(model).__name__} calls the attention of a layer several times in one pass, as recurrent and "

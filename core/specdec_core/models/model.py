@@ -153,11 +153,9 @@ def register_tap(layers: nn.ModuleList, tap: str, keep: Callable[[torch.Tensor],
         return layers[-1].register_forward_hook(
             lambda module, args, out: keep(out[0] if isinstance(out, tuple) else out)
         )
-
-    def pre_hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        keep(args[0] if args else kwargs["hidden_states"])
-
-    return layers[int(index)].register_forward_pre_hook(pre_hook, with_kwargs=True)
+    return layers[int(index)].register_forward_pre_hook(
+        lambda module, args, kwargs: keep(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+    )
 
 
 def target_info_of(source: ModelSource, config: Any) -> TargetInfo:

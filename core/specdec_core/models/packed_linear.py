@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import compress
 
 import torch
 from attrs import define, field
@@ -42,7 +43,9 @@ def pack_linears(model: nn.Module, pack: PackLinear, groups: Sequence[Sequence[n
         groups = [[module] for module in model.modules() if isinstance(module, nn.Linear)]
     packed: dict[nn.Module, nn.Module] = {}
     for group in groups:
-        layers = [linear for linear in group if _is_plain(linear) and linear not in packed]
+        # A quantised layer, or its weight, may be of a class that derives from the plain one.
+        is_plain = (type(each) is nn.Linear and type(each.weight.detach()) is torch.Tensor for each in group)
+        layers = [linear for linear in compress(group, is_plain) if linear not in packed]
         is_joint = len({linear.weight.dtype for linear in layers}) == 1
         for together in [layers] if is_joint else [[linear] for linear in layers]:
             product = pack(*_joined(together))
@@ -53,11 +56,6 @@ def pack_linears(model: nn.Module, pack: PackLinear, groups: Sequence[Sequence[n
         for name, child in parent.named_children():
             if child in packed:
                 setattr(parent, name, packed[child])
-
-
-def _is_plain(module: nn.Module) -> bool:
-    """A quantised layer, or its weight, may be of a class that derives from the plain one."""
-    return type(module) is nn.Linear and type(module.weight.detach()) is torch.Tensor
 
 
 def _joined(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -15,7 +15,7 @@ from drawn_trees import SAMPLED as S, Model, Shape, emit, random_model
 from specdec_core.config.verifiers import TypicalConfig
 from specdec_core.contracts import draft as contract
 from specdec_core.contracts.draft import DEAD, Draft, DraftTree, TreeLayout
-from specdec_core.sampling.paths import Paths
+from specdec_core.sampling.constraints import Paths
 from specdec_core.sampling.random import CounterRandom
 from specdec_core.verifiers.block import BlockVerifier
 from specdec_core.verifiers.chosen import ChosenVerifier

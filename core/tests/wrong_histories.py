@@ -12,8 +12,7 @@ from attrs import evolve, frozen
 
 from specdec_core import Draft
 from specdec_core.sampling import bad_words, penalties
-from specdec_core.sampling.constraints import ConstrainedRows, Constraints
-from specdec_core.sampling.paths import Paths
+from specdec_core.sampling.constraints import ConstrainedRows, Constraints, Paths
 
 Patch = pytest.MonkeyPatch
 

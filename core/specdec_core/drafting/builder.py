@@ -23,54 +23,33 @@ class Grown(NamedTuple):
     scores: torch.Tensor  # float32 [n]   the draft's own probability of each
 
 
-class _Level(NamedTuple):
-    requests: torch.Tensor  # int64 [n]
-    parents: torch.Tensor  # int64 [n]   number within the request; -1: the root
-    token_ids: torch.Tensor  # int64 [n]
-    q_rows: torch.Tensor  # int64 [n]
-    scores: torch.Tensor  # float32 [n]
-
-
 class DraftBuilder:
     """Grows one tree for each request of a batch.
 
     method "greedy": every node is chosen, the most probable tokens first. "probabilistic": siblings are drawn without
-    replacement at the request's temperature, and chosen where that is 0. Either way the budgets of the batch hold: what
-    would not fit is cut before anything is drawn, as rule 3 asks (docs/losslessness.md). To stop drafting for a
-    request, leave it out of the next `grow`: that may depend on all tokens so far. Nothing grows where logits are not
-    finite: such a request goes without, and the others do not notice.
+    replacement at the request's temperature, and chosen where that is 0. What would not fit the batch's budgets is cut
+    before anything is drawn, as rule 3 asks (docs/losslessness.md). To stop drafting for a request, leave it out of the
+    next `grow`: that may depend on all tokens so far. Nothing grows where logits are not finite.
 
     q_to_target: int64 [draft_vocab], the target's token id of each of the draft's; None if they are the same.
+    Attributes: is_sampled bool [batch], whose nodes are drawn; room int64 [batch], nodes that each may still get.
     """
 
     def __init__(self, batch: ProposerBatch, method: str = GREEDY, q_to_target: torch.Tensor | None = None) -> None:
         self._batch, self._q_to_target = batch, q_to_target
         device = batch.root_token_ids.device
-        self._is_sampled = (batch.temperature >= SMALLEST_TEMPERATURE) & (method == PROBABILISTIC)
-        self._draws = method == PROBABILISTIC and bool(self._is_sampled.any())
-        self._all_draw = self._draws and bool(self._is_sampled.all())
-        self._room = torch.tensor(batch.max_draft_tokens, device=device)  # nodes that each request may still get
-        self._num_nodes = torch.zeros_like(self._room)
-        self._num_keys = torch.zeros_like(self._room)  # of noise: one per draw, whether it became a node or not
-        self._levels: list[_Level] = []
+        self.is_sampled = (batch.temperature >= SMALLEST_TEMPERATURE) & (method == PROBABILISTIC)
+        self._draws = method == PROBABILISTIC and bool(self.is_sampled.any())
+        self._all_draw = self._draws and bool(self.is_sampled.all())
+        self.room = torch.tensor(batch.max_draft_tokens, device=device)
+        self._num_nodes = torch.zeros_like(self.room)
+        self._num_keys = torch.zeros_like(self.room)  # of noise: one per draw, whether it became a node or not
+        # Of each level: requests, parents (numbers within the request; -1: the root), token_ids, q_rows, scores.
+        self._levels: list[tuple[torch.Tensor, ...]] = []
         self._q: list[torch.Tensor] = []
 
-    @property
-    def is_sampled(self) -> torch.Tensor:
-        """bool [batch]   whose nodes are drawn."""
-        return self._is_sampled
-
-    @property
-    def room(self) -> torch.Tensor:
-        """int64 [batch]   nodes that each request may still get."""
-        return self._room
-
     def grow(
-        self,
-        logits: torch.Tensor,
-        requests: torch.Tensor,
-        parents: torch.Tensor,
-        num_children: int | torch.Tensor = 1,
+        self, logits: torch.Tensor, requests: torch.Tensor, parents: torch.Tensor, num_children: int | torch.Tensor = 1
     ) -> Grown:
         """Add up to num_children nodes below each of some nodes or roots, none of which has any yet.
 
@@ -81,19 +60,23 @@ class DraftBuilder:
         wanted = torch.as_tensor(num_children, device=requests.device).expand(len(requests))
         earlier = wanted.cumsum(0) - wanted
         before = earlier - earlier[torch.searchsorted(requests, requests)]  # of the request's earlier rows in this call
-        allowed = torch.minimum(self._room[requests] - before, wanted.clamp(max=logits.shape[-1])).clamp(min=0)
+        allowed = torch.minimum(self.room[requests] - before, wanted.clamp(max=logits.shape[-1])).clamp(min=0)
         is_sound = logits.amax(dim=-1).isfinite()
         allowed, logits = allowed * is_sound, logits.masked_fill(~is_sound.unsqueeze(1), 0)
         most = int(allowed.max()) if len(allowed) else 0
         if not most:
             nothing = allowed.new_empty(0)
             return Grown(nothing, nothing, nothing, logits.new_empty(0))
-        probs = self._probs(logits, requests)
+        if self._draws:  # those of chosen nodes are the draft's own, at temperature 1
+            temperature = self._batch.temperature.masked_fill(~self.is_sampled, 1)
+            probs = (logits.float() / temperature[requests].unsqueeze(1)).softmax(dim=-1)
+        else:
+            probs = logits.softmax(dim=-1, dtype=torch.float32)
         columns = probs.topk(most, dim=-1).indices
         exists = torch.arange(most, device=logits.device) < allowed.unsqueeze(1)
         q_rows = torch.full_like(requests, -1)
         if self._draws:
-            drawn = slice(None) if self._all_draw else self._is_sampled[requests]  # rows; a slice copies nothing
+            drawn = slice(None) if self._all_draw else self.is_sampled[requests]  # rows; a slice copies nothing
             q = probs[drawn]
             q_rows[drawn] = torch.arange(len(q), device=q.device) + sum(map(len, self._q))
             keys = (self._num_keys[requests] + before)[drawn]
@@ -105,18 +88,18 @@ class DraftBuilder:
         row, child = exists.nonzero(as_tuple=True)
         column, request = columns[row, child], requests[row]
         nodes = self._num_nodes[request] + _rank(request)
-        added = torch.bincount(request, minlength=len(self._room))
-        self._room, self._num_nodes = self._room - added, self._num_nodes + added
+        added = torch.bincount(request, minlength=len(self.room))
+        self.room, self._num_nodes = self.room - added, self._num_nodes + added
         token_ids = column if self._q_to_target is None else self._q_to_target[column]
         scores = probs[row, column]
-        self._levels.append(_Level(request, parents[row], token_ids, q_rows[row], scores))
+        self._levels.append((request, parents[row], token_ids, q_rows[row], scores))
         return Grown(row, nodes, token_ids, scores)
 
     def build(self) -> Draft:
         """The draft over all requests of the batch. `scores` are the draft's own probabilities."""
         counts = self._num_nodes.tolist()
         if not any(counts):
-            return Draft.from_chains([[]] * len(counts), self._room.device)
+            return Draft.from_chains([[]] * len(counts), self.room.device)
         requests, parents, token_ids, q_rows, scores = (torch.cat(each) for each in zip(*self._levels, strict=True))
         order = requests.argsort(stable=True)
         parents = parents[order]
@@ -124,7 +107,7 @@ class DraftBuilder:
             token_ids=token_ids[order],
             parents=parents.to(torch.int32),
             offsets=tuple(accumulate(counts, initial=0)),
-            max_depth=min(sum(len(level.requests) > 0 for level in self._levels), max(counts)),
+            max_depth=min(sum(len(level[0]) > 0 for level in self._levels), max(counts)),
             q=torch.cat(self._q) if self._q else None,
             q_rows=q_rows[order].to(torch.int32) if self._q else None,
             q_to_target=self._q_to_target if self._q else None,
@@ -132,13 +115,6 @@ class DraftBuilder:
             scores=scores[order],
             is_chain=bool((parents == _rank(requests[order]) - 1).all()),
         )
-
-    def _probs(self, logits: torch.Tensor, requests: torch.Tensor) -> torch.Tensor:
-        """Those of chosen nodes are the draft's own, at temperature 1."""
-        if not self._draws:
-            return logits.softmax(dim=-1, dtype=torch.float32)
-        temperature = self._batch.temperature.masked_fill(~self._is_sampled, 1)
-        return (logits.float() / temperature[requests].unsqueeze(1)).softmax(dim=-1)
 
     def _draw(
         self, left: torch.Tensor, requests: torch.Tensor, keys: torch.Tensor, num_children: int

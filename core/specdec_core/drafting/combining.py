@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
-import numpy as np
 import torch
 from attrs import define, evolve, field
 
@@ -16,25 +14,21 @@ from specdec_core.drafting.merging import merge_drafts
 def combine_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> Draft:
     """One tree for each request.
 
-    Without sampled nodes, the best nodes of all drafts: see `merge_drafts`. Otherwise the first draft that has sampled
-    nodes stays whole, as rule 3 asks (docs/losslessness.md), and takes its nodes off the budget; the best nodes of the
-    others hang on as later siblings and below, as many as there is room for. They count as chosen, those that were
-    sampled, too: a token may always be called chosen. A chosen node that repeats a node of the whole tree becomes one
-    with it, and what stood below it goes on there: that depends on tokens which were drawn before, as a later node may.
-
-    Raises ConfigError if the drafts are not for one batch, or not on one device.
+    Without sampled nodes, the best nodes of all drafts: see `merge_drafts`, and what it raises. Otherwise the first
+    draft that has sampled nodes stays whole, as rule 3 asks (docs/losslessness.md), and takes its nodes off the budget;
+    the best nodes of the others hang on as later siblings and below, as many as there is room for. All of these count
+    as chosen: a token may always be called so. One that repeats a node of the whole tree becomes one with it, and what
+    stood below it goes on there: that depends on tokens which were drawn before, as a later node may.
     """
     sampled = next((i for i, draft in enumerate(drafts) if draft.q is not None), None)
     if sampled is None:
         return merge_drafts(drafts, max_draft_tokens)
     whole = drafts[sampled]
-    others = [
-        evolve(draft, q=None, q_rows=None, q_to_target=None, q_ids=None)
-        for draft in [*drafts[:sampled], *drafts[sampled + 1 :]]
-    ]
-    merged = merge_drafts(others, max_draft_tokens)
+    others = [*drafts[:sampled], *drafts[sampled + 1 :]]
+    chosen = [evolve(draft, q=None, q_rows=None, q_to_target=None, q_ids=None) for draft in others]
+    merged = merge_drafts(chosen, max_draft_tokens)
     trees = [_Tree.of(whole.tree(b)) for b in range(whole.batch_size)]
-    for tree, most, b in zip(trees, max_draft_tokens, range(whole.batch_size), strict=True):
+    for b, (tree, most) in enumerate(zip(trees, max_draft_tokens, strict=True)):
         tree.hang_on(merged.tree(b), most)
     return _united(whole, trees)
 
@@ -70,32 +64,21 @@ class _Tree:
                 self.parents.append(key[0])
             places[node] = self.children[key]
 
-    @property
-    def depth(self) -> int:
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(0 if parent < -1 else 1 if parent < 0 else depths[parent] + 1 if depths[parent] else 0)
-        return max(depths, default=0)
-
 
 def _united(whole: Draft, trees: Sequence[_Tree]) -> Draft:
     """The trees as a draft, with the distributions of the whole one."""
     assert whole.q_rows is not None
-    counts = [len(tree.token_ids) for tree in trees]
-    if sum(counts) == whole.num_nodes:
+    if sum(len(tree.token_ids) for tree in trees) == whole.num_nodes:
         return whole
-    device = whole.token_ids.device
-    q_rows = np.full(sum(counts), -1, dtype=np.int32)
-    starts = accumulate(counts, initial=0)
-    given = whole.on_host(whole.q_rows)
-    for tree, start, first in zip(trees, starts, whole.offsets, strict=False):
-        q_rows[start : start + tree.num_whole] = given[first : first + tree.num_whole]
+    device, given = whole.token_ids.device, whole.on_host(whole.q_rows).tolist()
+    q_rows: list[int] = []
+    for tree, first in zip(trees, whole.offsets, strict=False):
+        q_rows += given[first : first + tree.num_whole] + [-1] * (len(tree.token_ids) - tree.num_whole)
     combined = Draft.from_trees([DraftTree(tree.token_ids, tree.parents) for tree in trees], device)
     return evolve(
         combined,
-        max_depth=max(tree.depth for tree in trees),
         q=whole.q,
-        q_rows=torch.from_numpy(q_rows).to(device),
+        q_rows=torch.tensor(q_rows, dtype=torch.int32, device=device),
         q_to_target=whole.q_to_target,
         q_ids=whole.q_ids,
         with_replacement=whole.with_replacement,

@@ -22,13 +22,12 @@ class DynamicTree:
     """Grows the same number of candidates for every request, and keeps as many as its budget allows.
 
     At each level the top_k nodes that are likeliest, by the product of the draft's probabilities down to them, get
-    their top_k likeliest children; depth times after the root's. What is kept are the likeliest of all candidates,
-    in the order in which they came up. All are chosen. Nothing is kept where logits are not finite. Ties go to the
-    candidate that came up first.
+    their top_k likeliest children; depth times after the root's. The likeliest of all candidates are kept, in the order
+    in which they came up; ties go to the first. All are chosen. Nothing is kept where logits are not finite.
 
     q_to_target: see `DraftBuilder`. stopping: what `DraftStop.begin` returned: a request that is stopped has no more
-    candidates, and of those it has, none are kept that are not worth verifying. min_prob: a request has no more
-    candidates, either, once no path of its tree is so likely. Give one of these two.
+    candidates, and keeps none that is not worth verifying. min_prob: a request has no more candidates once no path of
+    its tree is so likely. Give one of these two.
     """
 
     def __init__(
@@ -43,28 +42,23 @@ class DynamicTree:
         self._budgets = batch.max_draft_tokens
         self._size, self._device = len(self._budgets), batch.root_token_ids.device
         self._top_k, self._q_to_target, self._stopping = top_k, q_to_target, stopping
-        self._roots = range(self._size) if stopping is None else stopping.drafting
+        self.roots: Sequence[int] = range(self._size) if stopping is None else stopping.drafting
         self._may_shrink = may_shrink(self._device)
-        self._growing = np.array(self._roots, dtype=np.int64)  # requests that levels are about
+        self._growing = np.array(self.roots, dtype=np.int64)  # requests that levels are about
         self._goes = np.ones(len(self._growing), dtype=bool)  # which of them have not been stopped
         self._each = np.arange(self._size)[:, None]  # to index [batch, n] with
         self._least_score = np.log(min_prob) if min_prob else LEAST
         self._levels_left = min(depth, max(self._budgets) - 1)  # a node that is kept has all its ancestors kept
-        # Candidates of each level, on the host: [batch, n], n = top_k at first and its square later.
-        self._token_ids: list[np.ndarray] = []
-        self._parents: list[np.ndarray] = []  # which candidate, over all levels; -1: the root
-        self._scores: list[np.ndarray] = []  # log of the probability of the whole path
-        self._log_probs: list[np.ndarray] = []  # of the token alone
+        # Candidates of each level, on the host, [batch, n] each, n = top_k at first and its square later: token ids;
+        # parents (which candidate, over all levels; -1: the root); log of the probability of the whole path, and of
+        # the token alone.
+        self._candidates: list[tuple[np.ndarray, ...]] = []
         self._num_candidates = 0
         # What is to be expanded: the roots, then top_k candidates of each request.
         self._frontier = np.full((self._size, 1), -1)
         self._frontier_scores = np.zeros((self._size, 1), dtype=np.float32)
         self._ancestors = np.empty((self._size, 1, 0), dtype=np.int64)
         self._num_forwarded = 0  # nodes of each request
-
-    @property
-    def roots(self) -> Sequence[int]:
-        return self._roots
 
     def grow(self, logits: torch.Tensor) -> Level | None:
         if not len(self._growing):
@@ -73,10 +67,8 @@ class DynamicTree:
         values, token_ids = self._best_children(logits)
         num_children = values.shape[2]
         scores = (self._frontier_scores[:, :, None] + values).reshape(self._size, -1)
-        self._token_ids.append(token_ids)
-        self._parents.append(self._frontier.repeat(num_children, axis=1))
-        self._scores.append(scores)
-        self._log_probs.append(values.reshape(self._size, -1))
+        log_probs = values.reshape(self._size, -1)
+        self._candidates.append((token_ids, self._frontier.repeat(num_children, axis=1), scores, log_probs))
         first, self._num_candidates = self._num_candidates, self._num_candidates + scores.shape[1]
         if self._levels_left <= 0:
             return None
@@ -85,7 +77,7 @@ class DynamicTree:
         chosen = _best(scores, self._top_k)
         above = chosen // num_children
         self._frontier, self._frontier_scores = first + chosen, scores[self._each, chosen]
-        goes = self._goes_on(above, width, self._log_probs[-1][self._each, chosen])
+        goes = self._goes_on(above, width, log_probs[self._each, chosen])
         if not goes.any():
             return None
         rows = self._of_growing(above)
@@ -121,11 +113,6 @@ class DynamicTree:
         )
         self._num_forwarded += count
         return level
-
-    def build(self) -> Draft:
-        """The draft over all requests of the batch. `scores` are the draft's own probabilities."""
-        draft = self._likeliest()
-        return draft if self._stopping is None else self._stopping.keep(draft, in_place=False)
 
     def _best_children(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Below each node of the frontier: log probabilities [batch, width, num_children], impossible ones for requests
@@ -167,12 +154,13 @@ class DynamicTree:
         probs = np.exp(log_probs[going].ravel())
         return self._stopping.goes_on(requests, rows.ravel(), probs, is_first_draw, num_nodes)[self._growing]
 
+    def build(self) -> Draft:
+        draft = self._likeliest() if self._candidates else Draft.from_chains([[]] * self._size, self._device)
+        return draft if self._stopping is None else self._stopping.keep(draft, in_place=False)
+
     def _likeliest(self) -> Draft:
-        if not self._scores:
-            return Draft.from_chains([[]] * self._size, self._device)
-        token_ids, parents, scores, log_probs = (
-            np.concatenate(each, axis=1) for each in (self._token_ids, self._parents, self._scores, self._log_probs)
-        )
+        levels = zip(*self._candidates, strict=True)
+        token_ids, parents, scores, log_probs = (np.concatenate(each, axis=1) for each in levels)
         # No child is likelier than its parent, which came up before it: whoever is kept has its parent kept.
         kept = _best(scores, max(self._budgets))
         is_within = np.arange(kept.shape[1]) < np.array(self._budgets)[:, None]
@@ -186,7 +174,7 @@ class DynamicTree:
             token_ids[places],
             parent_numbers[places].astype(np.int32),
             mask.sum(axis=1).tolist(),
-            bisect_right([0, *accumulate(level.shape[1] for level in self._scores)], deepest),
+            bisect_right([0, *accumulate(level[0].shape[1] for level in self._candidates)], deepest),
             scores=np.exp(log_probs[places]),
             is_chain=self._top_k == 1,
             device=self._device,

@@ -21,21 +21,16 @@ class Level:
 
     A request's nodes come first among its entries, in the order of their slots. What is left is *dead*: forwarded so
     that shapes hold, with a token id of the vocabulary, a parent among its own request's entries, and for ancestors its
-    own number alone. What comes of it is not used: nothing grows below it, it is no node of the draft, and the next
-    level or the next draft overwrites its slot.
+    own number alone. Nothing grows below it, it is no node of the draft, and its slot is overwritten later.
 
     Numbers count the slots of the draft's cache from the first that is for nodes. A request's nodes of all depths have
-    numbers in a row, and so have its entries in one level.
-
-    Where the host knows, as on a CPU, requests without nodes are left out and the width is that of whoever has most. On
-    a GPU both stay as they could be at most (`may_shrink`).
+    numbers in a row, and so have its entries in one level. Where the host knows, as on a CPU, requests without nodes
+    are left out and the width is that of whoever has most; on a GPU both stay as they could be at most (`may_shrink`).
     """
 
     width: int
     requests: np.ndarray  # int64 [num_requests]   indices into the batch, ascending; on the host
-    rows: (
-        torch.Tensor
-    )  # int64 [n]   n = num_requests * width; of the logits that the level was grown from: the parent's
+    rows: torch.Tensor  # int64 [n]   n = num_requests * width; the parent's, of the logits it was grown from
     token_ids: torch.Tensor  # int64 [n]   of the target's vocabulary
     ancestors: torch.Tensor  # int64 [n, depth]   numbers of the nodes from depth 1 to the node itself
     starts: Sequence[int] | torch.Tensor  # [batch]   number of each request's first entry; a tensor: int64
@@ -61,11 +56,8 @@ class TreeGrower(Protocol):
         ...
 
     def grow(self, logits: torch.Tensor) -> Level | None:
-        """The next level below the last one, or below `roots` at first.
-
-        logits: float [n, draft_vocab], a row for each of the last level's entries, dead ones too, or for each root.
-        None where nothing more is to be forwarded: the last level's nodes, and those just drawn, are the deepest.
-        """
+        """The next level below the last one, or below `roots` at first; None where nothing more is to be forwarded.
+        logits: float [n, draft_vocab], a row for each of the last level's entries, dead ones too, or for each root."""
         ...
 
     def build(self) -> Draft: ...

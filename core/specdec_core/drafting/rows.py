@@ -11,8 +11,8 @@ from specdec_core.errors import SpecdecError
 class RequestRows:
     """Which row of an array or a tensor is which request's, for proposers that keep one for all of them.
 
-    The rows that are taken are those in one dict, and nowhere else is it written down which are free. So an interrupt
-    that breaks off a call loses no row: the request has it, and the next call of its own finds it again, or has none.
+    One dict says which rows are taken, and nothing else which are free. So an interrupt that breaks off a call loses no
+    row: the request has it, and its next call finds it again, or has none.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -20,18 +20,16 @@ class RequestRows:
         self._rows: dict[str, int] = {}  # by request id
 
     def start(self, request: RequestView) -> int:
-        """A row for the request: the lowest that is free, or the one that it has already. Raises SpecdecError if all
-        are taken."""
-        row = self._rows.get(request.id)
-        if row is None:
+        """The lowest row that is free, or the one that the request has. Raises SpecdecError if all are taken."""
+        if request.id not in self._rows:
             free = self._all.difference(self._rows.values())
             if not free:
                 raise SpecdecError(
                     f"request {request.id!r} starts, and all {len(self._all)} rows are taken: finish another one "
                     f"first, or have as many rows as the build context's max_num_seqs"
                 )
-            row = self._rows[request.id] = min(free)
-        return row
+            self._rows[request.id] = min(free)
+        return self._rows[request.id]
 
     def finish(self, request: RequestView) -> None:
         """Free the request's row. A request that has none is ignored."""

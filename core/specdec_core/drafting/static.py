@@ -52,18 +52,14 @@ class StaticTree:
         self._first_child = torch.tensor(shape.first_children, device=device)
         self._leaf = len(shape.paths)  # the kind of the last node, which has no children
         size = len(batch.max_draft_tokens)
-        self._roots = range(size) if stopping is None else stopping.drafting
+        self.roots: Sequence[int] = range(size) if stopping is None else stopping.drafting
         # Of the level that is to have children, at first the roots:
-        self._width, self._active = 1, np.array(self._roots, dtype=np.int64)  # see `Level.width` and `Level.requests`
+        self._width, self._active = 1, np.array(self.roots, dtype=np.int64)  # see `Level.width` and `Level.requests`
         roots = torch.from_numpy(self._active).to(device)
         zeros = torch.zeros_like(roots)
         self._above = _Entries(zeros, zeros, roots, zeros - 1, zeros, zeros.new_empty(len(roots), 0))
         self._goes: np.ndarray | None = None  # bool [n]   nodes of requests that go on; None: every entry is one
         self._totals = np.zeros(size, dtype=np.int64)  # [batch]   nodes that were forwarded
-
-    @property
-    def roots(self) -> Sequence[int]:
-        return self._roots
 
     def grow(self, logits: torch.Tensor) -> Level | None:
         above = self._above
@@ -106,7 +102,7 @@ class StaticTree:
         if self._may_shrink:
             active, width = np.flatnonzero(counts), int(counts.max())
         else:
-            active = np.array(self._roots, dtype=np.int64)
+            active = np.array(self.roots, dtype=np.int64)
             width = self._shape.widths[depth - 1]
         is_alive, self._goes = None, goes
         if len(of) < len(active) * width:
@@ -154,5 +150,4 @@ class StaticTree:
         rows = on_host(grown.parents)
         rows = rows if self._goes is None else (self._goes.cumsum() - 1)[rows]  # among nodes that went on
         others = map(on_host, (grown.scores, is_first_draw, torch.minimum(num_nodes, room)))
-        goes: np.ndarray = stopping.goes_on(requests, rows, *others)[requests]
-        return goes
+        return stopping.goes_on(requests, rows, *others).take(requests)

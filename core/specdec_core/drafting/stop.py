@@ -10,8 +10,7 @@ from attrs import evolve, frozen
 from specdec_core.config.speculative import DraftStopConfig
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import ProposerBatch, RequestView
-from specdec_core.drafting.acceptance import Acceptance
-from specdec_core.drafting.drafted import Drafted, Nodes, without
+from specdec_core.drafting.drafted import Acceptance, Drafted, Nodes, without
 from specdec_core.drafting.rows import RequestRows
 
 MOST_UNMEASURED = 64
@@ -34,9 +33,8 @@ class DraftStop:
     """Decides for each request how far to draft. A proposer keeps one, tells it of `start` and `finish`, and hands what
     `begin` returns to the tree that it grows.
 
-    Without `adaptive_draft_length`, it lets everything be. forwards_roots: the draft forwards a root to have its logits
-    (a draft model does, a head on the target's features has them anyway), so that there is a level to be saved by not
-    drafting at all.
+    Without `adaptive_draft_length`, it stops nothing. forwards_roots: the draft forwards a root to have its logits, as
+    a draft model does and a head on the target's features need not: then not drafting at all saves a level.
     """
 
     def __init__(self, config: DraftStopConfig, max_num_seqs: int, *, forwards_roots: bool = False) -> None:
@@ -53,13 +51,11 @@ class DraftStop:
 
     def finish(self, request: RequestView) -> None:
         """It may be called again, and for a request that did not start."""
-        row = self._rows.get(request)
-        if row is None:
-            return
-        if self._last is not None:
-            self._last.forget(row)
-        self._acceptance.clear(row)
-        self._rows.finish(request)
+        if (row := self._rows.get(request)) is not None:
+            if self._last is not None:
+                self._last.forget(row)
+            self._acceptance.clear(row)
+            self._rows.finish(request)
 
     def begin(self, batch: ProposerBatch) -> Stopping | None:
         """For one `propose`. None: nothing is to be stopped."""
@@ -94,7 +90,9 @@ class DraftStop:
 
 class Stopping:
     """The decisions of one step. Each is made by what is known before the nodes that it is about are drawn, as rule 3
-    asks (docs/losslessness.md); nodes that are there already are given up only where all of a request's are chosen."""
+    asks (docs/losslessness.md); nodes that are there already are given up only where all of a request's are chosen.
+
+    drafting: the requests that are to have a draft, as indices into the batch, ascending."""
 
     def __init__(
         self,
@@ -113,13 +111,8 @@ class Stopping:
         if prices is not None:
             first = prices if forwards_roots else evolve(prices, level=0)
             drafting = self._pays(acceptance.of_level(rows, 1), np.ones(len(rows)), first)
-        self._drafting = np.flatnonzero(drafting).tolist()
-        self._reach = np.ones(len(self._drafting))  # expected probability that a node of the frontier is accepted
-
-    @property
-    def drafting(self) -> list[int]:
-        """The requests that are to have a draft, as indices into the batch, ascending."""
-        return self._drafting
+        self.drafting: list[int] = np.flatnonzero(drafting).tolist()
+        self._reach = np.ones(len(self.drafting))  # expected probability that a node of the frontier is accepted
 
     def goes_on(
         self,
@@ -146,8 +139,7 @@ class Stopping:
         return goes
 
     def keep(self, draft: Draft, *, in_place: bool) -> Draft:
-        """What is to be verified of a draft that has `scores`. Call it once, at the end: what becomes of it is learned
-        from.
+        """What is to be verified of a draft that has `scores`: called once, at the end, as its fate is learned from.
 
         Chosen nodes go that cost more than is expected of them; in_place: only from the end of a request's, so that the
         others keep their numbers.

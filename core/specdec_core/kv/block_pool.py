@@ -12,9 +12,8 @@ from specdec_core.errors import CapacityError
 class BlockPool:
     """Block tables of all requests, over `num_blocks` interchangeable blocks of `block_size` slots.
 
-    `take` and `give` are where blocks come from and go to, and `hold` is told of those that a new table begins with: a
-    pool whose blocks may be found again overrides them. An interrupt (Ctrl-C) may break off a move of blocks: then
-    `recount` says what is free, before anything else happens.
+    A pool whose blocks may be found again overrides `take`, `give` and `hold`. An interrupt (Ctrl-C) may break off a
+    move of blocks: then `recount` says what is free, before anything else happens.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:

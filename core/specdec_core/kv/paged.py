@@ -36,13 +36,11 @@ class PagedKVManager:
         self._num_final: dict[str, int] = {}  # slots of each request
 
     def add_group(self, layout: KVLayout, owner: str = TARGET, lookahead: int = 0) -> int:
-        num_slots = self._pool.num_blocks * self._pool.block_size
-
-        def storage(width: int) -> torch.Tensor:
-            shape = (layout.num_layers, num_slots + 1, layout.num_kv_heads, width)
-            return torch.empty(shape, dtype=layout.dtype, device=self._device)  # no slot is read before it is written
-
-        keys, values = storage(layout.key_dim), storage(layout.value_dim)
+        shape = layout.num_layers, self._pool.num_blocks * self._pool.block_size + 1, layout.num_kv_heads
+        keys, values = (  # no slot is read before it is written
+            torch.empty(*shape, width, dtype=layout.dtype, device=self._device)
+            for width in (layout.key_dim, layout.value_dim)
+        )
         self._groups.append(_Group(layout, keys, values, tuple(zip(keys, values, strict=True))))
         return len(self._groups) - 1
 

@@ -53,20 +53,15 @@ AttentionInterface.register(IMPLEMENTATION, attention)
 
 
 class PagedAttention:
-    """Attention of one model's layers over their places in the KV cache (`LayerAttention`).
+    """Attention of one model's layers, a target's or a draft's, over their places in the KV cache (`LayerAttention`).
 
-    The target has one, and so has a draft with layers of its own. places: of each layer, its group and its number in
-    there. A draft's layers are all in one group.
+    places: of each layer, its group and its number in there. A draft's layers are all in one group.
     """
 
     implementation = IMPLEMENTATION
 
     def __init__(
-        self,
-        kv: KVManager,
-        places: Sequence[tuple[int, int]],
-        ops: Mapping[str, Callable[..., Any]],
-        padding: Padding,
+        self, kv: KVManager, places: Sequence[tuple[int, int]], ops: Mapping[str, Callable[..., Any]], padding: Padding
     ) -> None:
         self._kv, self._places, self._ops, self._padding = kv, tuple(places), ops, padding
         self._plan: AttentionPlan | None = None  # of the pass under way
@@ -101,8 +96,7 @@ class PagedAttention:
 
     @contextmanager
     def forwarding(self, metadata: KVMetadata, visibility: Visibility, *, window: int | None = None) -> Iterator[None]:
-        """While it is open, layers store at metadata's slots and attend as visibility says, padding included. window:
-        see `LayerAttention.forwarding`."""
+        """See `LayerAttention.forwarding`."""
         self._plan = AttentionPlan(metadata, visibility, self._padding)
         self._slot_mapping = padded_to(len(visibility.positions), metadata.slot_mapping, value=-1)
         self._window = window
@@ -134,21 +128,18 @@ class PagedAttention:
         self.store(layer, key, value)
         keys, values = self._kv.cache(*self._places[layer])
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        query = query if rows is None else query.index_select(0, rows)
-        plan = self._plan if rows is None else self._plan_of_rows(rows)
+        plan = self._plan
+        if rows is not None:
+            if self._rows is None or self._rows[0] is not rows:  # made once for all layers that ask for the same rows
+                assert self._plan is not None
+                self._rows = rows, self._plan.of_rows(rows)
+            query, plan = query.index_select(0, rows), self._rows[1]
         if self._window is not None:
             window = self._window if window is None else min(window, self._window)
         attended: torch.Tensor = self._ops["paged_attention"](
             query, keys, values, plan, scaling, window=window, softcap=softcap, sinks=sinks
         )
         return attended
-
-    def _plan_of_rows(self, rows: torch.Tensor) -> AttentionPlan:
-        """Made once for all layers that ask for the same rows."""
-        if self._rows is None or self._rows[0] is not rows:
-            assert self._plan is not None
-            self._rows = rows, self._plan.of_rows(rows)
-        return self._rows[1]
 
 
 @frozen(eq=False)
@@ -201,15 +192,13 @@ class ProbeSite:
 def probe(model: nn.Module) -> ProbeSite:
     """Run two tokens through the model and return which modules called `attention`, in order, with their shapes."""
     site = ProbeSite([], [])
-    for module in model.modules():
-        if hasattr(module, "layer_idx"):
-            setattr(module, _SITE, site)
-    device = next(model.parameters()).device
-    tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
-    model(tokens, position_ids=torch.arange(2, device=device).unsqueeze(0), use_cache=False)
-    for module in model.modules():
-        if getattr(module, _SITE, None) is site:
-            delattr(module, _SITE)
+    candidates = [module for module in model.modules() if hasattr(module, "layer_idx")]
+    for module in candidates:
+        setattr(module, _SITE, site)
+    positions = torch.arange(2, device=next(model.parameters()).device).unsqueeze(0)
+    model(torch.zeros_like(positions), position_ids=positions, use_cache=False)
+    for module in candidates:
+        delattr(module, _SITE)
     if len(set(site.modules)) < len(site.modules):
         raise CompatibilityError(
             f"{type(model).__name__} calls the attention of a layer several times in one pass, as recurrent and "

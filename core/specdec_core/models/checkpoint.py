@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from os.path import isdir
 from pathlib import Path
@@ -30,17 +31,9 @@ WEIGHT_FILES = (
 )
 """In the order in which transformers looks for them."""
 
-
+Shapes = Mapping[str, tuple[int, ...]]
 Rename = Callable[[str], str | None]
 """The name in a module of a tensor that a checkpoint has; None for one that is not the module's."""
-
-
-@frozen(eq=False)
-class _WeightFile:
-    """A file of weights that has been opened. read: its tensors, on the CPU."""
-
-    shapes: Mapping[str, tuple[int, ...]]
-    read: Callable[[], Mapping[str, torch.Tensor]]
 
 
 @frozen
@@ -53,7 +46,10 @@ class Checkpoint:
 
     name: str
     revision: str | None = None
-    _opened: dict[Path, _WeightFile] = field(factory=dict, init=False, eq=False, repr=False)  # and not read yet
+    # Of files that are opened and not read yet: their shapes, and what reads their tensors, to the CPU.
+    _opened: dict[Path, tuple[Shapes, Callable[[], dict[str, torch.Tensor]]]] = field(
+        factory=dict, init=False, eq=False, repr=False
+    )
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -70,18 +66,17 @@ class Checkpoint:
         return found
 
     @cached_property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+    def shapes(self) -> Shapes:
         """{name: shape} of all tensors, without loading them."""
-        for file in self._files:
-            self._opened[file] = self._open(file)
-        return {name: shape for file in self._files for name, shape in self._opened[file].shapes.items()}
+        self._opened.update({file: self._open(file) for file in self._files})
+        return {name: shape for file in self._files for name, shape in self._opened[file][0].items()}
 
     def load(self) -> dict[str, torch.Tensor]:
         """{name: tensor} on the CPU."""
         found: dict[str, torch.Tensor] = {}
         for file in self._files:
-            opened = self._opened.pop(file, None) or self._open(file)
-            found.update(opened.read())
+            _, read = self._opened.pop(file) if file in self._opened else self._open(file)
+            found.update(read())
         return found
 
     def check_shapes(self, module: nn.Module, rename: Rename = str) -> None:
@@ -117,14 +112,9 @@ class Checkpoint:
         CompatibilityError that names each tensor that is missing, not known, of another shape, quantised or not finite.
         """
         self.check_shapes(module, rename)
-        ours: dict[str, torch.Tensor] = {}
-        others: dict[str, torch.Tensor] = {}
-        for published, tensor in self.load().items():
-            name = rename(published)
-            if name is None:
-                others[published] = tensor
-            else:
-                ours[name] = tensor
+        found = self.load()
+        ours = {name: tensor for published, tensor in found.items() if (name := rename(published)) is not None}
+        others = {published: tensor for published, tensor in found.items() if rename(published) is None}
         wrong = sorted(f"{name} {tensor.dtype}" for name, tensor in ours.items() if not tensor.dtype.is_floating_point)
         if wrong:
             raise CompatibilityError(
@@ -149,48 +139,32 @@ class Checkpoint:
             raise ConfigError(f"there are no weights in {self.name!r}: one of {', '.join(WEIGHT_FILES)} must be there")
         if not found.name.endswith(".index.json"):
             return [found]
-        try:
+        with _reading(found):
             names = _indexed(found)
             inside = [name for name in names if Path(name).name == name]
-        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise self._unreadable(found, error) from error
         files = {name: self._find(name) for name in inside}
         missing = [name for name in names if files.get(name) is None]
         if missing:
             raise ConfigError(f"{found} names {', '.join(missing)}, which is not there: download or save it again")
         return [file for file in files.values() if file is not None]
 
-    def _open(self, file: Path) -> _WeightFile:
+    def _open(self, file: Path) -> tuple[Shapes, Callable[[], dict[str, torch.Tensor]]]:
         if file.suffix != ".safetensors":
-            return self._open_pickle(file)
-        try:
+            shapes = {name: tuple(tensor.shape) for name, tensor in self._unpickled(file, "meta").items()}
+            return shapes, lambda: self._unpickled(file, "cpu")
+        with _reading(file):
             opened: Any = safe_open(file, framework="pt")  # it compares the file's size with what the header says
             shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise self._unreadable(file, error) from error
 
         def read() -> dict[str, torch.Tensor]:
-            try:
+            with _reading(file):
                 return {name: opened.get_tensor(name) for name in shapes}
-            except (OSError, SafetensorError) as error:
-                raise self._unreadable(file, error) from error
 
-        return _WeightFile(shapes, read)
-
-    def _open_pickle(self, file: Path) -> _WeightFile:
-        shapes = {name: tuple(tensor.shape) for name, tensor in self._unpickled(file, "meta").items()}
-        return _WeightFile(shapes, lambda: self._unpickled(file, "cpu"))
+        return shapes, read
 
     def _unpickled(self, file: Path, device: str) -> dict[str, torch.Tensor]:
-        try:
+        with _reading(file):
             found = torch.load(file, map_location=device, weights_only=True, mmap=is_zipfile(file))
-        except UnpicklingError as error:
-            raise ConfigError(
-                f"{file} holds more than tensors, or is damaged, so for safety it is not loaded: convert it to "
-                f"safetensors"
-            ) from error
-        except Exception as error:  # whatever a broken file makes its reader raise
-            raise self._unreadable(file, error) from error
         if not isinstance(found, Mapping) or not all(isinstance(each, torch.Tensor) for each in found.values()):
             raise ConfigError(f"{file} holds no tensors by their names: save a state dict")
         return {str(name): tensor for name, tensor in found.items()}
@@ -219,10 +193,19 @@ class Checkpoint:
             f"cannot be had: {failure}. Check the name, or give a folder"
         ) from failure
 
-    def _unreadable(self, file: Path, error: Exception) -> ConfigError:
-        return ConfigError(
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except UnpicklingError as error:
+        raise ConfigError(
+            f"{file} holds more than tensors, or is damaged, so for safety it is not loaded: convert it to safetensors"
+        ) from error
+    except Exception as error:  # whatever a broken file makes its reader raise
+        raise ConfigError(
             f"the weights in {file} cannot be read: {type(error).__name__}: {error}. Download or save them again"
-        )
+        ) from error
 
 
 def stored_bytes(path: str, revision: str | None = None) -> int | None:
@@ -230,37 +213,28 @@ def stored_bytes(path: str, revision: str | None = None) -> int | None:
 
     Raises ConfigError if a folder has none, or one is missing or cut off.
     """
-    found = next(filter(None, (_kept(path, name, revision) for name in WEIGHT_FILES)), None)
+    is_folder = isdir(path)
+    kept = (Path(path, n) if is_folder else try_to_load_from_cache(path, n, revision=revision) for n in WEIGHT_FILES)
+    found = next((Path(file) for file in kept if isinstance(file, str | Path) and Path(file).is_file()), None)
     if found is None:
-        if not Path(path).is_dir():
+        if not is_folder:
             return None
         raise ConfigError(f"there are no weights in {path!r}: one of {', '.join(WEIGHT_FILES)} must be there")
     try:
         files = [found]
         if found.name.endswith(".index.json"):
             files = [found.parent / name for name in _indexed(found)]
-            if not Path(path).is_dir() and not all(file.exists() for file in files):
+            if not is_folder and not all(file.exists() for file in files):
                 return None
-        return sum(_checked_bytes(file) for file in files)
+        for file in files:
+            if file.suffix == ".safetensors":
+                with safe_open(file, framework="numpy"):  # reads the header, and compares the file's size with it
+                    pass
+        return sum(file.stat().st_size for file in files)
     except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
         raise ConfigError(
             f"the weights of {path!r} cannot be loaded: {type(error).__name__}: {error}. Download or save them again"
         ) from error
-
-
-def _kept(path: str, name: str, revision: str | None) -> Path | None:
-    """Without asking the hub."""
-    if Path(path).is_dir():
-        return file if (file := Path(path, name)).is_file() else None
-    cached = try_to_load_from_cache(path, name, revision=revision)
-    return Path(cached) if isinstance(cached, str) else None
-
-
-def _checked_bytes(file: Path) -> int:
-    if file.suffix == ".safetensors":
-        with safe_open(file, framework="numpy"):  # reads the header, and compares the file's size with it
-            pass
-    return file.stat().st_size
 
 
 def _indexed(file: Path) -> list[str]:

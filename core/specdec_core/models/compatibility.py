@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from inspect import signature
 from typing import Any
 
@@ -33,7 +34,6 @@ NEAR = 1024
 TOLERANCE = 1e-3  # relative to the largest logit
 ROUNDED_TOLERANCE = 0.05  # where anything is in less than float32
 
-_CHECKS = "specdec_checks"
 NUM_NEAR = 8
 MOST_POSITIONS = 2**20  # of which masks are compared: no family has longer windows or chunks
 ATTENTION_TOLERANCE = 1e-3  # in float32, relative to the largest value
@@ -59,8 +59,7 @@ def trial_attention(
 ) -> tuple[torch.Tensor, None]:
     """Answer each token with its own value, shifted by the means of its own query and key, which show its rotation.
     Keys and values are repeated for the query heads that share them."""
-    checks: StockChecks | None = getattr(module, _CHECKS, None)
-    if checks is not None:
+    if (checks := _CHECKS.get()) is not None:
         checks.check_mask(module, attention_mask, features.get("sliding_window"))
         assert attention_mask is not None
         checks.check_result(module, query, key, value, attention_mask, scaling, features)
@@ -97,9 +96,8 @@ class StockChecks:
             return
         positions = torch.arange(min(self.max_model_len, MOST_POSITIONS))
         near = positions[:NUM_NEAR]
-        self._compare(module, sees, near[:, None], near[None, :], window)
-        self._compare(module, sees, positions[:, None], positions[None, :1], window)
-        self._compare(module, sees, positions[-1:, None], positions[None, :], window)
+        for queries, keys in ((near, near), (positions, positions[:1]), (positions[-1:], positions)):
+            self._compare(module, sees, queries[:, None], keys[None, :], window)
         self._compared.append((mask, window))
 
     def _compare(
@@ -146,7 +144,14 @@ class StockChecks:
             return
         query, key, value = query.float(), key.float(), value.float()
         theirs = stock(module, query, key, value, mask.float(), scaling=scaling, **features)[0][0]
-        ours = _paged(query[0], key[0], value[0], scaling, features)
+        num_tokens = query.shape[2]
+        positions = torch.arange(num_tokens, device=query.device)  # and slots, of one request
+        metadata = KVMetadata((0,), (num_tokens,), positions.new_zeros(1, 1), positions, block_size=num_tokens)
+        plan = AttentionPlan(metadata, Visibility(positions, positions + 1), Padding(rows=1, keys=1))
+        q, k, v = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        given: dict[str, Any] = {argument: features.get(keyword) for keyword, argument in ATTENTION_KEYWORDS.items()}
+        ours = paged_attention(q, k, v, plan, scaling, **given)
         worst = (theirs - ours).abs().max()
         if worst > ATTENTION_TOLERANCE * value.abs().max():
             raise CompatibilityError(
@@ -155,22 +160,7 @@ class StockChecks:
             )
 
 
-def _paged(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, features: dict[str, Any]
-) -> torch.Tensor:
-    """[num_tokens, num_heads, value_dim] of one request whose slots are its positions."""
-    num_tokens = query.shape[1]
-    positions = torch.arange(num_tokens, device=query.device)
-    metadata = KVMetadata((0,), (num_tokens,), positions.new_zeros(1, 1), positions, block_size=num_tokens)
-    return paged_attention(
-        query.transpose(0, 1),
-        key.transpose(0, 1).contiguous(),
-        value.transpose(0, 1).contiguous(),
-        AttentionPlan(metadata, Visibility(positions, positions + 1), Padding(rows=1, keys=1)),
-        query.shape[-1] ** -0.5 if scaling is None else scaling,
-        **{argument: features.get(keyword) for keyword, argument in ATTENTION_KEYWORDS.items()},
-    )
-
+_CHECKS: ContextVar[StockChecks | None] = ContextVar("specdec_checks", default=None)
 
 AttentionInterface.register(TRIAL, trial_attention)
 AttentionMaskInterface.register(TRIAL, telling_mask)
@@ -189,9 +179,9 @@ def try_out(model: Any, vocab_size: int, max_model_len: int) -> Findings:
     order = torch.randperm(2 * num_tokens, generator=torch.Generator().manual_seed(0)).to(device)
     rows = order.argsort()[:num_tokens]
     keep = {"logits_to_keep": rows} if "logits_to_keep" in signature(model.forward).parameters else {}
-    with _trial(model):
-        with _checking(model, StockChecks(max_model_len)):
-            alone = _logits(model, token_ids[:num_tokens], near)
+    with _trial(model, StockChecks(max_model_len)):
+        alone = _logits(model, token_ids[:num_tokens], near)
+    with _trial(model, None):
         among = _logits(model, token_ids[order], torch.cat([near, far])[order], **keep)
     keeps_rows = among.shape[0] == num_tokens
     if alone.shape[1] != vocab_size:
@@ -218,7 +208,7 @@ def try_out(model: Any, vocab_size: int, max_model_len: int) -> Findings:
 def check_masks(model: Any, max_model_len: int) -> None:
     """The part of `try_out` that needs no weights: `model` may be of meta tensors."""
     near = torch.arange(NUM_TOKENS, device=next(model.parameters()).device)
-    with _trial(model), _checking(model, StockChecks(max_model_len)):
+    with _trial(model, StockChecks(max_model_len)):
         _logits(model, torch.zeros_like(near), near)
 
 
@@ -237,30 +227,20 @@ def refusing_failures(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _trial(model: Any) -> Iterator[None]:
-    """Attention answers as `trial_attention` does."""
+def _trial(model: Any, checks: StockChecks | None) -> Iterator[None]:
+    """Attention answers as `trial_attention` does, after these checks."""
     model.set_attn_implementation(TRIAL)
     if model.config.get_text_config()._attn_implementation != TRIAL:
         raise CompatibilityError(
             f"{type(model).__name__} does not choose its attention by transformers' common interface, so it cannot run "
             f"on the paged cache: use a model of another family"
         )
+    token = _CHECKS.set(checks)
     try:
         yield
     finally:
+        _CHECKS.reset(token)
         model.set_attn_implementation(IMPLEMENTATION)
-
-
-@contextmanager
-def _checking(model: nn.Module, checks: StockChecks) -> Iterator[None]:
-    modules = list(model.modules())
-    for module in modules:
-        setattr(module, _CHECKS, checks)
-    try:
-        yield
-    finally:
-        for module in modules:
-            delattr(module, _CHECKS)
 
 
 def _logits(model: Any, token_ids: torch.Tensor, positions: torch.Tensor, **kwargs: Any) -> torch.Tensor:

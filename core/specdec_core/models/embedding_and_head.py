@@ -8,68 +8,55 @@ what a pass put in and got out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from attrs import define, frozen
+from attrs import frozen
 from torch import nn
 
 from specdec_core.errors import CompatibilityError
-from specdec_core.models.families import logit_cap
+from specdec_core.models.families import LOGIT_CAP
 
 TOLERANCE = 0.02  # relative to the largest number: the numbers may be bfloat16
 
 
-@define(eq=False)
-class Record:
-    """What one pass computed, each [..., width]. final: after the last norm."""
-
-    embedded: torch.Tensor | None = None
-    first_input: torch.Tensor | None = None
-    final: torch.Tensor | None = None
-    head_input: torch.Tensor | None = None
-    head_output: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
+Record = dict[str, torch.Tensor]
+"""What one pass computed, each [..., width]: "embedded", "first_input", "final" (after the last norm), "head_input",
+"head_output" and "logits", as far as the model has them."""
 
 
 @contextmanager
 def recording_ends(model: Any, backbone: nn.Module) -> Iterator[Record]:
-    """While the block runs the model, record what enters and leaves its ends in the first pass.
-
-    backbone: all but the output head.
-    """
-    record = Record()
+    """While the block runs the model, record what enters and leaves its ends in the first pass. backbone: all but the
+    output head."""
+    record: Record = {}
     first_layer = next((m[0] for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)), None)
 
     def keep(name: str, tensor: torch.Tensor | None) -> None:
-        if getattr(record, name) is None:
-            setattr(record, name, tensor)
+        if tensor is not None:
+            record.setdefault(name, tensor)
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         keep("first_input", args[0] if args else kwargs.get("hidden_states"))
+
+    def leave(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        keep("final", getattr(out, "last_hidden_state", None))
 
     def pass_head(module: nn.Module, args: tuple[Any, ...], out: torch.Tensor) -> None:
         keep("head_input", args[0] if args else None)
         keep("head_output", out)
 
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    handles = [
-        embedding.register_forward_hook(lambda module, args, out: keep("embedded", out)),
-        backbone.register_forward_hook(
-            lambda module, args, out: keep("final", getattr(out, "last_hidden_state", None))
-        ),
-        model.register_forward_hook(lambda module, args, out: keep("logits", out.logits)),
-    ]
-    if head is not None:
-        handles.append(head.register_forward_hook(pass_head))
-    if first_layer is not None:
-        handles.append(first_layer.register_forward_pre_hook(enter, with_kwargs=True))
-    try:
+    with ExitStack() as hooks:
+        hooks.enter_context(embedding.register_forward_hook(lambda module, args, out: keep("embedded", out)))
+        hooks.enter_context(backbone.register_forward_hook(leave))
+        hooks.enter_context(model.register_forward_hook(lambda module, args, out: keep("logits", out.logits)))
+        if head is not None:
+            hooks.enter_context(head.register_forward_hook(pass_head))
+        if first_layer is not None:
+            hooks.enter_context(first_layer.register_forward_pre_hook(enter, with_kwargs=True))
         yield record
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @frozen
@@ -85,16 +72,15 @@ class Ends:
 
     @classmethod
     def of(cls, record: Record, config: Any) -> Ends:
-        embedding_scale = _scale(record.embedded, record.first_input) or 1.0
-        head_scale = _scale(record.final, record.head_input)
-        logits_scale, cap = _scale(record.head_output, record.logits), logit_cap(config)
+        embedding_scale = _scale(record.get("embedded"), record.get("first_input")) or 1.0
+        head_scale = _scale(record.get("final"), record.get("head_input"))
+        head_output, logits = record.get("head_output"), record.get("logits")
+        logits_scale, cap = _scale(head_output, logits), getattr(config, LOGIT_CAP, None)
         if logits_scale is not None:
             return cls(embedding_scale, head_scale, logits_scale, None)
-        if cap is not None and record.head_output is not None:
-            capped = torch.tanh(record.head_output.float() / cap) * cap
-            if _scale(capped, record.logits) is not None:
-                return cls(embedding_scale, head_scale, 1.0, cap)
-        return cls(embedding_scale, head_scale, None, None)
+        capped = None if cap is None or head_output is None else torch.tanh(head_output.float() / cap) * cap
+        is_capped = _scale(capped, logits) is not None
+        return cls(embedding_scale, head_scale, *((1.0, cap) if is_capped else (None, None)))
 
     def embed(self, embedding: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
         """What enters the first layer, [..., width]; without learned positions, where a model has them."""
@@ -133,12 +119,11 @@ def table_rows(embedding: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
     return nn.functional.embedding(token_ids, embedding.weight)
 
 
-def raw_logits(head: nn.Module | None, hidden: torch.Tensor) -> torch.Tensor:
+def raw_logits(head: Callable[[torch.Tensor], torch.Tensor] | None, hidden: torch.Tensor) -> torch.Tensor:
     """What the output head's matrix makes of hidden [..., width]."""
     if head is None:
         raise CompatibilityError("this model has no output head to share: use a draft with one of its own")
-    logits: torch.Tensor = head(hidden)
-    return logits
+    return head(hidden)
 
 
 def _no_rows(token_ids: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,9 @@ LENGTH_DEPENDENT_ROPES = ("dynamic", "longrope")
 APPLY_ROTARY = "apply_rotary_pos_emb"
 """The function of a family's file that its attention rotates queries and keys with."""
 
+LOGIT_CAP = "final_logit_softcapping"
+"""The option with the cap of the logits, cap * tanh(logits / cap), of families that have one (Gemma 2)."""
+
 
 def check_layer_types(text_config: Any) -> None:
     """Raise CompatibilityError if a layer keeps another state than keys and values."""
@@ -51,9 +54,3 @@ def check_length(text_config: Any, max_model_len: int) -> None:
                 f"{feature}, which is not supported. Up to {limit} it makes no difference: give "
                 f"max_model_len={min(limit for limit, _ in limits)} or less"
             )
-
-
-def logit_cap(text_config: Any) -> float | None:
-    """The cap of the logits, cap * tanh(logits / cap), of families that have one (Gemma 2)."""
-    cap: float | None = getattr(text_config, "final_logit_softcapping", None)
-    return cap

@@ -35,14 +35,13 @@ def replace_parts(model: nn.Module, ops: Mapping[str, Operation]) -> None:
 class RMSNorm(nn.Module):
     """The operation `rms_norm` as a module."""
 
-    def __init__(self, original: nn.Module, operation: Operation) -> None:
+    def __init__(self, original: nn.Module, operation: Callable[..., torch.Tensor]) -> None:
         super().__init__()
         self.weight, self.variance_epsilon = original.weight, _eps(original)
         self._operation = operation
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        normed: torch.Tensor = self._operation(hidden_states, self.weight, self.variance_epsilon)
-        return normed
+        return self._operation(hidden_states, self.weight, self.variance_epsilon)
 
 
 def _eps(module: nn.Module) -> Any:
@@ -65,13 +64,9 @@ def _replace_rotary(module: nn.Module, operation: Operation, like: torch.Tensor)
     """An attention module of transformers calls a function of its file, `apply_rotary_pos_emb`. This one instance gets
     a `forward` of the same code in which that name means the operation; the file itself stays as it is."""
     forward = type(module).forward
-    if (
-        "forward" in vars(module)
-        or not isinstance(forward, FunctionType)
-        or APPLY_ROTARY not in forward.__code__.co_names
-    ):
+    if "forward" in vars(module) or not isinstance(forward, FunctionType):
         return
-    original = forward.__globals__.get(APPLY_ROTARY)
+    original = forward.__globals__.get(APPLY_ROTARY) if APPLY_ROTARY in forward.__code__.co_names else None
     if original is None or not _is_rotary(original, like):
         return
 
@@ -81,13 +76,8 @@ def _replace_rotary(module: nn.Module, operation: Operation, like: torch.Tensor)
         is_as_tried = not args and not kwargs and cos.dim() == 3 and len(widths) == len(dtypes) == 1
         return (operation if is_as_tried else original)(q, k, cos, sin, *args, **kwargs)
 
-    own = FunctionType(
-        forward.__code__,
-        forward.__globals__ | {APPLY_ROTARY: rotary},
-        forward.__name__,
-        forward.__defaults__,
-        forward.__closure__,
-    )
+    named = forward.__globals__ | {APPLY_ROTARY: rotary}
+    own = FunctionType(forward.__code__, named, forward.__name__, forward.__defaults__, forward.__closure__)
     own.__kwdefaults__ = forward.__kwdefaults__
     module.forward = MethodType(own, module)
 

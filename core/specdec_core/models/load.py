@@ -45,15 +45,9 @@ class ModelSource:
     @classmethod
     def of_draft(cls, config: DraftModelConfig, target: TargetInfo) -> ModelSource:
         """In the target's dtype and on its device. Its code is as trusted as the target's."""
-        return cls(
-            model=config.model,
-            device=target.device,
-            dtype=target.dtype,
-            trust_remote_code=target.trust_remote_code,
-            revision=config.revision,
-            code_revision=config.code_revision,
-            quantization=config.quantization,
-        )
+        of_target = {name: getattr(target, name) for name in ("device", "dtype", "trust_remote_code")}
+        own = {name: getattr(config, name) for name in ("model", "revision", "code_revision", "quantization")}
+        return cls(**of_target, **own)
 
     @property
     def path(self) -> str:
@@ -75,16 +69,14 @@ def resolve_model(model: str | Path) -> str:
     return str(model)
 
 
-def default_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def find_device(device: str | None) -> torch.device:
     """The default one if None; of "cuda", the current one. Raises ConfigError if it cannot be had, or is neither a CPU
     nor a GPU of CUDA."""
     advice = "give cpu, or cuda where there is one"
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        found = torch.empty(0, device=default_device() if device is None else device).device
+        found = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # an unknown name, or a build of torch without it
         raise ConfigError(f"device={device!r} is not to be had here: {advice}") from error
     if found.type not in ("cpu", "cuda"):
@@ -92,18 +84,15 @@ def find_device(device: str | None) -> torch.device:
     return found
 
 
-def default_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the device computes in it natively, else float32."""
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if native else torch.float32
-
-
 def parse_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """For "auto", bfloat16 where the device computes in it natively, else float32."""
     names = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
     if dtype == "auto":
-        return default_dtype(device)
+        if device.type == "cuda":
+            is_native = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            is_native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return torch.bfloat16 if is_native else torch.float32
     if isinstance(dtype, torch.dtype) and dtype in names.values():
         return dtype
     if dtype not in names:
@@ -130,13 +119,6 @@ def load_config(source: ModelSource) -> PretrainedConfig:
             f"model={path!r}{named} cannot be read: {error}. Give a folder with a transformers checkpoint, a name on "
             f"the model hub, or an embedded model ({', '.join(embedded) or 'none is installed'})"
         ) from error
-    _check_kind(config)
-    check_layer_types(config.get_text_config())
-    return config
-
-
-def _check_kind(config: PretrainedConfig) -> None:
-    """Refuse what is no causal language model."""
     if config.is_encoder_decoder:
         raise CompatibilityError(
             f"{config.model_type!r} is an encoder-decoder model: only causal language models (decoders) are supported"
@@ -146,6 +128,8 @@ def _check_kind(config: PretrainedConfig) -> None:
         raise CompatibilityError(
             f"transformers has no causal language model of type {config.model_type!r}: use a model of another family"
         )
+    check_layer_types(config.get_text_config())
+    return config
 
 
 def load_weights(
@@ -157,8 +141,7 @@ def load_weights(
     CompatibilityError if they are not this model's.
     """
     path, quantized = source.path, quantized_loading(source.quantization, config, source.device)
-    kwargs = {**quantized, "attn_implementation": attn_implementation}
-    given = {key: value for key, value in kwargs.items() if value is not None}
+    given = {"attn_implementation": attn_implementation, **quantized}
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             path,
@@ -168,7 +151,7 @@ def load_weights(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are reported below, by name
             **source.revisions,
-            **given,
+            **{key: value for key, value in given.items() if value is not None},
         )
     except KeyError as error:
         raise no_attention(config, error) from error

@@ -34,16 +34,16 @@ class Outline:
 
     @property
     def kv_layout(self) -> KVLayout:
-        """Of a draft model: see `KVGroups.only`."""
+        """Of a draft model. Raises CompatibilityError if its layers differ: a draft's plan has one layout."""
         return self.kv_groups.only
 
 
 def outline(source: ModelSource) -> Outline:
     """The outline of a checkpoint, from its configuration and the headers of its weight files.
 
-    The model is made of torch's meta tensors, which have shapes and no values, and run. So whatever `Model` refuses
-    for its structure is refused here, by the same code. What takes values is not found out: whether a tensor is
-    missing, and what `try_out` compares. Raises ConfigError or CompatibilityError.
+    A model of torch's meta tensors, which have shapes and no values, is run. So what `Model` refuses for its structure
+    is refused here, by the same code; what takes values is not found out: whether a tensor is missing, and what
+    `try_out` compares. Raises ConfigError or CompatibilityError.
     """
     config = load_config(source)
     info = target_info_of(source, config)
@@ -57,13 +57,11 @@ def outline(source: ModelSource) -> Outline:
 
 
 def outline_draft(config: DraftModelConfig, target: TargetInfo) -> Outline:
-    """The outline of a draft model that is a causal LM, as `BuildContext.load_model` loads it. It raises what `outline`
-    does."""
+    """Of a draft model that is a causal LM, as `BuildContext.load_model` loads it. Raises what `outline` does."""
     return outline(ModelSource.of_draft(config, target))
 
 
 def _empty_model(source: ModelSource, config: PretrainedConfig, dtype: torch.dtype) -> Any:
-    given = {} if source.code_revision is None else {"code_revision": source.code_revision}
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
@@ -71,7 +69,7 @@ def _empty_model(source: ModelSource, config: PretrainedConfig, dtype: torch.dty
                 dtype=dtype,
                 attn_implementation=IMPLEMENTATION,
                 trust_remote_code=source.trust_remote_code,
-                **given,
+                **({} if source.code_revision is None else {"code_revision": source.code_revision}),
             )
     except KeyError as error:
         raise no_attention(config, error) from error

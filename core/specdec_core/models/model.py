@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from attrs import frozen
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from specdec_core.contracts.kv import KVLayout, KVMetadata, Visibility
 from specdec_core.contracts.proposer import Plan
@@ -21,7 +22,6 @@ from specdec_core.models.fused_ops import replace_parts
 from specdec_core.models.load import ModelSource, load_config, load_weights, parse_dtype
 from specdec_core.models.packed_linear import pack_linears, recording_shared_inputs
 from specdec_core.models.rope import pin_positions
-from specdec_core.models.taps import register_tap
 from specdec_core.ops.padding import padded_to
 
 
@@ -47,7 +47,9 @@ class Model:
         self._ends = Ends.of(record, text_config)
         self._attention_modules = sites.modules
         self._embedding = self._model.get_input_embeddings()
-        self.eos_token_ids = _eos_token_ids(self._model.generation_config, text_config)
+        given = (getattr(each, "eos_token_id", None) for each in (self._model.generation_config, text_config))
+        eos = next((each for each in given if each is not None), ())
+        self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos)
         self._features: dict[str, torch.Tensor] = {}
         self._output_rows: Callable[[torch.Tensor], torch.Tensor] | None = None
 
@@ -112,8 +114,8 @@ class Model:
         if tap == "final":
             backbone = _backbone(self._model, self._attention_modules)
             backbone.register_forward_hook(lambda module, args, out: keep(out.last_hidden_state))
-            return
-        register_tap(_decoder_layers(self._model, self._attention_modules), tap, keep)
+        else:
+            register_tap(_decoder_layers(self._model, self._attention_modules), tap, keep)
 
 
 def speed_up(module: nn.Module, ops: Mapping[str, Callable[..., Any]]) -> None:
@@ -141,10 +143,31 @@ def _decoder_layers(model: nn.Module, attention_modules: Sequence[nn.Module]) ->
     raise CompatibilityError(f"no list of decoder layers was found in {type(model).__name__}: features need one")
 
 
+def register_tap(layers: nn.ModuleList, tap: str, keep: Callable[[torch.Tensor], None]) -> RemovableHandle:
+    """Have `keep` called in each pass with what `tap` names: "input.i", the hidden states [..., width] that enter
+    layer i, or with i the number of layers, those that the last one leaves. Raises ConfigError if it is not one."""
+    kind, _, index = tap.partition(".")
+    if kind != "input" or not index.isdigit() or int(index) > len(layers):
+        raise ConfigError(f"tap {tap!r} is not known: give 'final' or 'input.i' with i from 0 to {len(layers)}")
+    if int(index) == len(layers):
+        return layers[-1].register_forward_hook(
+            lambda module, args, out: keep(out[0] if isinstance(out, tuple) else out)
+        )
+    return layers[int(index)].register_forward_pre_hook(
+        lambda module, args, kwargs: keep(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+    )
+
+
 def target_info_of(source: ModelSource, config: Any) -> TargetInfo:
     """config: transformers' own. Raises ConfigError if the source has a max_model_len that is too much."""
     text_config = config.get_text_config()
-    longest = _max_model_len(source.max_model_len, getattr(text_config, "max_position_embeddings", None))
+    asked, trained = source.max_model_len, getattr(text_config, "max_position_embeddings", None)
+    if asked is None and trained is None:
+        raise ConfigError("the model's configuration does not say how long its context is: give max_model_len")
+    trained = trained or asked or 1
+    if asked is not None and not 1 <= asked <= trained:
+        raise ConfigError(f"max_model_len={asked} is out of range: this model was trained for 1 to {trained} tokens")
+    longest = asked or trained
     check_length(text_config, longest)
     return TargetInfo(
         model=source.path,
@@ -169,8 +192,7 @@ class KVGroups:
 
     @property
     def only(self) -> KVLayout:
-        """The layout of a model whose layers are all alike. Raises CompatibilityError for others: a draft's plan has
-        one layout."""
+        """See `Outline.kv_layout`."""
         if len(self.layouts) > 1:
             raise CompatibilityError(
                 f"a draft model with layers of different key and value shapes is not supported: {self.layouts}"
@@ -191,20 +213,3 @@ def kv_groups_of(shapes: Sequence[tuple[int, int, int]], num_layers: int, dtype:
     places = [(kinds.index(shape), shapes[:layer].count(shape)) for layer, shape in enumerate(shapes)]
     layouts = (KVLayout(shapes.count(shape), *shape, dtype, keeps_nodes=True) for shape in kinds)
     return KVGroups(tuple(layouts), tuple(places))
-
-
-def _max_model_len(asked: int | None, trained: int | None) -> int:
-    if trained is None and asked is None:
-        raise ConfigError("the model's configuration does not say how long its context is: give max_model_len")
-    trained = trained or asked or 1
-    if asked is not None and not 1 <= asked <= trained:
-        raise ConfigError(f"max_model_len={asked} is out of range: this model was trained for 1 to {trained} tokens")
-    return asked or trained
-
-
-def _eos_token_ids(*configs: Any) -> frozenset[int]:
-    for config in configs:
-        eos = getattr(config, "eos_token_id", None)
-        if eos is not None:
-            return frozenset([eos] if isinstance(eos, int) else eos)
-    return frozenset()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import compress
 
 import torch
 from attrs import define, field
@@ -19,19 +20,13 @@ def recording_shared_inputs(model: nn.Module) -> Iterator[list[list[nn.Linear]]]
     tensor (a gated MLP's gate and up, attention's query, key and value). The list is filled when the block ends."""
     groups: list[list[nn.Linear]] = []
     calls: list[tuple[nn.Module, nn.Linear, torch.Tensor]] = []  # the tensors stay alive, so that identity means it
-    handles = [
-        child.register_forward_pre_hook(
-            lambda child, args, parent=parent: calls.extend((parent, child, a) for a in args)
-        )
-        for parent in model.modules()
-        for child in parent.children()
-        if type(child) is nn.Linear
-    ]
-    try:
+    with ExitStack() as hooks:
+        for parent in model.modules():
+            for child in parent.children():
+                if type(child) is nn.Linear:
+                    hook = lambda child, args, parent=parent: calls.extend((parent, child, a) for a in args)  # noqa: E731
+                    hooks.enter_context(child.register_forward_pre_hook(hook))
         yield groups
-    finally:
-        for handle in handles:
-            handle.remove()
     sharing: dict[tuple[int, int], list[nn.Linear]] = {}
     for parent, linear, rows in calls:
         sharing.setdefault((id(parent), id(rows)), []).append(linear)
@@ -48,7 +43,9 @@ def pack_linears(model: nn.Module, pack: PackLinear, groups: Sequence[Sequence[n
         groups = [[module] for module in model.modules() if isinstance(module, nn.Linear)]
     packed: dict[nn.Module, nn.Module] = {}
     for group in groups:
-        layers = [linear for linear in group if _is_plain(linear) and linear not in packed]
+        # A quantised layer, or its weight, may be of a class that derives from the plain one.
+        is_plain = (type(each) is nn.Linear and type(each.weight.detach()) is torch.Tensor for each in group)
+        layers = [linear for linear in compress(group, is_plain) if linear not in packed]
         is_joint = len({linear.weight.dtype for linear in layers}) == 1
         for together in [layers] if is_joint else [[linear] for linear in layers]:
             product = pack(*_joined(together))
@@ -61,20 +58,13 @@ def pack_linears(model: nn.Module, pack: PackLinear, groups: Sequence[Sequence[n
                 setattr(parent, name, packed[child])
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """A quantised layer, or its weight, may be of a class that derives from the plain one."""
-    return type(module) is nn.Linear and type(module.weight.detach()) is torch.Tensor
-
-
 def _joined(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The weight and bias of one layer with the outputs of all, one after the other."""
     weight = torch.cat([linear.weight.detach() for linear in linears]) if len(linears) > 1 else linears[0].weight
     if all(linear.bias is None for linear in linears):
         return weight.detach(), None
-    biases: list[torch.Tensor] = [
-        weight.new_zeros(each.out_features) if each.bias is None else each.bias.detach() for each in linears
-    ]
-    return weight.detach(), torch.cat(biases)
+    biases = (weight.new_zeros(each.out_features) if each.bias is None else each.bias.detach() for each in linears)
+    return weight.detach(), torch.cat(list(biases))
 
 
 @define(eq=False)
@@ -98,8 +88,8 @@ class _SharedInput:
 
 
 class PackedLinear(nn.Module):
-    """In the place of an `nn.Linear`: its outputs of a product. `weight` has the original's shape, type and device, for
-    those who look at them, and no numbers."""
+    """In the place of an `nn.Linear`: its outputs of a product. `weight` has the original's shape, type and device, and
+    no numbers."""
 
     def __init__(self, linear: nn.Linear, shared: _SharedInput, index: int) -> None:
         super().__init__()

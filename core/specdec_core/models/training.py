@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from specdec_core.contracts.training import TrainingTarget
@@ -20,11 +22,7 @@ def load_training_target(name: str, dtype: str = "auto", device: str | None = No
     with torch.no_grad(), recording_ends(model, model.base_model) as record:
         model(torch.arange(2, device=source.device)[None], use_cache=False)
     ends = Ends.of(record, config.get_text_config())
-
-    def embed(token_ids: torch.Tensor) -> torch.Tensor:
-        return ends.embed(model.get_input_embeddings(), token_ids)
-
-    def output_head(hidden: torch.Tensor) -> torch.Tensor:
-        return ends.logits(model.get_output_embeddings(), hidden)
-
-    return TrainingTarget(info, config.get_text_config(), model, embed, output_head)
+    embed = partial(ends.embed, model.get_input_embeddings())
+    return TrainingTarget(
+        info, config.get_text_config(), model, embed, partial(ends.logits, model.get_output_embeddings())
+    )

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from itertools import compress, product
 from typing import Any
 
+import torch
 from attrs import evolve
 
 from specdec_core.contracts.ops import OpsContext
 from specdec_core.ops.attention import paged_attention, store_kv
-from specdec_core.ops.features import by_features
+from specdec_core.ops.elementwise import rms_norm, rotary
 from specdec_core.ops.linear import pack_linear
-from specdec_core.ops.norm import rms_norm
-from specdec_core.ops.rotary import rotary
 from specdec_core.plugins.operations import OfferedOps
+
+FEATURES = ("window", "softcap", "sinks")
 
 REFERENCE: Mapping[str, Callable[..., Any]] = {
     "paged_attention": paged_attention,
@@ -33,10 +34,21 @@ def resolve(offered: OfferedOps, contexts: Sequence[OpsContext]) -> dict[str, Ca
     """
     offered.check_names(REFERENCE)
 
-    def choose(name: str, features: frozenset[str] = frozenset()) -> Callable[..., Any]:
+    def choose(name: str, given: Sequence[bool] = ()) -> Callable[..., Any]:
+        features = frozenset(compress(FEATURES, given))
         found = {offered.choose(name, evolve(context, features=features)) for context in contexts}
         replacement = found.pop() if len(found) == 1 else None
         return REFERENCE[name] if replacement is None else replacement
 
-    found = {name: choose(name) for name in REFERENCE if name != "paged_attention"}
-    return found | {"paged_attention": by_features(partial(choose, "paged_attention"))}
+    chosen = {name: choose(name) for name in REFERENCE}
+    attentions = {given: choose("paged_attention", given) for given in product((False, True), repeat=len(FEATURES))}
+    if len({*attentions.values()}) > 1:
+
+        def by_features(
+            *args: Any, window: int | None = None, softcap: float | None = None, sinks: torch.Tensor | None = None
+        ) -> Any:
+            attention = attentions[window is not None, softcap is not None, sinks is not None]
+            return attention(*args, window=window, softcap=softcap, sinks=sinks)
+
+        chosen["paged_attention"] = by_features
+    return chosen

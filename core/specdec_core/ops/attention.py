@@ -71,31 +71,15 @@ def attend(
     mask = segment.mask(groups, window, query.dtype)
     if softcap is None and sinks is None:
         attended = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
-    else:
+    else:  # which torch's fused attention does not offer: scores and probabilities are float32
+        scores = torch.matmul(q, k.transpose(2, 3)).float() * scaling
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        scores = scores + mask
         if sinks is not None:  # [num_heads] -> [1, num_kv_heads, groups * num_rows, 1]
             sinks = sinks.view(1, num_kv_heads, groups, 1, 1).expand(batch, -1, -1, num_rows, 1)
             sinks = sinks.reshape(batch, num_kv_heads, groups * num_rows, 1)
-        attended = _explicit_attention(q, k, v, mask, scaling, softcap, sinks)
+            scores = torch.cat([scores, sinks.float()], dim=-1)
+        attended = torch.matmul(scores.softmax(dim=-1)[..., :num_keys].to(v.dtype), v)
     attended = attended.view(batch, num_kv_heads, groups, num_rows, value_dim).permute(0, 3, 1, 2, 4)
     return attended.reshape(batch * num_rows, num_heads, value_dim)
-
-
-def _explicit_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor,
-    scaling: float,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """For what torch's fused attention does not offer. Scores and probabilities are float32."""
-    scores = torch.matmul(q, k.transpose(2, 3)).float() * scaling
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores + mask
-    if sinks is not None:
-        probs = torch.cat([scores, sinks.float()], dim=-1).softmax(dim=-1)[..., :-1]
-    else:
-        probs = scores.softmax(dim=-1)
-    return torch.matmul(probs.to(v.dtype), v)

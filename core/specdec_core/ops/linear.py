@@ -16,7 +16,10 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[to
 
     In bfloat16 the results are those of torch to the last bit.
     """
-    if weight.device.type != "cpu" or not _has_kernels(weight.dtype):
+    is_built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if weight.device.type != "cpu" or not is_built or not torch.backends.mkldnn.enabled:
+        return None
+    if weight.dtype != torch.float32 and not (weight.dtype == torch.bfloat16 and _ONEDNN._is_mkldnn_bf16_supported()):
         return None
     packed = _ONEDNN._reorder_linear_weight(weight.detach(), None)
 
@@ -25,10 +28,3 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[to
         return output
 
     return product
-
-
-def _has_kernels(dtype: torch.dtype) -> bool:
-    is_built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if not is_built or not torch.backends.mkldnn.enabled:
-        return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(_ONEDNN._is_mkldnn_bf16_supported()))

@@ -33,17 +33,15 @@ def tokenised(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
 
 def forbid_bad_words(logits: torch.Tensor, rows: ConstrainedRows) -> None:
     """-inf in place at the last token of each word whose other tokens end the row's output so far."""
-    asking = rows.where(lambda c: len(c.bad_words) > 0)
-    if asking is None:
-        return
-    num_before = max(len(word) for c in asking.constraints for word in c.bad_words) - 1
-    words = [_before(c.bad_words, num_before) for c in asking.constraints]
-    positions, chosen = asking.pairs(_numbered(words))
-    last_ids = np.array([word[-1] for c in asking.constraints for word in c.bad_words])
-    before = asking.to_device(np.concatenate(words)[chosen])  # int64 [m, num_before]
-    is_complete = (before == _newest(asking, num_before)[asking.to_device(positions)]) | (before == ANYTHING)
+    num_before = max(len(word) for c in rows.constraints for word in c.bad_words) - 1
+    words = [_before(c.bad_words, num_before) for c in rows.constraints]
+    ends = np.cumsum([len(each) for each in words])
+    positions, chosen = rows.pairs(np.split(np.arange(ends[-1]), ends[:-1]))
+    last_ids = np.array([word[-1] for c in rows.constraints for word in c.bad_words])
+    before = rows.to_device(np.concatenate(words)[chosen])  # int64 [m, num_before]
+    is_complete = (before == _newest(rows, num_before)[rows.to_device(positions)]) | (before == ANYTHING)
     forbidden = torch.where(is_complete.all(dim=1), -torch.inf, 0.0).to(logits.dtype)
-    at = asking.to_device(asking.host_rows[positions]), asking.to_device(last_ids[chosen])
+    at = rows.to_device(rows.host_rows[positions]), rows.to_device(last_ids[chosen])
     logits.index_put_(at, forbidden, accumulate=True)
 
 
@@ -51,12 +49,6 @@ def _before(words: Sequence[Sequence[int]], num_before: int) -> np.ndarray:
     """int64 [num_words, num_before]   each without its last token, the newest first."""
     rows = [[*reversed(word[:-1]), *[ANYTHING] * (num_before - len(word) + 1)] for word in words]
     return np.array(rows, dtype=np.int64).reshape(len(words), num_before)
-
-
-def _numbered(words: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """For each request the indices of its words among all."""
-    ends = np.cumsum([len(each) for each in words])
-    return [np.arange(end - len(each), end) for end, each in zip(ends, words, strict=True)]
 
 
 def _newest(rows: ConstrainedRows, count: int) -> torch.Tensor:

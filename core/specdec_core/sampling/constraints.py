@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from attrs import define, frozen
 
-from specdec_core.config.sampling import LogitsProcessor, SamplingParams
+from specdec_core.config.sampling import SamplingParams
 from specdec_core.contracts.draft import Draft
-from specdec_core.sampling.paths import Paths
 
 
 @define(eq=False)
@@ -20,16 +19,13 @@ class Constraints:
     """A request's sampling parameters as token ids: made once, at its submission. fault: what a custom processor did
     wrong when it was last asked about the request's root."""
 
+    params: SamplingParams
     allowed_ids: np.ndarray | None  # int64 [n]   None: every token
     bad_words: tuple[tuple[int, ...], ...]  # token ids of each; none is empty
     min_tokens: int
     end_ids: np.ndarray  # int64 [n]   tokens not to draw before min_tokens
     bias_ids: np.ndarray  # int64 [n]   no two are equal
     bias_values: np.ndarray  # float64 [n]
-    processors: Sequence[LogitsProcessor]
-    repetition_penalty: float
-    frequency_penalty: float
-    presence_penalty: float
     fault: str | None = None
 
     @classmethod
@@ -40,28 +36,25 @@ class Constraints:
         end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         bias = params.logit_bias or {}
         found = cls(
+            params,
             allowed_ids=None if params.allowed_token_ids is None else np.array(params.allowed_token_ids),
             bad_words=tuple(map(tuple, bad_words)),
             min_tokens=params.min_tokens if end_ids else 0,
             end_ids=np.array(sorted(end_ids), dtype=np.int64),
             bias_ids=np.array(list(bias), dtype=np.int64),
             bias_values=np.array(list(bias.values()), dtype=np.float64),
-            processors=params.logits_processors,
-            repetition_penalty=params.repetition_penalty,
-            frequency_penalty=params.frequency_penalty,
-            presence_penalty=params.presence_penalty,
         )
-        masks = found.allowed_ids is not None or found.bad_words or found.min_tokens or found.processors
-        penalises = found.repetition_penalty != 1 or found.counts_output
+        masks = found.allowed_ids is not None or found.bad_words or found.min_tokens or params.logits_processors
+        penalises = params.repetition_penalty != 1 or found.counts_output
         return found if masks or bias or penalises else None
 
     @property
     def counts_output(self) -> bool:
-        return self.frequency_penalty != 0 or self.presence_penalty != 0
+        return self.params.frequency_penalty != 0 or self.params.presence_penalty != 0
 
 
 def why_not_finite(constraints: Constraints | None) -> str:
-    """What to tell of a request that failed. constraints: None if it has none."""
+    """What to tell of a request that failed."""
     if constraints is None:
         return "the target's logits were not finite"
     return constraints.fault or "the target's logits were not finite, or the sampling parameters left no token possible"
@@ -79,37 +72,59 @@ class ConstrainedRequest(Protocol):
 
 
 @frozen(eq=False)
+class Paths:
+    """The nodes from each row's own up to the one below its root."""
+
+    draft: Draft
+
+    @cached_property
+    def token_ids(self) -> torch.Tensor:
+        """int64 [num_rows, max_depth]   a node's token, its parent's, and so on; -1 past the root. None at dead nodes
+        and those below: only -1."""
+        layout = self.draft.layout
+        own = torch.full_like(layout.up, -1)
+        own[layout.node_rows] = self.draft.token_ids.masked_fill(~layout.is_alive, -1)
+        rows = torch.arange(len(own), device=own.device)
+        path = torch.empty((len(own), self.draft.max_depth), dtype=torch.int64, device=own.device)
+        for depth in range(self.draft.max_depth):
+            path[:, depth] = own[rows]
+            rows = layout.up[rows]
+        return path
+
+
+@frozen(eq=False)
 class ConstrainedRows:
     """Rows of target logits, those of one request after those of another. A row's history is its request's tokens, and
     then the nodes from below the root down to the row's own; a dead node's rows count as the root's."""
 
     requests: tuple[ConstrainedRequest, ...]  # [num_requests]   those that ask for something
-    constraints: tuple[Constraints, ...]  # [num_requests]
     batch_indices: tuple[int, ...]  # [num_requests]   of the requests in the batch
     paths: Paths
 
     @classmethod
     def of(cls, requests: Sequence[ConstrainedRequest | None], draft: Draft) -> ConstrainedRows | None:
         """requests [batch]: None where rows do not matter. None if nobody asks for anything."""
-        asking = [(i, r, r.constraints) for i, r in enumerate(requests) if r is not None and r.constraints is not None]
+        asking = [(r, i) for i, r in enumerate(requests) if r is not None and r.constraints is not None]
         if not asking:
             return None
-        batch_indices, constrained, constraints = zip(*asking, strict=True)
-        return cls(constrained, constraints, batch_indices, Paths(draft))
+        constrained, batch_indices = zip(*asking, strict=True)
+        return cls(constrained, batch_indices, Paths(draft))
 
     def where(self, is_asked: Callable[[Constraints], bool]) -> ConstrainedRows | None:
         """The rows of requests whose constraints say so; None if there are none."""
-        chosen = [i for i, constraints in enumerate(self.constraints) if is_asked(constraints)]
+        asking = zip(self.requests, self.batch_indices, self.constraints, strict=True)
+        chosen = [(request, b) for request, b, constraints in asking if is_asked(constraints)]
+        if len(chosen) == len(self.requests):
+            return self
         if not chosen:
             return None
-        if len(chosen) == len(self.constraints):
-            return self
-        return ConstrainedRows(
-            tuple(self.requests[i] for i in chosen),
-            tuple(self.constraints[i] for i in chosen),
-            tuple(self.batch_indices[i] for i in chosen),
-            self.paths,
-        )
+        requests, batch_indices = zip(*chosen, strict=True)
+        return ConstrainedRows(requests, batch_indices, self.paths)
+
+    @cached_property
+    def constraints(self) -> tuple[Constraints, ...]:
+        """[num_requests]."""
+        return tuple(request.constraints for request in self.requests if request.constraints is not None)
 
     @cached_property
     def counts(self) -> np.ndarray:
@@ -129,7 +144,7 @@ class ConstrainedRows:
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """int64 [n]   the same, on the device."""
+        """The same, on the device."""
         return self.to_device(self.host_rows)
 
     @cached_property

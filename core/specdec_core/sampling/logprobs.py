@@ -36,16 +36,8 @@ def logprobs_of(
     own = logprobs.gather(1, token_ids.unsqueeze(1))
     ranks = (logprobs >= own).sum(dim=1)
     best = logprobs.topk(max(numbers, default=0), dim=1)
-    rows = zip(
-        token_ids.tolist(),
-        own.squeeze(1).tolist(),
-        ranks.tolist(),
-        best.indices.tolist(),
-        best.values.tolist(),
-        numbers,
-        decode,
-        strict=True,
-    )
+    tensors = (token_ids, own.squeeze(1), ranks, best.indices, best.values)
+    rows = zip(*(each.tolist() for each in tensors), numbers, decode, strict=True)
     found: list[TokenLogprobs] = []
     for token_id, logprob, rank, best_ids, best_logprobs, number, text_of in rows:
         likely = list(zip(best_ids[:number], best_logprobs[:number], range(1, number + 1), strict=True))

@@ -10,27 +10,21 @@ from specdec_core.sampling.constraints import ConstrainedRows
 
 def penalise_repetition(logits: torch.Tensor, rows: ConstrainedRows) -> None:
     """In place: positive logits of tokens in the history are divided by the penalty, negative ones multiplied."""
-    asking = rows.where(lambda c: c.repetition_penalty != 1)
-    if asking is None:
-        return
-    was_there = count_tokens(asking, logits, with_prompt=True) > 0
-    penalty = asking.per_row([c.repetition_penalty for c in asking.constraints], logits.dtype)
-    before = logits[asking.rows]
+    was_there = count_tokens(rows, logits, with_prompt=True) > 0
+    penalty = rows.per_row([c.params.repetition_penalty for c in rows.constraints], logits.dtype)
+    before = logits[rows.rows]
     penalised = torch.where(before > 0, before / penalty, before * penalty)
-    logits.index_copy_(0, asking.rows, torch.where(was_there, penalised, before))
+    logits.index_copy_(0, rows.rows, torch.where(was_there, penalised, before))
 
 
 def penalise_output(logits: torch.Tensor, rows: ConstrainedRows) -> None:
     """In place: a token's logit less frequency_penalty for each time that it is in the output, and less
     presence_penalty if it is there at all."""
-    asking = rows.where(lambda c: c.counts_output)
-    if asking is None:
-        return
-    counts = count_tokens(asking, logits, with_prompt=False)
-    frequency = asking.per_row([c.frequency_penalty for c in asking.constraints], logits.dtype)
-    presence = asking.per_row([c.presence_penalty for c in asking.constraints], logits.dtype)
-    penalised = logits[asking.rows] - frequency * counts - presence * (counts > 0)
-    logits.index_copy_(0, asking.rows, penalised)
+    counts = count_tokens(rows, logits, with_prompt=False)
+    frequency = rows.per_row([c.params.frequency_penalty for c in rows.constraints], logits.dtype)
+    presence = rows.per_row([c.params.presence_penalty for c in rows.constraints], logits.dtype)
+    penalised = logits[rows.rows] - frequency * counts - presence * (counts > 0)
+    logits.index_copy_(0, rows.rows, penalised)
 
 
 def count_tokens(rows: ConstrainedRows, logits: torch.Tensor, *, with_prompt: bool) -> torch.Tensor:

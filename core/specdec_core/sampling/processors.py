@@ -14,29 +14,21 @@ from specdec_core.sampling.constraints import ConstrainedRows
 def run_processors(logits: torch.Tensor, rows: ConstrainedRows) -> None:
     """In place, a row at a time. A row whose processor fails becomes NaN, which fails its request if it is reached.
     Dead nodes, and rows that are not finite already, are left alone."""
-    asking = rows.where(lambda c: len(c.processors) > 0)
-    if asking is None:
-        return
-    is_root = np.diff(asking.owners, prepend=-1) > 0
-    depths = asking.depths.tolist()
-    paths = asking.path.cpu().numpy()
-    is_finite = logits[asking.rows].amax(dim=1).isfinite().tolist()
-    for position, (row, owner) in enumerate(zip(asking.host_rows.tolist(), asking.owners.tolist(), strict=True)):
-        depth, constraints = depths[position], asking.constraints[owner]
+    is_root = np.diff(rows.owners, prepend=-1) > 0
+    depths = rows.depths.tolist()
+    paths = rows.path.cpu().numpy()
+    is_finite = logits[rows.rows].amax(dim=1).isfinite().tolist()
+    for position, (row, owner) in enumerate(zip(rows.host_rows.tolist(), rows.owners.tolist(), strict=True)):
+        depth, constraints = depths[position], rows.constraints[owner]
         if not is_finite[position] or (depth == 0 and not is_root[position]):
             continue
-        history = _read_only(asking.requests[owner].token_ids, paths[position, :depth][::-1])
-        fault = _process(logits[row], constraints.processors, history)
+        history = np.concatenate([rows.requests[owner].token_ids, paths[position, :depth][::-1]])
+        history.flags.writeable = False
+        fault = _process(logits[row], constraints.params.logits_processors, history)
         if is_root[position]:
             constraints.fault = fault
         if fault is not None:
             logits[row] = torch.nan
-
-
-def _read_only(known: np.ndarray, path: np.ndarray) -> np.ndarray:
-    history = np.concatenate([known, path])
-    history.flags.writeable = False
-    return history
 
 
 def _process(logits: torch.Tensor, processors: Sequence[LogitsProcessor], history: np.ndarray) -> str | None:
@@ -57,9 +49,8 @@ def _process(logits: torch.Tensor, processors: Sequence[LogitsProcessor], histor
     except Exception as error:  # a tensor without data, such as those of the device "meta"
         return f"logits processor {name} returned a tensor that cannot be read: {_described(error)}"
     if not logits.amax().isfinite():
-        return (
-            "the logits processors returned NaN, or +inf, or -inf for every token: at least one token must be possible"
-        )
+        fault = "the logits processors returned NaN, or +inf, or -inf for every token"
+        return f"{fault}: at least one token must be possible"
     return None
 
 

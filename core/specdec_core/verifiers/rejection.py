@@ -28,7 +28,8 @@ class RejectionVerifier:
             left, child, is_open = self._try_sampled(probs[rows], rows, is_going, siblings, proposals, random)
             drawing = is_open.nonzero().squeeze(1)
             tokens[drawing] = random.target_token(left[drawing], drawing, layout.row_depths[rows[drawing]])
-            child = torch.where(is_open, _equal(tokens, child, siblings, proposals), child)
+            while bool((differs := is_open & (child != siblings.end) & (proposals.token_ids(child) != tokens)).any()):
+                child = torch.where(differs, siblings.next_sibling[child], child)
             is_going = is_going & (child != siblings.end)
             rows = torch.where(is_going, child, rows)
             if not bool(is_going.any()):
@@ -60,10 +61,3 @@ class RejectionVerifier:
             left = torch.where(is_refused.unsqueeze(1), rest, left)
             child = torch.where(is_refused, siblings.next_sibling[child], child)
         return left, child, is_open
-
-
-def _equal(tokens: torch.Tensor, child: torch.Tensor, siblings: Siblings, proposals: Proposals) -> torch.Tensor:
-    """Of child [batch] and the siblings after it, the first whose token is tokens [batch]; end if there is none."""
-    while bool((differs := (child != siblings.end) & (proposals.token_ids(child) != tokens)).any()):
-        child = torch.where(differs, siblings.next_sibling[child], child)
-    return child

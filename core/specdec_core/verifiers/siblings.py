@@ -44,25 +44,24 @@ class Proposals:
     def __init__(self, draft: Draft, siblings: Siblings, vocab_size: int, dtype: torch.dtype) -> None:
         self._draft, self._siblings = draft, siblings
         self._vocab_size, self._dtype = vocab_size, dtype
-        layout, device = draft.layout, draft.token_ids.device
-        self._nodes = torch.zeros(siblings.end + 1, dtype=torch.int64, device=device)
-        self._nodes[layout.node_rows] = torch.arange(draft.num_nodes, device=device)
-        self._token_ids = torch.nn.functional.pad(draft.token_ids, (0, 1))
-        self._q_rows = torch.full((draft.num_nodes + 1,), -1, dtype=torch.int64, device=device)
+        rows = draft.layout.node_rows
+        self._token_ids = torch.zeros(siblings.end + 1, dtype=torch.int64, device=rows.device)
+        self._token_ids[rows] = draft.token_ids
+        self._q_rows = torch.full_like(self._token_ids, -1)
         if draft.q_rows is not None:
-            self._q_rows[:-1] = draft.q_rows
+            self._q_rows[rows] = draft.q_rows.to(torch.int64)
 
     def token_ids(self, rows: torch.Tensor) -> torch.Tensor:
         """int64 [n]   of nodes; arbitrary where a row is none."""
-        return self._token_ids[self._nodes[rows]]
+        return self._token_ids[rows]
 
     def is_sampled(self, rows: torch.Tensor) -> torch.Tensor:
         """bool [n]   False at roots and at `end`."""
-        return (self._q_rows[self._nodes[rows]] >= 0) & self._is_node[rows]
+        return self._q_rows[rows] >= 0
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
         """[n, vocab]   for nodes' rows; arbitrary where a row is none."""
-        tokens, q_rows = self.token_ids(rows).unsqueeze(1), self._q_rows[self._nodes[rows]].unsqueeze(1)
+        tokens, q_rows = self.token_ids(rows).unsqueeze(1), self._q_rows[rows].unsqueeze(1)
         point = torch.zeros(len(rows), self._vocab_size, dtype=self._dtype, device=rows.device).scatter_(1, tokens, 1)
         q = self._draft.q
         if q is None or not len(q):
@@ -80,12 +79,6 @@ class Proposals:
         probs = torch.ones(self._siblings.end + 1, dtype=self._dtype, device=rows.device)
         probs[rows] = self.of(rows).gather(1, self.token_ids(rows).unsqueeze(1)).squeeze(1)
         return probs
-
-    @cached_property
-    def _is_node(self) -> torch.Tensor:
-        is_node = torch.zeros(self._siblings.end + 1, dtype=torch.bool, device=self._nodes.device)
-        is_node[self._draft.layout.node_rows] = True
-        return is_node
 
     def _over_target(self, drawn: torch.Tensor, q_rows: torch.Tensor) -> torch.Tensor:
         """Rows q_rows int64 [n] of q, which are drawn [n, draft_vocab or k], over the target's tokens: [n, vocab]."""

@@ -19,7 +19,7 @@ class TraversalVerifier:
         siblings = Siblings.of(draft)
         proposals = Proposals(draft, siblings, logits.shape[-1], logits.dtype)
         probs = logits.softmax(dim=-1)
-        state = _State.of(probs, draft)
+        state = _State(torch.nn.functional.pad(probs, (0, 0, 0, 1)), probs.new_ones(len(probs) + 1))
         requests = torch.arange(draft.batch_size, device=logits.device)
         leaf = state.descend(draft.layout.root_rows, draft, siblings, proposals)
         is_going = torch.ones_like(requests, dtype=torch.bool)
@@ -42,11 +42,6 @@ class _State:
 
     left: torch.Tensor
     kept: torch.Tensor
-
-    @classmethod
-    def of(cls, probs: torch.Tensor, draft: Draft) -> _State:
-        left = torch.nn.functional.pad(probs, (0, 0, 0, 1))
-        return cls(left, torch.ones(len(left), dtype=probs.dtype, device=probs.device))
 
     def descend(self, rows: torch.Tensor, draft: Draft, siblings: Siblings, proposals: Proposals) -> torch.Tensor:
         """The first leaf below each of rows [batch], or the row itself."""

@@ -10,7 +10,7 @@ from specdec_kernels.cpu.bits import FAST, LIKE, array_at, as_stored, compiled, 
 
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See `specdec_core.ops.norm.rms_norm`. The sum of squares is added up in another order."""
+    """See `specdec_core.ops.elementwise.rms_norm`. The sum of squares is added up in another order."""
     if hidden.dtype != weight.dtype or hidden.dtype not in LIKE or hidden.shape[-1:] != weight.shape:
         return ops.REFERENCE["rms_norm"](hidden, weight, eps)
     hidden, weight, width = hidden.contiguous(), weight.contiguous(), weight.shape[0]

@@ -11,7 +11,7 @@ from specdec_kernels.cpu.bits import LIKE, array_at, as_stored, compiled, inner,
 def rotary(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `specdec_core.ops.rotary.rotary`. The results have the tokens first in memory, as attention reads them."""
+    """See `specdec_core.ops.elementwise.rotary`. The results have the tokens first in memory, as attention wants."""
     if query.dtype not in LIKE or not query.dtype == key.dtype == cos.dtype == sin.dtype:
         return ops.REFERENCE["rotary"](query, key, cos, sin)
     cos, sin = cos.contiguous(), sin.contiguous()

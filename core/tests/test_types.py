@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from specdec_core import Draft, DraftTree
 from specdec_core.contracts.draft import DEAD
 from specdec_core.engine.draft_check import check_draft
-from specdec_core.verifiers.walk import follow
+from specdec_core.verifiers.accepted_and_bonus import follow
 
 TREES = [DraftTree([5, 6, 9], [-1, -1, 0]), DraftTree([], []), DraftTree([4], [-1])]
 

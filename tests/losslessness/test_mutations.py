@@ -16,7 +16,7 @@ from specdec_core.engine import step_batch
 from specdec_core.engine.step_batch import StepBatch
 from specdec_core.kv import PagedKVManager
 from specdec_core.sampling.random import CounterRandom
-from specdec_core.verifiers import chosen, greedy, walk
+from specdec_core.verifiers import accepted_and_bonus, chosen, greedy
 
 Patch = pytest.MonkeyPatch
 pytestmark = pytest.mark.parametrize("model_dir", ["llama"], indirect=True, scope="session")
@@ -87,7 +87,7 @@ def a_rejected_node_stays_in_the_cache(patch: Patch) -> None:
 
 
 def any_child_is_accepted(patch: Patch) -> None:
-    follow = walk.follow
+    follow = accepted_and_bonus.follow
 
     def eager(tokens: Any, is_finite: Any, draft: Any) -> Any:
         layout = draft.layout

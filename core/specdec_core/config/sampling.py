@@ -1,4 +1,14 @@
-"""What a request asks of sampling, with vLLM's names and meanings."""
+"""What a request asks of sampling, with vLLM's names and meanings.
+
+All files of `specdec_core` that a new parameter touches, besides its field here:
+
+- one that changes logits: `sampling/process.py` (the rule, in its place among the others) and, if it has to be prepared
+  when a request comes, `sampling/constraints.py`; `engine/drafter.py`, if drafts are to follow it, as temperature
+- one that ends a request: `engine/request.py`; one about text: `engine/detokenizer.py`
+- one about logprobs: `engine/logprobs.py`, `api/outputs.py`; one about drafts: `engine/budget.py`
+- what only an engine can check: `engine/request_checks.py`; an option of its own for `spec-decode generate`:
+  `cli/generate.py`
+"""
 
 from __future__ import annotations
 

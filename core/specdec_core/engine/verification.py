@@ -20,7 +20,7 @@ from specdec_core.plugins import Plugins
 from specdec_core.sampling.constraints import ConstrainedRows
 from specdec_core.sampling.process import process_logits
 from specdec_core.sampling.random import CounterRandom
-from specdec_core.verifiers.walk import follow
+from specdec_core.verifiers.accepted_and_bonus import follow
 
 
 @frozen

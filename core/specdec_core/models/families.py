@@ -1,7 +1,11 @@
-"""Every exception that a family of models needs, in one place. A new one is a line here and a model in the tests.
+"""Every exception that a family of models needs: a line here, and a model of it in tests/losslessness/families.py.
 
-What families differ in otherwise is found out by running the model (`attention.probe`, `compatibility.try_out`,
-`embedding_and_head.recording_ends`, `fused_ops`), not by their names.
+No other file names a family, a field of its configuration or a keyword of its code. What reads these lines: `load` and
+`compatibility` (refusals), `rope` (positions), `attention` and `fused_ops` (calls of the family's functions),
+`embedding_and_head` (the cap of logits). A keyword of attention that no family has had yet is also an argument of
+`ops/attention.py`, and in the list `FEATURES` of `ops/__init__.py`. What families differ in otherwise, such as a scale
+of embeddings, is found out by running the model (`attention.probe`, `compatibility.try_out`,
+`embedding_and_head.recording_ends`).
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ HARMLESS_TENSORS = frozenset({"s_aux", "position_ids", "cache_position"})
 
 LENGTH_DEPENDENT_ROPES = ("dynamic", "longrope")
 """Rotary embeddings whose frequencies depend on how long a request is: `rope.pin_positions` pins them."""
+
+TEMPERATURE_TUNING = "attn_temperature_tuning"
+"""The option of families whose attention temperatures change with the position: 1 up to what `check_length` allows."""
 
 APPLY_ROTARY = "apply_rotary_pos_emb"
 """The function of a family's file that its attention rotates queries and keys with."""
@@ -45,7 +52,7 @@ def check_length(text_config: Any, max_model_len: int) -> None:
     limits: list[tuple[int, str]] = []
     if "chunked_attention" in (getattr(text_config, "layer_types", None) or ()):
         limits.append((text_config.attention_chunk_size, "attention in chunks of attention_chunk_size tokens"))
-    if getattr(text_config, "attn_temperature_tuning", None):
+    if getattr(text_config, TEMPERATURE_TUNING, None):
         limits.append((text_config.floor_scale - 1, "attention temperatures that change at floor_scale tokens"))
     for limit, feature in limits:
         if max_model_len > limit:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from specdec_core.models.families import LENGTH_DEPENDENT_ROPES
+from specdec_core.models.families import LENGTH_DEPENDENT_ROPES, TEMPERATURE_TUNING
 
 
 def pin_positions(model: nn.Module, max_model_len: int) -> None:
@@ -26,8 +26,8 @@ def pin_positions(model: nn.Module, max_model_len: int) -> None:
             for layer_type in [key for key, each in rope_type.items() if each in LENGTH_DEPENDENT_ROPES]:
                 _pin_rope(module, rope_type[layer_type], max_model_len, layer_type)
                 rope_type[layer_type] = "default"
-        if getattr(module, "attn_temperature_tuning", None):
-            setattr(module, "attn_temperature_tuning", False)  # noqa: B010
+        if getattr(module, TEMPERATURE_TUNING, None):
+            setattr(module, TEMPERATURE_TUNING, False)
 
 
 def _pin_rope(module: Any, rope_type: str, max_model_len: int, layer_type: str | None) -> None:

@@ -1,1 +1,1 @@
-"""The acceptance rules that come with core."""
+"""The acceptance rules of core: which draft tokens are kept, and the recovered or bonus token after them."""

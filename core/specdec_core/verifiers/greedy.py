@@ -6,7 +6,7 @@ import torch
 
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.verifier import RandomSource, Verdict
-from specdec_core.verifiers.walk import follow
+from specdec_core.verifiers.accepted_and_bonus import follow
 
 
 class GreedyVerifier:

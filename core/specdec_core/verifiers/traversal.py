@@ -7,8 +7,8 @@ from attrs import define
 
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.verifier import RandomSource, Stream, Verdict
+from specdec_core.verifiers.accepted_and_bonus import trace
 from specdec_core.verifiers.siblings import Proposals, Siblings, excess, normed
-from specdec_core.verifiers.walk import trace
 
 
 class TraversalVerifier:

@@ -7,7 +7,7 @@ import torch
 from specdec_core.config.verifiers import TypicalConfig
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.verifier import RandomSource, Verdict
-from specdec_core.verifiers.walk import trace
+from specdec_core.verifiers.accepted_and_bonus import trace
 
 
 class TypicalVerifier:

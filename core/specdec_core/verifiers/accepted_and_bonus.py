@@ -1,4 +1,9 @@
-"""From decisions to a verdict: follow tokens down the trees of a draft, or trace the path to where a walk ended."""
+"""From a verifier's decisions to a verdict: the accepted draft tokens, then the recovered or bonus token.
+
+The token at the last accepted row is the extra one: the bonus token if that row is a leaf, else the recovered token.
+Each verifier draws it there. `greedy` and `chosen` decide a token at every row, and `follow` keeps those on the way;
+the others draw at the end of the path alone, and `trace` puts that token behind the accepted ones.
+"""
 
 from __future__ import annotations
 

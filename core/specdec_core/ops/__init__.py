@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import compress, product
 from typing import Any
 
-import torch
 from attrs import evolve
 
 from specdec_core.contracts.ops import OpsContext
@@ -44,11 +43,9 @@ def resolve(offered: OfferedOps, contexts: Sequence[OpsContext]) -> dict[str, Ca
     attentions = {given: choose("paged_attention", given) for given in product((False, True), repeat=len(FEATURES))}
     if len({*attentions.values()}) > 1:
 
-        def by_features(
-            *args: Any, window: int | None = None, softcap: float | None = None, sinks: torch.Tensor | None = None
-        ) -> Any:
-            attention = attentions[window is not None, softcap is not None, sinks is not None]
-            return attention(*args, window=window, softcap=softcap, sinks=sinks)
+        def by_features(query: Any, keys: Any, values: Any, plan: Any, scaling: float, **given: Any) -> Any:
+            attention = attentions[tuple(given.get(feature) is not None for feature in FEATURES)]
+            return attention(query, keys, values, plan, scaling, **given)
 
         chosen["paged_attention"] = by_features
     return chosen

@@ -154,6 +154,12 @@ def test_what_plugins_are_listed_with_is_light():
     assert found.stdout.strip() == "[]"
 
 
+def test_what_plugins_are_listed_with_is_small():
+    files = [path for package in ("contracts", "plugins") for path in (CORE / package).glob("*.py")]
+    assert len(files) > 10
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 2000
+
+
 @pytest.mark.parametrize("package", OUTSIDE, ids=lambda path: path.name)
 def test_packages_import_only_public_names(package):
     assert faults_outside(sources(package)) == []

@@ -71,6 +71,9 @@ class KVManager(Protocol):
     each of its steps `reserve`, `metadata`, `compact` and `advance`, in this order; `release` at its end or when it is
     preempted. A manager may let requests share blocks that nobody writes to any more: a request writes to no slot below
     the tokens that `admit` said are cached.
+
+    An interrupt (Ctrl-C) may break off any of these calls. `release` of every running request follows, perhaps twice,
+    and after it no block may be missing. `BlockPool` keeps that promise for managers that are built on it.
     """
 
     def add_group(self, layout: KVLayout, owner: str = TARGET, lookahead: int = 0) -> int:

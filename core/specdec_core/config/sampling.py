@@ -2,12 +2,15 @@
 
 All files of `specdec_core` that a new parameter touches, besides its field here:
 
-- one that changes logits: `sampling/process.py` (the rule, in its place among the others) and, if it has to be prepared
-  when a request comes, `sampling/constraints.py`; `engine/drafter.py`, if drafts are to follow it, as temperature
-- one that ends a request: `engine/request.py`; one about text: `engine/detokenizer.py`
-- one about logprobs: `engine/logprobs.py`, `api/outputs.py`; one about drafts: `engine/budget.py`
-- what only an engine can check: `engine/request_checks.py`; an option of its own for `spec-decode generate`:
-  `cli/generate.py`
+- one that changes logits: a rule in `sampling/process.py`, or in a file of its own beside it (as `penalties`,
+  `bad_words`, `processors`) that is listed there; `sampling/constraints.py` for what is prepared once for a request;
+  `contracts/proposer.py` and `engine/drafter.py`, if drafts are to follow it, as they do temperature;
+  `engine/verification.py`, if a verifier may not be able to serve it
+- one that ends a request: `engine/request.py`, or if it is a length, `engine/engine.py` (`add_request`)
+- one about text: `engine/detokenizer.py`, `engine/engine.py`; about the number of completions: `api/session.py`
+- one about logprobs: `engine/logprobs.py`, `engine/request.py`, `engine/runner.py`, `api/outputs.py`
+- one about drafts: `engine/budget.py`, `engine/scheduler.py`
+- what only an engine can check: `engine/request_checks.py`; an option of `spec-decode generate`: `cli/generate.py`
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""What speculation did: for one request, over the life of an engine, and in the log every few seconds."""
+"""What speculation did: for one request, over the life of an engine, and in the log every few seconds.
+
+A new metric is a field of `Totals`, a line in `Totals.add` and one in `Metrics.read`. What a step has to count for it
+is a field of `contracts/report.py` and its value in `engine/step_report.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which requests the next pass computes, how far, and with how many draft tokens."""
+"""Which requests the next forward pass computes, how far, and with how many draft tokens.
+
+The room in a pass is `max_num_batched_tokens`: a prompt that is longer is computed in chunks of what is left of it.
+"""
 
 from __future__ import annotations
 

@@ -26,6 +26,8 @@ class _Group:
 class PagedKVManager:
     """See `KVManager` for the contract. Nothing is found again: each request computes all of its tokens.
 
+    Slots of rejected nodes are written over by the request's next forward pass; blocks that only they need are freed.
+
     pool: whose blocks are handed out; one of its own by default.
     """
 

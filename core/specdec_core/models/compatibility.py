@@ -23,7 +23,7 @@ from transformers.modeling_utils import AttentionInterface
 from specdec_core.contracts.kv import KVMetadata, Visibility
 from specdec_core.errors import CompatibilityError, SpecdecError
 from specdec_core.models.attention import IMPLEMENTATION
-from specdec_core.models.families import ATTENTION_KEYWORDS
+from specdec_core.models.families import ATTENTION_KEYWORDS, WINDOW
 from specdec_core.ops.attention import paged_attention
 from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_core.ops.padding import Padding
@@ -60,7 +60,7 @@ def trial_attention(
     """Answer each token with its own value, shifted by the means of its own query and key, which show its rotation.
     Keys and values are repeated for the query heads that share them."""
     if (checks := _CHECKS.get()) is not None:
-        checks.check_mask(module, attention_mask, features.get("sliding_window"))
+        checks.check_mask(module, attention_mask, features.get(WINDOW))
         assert attention_mask is not None
         checks.check_result(module, query, key, value, attention_mask, scaling, features)
     own = value + key.mean(dim=-1, keepdim=True)
@@ -124,7 +124,7 @@ class StockChecks:
             )
         raise CompatibilityError(
             f"{type(module).__name__} has a mask of its own: whether position {at_query} sees position {at_key} is not "
-            f"as in causal attention with sliding_window={window}. Chunked and sparse attention are not supported; if "
+            f"as in causal attention with {WINDOW}={window}. Chunked and sparse attention are not supported; if "
             f"the distance is why, max_model_len={at_query} avoids it"
         )
 

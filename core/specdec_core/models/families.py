@@ -1,11 +1,13 @@
 """Every exception that a family of models needs: a line here, and a model of it in tests/losslessness/families.py.
 
-No other file names a family, a field of its configuration or a keyword of its code. What reads these lines: `load` and
-`compatibility` (refusals), `rope` (positions), `attention` and `fused_ops` (calls of the family's functions),
-`embedding_and_head` (the cap of logits). A keyword of attention that no family has had yet is also an argument of
-`ops/attention.py`, and in the list `FEATURES` of `ops/__init__.py`. What families differ in otherwise, such as a scale
-of embeddings, is found out by running the model (`attention.probe`, `compatibility.try_out`,
-`embedding_and_head.recording_ends`).
+These lines are read by `model` and `load` (refusals), `rope` (positions), `attention`, `compatibility` and `fused_ops`
+(calls of the family's functions) and `embedding_and_head` (the cap of logits); no family is told by its name. What
+families differ in otherwise, such as a scale of embeddings, is found out by running the model (`attention.probe`,
+`compatibility.try_out`, `embedding_and_head.recording_ends`).
+
+A keyword of attention that no family has had yet also becomes an argument: in `ops/__init__.py` (`FEATURES`),
+`ops/attention.py`, `models/attention.py`, `contracts/ops.py`, `contracts/proposer.py` (`LayerAttention.attend`), the
+kernels that are to have it, and in tests/losslessness/test_families.py.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from specdec_core.errors import CompatibilityError
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 """Chunked attention is like full attention up to its chunk size: `check_length` keeps it there."""
 
-ATTENTION_KEYWORDS: Mapping[str, str] = {"sliding_window": "window", "softcap": "softcap", "s_aux": "sinks"}
+WINDOW = "sliding_window"
+"""How many tokens a layer sees, its own included: a field of configurations, and a keyword of attention functions."""
+
+ATTENTION_KEYWORDS: Mapping[str, str] = {WINDOW: "window", "softcap": "softcap", "s_aux": "sinks"}
 """What families pass to their attention function, and the argument of `paged_attention` that it is."""
 
 HARMLESS_TENSORS = frozenset({"s_aux", "position_ids", "cache_position"})

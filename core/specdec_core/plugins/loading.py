@@ -1,4 +1,7 @@
-"""Import plugins and see that they keep the contract. Whatever one does wrong stays its own problem."""
+"""Import plugins and see that they keep the contract. Whatever one does wrong stays its own problem.
+
+`Plugins.load` (`manager`) warns of it, and who asks for what the plugin was to offer gets the error (`offers`).
+"""
 
 from __future__ import annotations
 

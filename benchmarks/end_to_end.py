@@ -92,15 +92,15 @@ def plot(results: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 0.32 * sum(len(r["headline"]["prompts"]) for r in results.values()) + 1.2))
-    names, values, colours = [], [], []
-    for colour, (kind, settings) in zip(
+    names, values, colors = [], [], []
+    for color, (kind, settings) in zip(
         ("tab:blue", "tab:gray", "tab:olive", "tab:green"), results.items(), strict=False
     ):
         for name, prompt in settings["headline"]["prompts"].items():
             names.append(f"{kind}: {name}")
             values.append(prompt["speed_up"])
-            colours.append(colour)
-    axes.barh(names[::-1], values[::-1], color=colours[::-1])
+            colors.append(color)
+    axes.barh(names[::-1], values[::-1], color=colors[::-1])
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_xlabel("speed-up over plain decoding, one request at a time")
     figure.tight_layout()

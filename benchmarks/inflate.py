@@ -77,7 +77,7 @@ def _deeper(tensors: Mapping[str, torch.Tensor], times: int, seed: int) -> dict[
 
 
 def _added(name: str, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """A matrix as wide-spread as its neighbour's; zeros where the layer writes to the residual stream."""
+    """A matrix as wide-spread as its neighbor's; zeros where the layer writes to the residual stream."""
     if name.startswith(OUTPUTS):
         return torch.zeros_like(like)
     if like.dim() < 2:

@@ -107,7 +107,7 @@ class VllmNgram(Peer):
 
     def step(self, requests: Sequence[Replay]) -> tuple[Drafts, Seconds]:
         rows = [self._rows[request.id] for request in requests]
-        assert rows == list(range(rows[0], rows[0] + len(rows))), "a batch is some neighbouring rows of the token ids"
+        assert rows == list(range(rows[0], rows[0] + len(rows))), "a batch is some neighboring rows of the token ids"
         token_ids = self._token_ids[rows[0] : rows[0] + len(rows)]
         sampled = [request.new_token_ids for request in requests]
         num_tokens = np.array([request.num_tokens for request in requests], dtype=np.int32)

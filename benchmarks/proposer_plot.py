@@ -23,10 +23,10 @@ def plot(contexts: dict[str, dict[str, Any]], path: Path) -> None:
 
     figure, panels = plt.subplots(1, len(contexts), figsize=(9, 3.8), sharey=True)
     for axes, (batch, by_length) in zip(panels, contexts.items(), strict=True):
-        for name, (colour, marker) in LOOKS.items():
+        for name, (color, marker) in LOOKS.items():
             points = [(int(n), found[name]["us_per_request_step"]) for n, found in by_length.items() if name in found]
             if points:
-                axes.plot(*zip(*points, strict=True), color=colour, marker=marker, label=name)
+                axes.plot(*zip(*points, strict=True), color=color, marker=marker, label=name)
         axes.set(xscale="log", yscale="log", title=batch, xlabel="tokens of context")
         axes.grid(visible=True, which="both", alpha=0.25)
         lengths = [int(n) for n in by_length]

@@ -30,6 +30,7 @@ from specdec_core.config.token_tree import TokenTree as TokenTree
 from specdec_core.contracts.draft import DEAD as DEAD, Draft as Draft, DraftTree as DraftTree
 from specdec_core.contracts.hooks import hookimpl as hookimpl
 from specdec_core.contracts.kv import (
+    TARGET as TARGET,
     KVContext as KVContext,
     KVLayout as KVLayout,
     KVManager as KVManager,

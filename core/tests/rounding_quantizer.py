@@ -1,4 +1,4 @@
-"""A quantisation that needs no package: it rounds every weight."""
+"""A quantization that needs no package: it rounds every weight."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def test_what_is_found_is_what_the_family_does(family: tuple[str, Path]) -> None
 
 
 @pytest.mark.parametrize("unknown", ["head_scale", "logits_scale"])
-def test_what_was_not_recognised_is_refused(unknown: str) -> None:
+def test_what_was_not_recognized_is_refused(unknown: str) -> None:
     ends = attrs.evolve(Ends(embedding_scale=1.0, head_scale=1.0, logits_scale=1.0, logits_cap=None), **{unknown: None})
     with pytest.raises(CompatibilityError, match="output head of its own"):
         ends.logits(torch.nn.Linear(4, 4), torch.zeros(1, 4))

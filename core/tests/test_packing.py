@@ -186,14 +186,14 @@ def test_a_layer_whose_weight_is_read_stays() -> None:
 
 
 class Doubled(nn.Linear):
-    """Stands for a quantised layer."""
+    """Stands for a quantized layer."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
         return linear(input, 2 * self.weight)
 
 
 class Coded(torch.Tensor):
-    """Stands for a quantised weight in a plain layer."""
+    """Stands for a quantized weight in a plain layer."""
 
 
 def with_coded_weight() -> nn.Linear:

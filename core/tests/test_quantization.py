@@ -1,4 +1,4 @@
-"""Quantisation is transformers' own: what it does not accept is reported by name, what it does is passed on."""
+"""Quantization is transformers' own: what it does not accept is reported by name, what it does is passed on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METHODS = sorted({*auto.AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"})
 
 @pytest.fixture
 def quantized(checkpoint: Path, tmp_path: Path) -> Path:
-    """A checkpoint that says it is quantised."""
+    """A checkpoint that says it is quantized."""
     folder = tmp_path / "quantized"
     shutil.copytree(checkpoint, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -47,7 +47,7 @@ def tokens(llm: LLM) -> list[int]:
     [("rounding_test", "made 2"), ({"quant_method": "rounding_test", "bits": 1}, "made 1")],
     ids=str,
 )
-def test_quantised_on_load(checkpoint: Path, rounding: list[str], asked: Any, ran: str) -> None:
+def test_quantized_on_load(checkpoint: Path, rounding: list[str], asked: Any, ran: str) -> None:
     llm = LLM(checkpoint, quantization=asked, dtype="float32")
     assert rounding == [ran]
     assert tokens(llm)
@@ -57,14 +57,14 @@ def test_quantised_on_load(checkpoint: Path, rounding: list[str], asked: Any, ra
 
 
 @pytest.mark.parametrize("asked", [None, "rounding_test"])
-def test_a_quantised_checkpoint_loads_by_itself(quantized: Path, rounding: list[str], asked: Any) -> None:
+def test_a_quantized_checkpoint_loads_by_itself(quantized: Path, rounding: list[str], asked: Any) -> None:
     assert tokens(LLM(quantized, quantization=asked, dtype="float32"))
     assert rounding == ["read 2"]
 
 
 @pytest.mark.parametrize("asked", ["fp8", {"quant_method": "awq"}, {"load_in_4bit": True}], ids=str)
 def test_a_name_that_is_not_the_checkpoint_s(quantized: Path, rounding: list[str], asked: Any) -> None:
-    with pytest.raises(ConfigError, match="the checkpoint is quantised with 'rounding_test': leave it out"):
+    with pytest.raises(ConfigError, match="the checkpoint is quantized with 'rounding_test': leave it out"):
         LLM(quantized, quantization=asked)
 
 
@@ -94,7 +94,7 @@ def test_what_is_missing_is_found_before_weights_are_loaded(
         said = refusal(load, checkpoint, quantization=asked)
         assert said == (
             f"quantization={asked} cannot be had for the model {str(checkpoint)!r} here: ImportError: {MISSING}. "
-            f"Install what is missing, or choose another quantisation or checkpoint"
+            f"Install what is missing, or choose another quantization or checkpoint"
         )
     config = json.loads((quantized / "config.json").read_text())
     config["quantization_config"]["bits"] = 0
@@ -102,7 +102,7 @@ def test_what_is_missing_is_found_before_weights_are_loaded(
     for load in (dry_run, LLM):
         said = refusal(load, quantized)
         assert said is not None
-        assert f"the checkpoint's quantisation 'rounding_test' cannot be had for the model {str(quantized)!r}" in said
+        assert f"the checkpoint's quantization 'rounding_test' cannot be had for the model {str(quantized)!r}" in said
         assert MISSING in said
     assert rounding == []
 

@@ -83,7 +83,7 @@ def test_streams_are_independent_of_each_other() -> None:
             assert independence_p_value(first, second, K) > SMALLEST_P
 
 
-def test_neighbouring_seeds_are_independent_at_every_position() -> None:
+def test_neighboring_seeds_are_independent_at_every_position() -> None:
     """What two requests seeded 0 and 1 draw along their outputs."""
     for first, second in ((0, 1), (1, 2), (5, 2**32 + 5), (7, -8 % 2**63)):
         a = source([first], [0]).target_token(uniform(N, K), zeros(N), ids(N))
@@ -94,7 +94,7 @@ def test_neighbouring_seeds_are_independent_at_every_position() -> None:
 
 
 @pytest.mark.parametrize("vocab", [2, 7, 64])
-def test_two_different_rows_of_weights_at_neighbouring_nodes(vocab: int) -> None:
+def test_two_different_rows_of_weights_at_neighboring_nodes(vocab: int) -> None:
     """Joint draws from unequal weights have the product distribution."""
     generator = torch.Generator().manual_seed(vocab)
     first, second = torch.rand(2, vocab, generator=generator)

@@ -37,7 +37,7 @@ CASES: list[tuple[str, dict[str, Any], tuple[int, int], tuple[int, int]]] = [
     ("llama", {}, (5, 2), (5, 2)),
     ("qwen3", {}, (9, 2), (9, 2)),
     ("mixtral", EXPERTS, (5, 2), (5, 2)),
-    ("deepseek_v3", LATENT, (9, 0), (9, 0)),  # pairs of neighbours are rotated
+    ("deepseek_v3", LATENT, (9, 0), (9, 0)),  # pairs of neighbors are rotated
     ("deepseek_v3", LATENT | {"rope_interleave": False}, (9, 2), (9, 2)),
     ("phi3", {}, (5, 2), (5, 2)),
     ("phi3", PARTIAL, (5, 0), (5, 0)),

@@ -79,6 +79,41 @@ def test_a_request_that_is_off_is_not_observed(ledger_llm: Any, generate: Any) -
     assert observer_of(llm)._arrears.num_tokens == 0, "what was kept of it is dropped with it"
 
 
+def test_a_request_that_asks_for_no_drafts_is_not_observed(ledger_llm: Any) -> None:
+    llm = ledger_llm()
+    params = [SamplingParams(temperature=0, max_tokens=8, num_speculative_tokens=n) for n in (0, 2)]
+    llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS[:2]], params, use_tqdm=False)
+    assert [page.token_ids == [] for page in pages(llm, PROMPTS[:2])] == [True, False]
+    assert observer_of(llm)._arrears.num_tokens == 0
+
+
+def test_what_became_of_nodes_is_observed_at_once(ledger_llm: Any, generate: Any) -> None:
+    """Also where a request is turned off between its draft and the verdict."""
+    llm = ledger_llm()
+    observer, proposer = observer_of(llm), proposer_of(llm)
+    drafted: set[str] = set()
+    propose = proposer.propose
+
+    def turned_off_after(batch: Any) -> Any:
+        drafted.update(request.id for request in batch.requests)
+        return propose(batch)
+
+    proposer.propose = turned_off_after  # type: ignore[method-assign]
+    observer.is_off = lambda request: request.id in drafted
+    expected = generate(ledger_llm(), PROMPTS, GREEDY)
+    assert generate(llm, PROMPTS, GREEDY) == expected
+    for page in pages(llm):
+        assert len(page.token_ids) > len(PROMPTS[0]), "the root of its draft, at least"
+
+
+def test_no_late_observation_is_larger_than_the_bound(ledger_llm: Any, generate: Any) -> None:
+    llm = ledger_llm(max_num_batched_tokens=16)
+    observer = observer_of(llm)
+    observer.is_off = phases(1)
+    generate(llm, [[*prompt, *range(24)] for prompt in PROMPTS], GREEDY)
+    assert max(sum(each.host_num_valid) for each in proposer_of(llm).observations) <= 16
+
+
 def test_at_the_bound_a_chunk_is_observed_if_it_pays(ledger_llm: Any, generate: Any) -> None:
     always, off = ledger_llm(), ledger_llm()
     observer_of(off).is_off = lambda request: True

@@ -8,10 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from offered import Offered
 
-from specdec_core import KVContext, KVManagerSpec, PagedKVManager, SamplingParams
+from specdec_core import (
+    ConfigError,
+    KVContext,
+    KVManagerSpec,
+    PagedKVManager,
+    PluginError,
+    SamplingParams,
+)
 from specdec_core.api.arguments import dry_run
 from specdec_core.engine import engine as engine_module
 from specdec_core.engine.scheduler import Scheduler
@@ -135,6 +142,40 @@ def test_the_memory_plan_asks_it(target: Path) -> None:
         return dry_run(target, plugins=Offered(STRICT), skip_tokenizer_init=True, **keywords).memory.bytes_per_block
 
     assert num_bytes(1000) == num_bytes(0) + 1000
+
+
+def test_a_request_that_waits_is_admitted_again_once_blocks_are_free(strict: Any, generate: Any) -> None:
+    """And not in every step: a manager may have to look for its tokens in a large cache, or a distant one."""
+    llm = strict(num_kv_blocks=16, max_model_len=64)
+    generate(llm, PROMPTS, GREEDY)
+    calls = llm.engine.kv.calls
+    assert len(PROMPTS) < calls.count("admit") < calls.count("compact") / 2
+
+
+@pytest.mark.parametrize("found", [9, 8, 3, -4])
+def test_what_admit_returns_is_checked(found: int, strict: Any, generate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole blocks (of 4 tokens), and less than the 9 tokens or, where they must be computed, none."""
+    llm = strict()
+    monkeypatch.setattr(PagedKVManager, "admit", lambda *arguments: found)
+    params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=1 if found == 8 else None)
+    with pytest.raises(PluginError, match=f"StrictKVManager.admit returned {found} for . tokens: allowed are whole"):
+        generate(llm, PROMPTS[:1], params)
+
+
+def test_its_options_are_the_users_fault(target: Path) -> None:
+    @frozen(kw_only=True)
+    class NeedyConfig:
+        size: int
+
+    needy = evolve(STRICT, name="needy", config=NeedyConfig)
+    with pytest.raises(ConfigError, match=r"kv_manager_config of 'needy' is not complete: .*size"):
+        dry_run(target, plugins=Offered(needy), skip_tokenizer_init=True, kv_manager="needy")
+
+
+def test_a_block_has_a_size(target: Path) -> None:
+    weightless = evolve(STRICT, name="weightless", bytes_per_block=lambda config, layouts, size: 0)
+    with pytest.raises(PluginError, match=r"'weightless' could not say how large a block is: .*returned 0"):
+        dry_run(target, plugins=Offered(weightless), skip_tokenizer_init=True, kv_manager="weightless")
 
 
 def counts_without_accepted(patch: pytest.MonkeyPatch) -> None:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from ledger import LEDGER, LedgerConfig
 from offered import Offered
 
 from specdec_core import (
     BuildContext,
+    ConfigError,
     Draft,
+    KVLayout,
     Plan,
     Proposer,
     ProposerBatch,
     ProposerSpec,
+    RequestView,
     SamplingParams,
     SpeculativeConfig,
     StaticTree,
@@ -27,6 +30,7 @@ from specdec_core import (
 )
 from specdec_core.api.arguments import prepare
 from specdec_core.drafting import combining
+from specdec_core.engine import speculation
 from specdec_core.engine.build import unite
 from specdec_core.engine.engine import Engine
 
@@ -76,11 +80,49 @@ GUESS = ProposerSpec(
 )
 
 
+@frozen
+class KnowingConfig:
+    parity: int
+
+
+class Knowing(Proposer):
+    """The next tokens as plain decoding has them for prompts that end in numbers of its parity; wrong ones for others.
+
+    text: {last token of the prompt: the output}."""
+
+    text: ClassVar[dict[int, list[int]]] = {}
+
+    def __init__(self, config: KnowingConfig, context: BuildContext) -> None:
+        self.parity, self.device = config.parity, context.device
+
+    def propose(self, batch: ProposerBatch) -> Draft:
+        pairs = zip(batch.requests, batch.max_draft_tokens, strict=True)
+        return Draft.from_chains([self.chain(request, min(3, most)) for request, most in pairs], self.device)
+
+    def chain(self, request: RequestView, most: int) -> list[int]:
+        last = int(request.token_ids[request.num_prompt_tokens - 1])
+        done = len(request.token_ids) - request.num_prompt_tokens
+        known = self.text[last][done : done + most]
+        return known if last % 2 == self.parity else [(token + 1) % 8 for token in known]
+
+
+KEEPING = evolve(
+    GUESS,
+    name="keeping",
+    plan=lambda config, target, n: Plan(kv_layout=KVLayout(1, 1, 8, 8, target.dtype, keeps_nodes=True)),
+)
+
+KNOWING = ProposerSpec(
+    name="knowing", config=KnowingConfig, build=Knowing, api=1, plan=lambda config, target, n: Plan(observes=False)
+)
+
+
 def config_of(method: str, options: Any, num_tokens: int = 8) -> SpeculativeConfig:
     return SpeculativeConfig(method=method, num_speculative_tokens=num_tokens, options=options)
 
 
 LEDGER_CONFIG = config_of("ledger", LedgerConfig(top_tokens=2))
+EVEN_CONFIG, ODD_CONFIG = (config_of("knowing", KnowingConfig(parity)) for parity in (0, 1))
 DRAWN_CONFIG, GUESS_CONFIG = config_of("drawn", DrawnConfig()), config_of("guess", GuessConfig())
 
 
@@ -89,7 +131,7 @@ def engine_of(target: Path) -> Callable[..., Engine]:
     def make(*configs: SpeculativeConfig, **keywords: Any) -> Engine:
         settings = {"dtype": "float32", "num_kv_blocks": 128, "max_model_len": 64, "skip_tokenizer_init": True}
         prepared = prepare(target, **{**settings, **keywords})
-        return Engine(prepared.config, Offered(LEDGER, DRAWN, GUESS), configs or None)
+        return Engine(prepared.config, Offered(LEDGER, DRAWN, GUESS, KNOWING, KEEPING), configs or None)
 
     return make
 
@@ -122,27 +164,56 @@ def sampled(i: int) -> SamplingParams:
     return SamplingParams(temperature=0.8, seed=i, max_tokens=30)
 
 
+def one_sampled(i: int) -> SamplingParams:
+    """So that the batch has a draft that stays whole."""
+    return greedy(i) if i else sampled(i)
+
+
 def test_chosen_drafts_give_the_text_of_plain_decoding(engine_of: Any) -> None:
     for params in (greedy, sampled):
         assert outputs(engine_of(LEDGER_CONFIG, GUESS_CONFIG), params) == outputs(engine_of(), params)
 
 
 def test_greedy_requests_with_a_sampled_proposer_do_too(engine_of: Any) -> None:
-    assert outputs(engine_of(DRAWN_CONFIG, GUESS_CONFIG), greedy) == outputs(engine_of(), greedy)
+    for params in (greedy, one_sampled):
+        found, expected = outputs(engine_of(DRAWN_CONFIG, GUESS_CONFIG), params), outputs(engine_of(), params)
+        assert found[1:] == expected[1:]
 
 
-def test_both_are_drafted_and_accepted(engine_of: Any) -> None:
-    """More than either alone."""
-    counts = []
-    for configs in ((LEDGER_CONFIG, GUESS_CONFIG), (LEDGER_CONFIG,), (GUESS_CONFIG,)):
-        engine = engine_of(*configs)
-        for prompt in PROMPTS:
-            engine.add_request(prompt, greedy(0))
-        reports = []
-        while engine.has_unfinished:
-            reports.append(engine.step())
-        counts.append(sum(report.num_accepted for report in reports))
-    assert counts[0] >= max(counts[1:]) > 0
+def num_accepted(engine: Engine, params: Callable[[int], SamplingParams] = greedy) -> int:
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(prompt, params(i))
+    total = 0
+    while engine.has_unfinished:
+        total += engine.step().num_accepted
+    return total
+
+
+@pytest.fixture
+def accepted_of(engine_of: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """(configs) -> draft tokens that were accepted."""
+    monkeypatch.setattr(
+        Knowing, "text", {prompt[-1]: text for prompt, text in zip(PROMPTS, outputs(engine_of(), greedy), strict=True)}
+    )
+    return lambda *configs, **more: num_accepted(engine_of(*configs), **more)
+
+
+def loses_one(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> Draft:
+    return drafts[0]
+
+
+def loses_the_other(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> Draft:
+    return drafts[1]
+
+
+@pytest.mark.parametrize("fault", [None, loses_one, loses_the_other])
+def test_both_are_drafted_and_accepted(fault: Any, accepted_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One knows what the other does not, so that together they accept almost what both do alone."""
+    if fault is not None:
+        monkeypatch.setattr(speculation, "combine_drafts", fault)
+    alone = [accepted_of(EVEN_CONFIG), accepted_of(ODD_CONFIG)]
+    assert min(alone) > 20
+    assert (accepted_of(EVEN_CONFIG, ODD_CONFIG) > 1.5 * max(alone)) == (fault is None)
 
 
 def test_a_sampled_tree_and_chosen_nodes_are_verified_together(engine_of: Any) -> None:
@@ -176,13 +247,41 @@ def test_each_has_what_its_own_plan_says(engine_of: Any) -> None:
     assert all(each.top_tokens is not None for each in ledger.observations)
 
 
-def test_parents_that_are_mixed_up_are_noticed(engine_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parents_that_are_mixed_up_are_noticed(
+    engine_of: Any, accepted_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nodes of the second draft that hang on the wrong ones cost acceptance, never the text."""
-    expected = outputs(engine_of(), greedy)
+    both = DRAWN_CONFIG, EVEN_CONFIG
+    expected, accepted = outputs(engine_of(), one_sampled), accepted_of(*both, params=one_sampled)
     original = combining._Tree.hang_on
 
     def wrong(self: Any, other: Any, most: int) -> None:
         original(self, type(other)(other.token_ids, [-1] * len(other.parents)), most)
 
     monkeypatch.setattr(combining._Tree, "hang_on", wrong)
-    assert outputs(engine_of(DRAWN_CONFIG, GUESS_CONFIG), greedy) == expected
+    assert outputs(engine_of(*both), one_sampled)[1:] == expected[1:]
+    assert accepted_of(*both, params=one_sampled) < accepted
+
+
+def test_each_drafts_as_many_as_its_own_config_says(engine_of: Any) -> None:
+    engine = engine_of(config_of("guess", GuessConfig(), 2), config_of("drawn", DrawnConfig(), 8))
+    asked: list[int] = []
+    propose = Guess.propose
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Guess, "propose", lambda self, batch: (asked.extend(batch.max_draft_tokens), propose(self, batch))[1]
+        )
+        outputs(engine, greedy)
+    assert set(asked) == {1, 2}
+
+
+@pytest.mark.parametrize(("key", "value"), [("verifier", "traversal"), ("disable_by_batch_size", 3)])
+def test_what_an_engine_has_once_may_not_differ(key: str, value: Any, engine_of: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{key}=.* of 'drawn' and .* of 'guess' differ"):
+        engine_of(DRAWN_CONFIG, evolve(GUESS_CONFIG, **{key: value}))
+
+
+def test_a_cache_of_nodes_is_not_combined(engine_of: Any) -> None:
+    """Its own tree's slots are not those of the combined one."""
+    with pytest.raises(ConfigError, match="'keeping' cannot draft beside other methods"):
+        engine_of(config_of("keeping", GuessConfig()), DRAWN_CONFIG)

@@ -48,7 +48,7 @@ class OwnLayer(nn.Module):
 
 
 def rotated(heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """heads [num_tokens, n, width] turned by positions [num_tokens]; neighbouring numbers make a pair."""
+    """heads [num_tokens, n, width] turned by positions [num_tokens]; neighboring numbers make a pair."""
     width = heads.shape[-1]
     frequencies = ROTARY_BASE ** (torch.arange(0, width, 2, device=heads.device) / -width)
     angles = positions.unsqueeze(-1) * frequencies

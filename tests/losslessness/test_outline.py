@@ -80,7 +80,7 @@ def test_options_are_those_of_the_target(llama: Path) -> None:
         outline(ModelSource(model=llama, device=CPU, quantization="nothing"))
 
 
-def test_quantised_weights_are_as_large_as_their_files(llama: Path) -> None:
+def test_quantized_weights_are_as_large_as_their_files(llama: Path) -> None:
     config = json.loads((llama / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "rounding_test"}
     (llama / "config.json").write_text(json.dumps(config))

@@ -100,14 +100,14 @@ def plot(groups: Groups, method: str, path: Path) -> None:
     from matplotlib.figure import Figure
 
     bars = [(group, c.title, Figures.of(c).speed_up) for group, comparisons in groups.items() for c in comparisons]
-    colours = {group: f"C{index % 10}" for index, group in enumerate(groups)}
+    colors = {group: f"C{index % 10}" for index, group in enumerate(groups)}
     figure = Figure(figsize=(11, max(3.0, 0.3 * len(bars) + 1.2)), layout="constrained")
     left, right = figure.subplots(1, 2)
 
     places = range(len(bars))
-    for group, colour in colours.items():
+    for group, color in colors.items():
         own = [place for place in places if bars[place][0] == group]
-        left.barh(own, [bars[place][2] for place in own], color=colour, label=group.lstrip("_"))
+        left.barh(own, [bars[place][2] for place in own], color=color, label=group.lstrip("_"))
     left.set_yticks(places, [title for _, title, _ in bars])
     left.invert_yaxis()
     left.axvline(1.0, color="black", linewidth=0.8)

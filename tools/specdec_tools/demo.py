@@ -63,10 +63,10 @@ def command(ctx: click.Context, options: ModelOptions, max_tokens: int, temperat
 
 def _print_legend(console: Console, method: str) -> None:
     if console.is_terminal and console.color_system:
-        console.out("This colour:", style=ACCEPTED, end="")
+        console.out("This color:", style=ACCEPTED, end="")
         console.out(f" tokens that {method} drafted and the model accepted.")
     else:
-        console.out("Accepted draft tokens are coloured on a terminal (here: no terminal, or NO_COLOR is set).")
+        console.out("Accepted draft tokens are colored on a terminal (here: no terminal, or NO_COLOR is set).")
 
 
 def _show(

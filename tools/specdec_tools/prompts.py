@@ -109,11 +109,11 @@ def find_route(roads, start, goal):
         place = waiting.pop(0)
         if place == goal:
             break
-        for neighbour in roads.get(place, []):
+        for neighbor in roads.get(place, []):
             # each place is visited once
-            if neighbour not in came_from:
-                came_from[neighbour] = place
-                waiting.append(neighbour)
+            if neighbor not in came_from:
+                came_from[neighbor] = place
+                waiting.append(neighbor)
     if goal not in came_from:
         return None
     # walk back from the goal

@@ -51,9 +51,9 @@ def test_shows_compares_and_ends_with_the_verdict(demo, temperature):
     assert re.search(r" total +\S +96 ", result.stdout)
 
 
-def test_accepted_draft_tokens_are_coloured_on_a_terminal(demo):
+def test_accepted_draft_tokens_are_colored_on_a_terminal(demo):
     result = demo(env=TERMINAL)
-    assert "\x1b[1;32mThis colour:\x1b[0m" in result.stdout
+    assert "\x1b[1;32mThis color:\x1b[0m" in result.stdout
     assert result.stdout.count("\x1b[1;32m") > 4
     speculative_parts = re.findall(r"bigram .*?-\x1b\[0m\n(.*?)\x1b\[2m", result.stdout, re.DOTALL)
     assert len(speculative_parts) == len(PROMPTS)

@@ -56,8 +56,8 @@ class Draft:
     A node may exist because of what was decided before it, a sampled node never because of its own token.
 
     A node is *dead* if its parent is DEAD or dead; the others are *live*. A dead node has a token of the vocabulary,
-    takes part in the forward pass and counts for nothing: neither as a draft token, nor what `scores` and `q_rows` say
-    of it, nor a row of `q` from which no live node was sampled. A draft that a device makes has exactly
+    takes part in the forward pass and is no draft token: the engine ignores its score and its row of `q`, and rows that
+    only dead nodes use. A draft that a device makes has exactly
     `max_draft_tokens[i]` nodes for request i, dead where drafting stopped, so that its shapes depend on no value. One
     that is made on a CPU may be shorter.
 

@@ -68,9 +68,9 @@ class KVManager(Protocol):
     Groups (the target's layers, a draft's layers) share each request's block table, not the storage.
 
     For each request the engine calls `admit` when it is scheduled for the first time and again after a preemption; in
-    each of its steps `reserve`, `metadata`, `compact` and `advance`, in this order; `release` at its end or when it is
-    preempted. A manager may let requests share blocks that nobody writes to any more: a request writes to no slot below
-    the tokens that `admit` said are cached.
+    each of its steps `reserve`, `metadata`, `compact` and `advance`, in this order; `release` at its end, when it is
+    preempted, or at once after `admit` if it does not fit yet. A manager may let requests share blocks that nobody
+    writes to any more: a request writes to no slot below the tokens that `admit` said are cached.
 
     An interrupt (Ctrl-C) may break off any of these calls. `release` of every running request follows, perhaps twice,
     and after it no block may be missing. `BlockPool` keeps that promise for managers that are built on it.

@@ -44,7 +44,7 @@ class OpsSpec:
     plugin's or the reference does. It is asked while an engine is built and never again, and for `paged_attention` with
     every combination of features. What differs from call to call is the function's own business: how many tokens there
     are, whether any has a tree (`AttentionPlan.ancestors`), and modules in another type than the model's. Layers that
-    are quantised are given to no operation.
+    are quantized are given to no operation.
     """
 
     api: int

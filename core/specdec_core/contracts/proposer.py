@@ -80,7 +80,7 @@ class TopTokens:
 
 @frozen(eq=False)
 class Observation:
-    """What a target pass computed: prefill chunks and decode steps alike, after acceptance.
+    """What one forward pass of the target computed for tokens that are now final, in prefill and in decoding.
 
     Request b owns the rows offsets[b]:offsets[b + 1], of which the first num_valid[b] count: the tokens known before
     the pass and then the accepted nodes. They follow, without a gap, what was observed of the request, beginning at
@@ -141,7 +141,7 @@ class Plan:
 
 
 class Proposer(Protocol):
-    """Guesses what the target will say next. Subclass it for the methods that have nothing to do.
+    """Drafts the tokens that the target may generate next. Subclass it for the methods that have nothing to do.
 
     For each request the engine calls, in this order: `start` once; then any number of `observe` (after each target
     pass, prefill chunks included, unless the plan says observes=False) and `propose` (before a decode pass whose
@@ -244,7 +244,7 @@ class LayerAttention(Protocol):
         value: [num_tokens, num_kv_heads, value_dim].
         scaling: of query times key; None: key_dim ** -0.5.
         rows: int64 [n], the tokens whose outputs are wanted: one of each request, then any that are padding. Give every
-            layer the same tensor. None: all tokens.
+            layer the same tensor. No request may be without tokens in this pass then. None: all tokens.
         window: a token sees no position that is `window` or more before its own.
         softcap: scores become softcap * tanh(scores / softcap).
         sinks: [num_heads], a score for each head that takes its share of the attention weights and has no value.

@@ -48,7 +48,7 @@ class RandomSource(Protocol):
     def target_token(self, weights: torch.Tensor, requests: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
         """The target's own token at each row, keyed by (seed, absolute index of that token): rule 1.
 
-        weights float [n, vocab] (non-negative, unnormalised), requests int64 [n] indices into the batch, depths
+        weights float [n, vocab] (non-negative, unnormalized), requests int64 [n] indices into the batch, depths
         int64 [n] of the rows' nodes (root: 0). Returns int64 [n].
         """
 
@@ -72,7 +72,7 @@ class Verifier(Protocol):
     A verifier sees processed logits only: temperature, penalties, masks and truncation have been applied to every
     row, with that row's own history. At temperature 0 they are -inf except at the argmax; where every request of a
     step is greedy, the verifier "greedy" decides and sees them as they are. A lossless verifier emits tokens with
-    exactly the distribution that these logits define. It is vectorised over requests and vocabulary; Python may loop
+    exactly the distribution that these logits define. It is vectorized over requests and vocabulary; Python may loop
     over depth and siblings. Dead nodes are for no rule to look at: a request's length is `draft.num_live_per_request`,
     and `draft.layout.is_alive` says which nodes count.
     """

@@ -120,15 +120,17 @@ class DraftPass:
         metadata = attention.metadata(batch.requests, starts, lengths)
         num_entries = len(level.token_ids)
         num_padded = attention.padded(num_entries)
-        first_of_each = np.array(first_slots)[level.requests].repeat(level.width)
+        first_of_each = np.zeros(num_padded, dtype=np.int64)
+        first_of_each[:num_entries] = np.array(first_slots)[level.requests].repeat(level.width)
         first = torch.from_numpy(first_of_each).to(level.token_ids.device)
-        positions = first + (level.depth - 1)
-        if level.is_alive is not None:
-            positions = torch.where(level.is_alive, positions, first)  # as deep, it could be past the last position
-        if level.is_chain:
-            more_slots = None
-            prefix_lens = positions + 1 if level.is_alive is None else first + (level.ancestors[:, -1] + 1)
+        positions, more_slots = first + (level.depth - 1), None
+        if level.is_alive is not None:  # as deep, a dead one could be past the last position
+            positions = torch.where(padded_to(num_padded, level.is_alive), positions, first)
+        if not level.is_chain:
+            prefix_lens, more_slots = first, first.unsqueeze(1) + padded_to(num_padded, level.ancestors.flip(1))
+        elif level.is_alive is None:
+            prefix_lens = positions + 1
         else:
-            prefix_lens, more_slots = first, padded_to(num_padded, first.unsqueeze(1) + level.ancestors.flip(1))
-        visibility = Visibility(padded_to(num_padded, positions), padded_to(num_padded, prefix_lens), more_slots)
+            prefix_lens = first + padded_to(num_padded, level.ancestors[:, -1] + 1)
+        visibility = Visibility(positions, prefix_lens, more_slots)
         return cls(metadata, visibility, padded_to(num_padded, level.token_ids), num_entries)

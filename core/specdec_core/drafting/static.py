@@ -67,7 +67,10 @@ class StaticTree:
         rows = grown.parents
         if not len(rows):
             return None
-        rank = torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)  # among its siblings
+        if self._shape.is_chain:
+            rank = torch.zeros_like(rows)
+        else:
+            rank = torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)  # among its siblings
         nodes = _Entries(
             rows=rows,
             token_ids=grown.token_ids,

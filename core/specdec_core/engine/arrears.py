@@ -35,11 +35,11 @@ class Arrears:
     def __contains__(self, request: Request) -> bool:
         return request.id in self._kept
 
-    def keep(self, requests: Sequence[Request], observation: Observation) -> None:
-        """What the observation says of its requests, instead of showing it to the proposer."""
+    def keep(self, requests: Sequence[Request | None], observation: Observation) -> None:
+        """What the observation says of its requests, instead of showing it to the proposer. None: not of this one."""
         starts = zip(requests, observation.starts, observation.offsets, observation.host_num_valid, strict=False)
         for i, (request, start, offset, num_valid) in enumerate(starts):
-            if not num_valid:
+            if request is None or not num_valid:
                 continue
             following = observation.next_token_ids[i : i + 1]
             kept = self._kept.setdefault(request.id, _Kept(request, start, following))

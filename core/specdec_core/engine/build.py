@@ -7,11 +7,11 @@ from functools import partial
 from numbers import Integral
 from typing import Any
 
-from attrs import evolve, fields, frozen
+from attrs import evolve, fields_dict, frozen
 
 from specdec_core import ops
 from specdec_core.config.engine import EngineConfig
-from specdec_core.config.fields import unknown_key
+from specdec_core.config.fields import refuse_unknown, shown
 from specdec_core.config.speculative import DraftModelConfig, SpeculativeConfig
 from specdec_core.contracts.kv import KVContext, KVManager, KVManagerSpec
 from specdec_core.contracts.ops import OpsContext
@@ -27,7 +27,7 @@ from specdec_core.engine.runner import Runner
 from specdec_core.engine.scheduler import Scheduler
 from specdec_core.engine.speculation import Speculation
 from specdec_core.engine.verification import Verification
-from specdec_core.errors import PluginError
+from specdec_core.errors import ConfigError, PluginError
 from specdec_core.models import Model
 from specdec_core.models.attention import PagedAttention
 from specdec_core.models.load import ModelSource, find_device
@@ -35,6 +35,7 @@ from specdec_core.models.meta_load import Outline, outline
 from specdec_core.models.model import speed_up
 from specdec_core.ops.padding import Padding
 from specdec_core.plugins import Plugins
+from specdec_core.plugins.operations import OfferedOps
 
 CALLS = ("start", "propose", "observe", "reset", "finish")
 """What a proposer must have. It may lack `close`, which is younger than this plugin API."""
@@ -98,7 +99,7 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
     with blaming(f"KV manager {design.kv_spec.name!r}", "be built"):
         context = KVContext(design.memory.num_blocks, config.block_size, device)
         kv = design.kv_spec.build(design.kv_options, context)
-    groups = [kv.add_group(layout) for layout in target.kv_groups.layouts]
+        groups = [kv.add_group(layout) for layout in target.kv_groups.layouts]
     places = [(groups[kind], layer) for kind, layer in target.kv_groups.places]
     attention = PagedAttention(kv, places, design.ops, Padding.of(device))
     target.attach(attention, design.ops, design.plan)
@@ -138,24 +139,47 @@ def _design(
     configs = (
         [] if speculative is None else [speculative] if isinstance(speculative, SpeculativeConfig) else speculative
     )
-    methods = tuple(_method(each, plugins, target) for each in configs)
+    offered = plugins.ops(target.info.device.type)
+    methods = tuple(_method(each, plugins, target, offered) for each in configs)
+    _check_together(methods)
     plan = unite([method.plan for method in methods])
     kv_spec, kv_options = _kv_manager(config, plugins)
     layouts = [*target.kv_groups.layouts, *(m.plan.kv_layout for m in methods if m.plan.kv_layout is not None)]
     with blaming(f"KV manager {kv_spec.name!r}", "say how large a block is"):
         bytes_per_block = kv_spec.bytes_per_block(kv_options, layouts, config.block_size)
+        if not isinstance(bytes_per_block, Integral) or bytes_per_block < 1:
+            raise TypeError(f"bytes_per_block returned {bytes_per_block!r}: give a whole number of bytes, 1 or more")
     draft_kv_bytes = sum(layout.bytes_per_token for layout in layouts[len(target.kv_groups.layouts) :])
     memory = plan_memory(config, target, plan, bytes_per_block, draft_kv_bytes)
-    resolved = ops.resolve(plugins.ops(target.info.device.type), _contexts(target))
+    resolved = ops.resolve(offered, _contexts(target))
     return Design(config, target, methods, plan, memory, kv_spec, kv_options, resolved)
 
 
-def _method(config: SpeculativeConfig, plugins: Plugins, target: Outline) -> Method:
+def _check_together(methods: Sequence[Method]) -> None:
+    """Raise ConfigError for several proposers that do not go together."""
+    for method in methods[1:]:
+        for key in ("verifier", "verifier_options", "disable_by_batch_size"):
+            values = [getattr(each.config, key) for each in (methods[0], method)]
+            if values[0] != values[1]:
+                raise ConfigError(
+                    f"{key}={shown(values[0])} of {methods[0].spec.name!r} and {shown(values[1])} of "
+                    f"{method.spec.name!r} differ, and an engine has one: give both methods the same"
+                )
+    for method in methods:
+        layout = method.plan.kv_layout
+        if len(methods) > 1 and layout is not None and layout.keeps_nodes:
+            raise ConfigError(
+                f"{method.spec.name!r} cannot draft beside other methods: its cache keeps draft nodes in the slots of "
+                f"its own tree, and the combined tree has others there. Use it alone, or a method that observes"
+            )
+
+
+def _method(config: SpeculativeConfig, plugins: Plugins, target: Outline, offered: OfferedOps) -> Method:
     spec, contexts = plugins.proposer(config.method), _contexts(target)
     plan = make_plan(spec, config.options, target.info, config.num_speculative_tokens)
     if plan.kv_layout is not None:
         contexts = [evolve(contexts[0], kv_layout=plan.kv_layout)]
-    return Method(config, spec, plan, ops.resolve(plugins.ops(target.info.device.type), contexts))
+    return Method(config, spec, plan, ops.resolve(offered, contexts))
 
 
 def _contexts(target: Outline) -> list[OpsContext]:
@@ -181,12 +205,14 @@ def unite(plans: Sequence[Plan]) -> Plan:
 def _kv_manager(config: EngineConfig, plugins: Plugins) -> tuple[KVManagerSpec, Any]:
     """The one that the options name, and an instance of its config class. Raises ConfigError or PluginError."""
     spec, given = plugins.kv_manager(config.kv_manager), config.kv_manager_config
-    known = {attribute.name for attribute in fields(spec.config)} if spec.config else set()
-    for key in given:
-        if key not in known:
-            raise unknown_key(key, known, f"kv_manager_config of {spec.name!r}")
-    with blaming(f"KV manager {spec.name!r}", "take its options"):
+    where = f"kv_manager_config of {spec.name!r}"
+    refuse_unknown(given, fields_dict(spec.config).keys() if spec.config else set(), where)
+    try:
         return spec, spec.config(**given) if spec.config else None
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where} is not complete: {error}") from error
 
 
 def make_plan(spec: ProposerSpec, options: Any, target: TargetInfo, num_speculative_tokens: int) -> Plan:
@@ -221,6 +247,7 @@ def _drafter(method: Method, design: Design, target: Model, attention: PagedAtte
     return Drafter(
         NamedProposer(proposer, method.spec.name),
         method.plan,
+        num_speculative_tokens=method.config.num_speculative_tokens,
         max_tokens=design.config.max_num_batched_tokens,
         vocab_size=target.info.vocab_size,
         device=target.info.device,

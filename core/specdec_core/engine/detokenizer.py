@@ -10,7 +10,7 @@ import numpy as np
 from specdec_core.config.sampling import SamplingParams
 
 _CONTEXT = 6
-"""Prompt tokens to decode with the output: in some tokenizers a token's text depends on its neighbours."""
+"""Prompt tokens to decode with the output: in some tokenizers a token's text depends on its neighbors."""
 
 _LONGEST_WAIT = 16
 """Tokens after which text that ends within a character is taken as it is: a character has four bytes at the most."""

@@ -124,7 +124,7 @@ def _check_tensor(
     if tensor.dtype not in dtypes or tensor.shape != shape:
         allowed = "of two dimensions" if -1 in shape else list(shape)
         raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}, not {dtypes[0]} {allowed}")
-    if tensor.device.type != device.type:
+    if tensor.device.type != device.type or device.index not in (tensor.device.index, None):
         raise ValueError(f"{name} is on {tensor.device}, not on {device}: use the device of the build context")
 
 

@@ -17,7 +17,6 @@ from specdec_core.engine.request import Request
 from specdec_core.engine.safe_draft import Doubt, SafeDrafts
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_batch import spread
-from specdec_core.errors import PluginError
 from specdec_core.sampling.random import CounterRandom
 
 
@@ -26,10 +25,18 @@ class Drafter:
     on its device, as is done with those that a device made: also of drafts that the host can read at no cost."""
 
     def __init__(
-        self, proposer: NamedProposer, plan: Plan, *, max_tokens: int, vocab_size: int, device: torch.device
+        self,
+        proposer: NamedProposer,
+        plan: Plan,
+        *,
+        num_speculative_tokens: int,
+        max_tokens: int,
+        vocab_size: int,
+        device: torch.device,
     ) -> None:
         self.proposer, self.plan, self.observer = proposer, plan, Observer(proposer, plan, max_tokens)
         self.reads_drafts = True
+        self._num_speculative_tokens = num_speculative_tokens
         self._vocab_size, self._device = vocab_size, device
         self._safe_drafts = SafeDrafts(vocab_size)
 
@@ -44,13 +51,9 @@ class Drafter:
 
     def finish(self, request: Request, reason: str) -> None:
         """An interrupt may break it off: then it is called again."""
-        try:
-            with self.proposer.called() as proposer:
-                proposer.finish(request, reason)
-        except PluginError:
-            self.observer.forget(request)
-            raise
         self.observer.forget(request)
+        with self.proposer.called() as proposer:
+            proposer.finish(request, reason)
 
     def propose(self, schedule: Schedule, costs: StepCosts | None = None) -> tuple[Draft, Doubt | None]:
         """A draft over all scheduled requests; the proposer sees only those that have a budget. With it comes a doubt
@@ -81,6 +84,7 @@ class Drafter:
 
     def _budget(self, request: Request, budget: int) -> int:
         """As far as this proposer reaches, and if it may draft at all."""
+        budget = min(budget, self._num_speculative_tokens)
         if self.plan.max_model_len is not None:
             budget = max(0, min(budget, self.plan.max_model_len - request.num_tokens))
         return budget if self.observer.may_draft(request) else 0

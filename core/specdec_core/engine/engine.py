@@ -240,7 +240,7 @@ class Engine:
 
     def _fail(self, request: Request, *, had_draft: bool) -> None:
         """Its logits were not finite, as the target gave them or as its sampling parameters left them. A draft node may
-        have been the cause, so it ends only if they are not without a draft either: it starts over without any."""
+        have caused it, so the request starts over without drafts; it ends if its logits are then still not finite."""
         if not had_draft:
             request.error = why_not_finite(request.constraints)
             self._finish(request, "error")

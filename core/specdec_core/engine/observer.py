@@ -19,10 +19,10 @@ from specdec_core.engine.scheduler import Schedule
 class Observer:
     """Shows a proposer what was computed: at once for requests that draft, late for those that do not.
 
-    A request is *off* while it is not worth drafting for. Its tokens and features are kept then, as many as max_tokens
-    of all requests together, and handed over before its next draft. Beyond that, the request with the most is observed
-    now if `pays` says so; else what it has is dropped, and the proposer drafts for it no more until it is admitted
-    again.
+    While `is_off(request)` is true, the engine does not draft for the request and postpones its observations. Tokens
+    and features are kept, max_tokens at most of all requests together, and handed over before its next draft. Where
+    there is no room, the request with the most is observed now if `pays` says so; else what it has is dropped, and the
+    proposer drafts for it no more until it is admitted again. Requests that ask for no drafts are not observed at all.
 
     is_off, pays: set by whoever decides that. By default all requests draft.
     """
@@ -35,20 +35,24 @@ class Observer:
         self._lost: WeakSet[Request] = WeakSet()  # the proposer has not seen some of their tokens
 
     def may_draft(self, request: Request) -> bool:
-        return request not in self._lost and not self.is_off(request)
+        return self._may_ever_draft(request) and not self.is_off(request)
 
     def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
         """After a forward pass. The verdict is on the host."""
         if not self._plan.observes:
             return
-        on = [i for i, request in enumerate(schedule.requests) if self.may_draft(request)]
+        wanted = [i for i, request in enumerate(schedule.requests) if self._may_ever_draft(request)]
+        # A proposer hears at once what became of its nodes, also of a request that has been turned off meanwhile.
+        has_nodes = draft.num_nodes_per_request
+        on = [i for i in wanted if has_nodes[i] or not self.is_off(schedule.requests[i])]
         if on:
             self.catch_up([schedule.requests[i] for i in on])
             taps, number = self._plan.taps, self._plan.top_tokens
             self._show(observation_of(schedule, computed, draft, verdict, on, taps, number))
-        if len(on) < len(schedule.requests):
-            off = [i for i, r in enumerate(schedule.requests) if self.is_off(r) and r not in self._lost]
-            self._put_off(schedule, computed, draft, verdict, off)
+        if len(on) < len(wanted):
+            off = [i for i in wanted if i not in set(on)]
+            late = observation_of(schedule, computed, draft, verdict, off, self._plan.taps)
+            self._put_off([schedule.requests[i] for i in off], late)
 
     def catch_up(self, requests: Sequence[Request]) -> None:
         """Hand over what was put off of these requests."""
@@ -64,15 +68,17 @@ class Observer:
         with self._proposer.called() as proposer:
             proposer.observe(observation)
 
-    def _put_off(
-        self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict, off: Sequence[int]
-    ) -> None:
-        requests = [schedule.requests[i] for i in off]
-        self._arrears.keep(requests, observation_of(schedule, computed, draft, verdict, off, self._plan.taps))
-        while self._arrears.num_tokens > self._max_tokens:
+    def _may_ever_draft(self, request: Request) -> bool:
+        return request not in self._lost and request.params.num_speculative_tokens != 0
+
+    def _put_off(self, requests: Sequence[Request], observation: Observation) -> None:
+        """Keep an observation of these requests, once there is room for it."""
+        num_tokens = sum(observation.host_num_valid)
+        while self._arrears.num_tokens and self._arrears.num_tokens + num_tokens > self._max_tokens:
             most = self._arrears.largest()
             if self.pays(most):
                 self.catch_up([most])
             else:
                 self._arrears.drop(most)
                 self._lost.add(most)
+        self._arrears.keep([None if request in self._lost else request for request in requests], observation)

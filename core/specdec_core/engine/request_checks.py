@@ -12,7 +12,7 @@ from specdec_core.config.fields import shown
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.contracts.target import TargetInfo
 from specdec_core.errors import CapacityError, ConfigError
-from specdec_core.sampling.bad_words import tokenised
+from specdec_core.sampling.bad_words import tokenized
 from specdec_core.sampling.constraints import Constraints
 
 
@@ -80,7 +80,7 @@ def checked_constraints(
     params: SamplingParams, tokenizer: Any, eos_token_ids: frozenset[int], target: TargetInfo
 ) -> Constraints | None:
     """What parameters that were checked ask of logits, as token ids. Raises ConfigError."""
-    words = tokenised(params.bad_words, tokenizer)
+    words = tokenized(params.bad_words, tokenizer)
     _check_ids("bad_words with token ids", [token_id for word in words for token_id in word], target)
     # A checkpoint may name an end that its vocabulary does not have.
     ends = frozenset(token_id for token_id in eos_token_ids if 0 <= token_id < target.vocab_size)

@@ -13,7 +13,7 @@ from attrs import define, field
 from specdec_core.contracts.kv import KVManager
 from specdec_core.engine.budget import DraftBudget
 from specdec_core.engine.request import Request
-from specdec_core.errors import CapacityError
+from specdec_core.errors import CapacityError, PluginError
 
 
 @define
@@ -43,7 +43,7 @@ class Schedule:
 
     @property
     def whole_requests(self) -> list[Request | None]:
-        """Those of which no token stays pending: of the others, None, what the pass says about the next is no use."""
+        """None for a request of which this pass computes a part only: its logits are not sampled."""
         pairs = zip(self.requests, self.num_known, strict=True)
         return [request if num_known == request.num_pending else None for request, num_known in pairs]
 
@@ -75,6 +75,7 @@ class Scheduler:
         self._block_size = block_size
         self._scratch_slots = scratch_slots
         self._draft_groups = draft_groups
+        self._stuck: tuple[str, int] | None = None  # a request that did not fit, with so many free blocks
 
     def remove(self, request: Request) -> None:
         """Forget a request that finished or was cancelled, and free its blocks."""
@@ -121,20 +122,34 @@ class Scheduler:
 
     def _admit(self, room: int, schedule: Schedule) -> None:
         while self.waiting and room and len(self.running) < self._max_num_seqs and self._kv.num_free_blocks:
-            request = self.waiting[0]
-            groups = self._draft_groups if request.params.num_speculative_tokens != 0 else ()
-            num_cached = self._kv.admit(request.id, request.reusable_token_ids, request.cache_salt, groups)
-            request.num_cached_tokens = request.num_computed = num_cached
+            request, num_free = self.waiting[0], self._kv.num_free_blocks
+            if self._stuck is not None and request.id == self._stuck[0] and num_free <= self._stuck[1]:
+                return
+            request.num_cached_tokens = request.num_computed = self._cached(request)
             num_known = min(request.num_pending, room)
             # All of its known tokens must fit, though only a chunk is computed now: else it would be preempted at once.
             has_room = self._kv.num_free_blocks * self._block_size > request.num_pending
             if not has_room or not self._reserve(request, num_known, 0):
                 self._evict(request)
+                self._stuck = request.id, num_free
                 return
+            self._stuck = None
             self.running.append(self.waiting.popleft())
             schedule.add(request, num_known, 0)
-            schedule.num_cached_tokens += num_cached
+            schedule.num_cached_tokens += request.num_cached_tokens
             room -= num_known
+
+    def _cached(self, request: Request) -> int:
+        """How many tokens the KV manager has found. Raises PluginError if that cannot be."""
+        groups = self._draft_groups if request.params.num_speculative_tokens != 0 else ()
+        token_ids = request.reusable_token_ids
+        found = self._kv.admit(request.id, token_ids, request.cache_salt, groups)
+        if found % self._block_size or not 0 <= found <= max(0, len(token_ids) - 1):
+            raise PluginError(
+                f"{type(self._kv).__name__}.admit returned {found!r} for {len(token_ids)} tokens: allowed are whole "
+                f"blocks of {self._block_size}, and fewer tokens than there are. Report this to its author"
+            )
+        return found
 
     def _evict(self, request: Request) -> None:
         """It has no keys and values any more, and starts over when it is admitted."""

@@ -62,8 +62,8 @@ class Verification:
             )
 
     def decide(self, schedule: Schedule, draft: Draft, computed: Computed, doubts: Sequence[Doubt] = ()) -> Decision:
-        """What the target's logits say about a draft, on the host: the one synchronisation of a step. Raises
-        PluginError, which names the proposer, if there was a doubt about the draft that turns out to be right."""
+        """What the target's logits say about a draft, on the host. Raises PluginError, which names the proposer, if
+        there was a doubt about the draft that turns out to be right."""
         requests = schedule.requests
         params = [request.params for request in requests]
         noise = CounterRandom([request.seed for request in requests], computed.batch.root_positions)

@@ -109,7 +109,7 @@ class Checkpoint:
         this dtype. Buffers keep their own, since rotary frequencies need all their bits.
 
         Returns {name in the checkpoint: tensor}, on the CPU, of those that rename says are not the module's. Raises
-        CompatibilityError that names each tensor that is missing, not known, of another shape, quantised or not finite.
+        CompatibilityError that names each tensor that is missing, not known, of another shape, quantized or not finite.
         """
         self.check_shapes(module, rename)
         found = self.load()
@@ -119,7 +119,7 @@ class Checkpoint:
         if wrong:
             raise CompatibilityError(
                 f"the draft {self.name!r} has weights that are no floating-point numbers: {', '.join(wrong)}. "
-                f"Quantised ones are not supported here: use a draft in float32, float16 or bfloat16"
+                f"Quantized ones are not supported here: use a draft in float32, float16 or bfloat16"
             )
         for parameter in module.to(device).requires_grad_(False).eval().parameters():
             parameter.data = parameter.data.to(dtype)

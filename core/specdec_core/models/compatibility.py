@@ -89,8 +89,8 @@ class StockChecks:
         if mask is None or sees is None:
             kind = "no mask" if mask is None else "a mask of its own making"
             raise CompatibilityError(
-                f"{type(module).__name__} calls attention with {kind}, so who sees whom cannot be told: position "
-                f"biases, masks that depend on the text and attention to later tokens are not supported"
+                f"{type(module).__name__} calls attention with {kind}, so its attention mask cannot be checked: "
+                f"position biases, masks that depend on the text and attention to later tokens are not supported"
             )
         if any(mask is known and window == its_window for known, its_window in self._compared):
             return

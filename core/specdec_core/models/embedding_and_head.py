@@ -102,7 +102,7 @@ class Ends:
         CompatibilityError if that is not known."""
         if self.head_scale is None or self.logits_scale is None:
             raise CompatibilityError(
-                "what this model computes before or after its output head was not recognised, so that a draft cannot "
+                "what this model computes before or after its output head was not recognized, so that a draft cannot "
                 "share the head: use a draft with an output head of its own"
             )
         logits: torch.Tensor = head(hidden if self.head_scale == 1 else hidden * self.head_scale)

@@ -43,7 +43,7 @@ def pack_linears(model: nn.Module, pack: PackLinear, groups: Sequence[Sequence[n
         groups = [[module] for module in model.modules() if isinstance(module, nn.Linear)]
     packed: dict[nn.Module, nn.Module] = {}
     for group in groups:
-        # A quantised layer, or its weight, may be of a class that derives from the plain one.
+        # A quantized layer, or its weight, may be of a class that derives from the plain one.
         is_plain = (type(each) is nn.Linear and type(each.weight.detach()) is torch.Tensor for each in group)
         layers = [linear for linear in compress(group, is_plain) if linear not in packed]
         is_joint = len({linear.weight.dtype for linear in layers}) == 1

@@ -1,4 +1,4 @@
-"""Which of transformers' quantisations to load a checkpoint with."""
+"""Which of transformers' quantizations to load a checkpoint with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLE = "{'quant_method': 'bitsandbytes', 'load_in_4bit': True}"
 
 
 def quantized_loading(asked: Any, config: PretrainedConfig, device: torch.device) -> dict[str, Any]:
-    """Arguments of transformers' from_pretrained; none where nothing is quantised. asked and config: as below.
+    """Arguments of transformers' from_pretrained; none where nothing is quantized. asked and config: as below.
 
     Raises ConfigError, before anything is loaded, where it would fail for want of a package, of hardware or of a
     checkpoint that was calibrated.
@@ -26,15 +26,15 @@ def quantized_loading(asked: Any, config: PretrainedConfig, device: torch.device
     chosen, own = quantization_config(asked, config), getattr(config, "quantization_config", None)
     if chosen is None and own is None:
         return {}
-    # Quantised weights may refuse to be moved, so they are loaded to where they belong.
+    # Quantized weights may refuse to be moved, so they are loaded to where they belong.
     device_map = None if device.type == "cpu" else {"": device}
     try:
         get_hf_quantizer(deepcopy(config), deepcopy(chosen), device_map, weights_only=True, user_agent={})
-    except Exception as error:  # each of transformers' quantisers looks for what it needs in its own way
-        what = f"quantization={shown(asked)}" if own is None else f"the checkpoint's quantisation {_method(own)!r}"
+    except Exception as error:  # each of transformers' quantizers looks for what it needs in its own way
+        what = f"quantization={shown(asked)}" if own is None else f"the checkpoint's quantization {_method(own)!r}"
         raise ConfigError(
             f"{what} cannot be had for the model {config.name_or_path!r} here: {type(error).__name__}: "
-            f"{str(error).rstrip('.')}. Install what is missing, or choose another quantisation or checkpoint"
+            f"{str(error).rstrip('.')}. Install what is missing, or choose another quantization or checkpoint"
         ) from error
     return {"quantization_config": chosen, "device_map": device_map}
 
@@ -56,7 +56,7 @@ def quantization_config(asked: Any, config: PretrainedConfig) -> Any:
         )
     if own is not None and method != _method(own):
         raise ConfigError(
-            f"quantization={method!r}, but the checkpoint is quantised with {_method(own)!r}: leave it out"
+            f"quantization={method!r}, but the checkpoint is quantized with {_method(own)!r}: leave it out"
         )
     if isinstance(asked, str):
         return None if own is not None else _chosen({"quant_method": asked}, asked)

@@ -59,8 +59,8 @@ class AttentionPlan:
       `ancestors[t]`: bit `j % 64` of word `j // 64`. Bit 63 is the sign of its word.
     - A known token (prefill, the tokens of a chain) sees a prefix that ends with itself, and has no bits. A node of a
       tree sees the prefix that ends with the root, which is `[0, tree_start[b])`, and has the bits of its ancestors and
-      its own. A dead node has no ancestors; what it sees of its request is something, and does not matter. So every row
-      but padding sees a key.
+      its own. A dead node has no ancestors. It attends to at least one slot of its request; which one is undefined. So
+      every row but padding sees a key.
     - Slot s of request b is the row `block_tables[b, s // block_size] * block_size + s % block_size` of the caches,
       block_size being the metadata's.
     - No row sees a slot from `context_lens[b]` on. All slots below it were written, in this pass or before, so that no

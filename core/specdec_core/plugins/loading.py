@@ -15,7 +15,7 @@ import pluggy
 
 from specdec_core.config.options import Option, options_of
 from specdec_core.contracts import hooks as hookspecs
-from specdec_core.contracts.kv import KVManagerSpec
+from specdec_core.contracts.kv import TARGET, KVManagerSpec
 from specdec_core.contracts.proposer import PLUGIN_API, ProposerSpec
 from specdec_core.contracts.verifier import VerifierSpec
 from specdec_core.errors import PluginError
@@ -131,6 +131,8 @@ def _specs(hooks: pluggy.PluginManager, declared: set[str] | None, plugin: Plugi
         config: Any = getattr(spec, "config", None)
         if (config is not None or isinstance(spec, ProposerSpec)) and not attrs.has(config):
             raise PluginError(f"{plugin.value}: the config of the {what} is {config!r}, not an attrs class")
+        if isinstance(spec, ProposerSpec) and spec.name == TARGET:
+            raise PluginError(f"{plugin.value} offers the {what}: that name stands for the target. Give it another")
         if (type(spec), spec.name) in seen:
             raise PluginError(f"{plugin.value} offers the {what} twice: rename one of them")
         if declared is not None and spec.name not in declared:

@@ -78,7 +78,7 @@ class Plugins:
         return self._offers.find(KVManagerSpec, name)
 
     def detect(self, config: Mapping[str, Any], tensor_shapes: Mapping[str, tuple[int, ...]]) -> ProposerSpec:
-        """The one proposer that recognises a draft checkpoint.
+        """The one proposer that recognizes a draft checkpoint.
 
         config: the checkpoint's configuration. tensor_shapes: {tensor name: shape}. Raises PluginError if none or more
         than one claims it.

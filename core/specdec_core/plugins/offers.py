@@ -67,7 +67,7 @@ class Offers:
             owners = " and ".join(plugin.label for _, plugin in claims)
             raise PluginError(f"the draft checkpoint is claimed by {owners}: name the one you mean as `method`")
         raise PluginError(
-            "no installed proposer recognises the draft checkpoint: name one as `method`, or install the plugin for "
+            "no installed proposer recognizes the draft checkpoint: name one as `method`, or install the plugin for "
             f"it. {self._installed(ProposerSpec)}"
         )
 

@@ -15,7 +15,7 @@ ANYTHING = -2  # in a word that is shorter than the longest
 NOTHING = -1  # before the output's first token
 
 
-def tokenised(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
+def tokenized(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
     """Each word as it begins a text and, where that takes as many tokens but begins with another, as it follows a
     space. Raises ConfigError for a word without tokens."""
     found: list[list[int]] = []

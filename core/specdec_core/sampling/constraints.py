@@ -32,7 +32,7 @@ class Constraints:
     def of(
         cls, params: SamplingParams, bad_words: Sequence[Sequence[int]], eos_token_ids: frozenset[int]
     ) -> Constraints | None:
-        """None if nothing is asked. bad_words: those of params, tokenised."""
+        """None if nothing is asked. bad_words: those of params, tokenized."""
         end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         bias = params.logit_bias or {}
         found = cls(
@@ -45,8 +45,8 @@ class Constraints:
             bias_values=np.array(list(bias.values()), dtype=np.float64),
         )
         masks = found.allowed_ids is not None or found.bad_words or found.min_tokens or params.logits_processors
-        penalises = params.repetition_penalty != 1 or found.counts_output
-        return found if masks or bias or penalises else None
+        penalizes = params.repetition_penalty != 1 or found.counts_output
+        return found if masks or bias or penalizes else None
 
     @property
     def counts_output(self) -> bool:

@@ -8,23 +8,23 @@ import torch
 from specdec_core.sampling.constraints import ConstrainedRows
 
 
-def penalise_repetition(logits: torch.Tensor, rows: ConstrainedRows) -> None:
+def penalize_repetition(logits: torch.Tensor, rows: ConstrainedRows) -> None:
     """In place: positive logits of tokens in the history are divided by the penalty, negative ones multiplied."""
     was_there = count_tokens(rows, logits, with_prompt=True) > 0
     penalty = rows.per_row([c.params.repetition_penalty for c in rows.constraints], logits.dtype)
     before = logits[rows.rows]
-    penalised = torch.where(before > 0, before / penalty, before * penalty)
-    logits.index_copy_(0, rows.rows, torch.where(was_there, penalised, before))
+    penalized = torch.where(before > 0, before / penalty, before * penalty)
+    logits.index_copy_(0, rows.rows, torch.where(was_there, penalized, before))
 
 
-def penalise_output(logits: torch.Tensor, rows: ConstrainedRows) -> None:
+def penalize_output(logits: torch.Tensor, rows: ConstrainedRows) -> None:
     """In place: a token's logit less frequency_penalty for each time that it is in the output, and less
     presence_penalty if it is there at all."""
     counts = count_tokens(rows, logits, with_prompt=False)
     frequency = rows.per_row([c.params.frequency_penalty for c in rows.constraints], logits.dtype)
     presence = rows.per_row([c.params.presence_penalty for c in rows.constraints], logits.dtype)
-    penalised = logits[rows.rows] - frequency * counts - presence * (counts > 0)
-    logits.index_copy_(0, rows.rows, penalised)
+    penalized = logits[rows.rows] - frequency * counts - presence * (counts > 0)
+    logits.index_copy_(0, rows.rows, penalized)
 
 
 def count_tokens(rows: ConstrainedRows, logits: torch.Tensor, *, with_prompt: bool) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.sampling.bad_words import forbid_bad_words
 from specdec_core.sampling.constraints import ConstrainedRows, Constraints
-from specdec_core.sampling.penalties import penalise_output, penalise_repetition
+from specdec_core.sampling.penalties import penalize_output, penalize_repetition
 from specdec_core.sampling.processors import run_processors
 
 
@@ -48,8 +48,8 @@ IN_ORDER: tuple[tuple[Callable[[Constraints], bool], Callable[[torch.Tensor, Con
     (lambda c: c.min_tokens > 0, forbid_early_end),
     (lambda c: len(c.bias_ids) > 0, add_bias),
     (lambda c: len(c.params.logits_processors) > 0, run_processors),
-    (lambda c: c.params.repetition_penalty != 1, penalise_repetition),
-    (lambda c: c.counts_output, penalise_output),
+    (lambda c: c.params.repetition_penalty != 1, penalize_repetition),
+    (lambda c: c.counts_output, penalize_output),
 )
 """vLLM's order: which requests ask for a rule, and the rule, which changes in place the logits [num_rows, vocab] of
 those requests' rows."""

@@ -48,8 +48,8 @@ def follow(tokens: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdi
 def trace(ends: torch.Tensor, token_ids: torch.Tensor, probs: torch.Tensor, draft: Draft) -> Verdict:
     """The paths that end at the rows `ends` int64 [batch], each followed by its own of token_ids int64 [batch].
 
-    probs [num_rows, vocab], the target's. Whether a request fails depends on its draft alone, not on chance: it starts
-    over without one, and the target's tokens would be others on the condition that a coin fell one way.
+    probs [num_rows, vocab], the target's. Whether a request fails depends on its draft alone: if failing depended on an
+    acceptance draw, the request that starts over without a draft would be biased.
     """
     layout = draft.layout
     upwards = [ends]

@@ -218,6 +218,11 @@ def test_one_name_twice_in_one_plugin(site):
     load_with_one_warning("offers the verifier 'same' twice")
 
 
+def test_no_proposer_is_called_target(site):
+    site.proposer("target")
+    load_with_one_warning("offers the proposer 'target': that name stands for the target")
+
+
 def test_asking_for_the_wrong_kind(site):
     site.proposer("works")
     with pytest.raises(PluginError, match=r"'works' \(dist-works 1.0\) offers no verifier, only: proposer works"):

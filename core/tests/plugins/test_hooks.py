@@ -189,7 +189,7 @@ def test_detect(site):
     assert plugins.detect({"kind": "right"}, {"head": (2, 3)}).name == "right"
     with pytest.raises(PluginError, match=r"claimed by 'left' \(dist-left 1.0\) and 'right' \(dist-right 1.0\)"):
         plugins.detect({}, {"shared": (1,)})
-    with pytest.raises(PluginError, match=r"no installed proposer recognises .* Installed: .*left"):
+    with pytest.raises(PluginError, match=r"no installed proposer recognizes .* Installed: .*left"):
         plugins.detect({}, {})
 
 

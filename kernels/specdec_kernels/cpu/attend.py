@@ -101,7 +101,7 @@ def _cut(chunks, num_kv_heads, part, num_parts):
 
 # A cache is its numbers, the way from token to token, and the width of a head. heads are the first key head, how many
 # key heads, and the query heads of each. Queries are counted by key head, then token, then query head of the key head:
-# those that read a tile are neighbours.
+# those that read a tile are neighbors.
 
 
 @inner()

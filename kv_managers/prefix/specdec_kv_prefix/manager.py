@@ -8,12 +8,12 @@ from hashlib import sha256
 import numpy as np
 from attrs import define, field
 
-from specdec_core import KVContext, KVLayout, PagedKVManager, RequestView
+from specdec_core import TARGET, KVContext, KVLayout, PagedKVManager, RequestView
 from specdec_kv_prefix import PrefixConfig
 from specdec_kv_prefix.pool import SharedBlocks
 
-TARGET, FIRST = "target", 0
-"""The owner of the target's groups, and the one that stands for all of them: every forward pass fills them together."""
+FIRST = 0
+"""The target's first group, which stands for all of them: every forward pass fills them together."""
 
 
 @define
@@ -38,8 +38,7 @@ class PrefixKVManager(PagedKVManager):
     def __init__(self, config: PrefixConfig, context: KVContext) -> None:
         self._shared = SharedBlocks(context.num_blocks, context.block_size, config.max_cached_blocks)
         super().__init__(context, self._shared)
-        self._size = context.block_size
-        self._lookaheads = {FIRST: 0}  # of the target, and of drafts' groups
+        self._size, self._lookaheads = context.block_size, {FIRST: 0}  # the latter of the target, and of drafts' groups
         self._texts: dict[str, Text] = {}
 
     def add_group(self, layout: KVLayout, owner: str = TARGET, lookahead: int = 0) -> int:
@@ -67,7 +66,8 @@ class PrefixKVManager(PagedKVManager):
 
     def fill(self, group: int, request_ids: Sequence[str], num_tokens: Sequence[int]) -> None:
         for request_id, filled in zip(request_ids, num_tokens, strict=True):
-            self._texts[request_id].filled[group] = filled
+            if group in self._texts[request_id].filled:  # one that is not found anew is not published either
+                self._texts[request_id].filled[group] = filled
 
     def advance(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
         super().advance(requests, counts)

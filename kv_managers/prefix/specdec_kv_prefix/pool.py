@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
 
 from specdec_core import BlockPool
@@ -16,7 +16,7 @@ class SharedBlocks(BlockPool):
         super().__init__(num_blocks, block_size)
         self._most_kept = num_blocks if most_kept is None else most_kept
         self._holders: Counter[int] = Counter()
-        self._kept: dict[int, None] = {}  # in the order in which they were kept
+        self._kept: OrderedDict[int, None] = OrderedDict()  # in the order in which they were kept
         self._by_key: dict[Hashable, int] = {}
         self._keys: dict[int, set[Hashable]] = {}  # what a block's contents are, for each group of layers
 
@@ -56,11 +56,11 @@ class SharedBlocks(BlockPool):
     def recount(self) -> None:
         super().recount()
         self._holders = Counter(block for table in self._tables.values() for block in table)
-        self._kept, self._by_key, self._keys = {}, {}, {}
+        self._kept, self._by_key, self._keys = OrderedDict(), {}, {}
 
     def _give_up(self, number: int) -> None:
-        for block in list(self._kept)[: max(0, number)]:
-            del self._kept[block]
+        for _ in range(min(number, len(self._kept))):
+            block, _ = self._kept.popitem(last=False)
             for key in self._keys.pop(block):
                 if self._by_key.get(key) == block:
                     del self._by_key[key]

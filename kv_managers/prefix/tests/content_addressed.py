@@ -93,11 +93,11 @@ class Driver:
             return False
         text = [*request.tokens[: request.num_computed + num_known], *accepted]
         known = [*text, bonus] if is_last else request.tokens  # what a head may look ahead at
-        for group in (0, 1, *(g for g in request.groups if g == HEAD)):
+        for group in (0, 1, HEAD):
             self.write(request, group, known, request.num_computed, end)
         if HEAD in request.groups:
             request.filled[HEAD] = end
-            self.manager.fill(HEAD, [request_id], [end])
+        self.manager.fill(HEAD, [request_id], [end])  # also where what was found of the request lacks the head's part
         request.num_computed = end
         if is_last and not stops:
             request.tokens = known

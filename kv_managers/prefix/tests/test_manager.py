@@ -131,6 +131,14 @@ def drafts_that_were_not_filled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixKVManager, "advance", advance)
 
 
+def groups_that_were_not_asked_for_are_filled(patch: pytest.MonkeyPatch) -> None:
+    def fill(self: Any, group: int, request_ids: Any, num_tokens: Any) -> None:
+        for request_id, filled in zip(request_ids, num_tokens, strict=True):
+            self._texts[request_id].filled[group] = filled
+
+    patch.setattr(PrefixKVManager, "fill", fill)
+
+
 def groups_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     find = SharedBlocks.find
     patch.setattr(SharedBlocks, "find", lambda self, keys: find(self, {key for key in keys if key[0] == 0}))
@@ -143,8 +151,8 @@ def a_held_block_is_handed_out(patch: pytest.MonkeyPatch) -> None:
 
 def given_up_and_still_found(patch: pytest.MonkeyPatch) -> None:
     def give_up(self: Any, number: int) -> None:
-        for block in list(self._kept)[: max(0, number)]:
-            del self._kept[block]
+        for _ in range(min(number, len(self._kept))):
+            block, _ = self._kept.popitem(last=False)
             self._free.append(block)
 
     patch.setattr(SharedBlocks, "_give_up", give_up)
@@ -158,6 +166,7 @@ def given_up_and_still_found(patch: pytest.MonkeyPatch) -> None:
         without_what_follows,
         past_a_stop,
         drafts_that_were_not_filled,
+        groups_that_were_not_asked_for_are_filled,
         groups_are_not_looked_at,
         a_held_block_is_handed_out,
         given_up_and_still_found,

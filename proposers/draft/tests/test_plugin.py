@@ -197,7 +197,7 @@ def test_wrong_options_are_explained(options, message, target):
         dry_run(str(target), speculative_config={"method": "draft_model", **options}, skip_tokenizer_init=True)
 
 
-def test_a_quantisation_that_is_not_installed_is_explained(target, tmp_path):
+def test_a_quantization_that_is_not_installed_is_explained(target, tmp_path):
     draft = noisy_copy(target, tmp_path)
     with pytest.raises(ConfigError, match="quantization"):
         planned(target, draft, quantization="no_such_method")

@@ -1,4 +1,4 @@
-"""Quantised draft models: the same values as for the target, the same refusals, and the target's own output."""
+"""Quantized draft models: the same values as for the target, the same refusals, and the target's own output."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_output(target: Path, draft: Path, **more: Any) -> list[int]:
     return num_accepted
 
 
-def quantise_config(draft: Path, quantization: dict[str, Any]) -> None:
+def quantize_config(draft: Path, quantization: dict[str, Any]) -> None:
     config = json.loads((draft / "config.json").read_text()) | {"quantization_config": quantization}
     (draft / "config.json").write_text(json.dumps(config))
 
@@ -64,28 +64,28 @@ def quantise_config(draft: Path, quantization: dict[str, Any]) -> None:
     [("rounding_test", "made 2"), ({"quant_method": "rounding_test", "bits": 4}, "made 4")],
     ids=str,
 )
-def test_quantised_on_load(asked: Any, ran: str, target: Path, draft: Path, rounding: list[str]) -> None:
+def test_quantized_on_load(asked: Any, ran: str, target: Path, draft: Path, rounding: list[str]) -> None:
     accepted = check_output(target, draft, quantization=asked)
     assert rounding == [ran], "the draft alone"
     assert accepted != check_output(target, draft)
 
 
-def test_a_quantised_checkpoint_needs_no_key(target: Path, draft: Path, rounding: list[str]) -> None:
-    quantise_config(draft, {"quant_method": "rounding_test", "bits": 4})
+def test_a_quantized_checkpoint_needs_no_key(target: Path, draft: Path, rounding: list[str]) -> None:
+    quantize_config(draft, {"quant_method": "rounding_test", "bits": 4})
     check_output(target, draft)
     assert rounding == ["read 4"]
-    with pytest.raises(ConfigError, match="the checkpoint is quantised with 'rounding_test': leave it out"):
+    with pytest.raises(ConfigError, match="the checkpoint is quantized with 'rounding_test': leave it out"):
         LLM(str(target), speculative_config=options(draft, quantization="fp8"), **SETTINGS)
 
 
-@pytest.mark.parametrize("is_quantised", [False, True])
+@pytest.mark.parametrize("is_quantized", [False, True])
 def test_what_is_missing_is_said_before_weights_are_loaded(
-    is_quantised: bool, target: Path, draft: Path, rounding: list[str]
+    is_quantized: bool, target: Path, draft: Path, rounding: list[str]
 ) -> None:
     asked = {"quant_method": "rounding_test", "bits": 0}
-    if is_quantised:
-        quantise_config(draft, asked)
-    config = options(draft) if is_quantised else options(draft, quantization=asked)
+    if is_quantized:
+        quantize_config(draft, asked)
+    config = options(draft) if is_quantized else options(draft, quantization=asked)
     messages = []
     for load in (dry_run, LLM):
         with pytest.raises(ConfigError) as caught:
@@ -93,7 +93,7 @@ def test_what_is_missing_is_said_before_weights_are_loaded(
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
     assert f"cannot be had for the model {str(draft)!r} here: ImportError: {MISSING}" in messages[0]
-    assert "Install what is missing, or choose another quantisation or checkpoint" in messages[0]
+    assert "Install what is missing, or choose another quantization or checkpoint" in messages[0]
 
 
 def test_check_says_it_too(target: Path, draft: Path, tmp_path: Path, rounding: list[str]) -> None:
@@ -129,7 +129,7 @@ class TestTorchao:
             }[request.param]()
         )
 
-    def test_quantised_on_load(self, chosen: Any, target: Path, draft: Path) -> None:
+    def test_quantized_on_load(self, chosen: Any, target: Path, draft: Path) -> None:
         check_output(target, draft, quantization=chosen)
         llm = LLM(str(target), speculative_config=options(draft, quantization=chosen), **SETTINGS)
         assert not weight_types(llm) & {"Parameter", "Tensor"}
@@ -138,7 +138,7 @@ class TestTorchao:
         mapping = json.loads(json.dumps(chosen.to_dict()))
         check_output(target, draft, quantization={key: mapping[key] for key in ("quant_method", "quant_type")})
 
-    def test_a_quantised_checkpoint(self, chosen: Any, target: Path, draft: Path, tmp_path: Path) -> None:
+    def test_a_quantized_checkpoint(self, chosen: Any, target: Path, draft: Path, tmp_path: Path) -> None:
         from transformers import AutoModelForCausalLM
 
         saved = tmp_path / "saved"

@@ -152,7 +152,7 @@ def test_a_whole_model_is_no_head(target, tmp_path):
 def test_what_nobody_knows_is_refused(target, tmp_path):
     save_file({"any": torch.zeros(2)}, tmp_path / SAFETENSORS)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(PluginError, match="no installed proposer recognises the draft checkpoint"):
+    with pytest.raises(PluginError, match="no installed proposer recognizes the draft checkpoint"):
         planned(target, model=str(tmp_path))
 
 

@@ -7,6 +7,7 @@ not: they never run, so they can neither load a module nor close a circle. Modul
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,9 @@ from pathlib import Path
 import pytest
 
 import specdec_core
+from specdec_core.config import sampling
+from specdec_core.config.sampling import SamplingParams
+from specdec_core.models import families
 
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "core" / "specdec_core"
@@ -158,6 +162,16 @@ def test_what_plugins_are_listed_with_is_small():
     files = [path for package in ("contracts", "plugins") for path in (CORE / package).glob("*.py")]
     assert len(files) > 10
     assert sum(len(path.read_text().splitlines()) for path in files) <= 2000
+
+
+def test_docstrings_list_the_readers_of_sampling_parameters_and_of_families():
+    parameters = "|".join(vars(SamplingParams)["__annotations__"])
+    reads = re.compile(rf"\b(params|p)\.({parameters})\b")
+    for listing, is_reader in ((sampling, reads.search), (families, re.compile("models.families import").search)):
+        readers = [path for path in CORE.rglob("*.py") if is_reader(path.read_text())]
+        assert len(readers) > 5
+        for path in readers:
+            assert f"`{path.stem}`" in listing.__doc__ or f"{path.parent.name}/{path.name}`" in listing.__doc__, path
 
 
 @pytest.mark.parametrize("package", OUTSIDE, ids=lambda path: path.name)

@@ -3,13 +3,14 @@
 All files of `specdec_core` that a new parameter touches, besides its field here:
 
 - one that changes logits: a rule in `sampling/process.py`, or in a file of its own beside it (as `penalties`,
-  `bad_words`, `processors`) that is listed there; `sampling/constraints.py` for what is prepared once for a request;
-  `contracts/proposer.py` and `engine/drafter.py`, if drafts are to follow it, as they do temperature;
-  `engine/verification.py`, if a verifier may not be able to serve it
+  `bad_words`, `processors`) that is listed there; `sampling/constraints.py` for what is prepared once for a request.
+  If drafts are to follow it, as they do temperature: `contracts/proposer.py`, `engine/drafter.py`,
+  `drafting/builder.py`. If a verifier may not be able to serve it: `contracts/verifier.py`, `engine/verification.py`
 - one that ends a request: `engine/request.py`, or if it is a length, `engine/engine.py` (`add_request`)
 - one about text: `engine/detokenizer.py`, `engine/engine.py`; about the number of completions: `api/session.py`
-- one about logprobs: `engine/logprobs.py`, `engine/request.py`, `engine/runner.py`, `api/outputs.py`
-- one about drafts: `engine/budget.py`, `engine/scheduler.py`
+- one about logprobs: `sampling/logprobs.py`, `engine/logprobs.py`, `engine/request.py`, `engine/runner.py`,
+  `api/outputs.py`
+- one about drafts: `engine/budget.py`, `engine/scheduler.py`, `engine/observer.py`
 - what only an engine can check: `engine/request_checks.py`; an option of `spec-decode generate`: `cli/generate.py`
 """
 

@@ -6,8 +6,8 @@ families differ in otherwise, such as a scale of embeddings, is found out by run
 `compatibility.try_out`, `embedding_and_head.recording_ends`).
 
 A keyword of attention that no family has had yet also becomes an argument: in `ops/__init__.py` (`FEATURES`),
-`ops/attention.py`, `models/attention.py`, `contracts/ops.py`, `contracts/proposer.py` (`LayerAttention.attend`), the
-kernels that are to have it, and in tests/losslessness/test_families.py.
+`ops/attention.py`, `ops/attention_plan.py` (if it limits what is seen), `models/attention.py`, `contracts/ops.py`,
+`contracts/proposer.py` (`LayerAttention.attend`), the kernels that are to have it, tests/losslessness/test_families.py.
 """
 
 from __future__ import annotations

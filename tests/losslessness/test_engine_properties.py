@@ -154,7 +154,8 @@ def a_preempted_request_keeps_its_count(patch: Patch) -> None:
 
     def keep(admit: Any, self: Any, request_id: str, token_ids: np.ndarray, *more: Any) -> int:
         num_cached = admit(self, request_id, token_ids, *more)
-        return min(kept.get(request_id, num_cached), len(token_ids) - 1)
+        num_kept = min(kept.get(request_id, num_cached), max(0, len(token_ids) - 1))
+        return num_kept - num_kept % traffic.BLOCK_SIZE  # what the engine checks
 
     patch.setattr(Scheduler, "preempt", remember)
     for manager in (PagedKVManager, PrefixKVManager):

@@ -325,3 +325,38 @@ def test_speculative_config(config: Any, error: type[Exception], says: str) -> N
     with pytest.raises(error, match=says) as caught:
         LLM("tiny", speculative_config=config)
     assert type(caught.value) is error
+
+
+LONG = "x" * 10**6
+LONG_VALUES = [
+    {"model": LONG},
+    {"tokenizer": LONG},
+    {"device": LONG},
+    {"revision": LONG},
+    {"kv_manager": LONG},
+    {"speculative_config": {**NGRAM, "method": LONG}},
+    {"speculative_config": {**NGRAM, "verifier": LONG}},
+    {"speculative_config": {"method": "eagle3", "model": LONG}},
+]
+
+
+@pytest.mark.parametrize("keywords", LONG_VALUES, ids=lambda keywords: next(iter(keywords)))
+def test_long_names_are_not_shown_whole(keywords: dict[str, Any]) -> None:
+    with pytest.raises((ConfigError, PluginError)) as caught:
+        LLM(**{"model": "tiny", **keywords})
+    assert len(str(caught.value)) < 2000
+
+
+def test_a_salt_that_is_no_text(llm: LLM, untouched: Any) -> None:
+    with pytest.raises(ConfigError, match=r"cache_salt='\\ud800' has half of a character"):
+        llm.generate({"prompt": "a", "cache_salt": "\ud800"}, use_tqdm=False)
+
+
+def test_a_prompt_that_is_far_too_long_is_not_read(llm: LLM, untouched: Any) -> None:
+    with pytest.raises(CapacityError, match="a prompt of 1000000000 tokens leaves no room"):
+        llm.generate({"prompt_token_ids": range(10**9)}, use_tqdm=False)
+
+
+def test_options_for_a_manager_that_has_none() -> None:
+    with pytest.raises(ConfigError, match=r"'paged' has no key 'max_cached_blocks': remove it. There are none"):
+        LLM("tiny", kv_manager_config={"max_cached_blocks": 4})

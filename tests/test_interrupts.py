@@ -225,6 +225,16 @@ def test_what_was_left_halfway_is_ended_before_a_new_request(interrupted: Callab
     assert CALLS[-1] == "finish length"
 
 
+def test_a_request_that_never_reached_the_queue_is_ended() -> None:
+    """An interrupt came while it was added: it is known, and neither waits nor runs."""
+    llm = make_llm(None)
+    engine, reasons = llm.engine, []
+    engine.add_request([5, 6, 7], PARAMS, lambda request, pieces: reasons.append(request.finish_reason))
+    engine._scheduler.waiting.clear()
+    (found,) = tokens_of(llm)[:1]
+    assert (len(found), reasons, engine.has_unfinished) == (PARAMS.max_tokens, ["abort"], False)
+
+
 def test_several_are_cancelled_though_an_interrupt_comes(interrupted: Callable[..., LLM]) -> None:
     """Two run and three wait; the interrupt comes at the end of the first that is told."""
     llm = interrupted("finish abort")

@@ -162,6 +162,15 @@ def test_what_admit_returns_is_checked(found: int, strict: Any, generate: Any, m
         generate(llm, PROMPTS[:1], params)
 
 
+def test_a_manager_that_never_has_room_is_an_error(strict: Any, generate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the engine would step for ever."""
+    llm = strict()
+    monkeypatch.setattr(StrictKVManager, "num_free_blocks", 1)
+    with pytest.raises(PluginError, match="StrictKVManager has 1 free blocks while no request runs, and the next"):
+        generate(llm, PROMPTS[:1], GREEDY)
+    assert not llm.engine.has_unfinished
+
+
 def test_its_options_are_the_users_fault(target: Path) -> None:
     @frozen(kw_only=True)
     class NeedyConfig:

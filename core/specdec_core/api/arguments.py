@@ -12,7 +12,7 @@ from attrs import fields_dict, frozen
 from specdec_core.api.old_vllm_arguments import OLD_KEYS, bracketed, unbracketed, without_old_keys
 from specdec_core.api.prompts import load_tokenizer
 from specdec_core.config.engine import EngineConfig
-from specdec_core.config.fields import shown
+from specdec_core.config.fields import LONGEST_NAME, shown
 from specdec_core.config.file import KEYS
 from specdec_core.config.speculative import AUTO, SpeculativeConfig
 from specdec_core.contracts.proposer import ProposerSpec
@@ -50,7 +50,7 @@ def prepare(
     """The keywords are those of `LLM`. Raises ConfigError, PluginError or CompatibilityError."""
     if not isinstance(skip_tokenizer_init, bool):
         raise ConfigError(f"skip_tokenizer_init={shown(skip_tokenizer_init)} must be True or False")
-    if tokenizer is not None and (not isinstance(tokenizer, str | Path) or not str(tokenizer)):
+    if not isinstance(tokenizer, str | Path | None) or not 0 < len(str(tokenizer)) <= LONGEST_NAME:
         raise ConfigError(f"tokenizer={shown(tokenizer)} must be a folder or a name, or None for the model's own")
     if plugins is not None and not hasattr(plugins, "proposer"):
         raise ConfigError(f"plugins={shown(plugins)} must be what Plugins.load() returns, or None")

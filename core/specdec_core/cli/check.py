@@ -75,6 +75,7 @@ def _print(result: Design) -> None:
         ("model", f"{info.model} ({info.model_type}, {info.num_layers} layers)"),
         ("runs on", f"{info.device} in {str(info.dtype).removeprefix('torch.')}"),
         ("speculation", method),
+        ("KV manager", result.kv_spec.name),
         *_memory_lines(result.memory),
     ):
         table.add_row(label, Text(value))  # Text: a path with brackets is no markup

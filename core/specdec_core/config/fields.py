@@ -24,6 +24,9 @@ Validator = Callable[[Any, "Attribute[Any]", Any], None]
 
 LARGEST = 2**31 - 1
 
+LONGEST_NAME = 4096
+"""Characters of a path, as systems have it."""
+
 MOST_SHOWN = 200
 """Characters of a value in an error."""
 
@@ -113,7 +116,9 @@ def text(*, optional: bool = False) -> Check:
 
 
 checkpoint = must(
-    lambda value: isinstance(value, str | Path) and str(value), "must be a folder or a name", "a folder or a name"
+    lambda value: isinstance(value, str | Path) and 0 < len(str(value)) <= LONGEST_NAME,
+    f"must be a folder or a name, of at most {LONGEST_NAME} characters",
+    "a folder or a name",
 )
 """A folder with a checkpoint, or a name on the model hub. It is not looked for."""
 
@@ -189,7 +194,8 @@ def _no_number(value: Any) -> str:
 def unknown_key(key: object, known: AbstractSet[str], where: str) -> ConfigError:
     near = get_close_matches(str(key), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "remove it."
-    return ConfigError(f"{where} has no key {shown(key)}: {hint} The keys are {', '.join(sorted(known))}")
+    keys = f"The keys are {', '.join(sorted(known))}" if known else "There are none"
+    return ConfigError(f"{where} has no key {shown(key)}: {hint} {keys}")
 
 
 def refuse_unknown(keys: Iterable[object], known: AbstractSet[str], where: str) -> None:

@@ -107,7 +107,8 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
     for method in design.methods:
         of_draft = None
         if method.plan.kv_layout is not None:
-            group = kv.add_group(method.plan.kv_layout, method.spec.name, method.plan.lookahead)
+            with blaming(f"KV manager {design.kv_spec.name!r}", "allocate a draft's cache"):
+                group = kv.add_group(method.plan.kv_layout, method.spec.name, method.plan.lookahead)
             of_draft = attention.of_group(group, method.plan.kv_layout.num_layers, method.ops)
             draft_groups.append(group)
         drafters.append(_drafter(method, design, target, of_draft))

@@ -24,7 +24,7 @@ from specdec_core.engine.device import failure_of, made_current
 from specdec_core.engine.logprobs import output_logprobs
 from specdec_core.engine.news import News
 from specdec_core.engine.request import Listener, Request
-from specdec_core.engine.request_checks import check_params, checked_constraints, checked_prompt
+from specdec_core.engine.request_checks import check_params, check_salt, checked_constraints, checked_prompt
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_report import Emitted, StepTimer
@@ -117,6 +117,7 @@ class Engine:
         if self._is_halfway and not self._step_lock.locked():
             self._alone(self._end_cancelled)  # and before it what an interrupt has left halfway
         token_ids = checked_prompt(prompt_token_ids, self.target.info)
+        check_salt(cache_salt)
         check_params(params, self.num_speculative_tokens, self.target.info, has_text=self._tokenizer is not None)
         self._verification.check(params)
         constraints = checked_constraints(params, self._tokenizer, self.target.eos_token_ids, self.target.info)
@@ -182,6 +183,7 @@ class Engine:
         return report
 
     def _step(self) -> StepReport:
+        self._end_lost()
         schedule = self._scheduler.schedule()
         self._speculation.announce(schedule)
         if not schedule.requests:
@@ -263,6 +265,12 @@ class Engine:
     def _forget(self, request: Request) -> None:
         self._scheduler.remove(request)
         self._requests.pop(request.id, None)
+
+    def _end_lost(self) -> None:
+        """Requests that an interrupt kept from the queue when they were added."""
+        if len(self._requests) != self._scheduler.num_requests:
+            for request in set(self._requests.values()).difference(self._scheduler.waiting, self._scheduler.running):
+                self._finish(request, "abort")
 
     def _end_cancelled(self) -> None:
         """All of them, whatever ending one of them raises."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,11 @@ from specdec_core.sampling.constraints import Constraints
 
 def checked_prompt(prompt_token_ids: Sequence[int], target: TargetInfo) -> np.ndarray:
     """The prompt as int64 [num_tokens]. Raises ConfigError or CapacityError."""
+    if isinstance(prompt_token_ids, Sized) and len(prompt_token_ids) >= target.max_model_len:
+        raise CapacityError(
+            f"a prompt of {len(prompt_token_ids)} tokens leaves no room for output within max_model_len="
+            f"{target.max_model_len}: shorten it, or raise max_model_len if the model allows"
+        )
     try:
         token_ids = np.asarray(prompt_token_ids)
     except (TypeError, ValueError):  # a tensor of another device, lists of unequal length
@@ -32,12 +37,13 @@ def checked_prompt(prompt_token_ids: Sequence[int], target: TargetInfo) -> np.nd
             f"prompt token ids {outside[:5].tolist()} are not in the vocabulary: allowed are 0 to "
             f"{target.vocab_size - 1}"
         )
-    if len(token_ids) >= target.max_model_len:
-        raise CapacityError(
-            f"a prompt of {len(token_ids)} tokens leaves no room for output within max_model_len="
-            f"{target.max_model_len}: shorten it, or raise max_model_len if the model allows"
-        )
     return token_ids.astype(np.int64)
+
+
+def check_salt(cache_salt: str) -> None:
+    """Raises ConfigError."""
+    if any("\ud800" <= character <= "\udfff" for character in cache_salt):
+        raise ConfigError(f"cache_salt={shown(cache_salt)} has half of a character in it (a surrogate): leave it out")
 
 
 def _are_whole(given: Sequence[int], array: np.ndarray) -> bool:
@@ -54,9 +60,9 @@ def check_params(params: SamplingParams, num_speculative_tokens: int, target: Ta
     if params.n != 1:
         raise ConfigError(f"n={params.n}: a request is one completion. Submit one with each params.of_sample(index)")
     if params.stop and not has_text:
-        raise ConfigError(f"stop={list(params.stop)} needs text: leave out skip_tokenizer_init=True")
+        raise ConfigError(f"stop={shown(params.stop)} needs text: leave out skip_tokenizer_init=True")
     if params.bad_words and not has_text:
-        raise ConfigError(f"bad_words={list(params.bad_words)} need a tokenizer: leave out skip_tokenizer_init=True")
+        raise ConfigError(f"bad_words={shown(params.bad_words)} need a tokenizer: leave out skip_tokenizer_init=True")
     _check_ids("stop_token_ids", params.stop_token_ids, target)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), target)
     _check_ids("logit_bias for token ids", params.logit_bias or (), target)

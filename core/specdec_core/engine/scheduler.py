@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from numbers import Integral
 
 from attrs import define, field
 
@@ -77,6 +78,10 @@ class Scheduler:
         self._draft_groups = draft_groups
         self._stuck: tuple[str, int] | None = None  # a request that did not fit, with so many free blocks
 
+    @property
+    def num_requests(self) -> int:
+        return len(self.waiting) + len(self.running)
+
     def remove(self, request: Request) -> None:
         """Forget a request that finished or was cancelled, and free its blocks."""
         if request in self.running:
@@ -101,6 +106,12 @@ class Scheduler:
             room -= self._extend(request, room, schedule)
         if not schedule.preempted:
             self._admit(room, schedule)
+        if self.waiting and not self.running and not schedule.preempted:
+            raise PluginError(
+                f"{type(self._kv).__name__} has {self._kv.num_free_blocks} free blocks while no request runs, and the "
+                f"next one, of {self.waiting[0].num_tokens} tokens, does not fit: give more num_kv_blocks, or report "
+                f"this to its author"
+            )
         return schedule
 
     def _extend(self, request: Request, room: int, schedule: Schedule) -> int:
@@ -144,7 +155,7 @@ class Scheduler:
         groups = self._draft_groups if request.params.num_speculative_tokens != 0 else ()
         token_ids = request.reusable_token_ids
         found = self._kv.admit(request.id, token_ids, request.cache_salt, groups)
-        if found % self._block_size or not 0 <= found <= max(0, len(token_ids) - 1):
+        if not isinstance(found, Integral) or found % self._block_size or not 0 <= found <= max(0, len(token_ids) - 1):
             raise PluginError(
                 f"{type(self._kv).__name__}.admit returned {found!r} for {len(token_ids)} tokens: allowed are whole "
                 f"blocks of {self._block_size}, and fewer tokens than there are. Report this to its author"

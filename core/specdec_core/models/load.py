@@ -12,6 +12,7 @@ from attrs import fields, frozen
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from specdec_core.config.engine import EngineConfig
+from specdec_core.config.fields import shown
 from specdec_core.config.speculative import DraftModelConfig
 from specdec_core.contracts.target import TargetInfo
 from specdec_core.errors import CompatibilityError, ConfigError
@@ -78,9 +79,9 @@ def find_device(device: str | None) -> torch.device:
     try:
         found = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # an unknown name, or a build of torch without it
-        raise ConfigError(f"device={device!r} is not to be had here: {advice}") from error
+        raise ConfigError(f"device={shown(device)} is not to be had here: {advice}") from error
     if found.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device={device!r} is not supported: {advice}")
+        raise ConfigError(f"device={shown(device)} is not supported: {advice}")
     return found
 
 
@@ -103,7 +104,9 @@ def parse_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
 def refuse_revision(path: str, what: str, key: str, revision: str | None) -> None:
     """transformers drops the revision of a folder without a word."""
     if revision is not None and Path(path).is_dir():
-        raise ConfigError(f"{key}={revision!r} is one of a repository, but {what}={path!r} is a folder: leave it out")
+        raise ConfigError(
+            f"{key}={shown(revision)} is one of a repository, but {what}={path!r} is a folder: leave it out"
+        )
 
 
 def load_config(source: ModelSource) -> PretrainedConfig:
@@ -114,7 +117,7 @@ def load_config(source: ModelSource) -> PretrainedConfig:
         config = AutoConfig.from_pretrained(path, trust_remote_code=source.trust_remote_code, **given)
     except Exception as error:  # whatever a broken config.json makes transformers raise
         embedded = sorted(entry.name for entry in entry_points(group=MODEL_GROUP))
-        named = "".join(f", {key}={value!r}," for key, value in given.items())
+        named = "".join(f", {key}={shown(value)}," for key, value in given.items())
         raise ConfigError(
             f"model={path!r}{named} cannot be read: {error}. Give a folder with a transformers checkpoint, a name on "
             f"the model hub, or an embedded model ({', '.join(embedded) or 'none is installed'})"

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar, cast
 
+from specdec_core.config.fields import shown
 from specdec_core.contracts.kv import KVManagerSpec
 from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.contracts.verifier import VerifierSpec
@@ -51,7 +52,7 @@ class Offers:
         known = {offered for kind_, offered in self._specs if kind_ is kind}
         near = get_close_matches(name, known | {p.name for p in self._plugins if p.error}, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise PluginError(f"unknown {word} {name!r}.{hint} {self._installed(kind)}")
+        raise PluginError(f"unknown {word} {shown(name)}.{hint} {self._installed(kind)}")
 
     def detect(self, config: Mapping[str, Any], tensor_shapes: Mapping[str, tuple[int, ...]]) -> ProposerSpec:
         """See `Plugins.detect`."""

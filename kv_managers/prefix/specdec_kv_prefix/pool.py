@@ -17,7 +17,7 @@ class SharedBlocks(BlockPool):
         self._most_kept = num_blocks if most_kept is None else most_kept
         self._holders: Counter[int] = Counter()
         self._kept: OrderedDict[int, None] = OrderedDict()  # in the order in which they were kept
-        self._by_key: dict[Hashable, int] = {}
+        self._by_key: dict[Hashable, set[int]] = {}
         self._keys: dict[int, set[Hashable]] = {}  # what a block's contents are, for each group of layers
 
     @property
@@ -45,13 +45,12 @@ class SharedBlocks(BlockPool):
             self._kept.pop(block, None)
 
     def publish(self, block: int, key: Hashable) -> None:
-        """The block holds what `key` stands for. Of several that do, the first one is found."""
         self._keys.setdefault(block, set()).add(key)
-        self._by_key.setdefault(key, block)
+        self._by_key.setdefault(key, set()).add(block)
 
     def find(self, keys: set[Hashable]) -> int | None:
-        blocks = {self._by_key[key] for key in keys if key in self._by_key}
-        return next((block for block in sorted(blocks) if keys <= self._keys[block]), None)
+        """A block that holds what all of them stand for."""
+        return min(set.intersection(*(self._by_key.get(key, set()) for key in keys)), default=None)
 
     def recount(self) -> None:
         super().recount()
@@ -62,8 +61,9 @@ class SharedBlocks(BlockPool):
         for _ in range(min(number, len(self._kept))):
             block, _ = self._kept.popitem(last=False)
             for key in self._keys.pop(block):
-                if self._by_key.get(key) == block:
-                    del self._by_key[key]
+                self._by_key.get(key, set()).discard(block)
+                if not self._by_key.get(key):
+                    self._by_key.pop(key, None)
             super().give([block])
 
     def check_integrity(self) -> None:

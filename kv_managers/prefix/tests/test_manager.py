@@ -212,6 +212,19 @@ def test_the_least_recently_used_is_given_up_first() -> None:
     assert driver.manager.admit("y", np.array([2, 2, 2]), "", ()) == 0
 
 
+def test_of_two_blocks_with_the_same_contents_the_other_is_found_when_one_is_given_up() -> None:
+    pool = SharedBlocks(4, 2, most_kept=4)
+    for name in "ab":
+        pool.add(name)
+        pool.grow(name, 2)
+        pool.publish(pool.blocks(name)[0], "the same")
+    (other,) = pool.blocks("b")
+    pool.drop("a")
+    pool.add("c")
+    pool.grow("c", 6)  # all blocks but b's
+    assert pool.find({"the same"}) == other
+
+
 def test_nothing_is_found_where_all_has_to_be_computed() -> None:
     driver = Driver(made(8, 2), 2)
     driver.admit("a", "", [1, 1, 1, 1, 1], ())

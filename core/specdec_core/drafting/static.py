@@ -99,14 +99,20 @@ class StaticTree:
 
     def _level(self, nodes: _Entries, goes: np.ndarray | None) -> Level:
         """The level of these nodes; goes bool [n]: those below which more may grow, None: all."""
-        of, starts, depth = on_host(nodes.requests), self._totals, nodes.ancestors.shape[1]
-        counts = np.bincount(of, minlength=len(starts))
-        self._totals = starts + counts
-        if self._may_shrink:
-            active, width = np.flatnonzero(counts), int(counts.max())
+        starts, depth = self._totals, nodes.ancestors.shape[1]
+        if self._shape.is_chain and len(nodes.rows) == len(self._active):  # each has one more, as in most steps
+            active, width, of = self._active, 1, self._active
+            self._totals = starts.copy()
+            self._totals[active] += 1
         else:
-            active = np.array(self.roots, dtype=np.int64)
-            width = self._shape.widths[depth - 1]
+            of = on_host(nodes.requests)
+            counts = np.bincount(of, minlength=len(starts))
+            self._totals = starts + counts
+            if self._may_shrink:
+                active, width = np.flatnonzero(counts), int(counts.max())
+            else:
+                active = np.array(self.roots, dtype=np.int64)
+                width = self._shape.widths[depth - 1]
         is_alive, self._goes = None, goes
         if len(of) < len(active) * width:
             places = np.searchsorted(active, of) * width + np.arange(len(of)) - np.searchsorted(of, of)

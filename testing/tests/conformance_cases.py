@@ -16,40 +16,11 @@ class TestRecent(ProposerConformance):
     modules = ("example_proposer",)
 
 
-class TestBranching(ProposerConformance):
-    method = "branching"
-    modules = ("good_proposers",)
-
-
-class TestSampling(ProposerConformance):
-    method = "sampling"
-    modules = ("good_proposers",)
-
-
-class TestFading(ProposerConformance):
-    method = "fading"
-    modules = ("good_proposers",)
-
-
-class TestSelecting(ProposerConformance):
-    method = "selecting"
-    modules = ("good_proposers",)
-
-
-class TestFeeling(ProposerConformance):
-    method = "feeling"
-    modules = ("good_proposers",)
-
-
-class TestAddressing(ProposerConformance):
-    method = "addressing"
-    modules = ("good_proposers",)
-
-
-class TestAttending(ProposerConformance):
-    method = "attending"
-    modules = ("good_proposers",)
-
+GOOD = ("branching", "sampling", "fading", "selecting", "feeling", "addressing", "attending")
+for method in GOOD:
+    name = f"Test{method.title()}"
+    attributes = {"__module__": __name__, "method": method, "modules": ("good_proposers",)}
+    globals()[name] = type(name, (ProposerConformance,), attributes)
 
 for case in broken_proposers.CASES:
     name = f"TestBroken_{case.method}"

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests
 
-from specdec_core import LLM
+from specdec_core import LLM, PagedKVManager
 from specdec_testing import tiny_target
 
 SETTINGS = {"dtype": "float32", "block_size": 4, "num_kv_blocks": 200, "max_num_seqs": 8, "skip_tokenizer_init": True}
@@ -42,3 +43,18 @@ def generate() -> Callable[..., list[list[int]]]:
         return [output.outputs[0].token_ids for output in llm.generate(asked, params, use_tqdm=False)]
 
     return run
+
+
+@pytest.fixture
+def never_written_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every group of the KV cache."""
+    add_group = PagedKVManager.add_group
+
+    def filled(self: Any, layout: Any, *others: Any) -> int:
+        number = add_group(self, layout, *others)
+        for layer in range(layout.num_layers):
+            for storage in self.cache(number, layer):
+                storage.fill_(torch.nan)
+        return number
+
+    monkeypatch.setattr(PagedKVManager, "add_group", filled)

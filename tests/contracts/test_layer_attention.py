@@ -24,11 +24,9 @@ from specdec_core import (
     SpecdecError,
     Visibility,
 )
-from specdec_core.kv import PagedKVManager
 from specdec_core.models.attention import PagedAttention
 from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_core.plugins.operations import OfferedOps
-from specdec_testing import tiny_target
 
 Patch = pytest.MonkeyPatch
 HEADS, KV_HEADS, DIM, NUM_LAYERS = 4, 2, 8, 3
@@ -128,7 +126,7 @@ class WithLayers:
 
     def proposer(self, name: str) -> Any:
         layout = KVLayout(NUM_LAYERS, KV_HEADS, DIM, DIM, torch.float32)
-        plan = lambda config, target, num_speculative_tokens: Plan(kv_layout=layout)  # noqa: E731
+        plan = lambda config, info, num_speculative_tokens: Plan(kv_layout=layout)  # noqa: E731
         return ProposerSpec("layered", Config, build=Layered, api=1, plan=plan)
 
     def __getattr__(self, name: str) -> Any:
@@ -136,30 +134,16 @@ class WithLayers:
 
 
 @pytest.fixture(autouse=True)
-def _memory_that_was_never_written_is_nan(monkeypatch: Patch) -> None:
-    add_group = PagedKVManager.add_group
-
-    def filled(self: Any, layout: Any, *others: Any) -> int:
-        number = add_group(self, layout, *others)
-        for layer in range(layout.num_layers):
-            for storage in self.cache(number, layer):
-                storage.fill_(torch.nan)
-        return number
-
-    monkeypatch.setattr(PagedKVManager, "add_group", filled)
+def _blank_cache(never_written_is_nan: None) -> None:
+    """What is read there shows."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return tiny_target(tmp_path_factory.mktemp("target"))
-
-
-def faults(folder: Any, *, has_kernels: bool = False, **options: Any) -> list[str]:
+def faults(target: Any, *, has_kernels: bool = False, **options: Any) -> list[str]:
     found: list[str] = []
     config = {"method": "layered", "num_speculative_tokens": 1, "faults": found, **options}
     plugins: Any = WithLayers(has_kernels)
     settings: dict[str, Any] = {"dtype": "float32", "num_kv_blocks": 64, "max_num_batched_tokens": 20}
-    with LLM(folder, plugins=plugins, skip_tokenizer_init=True, speculative_config=config, **settings) as llm:
+    with LLM(target, plugins=plugins, skip_tokenizer_init=True, speculative_config=config, **settings) as llm:
         params = SamplingParams(temperature=0, max_tokens=6)
         llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False)
     return found
@@ -167,17 +151,17 @@ def faults(folder: Any, *, has_kernels: bool = False, **options: Any) -> list[st
 
 @pytest.mark.parametrize("has_kernels", [False, True])
 @pytest.mark.parametrize("starts_are_tensors", [False, True])
-def test_outputs_are_those_written_out(starts_are_tensors: bool, has_kernels: bool, folder: Any) -> None:
-    assert not faults(folder, has_kernels=has_kernels, starts_are_tensors=starts_are_tensors)
+def test_outputs_are_those_written_out(starts_are_tensors: bool, has_kernels: bool, target: Any) -> None:
+    assert not faults(target, has_kernels=has_kernels, starts_are_tensors=starts_are_tensors)
 
 
-def test_rows_are_laid_out_once_in_a_forward_pass(folder: Any, monkeypatch: Patch) -> None:
+def test_rows_are_laid_out_once_in_a_forward_pass(target: Any, monkeypatch: Patch) -> None:
     of_rows, made = AttentionPlan.of_rows, []
     monkeypatch.setattr(AttentionPlan, "of_rows", lambda self, rows: made.append(rows) or of_rows(self, rows))
     passes = []
     observe = Layered.observe
     monkeypatch.setattr(Layered, "observe", lambda self, seen: passes.append(seen) or observe(self, seen))
-    assert not faults(folder)
+    assert not faults(target)
     assert len(made) == len(passes) > 0
 
 
@@ -256,6 +240,6 @@ def starts_are_one_late(patch: Patch) -> None:
     ],
     ids=lambda fault: fault.__name__,
 )
-def test_faults_are_noticed(fault: Callable[[Patch], None], folder: Any, monkeypatch: Patch) -> None:
+def test_faults_are_noticed(fault: Callable[[Patch], None], target: Any, monkeypatch: Patch) -> None:
     fault(monkeypatch)
-    assert faults(folder)
+    assert faults(target)

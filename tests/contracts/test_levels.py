@@ -28,10 +28,8 @@ from specdec_core import (
     grow,
 )
 from specdec_core.drafting import static
-from specdec_core.kv import PagedKVManager
 from specdec_core.ops.attention_plan import Segment
 from specdec_core.plugins.operations import OfferedOps
-from specdec_testing import tiny_target
 
 Patch = pytest.MonkeyPatch
 HEADS, DIM, VOCAB = 2, 8, 48
@@ -135,7 +133,7 @@ class WithLevels:
 
     def proposer(self, name: str) -> Any:
         layout = KVLayout(1, HEADS, DIM, DIM, torch.float32)
-        plan = lambda config, target, num_speculative_tokens: Plan(  # noqa: E731
+        plan = lambda config, info, num_speculative_tokens: Plan(  # noqa: E731
             kv_layout=layout, scratch_slots=1 + SHAPE.num_inner
         )
         return ProposerSpec("levels", Config, build=Levels, api=1, plan=plan)
@@ -145,32 +143,18 @@ class WithLevels:
 
 
 @pytest.fixture(autouse=True)
-def _memory_that_was_never_written_is_nan(monkeypatch: Patch) -> None:
-    add_group = PagedKVManager.add_group
-
-    def filled(self: Any, layout: Any, *more: Any) -> int:
-        number = add_group(self, layout, *more)
-        for layer in range(layout.num_layers):
-            for storage in self.cache(number, layer):
-                storage.fill_(torch.nan)
-        return number
-
-    monkeypatch.setattr(PagedKVManager, "add_group", filled)
+def _blank_cache(never_written_is_nan: None) -> None:
+    """What is read there shows."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return tiny_target(tmp_path_factory.mktemp("target"))
-
-
-def run(folder: Any, *, has_kernels: bool = False, **options: Any) -> Config:
+def run(target: Any, *, has_kernels: bool = False, **options: Any) -> Config:
     config = Config()
     given = {"faults": config.faults, "num_dead": config.num_dead, "num_speculative_tokens": len(SHAPE.paths)}
     plugins: Any = WithLevels(has_kernels)
     settings: dict[str, Any] = {"dtype": "float32", "num_kv_blocks": 64, "max_num_batched_tokens": 64}
     speculative_config = {"method": "levels", "verifier": "chosen", **given, **options}
     with LLM(
-        folder, plugins=plugins, skip_tokenizer_init=True, speculative_config=speculative_config, **settings
+        target, plugins=plugins, skip_tokenizer_init=True, speculative_config=speculative_config, **settings
     ) as llm:
         params = [
             SamplingParams(temperature=0.8 * (i != 1), seed=i, max_tokens=8, num_speculative_tokens=[None, 8, 3, 5][i])
@@ -184,10 +168,10 @@ def run(folder: Any, *, has_kernels: bool = False, **options: Any) -> Config:
 @pytest.mark.parametrize("of_fixed_size", [False, True])
 @pytest.mark.parametrize("starts_are_tensors", [False, True])
 def test_nodes_see_their_history(
-    starts_are_tensors: bool, of_fixed_size: bool, has_kernels: bool, folder: Any, monkeypatch: Patch
+    starts_are_tensors: bool, of_fixed_size: bool, has_kernels: bool, target: Any, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(static, "may_shrink", lambda device: not of_fixed_size)
-    config = run(folder, has_kernels=has_kernels, starts_are_tensors=starts_are_tensors)
+    config = run(target, has_kernels=has_kernels, starts_are_tensors=starts_are_tensors)
     assert not config.faults
     assert sum(config.num_dead) >= 10
 
@@ -195,10 +179,10 @@ def test_nodes_see_their_history(
 @pytest.mark.parametrize("has_kernels", [False, True])
 @pytest.mark.parametrize(("window", "pass_window"), [(1, None), (2, None), (None, 3), (6, 2), (3, 5)])
 def test_windows_count_ancestors(
-    window: int | None, pass_window: int | None, has_kernels: bool, folder: Any, monkeypatch: Patch
+    window: int | None, pass_window: int | None, has_kernels: bool, target: Any, monkeypatch: Patch
 ) -> None:
     """And not the slots of others between them."""
-    assert not run(folder, has_kernels=has_kernels, window=window, pass_window=pass_window).faults
+    assert not run(target, has_kernels=has_kernels, window=window, pass_window=pass_window).faults
 
 
 def dead_entries_are_stored_nowhere(patch: Patch) -> None:
@@ -255,14 +239,14 @@ def windows_are_one_wider(segment: Segment, window: int | None) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("visible", [windows_count_slots, windows_are_one_wider], ids=lambda fault: fault.__name__)
-def test_wrong_windows_are_noticed(visible: Any, folder: Any, monkeypatch: Patch) -> None:
+def test_wrong_windows_are_noticed(visible: Any, target: Any, monkeypatch: Patch) -> None:
     mask = Segment.mask
 
     def wrong(self: Segment, groups: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         return mask(evolve(self, is_visible=visible(self, window), masks={}), groups, None, dtype)
 
     monkeypatch.setattr(Segment, "mask", wrong)
-    assert run(folder, window=3).faults
+    assert run(target, window=3).faults
 
 
 @pytest.mark.parametrize(
@@ -270,6 +254,6 @@ def test_wrong_windows_are_noticed(visible: Any, folder: Any, monkeypatch: Patch
     [dead_entries_are_stored_nowhere, dead_entries_come_first, levels_begin_where_the_last_ended],
     ids=lambda fault: fault.__name__,
 )
-def test_faults_are_noticed(fault: Callable[[Patch], None], folder: Any, monkeypatch: Patch) -> None:
+def test_faults_are_noticed(fault: Callable[[Patch], None], target: Any, monkeypatch: Patch) -> None:
     fault(monkeypatch)
-    assert run(folder).faults
+    assert run(target).faults

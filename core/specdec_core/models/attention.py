@@ -107,9 +107,15 @@ class PagedAttention:
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """See `LayerAttention.store`."""
+        self._store(layer, key, value)
+
+    def _store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The layer's keys and values, with these among them."""
         if self._slot_mapping is None:
             raise SpecdecError("attention was called outside of `with attention.forwarding(...)`: there is no pass")
-        self._ops["store_kv"](*self._kv.cache(*self._places[layer]), self._slot_mapping, key, value)
+        keys, values = self._kv.cache(*self._places[layer])
+        self._ops["store_kv"](keys, values, self._slot_mapping, key, value)
+        return keys, values
 
     def attend(
         self,
@@ -125,8 +131,7 @@ class PagedAttention:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `LayerAttention.attend`."""
-        self.store(layer, key, value)
-        keys, values = self._kv.cache(*self._places[layer])
+        keys, values = self._store(layer, key, value)
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         plan = self._plan
         if rows is not None:

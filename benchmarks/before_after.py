@@ -2,9 +2,10 @@
 
     python benchmarks/before_after.py --before DIR/bin/python        # writes benchmarks/results/before_after.json
 
-DIR/bin/python has the other specdec installed. Each side runs in a process of its own; they take turns within a round,
-the first one first in every second round. Reported is the ratio of the medians over the rounds, after one that does not
-count; and whether both wrote the same tokens.
+DIR/bin/python has the other specdec installed. Each side runs in a process of its own. They take turns every few steps,
+so that whatever else the machine does falls on both alike: whole runs side by side differ by more than what is looked
+for. Each turn has the same steps in every round, so its time is the median over the rounds, and reported is the ratio
+of the sums of these. A first round does not count. Also reported is whether both wrote the same tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import cycle, islice, product
 from pathlib import Path
@@ -23,9 +25,12 @@ from time import perf_counter
 from typing import Any
 
 HERE = Path(__file__).parent
+SIDES = ("before", "after")
+Setting = tuple[str, int, float]  # way, batch, temperature
 BATCHES, TEMPERATURES = (1, 16), (0, 1)
 NUM_ALONE = 4  # requests, one after the other, of a batch of 1
 MAX_TOKENS = 64
+STEPS_OF_TURN = 4
 EAGLE3 = {"method": "eagle3", "eagle_topk": 1, "num_speculative_tokens": 5}
 WAYS: dict[str, dict[str, Any] | None] = {
     "plain": None,
@@ -37,31 +42,48 @@ WAYS: dict[str, dict[str, Any] | None] = {
 
 
 def work() -> None:
-    """For each line with a way, a batch and a temperature: seconds per token, and a digest of the tokens."""
+    """For each line [way, batch, temperature] the run's turns, each after a line that asks for it: milliseconds, or at
+    the end a digest of the tokens."""
     answers = os.fdopen(os.dup(1), "w")  # libraries print to standard output, too
     os.dup2(2, 1)
     from heldout import texts
     from prompts import edit_prompts
 
-    from specdec_core import LLM, SamplingParams
+    from specdec_core import LLM, SamplingParams, StreamOutput
 
     llms: dict[str, LLM] = {}
 
-    def run(way: str, batch: int, temperature: float) -> tuple[float, str]:
+    def answer(what: Any) -> None:
+        print(json.dumps(what), file=answers, flush=True)
+
+    def turns(way: str, batch: int, temperature: float) -> Iterator[list[tuple[int, StreamOutput]]]:
+        """The outputs of a few steps, each with its prompt's number."""
         if way not in llms:
             llms[way] = LLM("tiny", speculative_config=WAYS[way])
         texts_of_way = edit_prompts().values() if way == "ngram" else texts()
         prompts = list(islice(cycle(list(texts_of_way)), NUM_ALONE if batch == 1 else batch))
         params = SamplingParams(temperature=temperature, max_tokens=MAX_TOKENS, seed=1 if temperature else None)
-        started = perf_counter()
-        batches = [[prompt] for prompt in prompts] if batch == 1 else [prompts]
-        outputs = [output for each in batches for output in llms[way].generate(each, params, use_tqdm=False)]
-        seconds = perf_counter() - started
-        token_ids = [list(output.outputs[0].token_ids) for output in outputs]
-        return seconds / sum(map(len, token_ids)), sha256(json.dumps(token_ids).encode()).hexdigest()
+        for first in range(0, len(prompts), batch):
+            outputs = llms[way].stream(prompts[first : first + batch], params)
+            while turn := list(islice(outputs, STEPS_OF_TURN * batch)):  # a request has one in every step
+                yield [(first + output.prompt_index, output) for output in turn]
+
+    def run(way: str, batch: int, temperature: float) -> str:
+        written: dict[int, list[int]] = {}
+        remaining = turns(way, batch, temperature)
+        while True:
+            sys.stdin.readline()
+            started = perf_counter()
+            turn = next(remaining, None)
+            milliseconds = (perf_counter() - started) * 1e3
+            if turn is None:
+                return sha256(json.dumps(sorted(written.items())).encode()).hexdigest()
+            for number, output in turn:
+                written.setdefault(number, []).extend(piece.token_id for piece in output.pieces)
+            answer(milliseconds)
 
     for line in sys.stdin:
-        print(json.dumps(run(*json.loads(line))), file=answers, flush=True)
+        answer(run(*json.loads(line)))
 
 
 class Side:
@@ -71,27 +93,54 @@ class Side:
         command = [python, str(HERE / Path(__file__).name), "--work"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def __call__(self, *asked: Any) -> list[Any]:
+    def send(self, line: str) -> None:
         assert self._process.stdin is not None
+        print(line, file=self._process.stdin, flush=True)
+
+    def answer(self) -> float | str:
         assert self._process.stdout is not None
-        print(json.dumps(asked), file=self._process.stdin, flush=True)
-        answer: list[Any] = json.loads(self._process.stdout.readline() or sys.exit(f"it ended: {self._process.args}"))
-        return answer
+        found: float | str = json.loads(self._process.stdout.readline() or sys.exit(f"it ended: {self._process.args}"))
+        return found
 
     def close(self) -> None:
         self._process.communicate()
 
 
-def rounds(sides: dict[str, Callable[..., list[Any]]], number: int) -> Iterator[dict[str, dict[str, list[Any]]]]:
-    """{setting: {side: its answer}} of each round."""
-    for i in range(number):
-        found: dict[str, dict[str, list[Any]]] = {}
-        for way, batch, temperature in product(WAYS, BATCHES, TEMPERATURES):
-            order = sorted(sides, reverse=bool(i % 2))
-            name = f"{way}, batch {batch}, temperature {temperature}"
-            found[name] = {side: sides[side](way, batch, temperature) for side in order}
-        print(f"round {i + 1} of {number}", flush=True)
-        yield found
+@dataclass
+class Run:
+    turns: list[float] = field(default_factory=list)  # milliseconds of each
+    digest: str = ""
+
+
+def run(sides: Mapping[str, Side], setting: Setting) -> dict[str, Run]:
+    """Both sides through the same requests, by turns; another one begins in every second."""
+    runs = {name: Run() for name in sides}
+    for side in sides.values():
+        side.send(json.dumps(setting))
+    order = list(sides)
+    while order:
+        for name in list(order):
+            sides[name].send("")
+            answer = sides[name].answer()
+            if isinstance(answer, str):
+                runs[name].digest = answer
+                order.remove(name)
+            else:
+                runs[name].turns.append(answer)
+        order.reverse()
+    return runs
+
+
+def compared(rounds: Sequence[Mapping[str, Run]]) -> dict[str, Any]:
+    """Of one setting, over the rounds."""
+    turns = {
+        side: [median(times) for times in zip(*(each[side].turns for each in rounds), strict=True)] for side in SIDES
+    }
+    return {
+        "ratio": round(sum(turns["after"]) / sum(turns["before"]), 4),
+        "same_tokens": len({each[side].digest for each in rounds for side in SIDES}) == 1,
+        "median_ms_of_turns": turns,
+    }
 
 
 def main() -> None:
@@ -108,17 +157,16 @@ def main() -> None:
         return
     if args.before is None:
         parser.error("name the other Python: --before DIR/bin/python")
-    sides = {"before": Side(args.before), "after": Side(sys.executable)}
-    _, *counted = rounds({**sides}, args.rounds + 1)
+    sides = dict(zip(SIDES, (Side(args.before), Side(sys.executable)), strict=True))
+    results = {}
+    for setting in product(WAYS, BATCHES, TEMPERATURES):
+        way, batch, temperature = setting
+        _, *counted = (run(sides, setting) for _ in range(args.rounds + 1))
+        name = f"{way}, batch {batch}, temperature {temperature}"
+        results[name] = found = compared(counted)
+        print(f"{name:45} {found['ratio']:.3f}{'' if found['same_tokens'] else '  other tokens'}", flush=True)
     for side in sides.values():
         side.close()
-    results = {}
-    for name in counted[0]:
-        seconds = {side: [each[name][side][0] for each in counted] for side in sides}
-        ratio = median(seconds["after"]) / median(seconds["before"])
-        same = all(each[name]["before"][1] == each[name]["after"][1] for each in counted)
-        results[name] = {"ratio": round(ratio, 4), "same_tokens": same, "seconds_per_token": seconds}
-        print(f"{name:45} {ratio:.3f}{'' if same else '  other tokens'}")
     record = {"command": command("before_after.py"), "rounds": args.rounds, "machine": machine(), "results": results}
     write(record, args.out)
 

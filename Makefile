@@ -32,6 +32,7 @@ test: lint
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python tests/test_words.py
 
 bench: setup
 	$(BIN)/python benchmarks/ngram.py

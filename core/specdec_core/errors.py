@@ -1,4 +1,4 @@
-"""Every error that specdec raises on purpose. Each says what failed, the value, what is allowed and what to do."""
+"""The errors that specdec raises. Each names what failed, the value, what is allowed and what to do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CapacityError(SpecdecError):
 
 
 class DeviceError(SpecdecError):
-    """The device failed, and no call of it works in this process any more: the process must be restarted."""
+    """The device failed for good: no later call to it can work in this process, so restart the process."""
 
 
 class CompatibilityError(SpecdecError):

@@ -1,4 +1,4 @@
-"""Drafts: a batch of token trees, and where each of their nodes stands.
+"""Drafts: a batch of token trees, and the row of logits that each of their nodes has.
 
 Shapes use these sizes: `batch` requests of the step; `num_nodes` draft tokens of all requests; `num_rows = batch +
 num_nodes` rows of target logits, for each request its root's and then its nodes'. Request b's root has row
@@ -25,7 +25,8 @@ else:
     Array = TypeVar("Array")
 
 DEAD = -2
-"""The parent of a dead node: part of the forward pass so that shapes hold, never accepted, nor anything below it."""
+"""The parent of a dead node. A dead node is computed only to keep tensor shapes fixed; neither it nor its descendants
+are ever accepted."""
 
 PER_NODE = ("token_ids", "parents", "q_rows", "scores")
 """The tensors of a draft that are small enough for host copies."""
@@ -40,8 +41,8 @@ class DraftTree(NamedTuple):
 
 @frozen(eq=False)
 class HostCopy:
-    """What a tensor of a draft holds, on the host. It stands for that tensor and no other, so a draft whose nodes are
-    changed, and which therefore has other tensors, has no copies of them."""
+    """A copy on the host of one tensor of a draft. It belongs to that tensor object: a draft that is changed has new
+    tensors, so a stale copy is never used."""
 
     of: torch.Tensor
     values: np.ndarray
@@ -52,24 +53,23 @@ class Draft:
     """A ragged batch of token trees.
 
     A node is *sampled* if its token was drawn from a distribution, a row of `q`; every other node is *chosen*
-    (top-k, n-gram) and `q_rows` is -1 there. Siblings stand in the order they were decided, sampled before chosen.
-    A node may exist because of what was decided before it, a sampled node never because of its own token.
+    (top-k, n-gram) and has -1 in `q_rows`. Siblings stand in the order they were decided, sampled before chosen.
+    Whether a node exists may depend on earlier decisions, but for a sampled node never on its own token.
 
-    A node is *dead* if its parent is DEAD or dead; the others are *live*. A dead node has a token of the vocabulary,
-    takes part in the forward pass and is no draft token: the engine ignores its score and its row of `q`, and rows that
-    only dead nodes use. A draft that a device makes has exactly
-    `max_draft_tokens[i]` nodes for request i, dead where drafting stopped, so that its shapes depend on no value. One
-    that is made on a CPU may be shorter.
+    A node is *dead* if its parent is DEAD or dead; the others are *live*. A dead node has a token of the vocabulary and
+    takes part in the forward pass, but is not a draft token: the engine ignores its score and its row of `q`. A draft
+    made on a GPU has exactly `max_draft_tokens[i]` nodes for request i, dead where drafting stopped, so that its shapes
+    do not depend on values. A draft made on a CPU may be shorter.
 
-    A row of `q` speaks of all tokens of the target (draft_vocab is its vocabulary), of those that `q_to_target` names,
-    the same for every row, or of those that `q_ids` names, row by row: k of them, none twice in a row. All other
-    tokens have probability 0 in it. `q_to_target` and `q_ids` exclude each other.
+    The columns of `q` are one of: the target's vocabulary (the default); the tokens in `q_to_target`, the same for all
+    rows; or for each row the k different tokens in its row of `q_ids`. All other tokens have probability 0.
+    `q_to_target` and `q_ids` exclude each other.
 
-    The engine checks all of this. On a host it looks at values before anything is computed; those that a device made
-    it checks there, and raises once the step's results are on the host, of which it then uses nothing.
+    The engine checks all of this: values on the host before the forward pass, values on a device there. A fault found
+    on the device raises when the step's results reach the host, and the engine discards those results.
     """
 
-    token_ids: torch.Tensor  # int64 [num_nodes]   of the target's vocabulary, whatever q_to_target says
+    token_ids: torch.Tensor  # int64 [num_nodes]   always of the target's vocabulary, also with q_to_target
     parents: torch.Tensor  # int32 [num_nodes]   index within the request's own tree; -1: the root; -2: dead
     offsets: tuple[int, ...]  # [batch + 1]   request b owns the nodes offsets[b]:offsets[b + 1]
     max_depth: int  # of the deepest live node, or a bound on it; a root's child has depth 1
@@ -80,7 +80,7 @@ class Draft:
     scores: torch.Tensor | None = None  # float32 [num_nodes]   estimated P(accepted | parent accepted)
     is_chain: bool = False  # a request's live nodes come first, each the child of the one before it; the root's first
     q_ids: torch.Tensor | None = None  # int64 [num_q_rows, k]   target token id of each entry of q
-    host_copies: tuple[HostCopy, ...] = field(default=(), repr=False)  # see `to`: what spares the engine a download
+    host_copies: tuple[HostCopy, ...] = field(default=(), repr=False)  # see `to`: they spare the engine a download
 
     @property
     def batch_size(self) -> int:
@@ -96,7 +96,7 @@ class Draft:
 
     @cached_property
     def num_live_per_request(self) -> list[int]:
-        """Draft tokens of each request, which are its live nodes."""
+        """The number of draft tokens (live nodes) of each request."""
         is_alive, counts = self.host_layout.is_alive, self.num_nodes_per_request
         if is_alive.all():
             return counts
@@ -105,12 +105,12 @@ class Draft:
 
     @cached_property
     def host_token_ids(self) -> np.ndarray:
-        """int64 [num_nodes]   fetched from the device, once, unless there is a host copy."""
+        """int64 [num_nodes]   `token_ids` on the host: the host copy, or else fetched from the device once."""
         return self.on_host(self.token_ids)
 
     @cached_property
     def host_parents(self) -> np.ndarray:
-        """int32 [num_nodes]   likewise."""
+        """int32 [num_nodes]   `parents` on the host: the host copy, or else fetched from the device once."""
         return self.on_host(self.parents)
 
     @cached_property
@@ -120,19 +120,19 @@ class Draft:
 
     @cached_property
     def layout(self) -> TreeLayout[torch.Tensor]:
-        """The same on the draft's device."""
+        """`host_layout` as tensors on the draft's device."""
         return self.host_layout.to(self.token_ids.device)
 
     @classmethod
     def from_chains(cls, chains: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Draft:
-        """Chains of chosen tokens, one per request, possibly empty: all that a host-side chain proposer needs."""
+        """A draft of chosen chains, one list of token ids per request, possibly empty."""
         lengths = [len(chain) for chain in chains]
         nodes = DraftTree([t for chain in chains for t in chain], [i - 1 for n in lengths for i in range(n)])
         return cls._of_nodes(nodes, lengths, max(lengths, default=0), device, is_chain=True)
 
     @classmethod
     def from_trees(cls, trees: Sequence[DraftTree], device: torch.device | str = "cpu") -> Draft:
-        """Trees of chosen tokens, one per request, possibly empty."""
+        """A draft of chosen trees, one per request, possibly empty."""
         depth = 0
         for tree in trees:
             depths: list[int] = []
@@ -154,9 +154,15 @@ class Draft:
         is_chain: bool = False,
         device: torch.device | str = "cpu",
     ) -> Draft:
-        """Trees of chosen tokens, as code that drafts a whole batch at once has them: token_ids int64 [num_nodes],
-        parents int32 [num_nodes], nodes of each request counts [batch], scores float32 [num_nodes]. On a CPU the draft
-        shares the arrays' memory: make new ones for the next step."""
+        """A draft of chosen trees from arrays that hold the nodes of the whole batch.
+
+        token_ids: int64 [num_nodes].
+        parents: int32 [num_nodes].
+        counts: [batch], the number of nodes of each request.
+        scores: float32 [num_nodes].
+
+        On a CPU the draft shares the arrays' memory: allocate new arrays for the next step.
+        """
         import torch
 
         draft = cls(
@@ -173,7 +179,7 @@ class Draft:
     def _of_nodes(
         cls, nodes: DraftTree, counts: list[int], max_depth: int, device: torch.device | str, is_chain: bool = False
     ) -> Draft:
-        """nodes: of all requests."""
+        """A draft of chosen trees. nodes: those of all requests, one after the other; counts: nodes of each request."""
         import torch
 
         token_ids = torch.tensor(nodes.token_ids) if nodes.token_ids else torch.empty(0, dtype=torch.int64)
@@ -189,8 +195,8 @@ class Draft:
         return draft if torch.device(device).type == "cpu" else draft.to(device)
 
     def to(self, device: torch.device | str) -> Draft:
-        """The same with all tensors on a device. Of those that hold a value per node, what the host knows goes along
-        (`host_copies`): do not write to them afterwards. On a CPU, where reading costs nothing, there are no copies."""
+        """A copy of the draft with all tensors on a device. Per-node tensors that the host has now go along as
+        `host_copies`; do not write to them afterwards. A draft on a CPU needs no copies and gets none."""
         import torch
 
         device = torch.device(device)
@@ -202,14 +208,14 @@ class Draft:
         return evolve(self, **moved, host_copies=tuple(copies))
 
     def is_on_host(self, *tensors: torch.Tensor | None) -> bool:
-        """Whether all of these tensors of the draft can be read without waiting for a device; None is none."""
+        """Whether all of these tensors of the draft can be read without waiting for a device; None always can."""
         copied = [copy.of for copy in self.host_copies]
         return all(
             tensor is None or tensor.device.type == "cpu" or any(tensor is of for of in copied) for tensor in tensors
         )
 
     def on_host(self, tensor: torch.Tensor) -> np.ndarray:
-        """What one of the draft's tensors holds: a view of it on a CPU, else its host copy, else a download."""
+        """One of the draft's tensors as an array: a view of it on a CPU, else its host copy, else a download."""
         if tensor.device.type != "cpu":
             for copy in self.host_copies:
                 if copy.of is tensor:
@@ -228,8 +234,8 @@ class Draft:
 class TreeLayout(Generic[Array]):
     """A draft's trees over the rows of target logits, as arrays on the host or as tensors.
 
-    Walking `up` from a row ends at the request's root, or stays where it is at a root and at a dead node: a dead node,
-    and all below one, has depth 0 (the root's position) and sees only itself.
+    Following `up` from a live node leads to its request's root. Roots and dead nodes point to themselves. A dead node
+    has depth 0, which is the root's position, and attends only to itself.
     """
 
     row_requests: Array  # int64 [num_rows]
@@ -242,7 +248,7 @@ class TreeLayout(Generic[Array]):
 
     @staticmethod
     def of(draft: Draft) -> TreeLayout[np.ndarray]:
-        """On the host."""
+        """The layout of a draft, computed on the host."""
         import numpy as np
 
         requests = np.arange(draft.batch_size)
@@ -261,7 +267,7 @@ class TreeLayout(Generic[Array]):
         if draft.is_chain and is_alive.all():
             return TreeLayout(row_requests, rows - row_roots, up, root_rows, node_rows, parent_rows, is_alive)
         depths = np.zeros(len(rows), dtype=np.int64)
-        for _ in range(draft.max_depth):  # a level of the trees settles with each pass
+        for _ in range(draft.max_depth):  # each iteration finds the depths of one more level
             depths[node_rows] = depths[parent_rows] + 1
         if not is_alive.all():
             alive = np.ones(len(rows), dtype=bool)

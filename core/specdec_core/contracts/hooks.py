@@ -1,4 +1,4 @@
-"""The hooks: how a plugin offers what it has, and hears what happens.
+"""The hooks with which a plugin offers its parts and listens to steps.
 
 A plugin is a module (or object) named by an entry point of group `specdec`, with functions marked `@hookimpl`:
 
@@ -56,7 +56,7 @@ def specdec_verifiers() -> Sequence[VerifierSpec]:
 
 @hookspec
 def specdec_kv_managers() -> Sequence[KVManagerSpec]:
-    """Offer ways of keeping keys and values.
+    """Offer KV managers.
 
     Called once per plugin when plugins are loaded. Any plugin may implement it; specdec-core offers its paged manager
     through it. Each spec's name must be the name of one of the plugin's entry points.
@@ -67,10 +67,10 @@ def specdec_kv_managers() -> Sequence[KVManagerSpec]:
 def specdec_ops(device: str) -> OpsSpec | None:
     """Replace operations of `specdec_core.ops` by faster ones with the same signature and the same results.
 
-    Called once when an engine is built. device: the type of device it runs on, such as "cpu" or "cuda". Returns None
-    for a device that the plugin has nothing for; heavy imports belong into the body. The spec says for which layers its
-    operations may be used. Any plugin may implement it; two that replace the same operation for the same layers are an
-    error, and so is an operation that core does not have.
+    Called once when an engine is built. device: the type of device it runs on, such as "cpu" or "cuda". Return None if
+    the plugin has no operations for that device; heavy imports belong into the body. The spec's `supports` limits the
+    layers for which an operation is used. Any plugin may implement it. Two plugins that replace one operation for the
+    same layers are an error, and so is an operation that core does not have.
     """
 
 
@@ -78,17 +78,17 @@ def specdec_ops(device: str) -> OpsSpec | None:
 def specdec_commands() -> Sequence[click.Command]:
     """Add commands to the command line: `spec-decode NAME` runs the one of that name, which may be a group.
 
-    Called when `spec-decode` is given a name that is none of core's own commands, lists its commands or lists plugins,
-    each time anew, and never for an engine. Whatever is slow to import belongs into the commands themselves. Any plugin
-    may implement it; one that takes the name of a command of core or of another plugin is refused that name.
+    Called when `spec-decode` is given a name that is not one of core's commands, lists its commands or lists plugins,
+    each time anew, and never for an engine. Slow imports belong into the commands' bodies. Any plugin may implement it;
+    a command whose name core or another plugin has already is refused.
     """
 
 
 @hookspec
 def specdec_step_finished(report: StepReport) -> None:
-    """Hear about a step that is over, for metrics and logs.
+    """Receive a report of each finished step, for metrics and logs.
 
-    Called after the tokens of the step were emitted, by every engine that was given the plugin; if no plugin
-    implements it, nothing is called. report: the step in figures, not to be changed. Any plugin may implement it. The
-    engine waits for it, and what it raises reaches the caller of that step as a PluginError that names the plugin.
+    Called after the step's tokens were emitted, by every engine that has the plugin. report: the step's counts and
+    times, read only. Any plugin may implement it. The engine waits for it; its exceptions reach the caller of that step
+    as a PluginError that names the plugin.
     """

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 @frozen
 class KVLayout:
-    """The cache of one group of layers. `keeps_nodes`: draft nodes are stored in the target's slots and compacted."""
+    """Shapes of the KV cache of one group of layers. keeps_nodes: draft nodes are stored in the same slots as in the
+    target's groups, and `compact` moves the accepted ones."""
 
     num_layers: int
     num_kv_heads: int
@@ -34,7 +35,8 @@ class KVLayout:
 
 @frozen(eq=False)
 class KVMetadata:
-    """Where one pass over half-open slot intervals [start, start + length) of some requests reads and writes."""
+    """The cache addresses of one forward pass over the half-open slot interval [start, start + length) of each
+    request."""
 
     starts: tuple[int, ...]  # [batch]
     lengths: tuple[int, ...]  # [batch]
@@ -45,15 +47,16 @@ class KVMetadata:
 
 @frozen(eq=False)
 class Visibility:
-    """Which slots of its own request each token of a pass sees: a prefix, and single ones beyond it (a tree's nodes see
-    their ancestors). Tokens are in the order of the pass's slot intervals; what follows them is padding."""
+    """The attention mask of a forward pass in compact form: each token attends to a prefix of its request's slots and,
+    in tree attention, to single slots beyond it (its ancestors). Tokens are in the order of the forward pass's slot
+    intervals, then padding."""
 
-    positions: torch.Tensor  # int64 [num_tokens]   what windows are measured in
-    prefix_lens: torch.Tensor  # int64 [num_tokens]   the slots [0, prefix_len)
+    positions: torch.Tensor  # int64 [num_tokens]   of the tokens: sliding windows are measured in them
+    prefix_lens: torch.Tensor  # int64 [num_tokens]   a token attends to the slots [0, prefix_len)
     more_slots: torch.Tensor | None = None  # int64 [num_tokens, n]   from the token's own up to its root's, which
-    #                                         repeats; what lies within the prefix does not count
-    num_tree_slots: int | None = None  # at least as many as any request has from its longest prefix up to the last of
-    #                                    more_slots. None: who needs it waits for the device
+    #                                         repeats; slots within the prefix are ignored
+    num_tree_slots: int | None = None  # an upper bound on the slots of any request from its longest prefix up to the
+    #                                    last of more_slots. None: it is read from the device when needed
 
 
 TARGET = "target"
@@ -64,72 +67,72 @@ class KVManager(Protocol):
     """Keys and values of all requests, in blocks of `block_size` slots.
 
     The slots of one request in one forward pass, half-open: `[0, num_computed)` final, `[num_computed, num_computed +
-    num_known)` tokens known before the pass with the root last, then one slot per draft node in the draft's order.
-    Groups (the target's layers, a draft's layers) share each request's block table, not the storage.
+    num_known)` tokens known before the forward pass with the root last, then one slot per draft node in the draft's
+    order. Groups (the target's layers, a draft's layers) share each request's block table, not the storage.
 
-    For each request the engine calls `admit` when it is scheduled for the first time and again after a preemption; in
-    each of its steps `reserve`, `metadata`, `compact` and `advance`, in this order; `release` at its end, when it is
-    preempted, or at once after `admit` if it does not fit yet. A manager may let requests share blocks that nobody
-    writes to any more: a request writes to no slot below the tokens that `admit` said are cached.
+    The engine calls, for each request: `admit` when it is scheduled for the first time and again after a preemption;
+    in each of its steps `reserve`, `metadata`, `compact` and `advance`, in this order; `release` when it ends or is
+    preempted, or right after `admit` if it does not fit yet. A manager may let requests share blocks that no request
+    writes to any more: a request never writes to the slots of tokens that `admit` reported as cached.
 
-    An interrupt (Ctrl-C) may break off any of these calls. `release` of every running request follows, perhaps twice,
-    and after it no block may be missing. `BlockPool` keeps that promise for managers that are built on it.
+    An interrupt (Ctrl-C) may break off any of these calls. The engine then calls `release` for every running request,
+    perhaps twice, and after that no block may be missing. Managers built on `BlockPool` meet this requirement.
     """
 
     def add_group(self, layout: KVLayout, owner: str = TARGET, lookahead: int = 0) -> int:
-        """Allocate storage for a group of layers; returns its number. A target may have several groups.
+        """Allocate storage for a group of layers and return its number. A target may have several groups.
 
         owner: TARGET, or the name of the proposer whose layers they are. Every forward pass of the target fills all of
-        its groups; what a draft's group holds is what `fill` says. lookahead: how many tokens after a slot's own its
-        contents depend on (`Plan.lookahead`).
+            the target's groups; a draft's group holds the tokens that `fill` reports.
+        lookahead: how many tokens after a slot's own its contents depend on (`Plan.lookahead`).
         """
 
     def cache(self, group: int, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys [num_slots + 1, num_kv_heads, key_dim] and values [..., value_dim]. Slot `block * block_size + i`; the
-        last row, which is also index -1, takes what padding writes and is never read."""
+        """Keys [num_slots + 1, num_kv_heads, key_dim] and values [..., value_dim] of one layer. Row `block *
+        block_size + i` is slot i of a block. Padding writes to the last row (index -1), which is never read."""
 
     def admit(self, request_id: str, token_ids: np.ndarray, salt: str, groups: Sequence[int]) -> int:
-        """Take a request in, without blocks of its own yet. Returns num_cached_tokens: of how many tokens, from the
-        first on, the keys and values are there already, in the target's groups and in `groups`.
+        """Register a request and return num_cached_tokens: for how many tokens, from the first on, the cache has keys
+        and values already, in the target's groups and in `groups`. These are whole blocks and fewer than
+        len(token_ids), since the last token is always computed, for its logits.
 
-        Always whole blocks, and fewer than len(token_ids): the last token is computed anew, for its logits. token_ids
-        int64 [num_tokens]: prompt and, after a preemption, output; empty where all of it has to be computed (for
-        prompt_logprobs, and after logits that were not finite). salt: requests share only with those of the same one.
-        groups: those of drafts that this request uses.
+        token_ids: int64 [num_tokens], the prompt and, after a preemption, the output. Empty if all tokens must be
+            computed (for prompt_logprobs, and after logits that were not finite).
+        salt: requests share blocks only with requests of the same salt.
+        groups: the drafts' groups that this request uses.
         """
 
     def reserve(self, request_id: str, num_tokens: int, num_scratch: int) -> None:
-        """Own enough blocks for the slots [0, num_tokens + num_scratch): num_tokens counts the final and the known
-        tokens, num_scratch the draft nodes. Raises CapacityError and changes nothing if there are not enough free
-        blocks."""
+        """Give the request enough blocks for the slots [0, num_tokens + num_scratch): num_tokens counts the final and
+        the known tokens, num_scratch the draft nodes. Raises CapacityError, and changes nothing, if there are not
+        enough free blocks."""
 
     def metadata(self, request_ids: Sequence[str], starts: Sequence[int], lengths: Sequence[int]) -> KVMetadata:
-        """Addresses of the slot intervals [start, start + length) of these requests, for any group. Raises
-        CapacityError where one ends past the blocks that its request owns."""
+        """The addresses of the slot intervals [start, start + length) of these requests; all groups have the same.
+        Raises CapacityError if an interval ends past the blocks of its request."""
 
     def compact(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
-        """After verification, on the device: in groups that keep nodes, the target's among them, move the accepted
-        path's entries to follow the root without a gap. The verdict is on the host."""
+        """After verification, move the keys and values of the accepted path so that they follow the root without a gap,
+        in all groups that keep nodes (the target's do). This happens on the device; the verdict is on the host."""
 
     def fill(self, group: int, request_ids: Sequence[str], num_tokens: Sequence[int]) -> None:
-        """A draft's group holds what its layers computed for the first num_tokens[i] tokens of request i. Called while
-        the proposer observes or drafts; without it, nothing of the group is found by `admit` later."""
+        """Record that a draft's group holds the keys and values of the first num_tokens[i] tokens of request i. Called
+        while the proposer observes or drafts. `admit` finds only what was recorded here."""
 
     def advance(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
-        """At the end of a step, on the host, before requests that are finished are released: counts[i] more slots of
-        request i are final. Blocks beyond them become free.
+        """Mark counts[i] more slots of request i as final and free the blocks beyond them. Called on the host at the
+        end of a step, before finished requests are released.
 
-        The counts may run past the request's tokens, where accepted nodes came after a stop: a manager that lets
-        blocks be found later publishes only what `token_ids` covers. 0 where the pass was no use (its logits were not
-        finite).
+        A count may run past the request's tokens, if accepted nodes came after a stop: prefix caching may publish only
+        the slots that `token_ids` covers. A count is 0 if the request's logits were not finite.
         """
 
     def release(self, request_id: str) -> None:
-        """Free the request's blocks (finished, cancelled or preempted). Unknown ids are ignored."""
+        """Free the blocks of a request that is finished, cancelled or preempted. Unknown ids are ignored."""
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that `reserve` can hand out, those included whose contents would be given up for it."""
+        """The number of blocks that `reserve` can hand out, including cached blocks that it would evict."""
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block is accounted for."""
@@ -137,7 +140,7 @@ class KVManager(Protocol):
 
 @frozen
 class KVContext:
-    """What the engine tells a KV manager that it builds. The groups are added afterwards."""
+    """The sizes and the device that a KV manager is built for. Groups are added afterwards."""
 
     num_blocks: int
     block_size: int  # slots of a block
@@ -145,19 +148,19 @@ class KVContext:
 
 
 def plain_bytes_per_block(config: Any, layouts: Sequence[KVLayout], block_size: int) -> int:
-    """Of a manager that keeps every group as its layout says."""
+    """Bytes of a block in all groups, for a manager that stores nothing beyond what the layouts ask for."""
     return block_size * sum(layout.bytes_per_token for layout in layouts)
 
 
 @frozen(eq=False)
 class KVManagerSpec:
-    """A KV manager as data: returned by the hook `specdec_kv_managers`, before anything heavy is imported. Users name
-    it as `kv_manager`.
+    """Describes a KV manager to the engine; returned by the hook `specdec_kv_managers` before any heavy import.
 
+    name: what users give as `kv_manager`.
     build: (config, context) -> KVManager. Heavy imports belong here.
     api: the plugin API that the plugin is written for: see PLUGIN_API.
-    config: attrs class of the manager's own keys in kv_manager_config; constructing it validates them. None: it has
-    none, and build is given None.
+    config: attrs class of the manager's own keys in kv_manager_config; constructing it validates them. None: the
+        manager has no keys, and config is None in build.
     bytes_per_block: (config, layouts of all groups, block_size) -> bytes of a block in all groups, for the memory plan.
     """
 

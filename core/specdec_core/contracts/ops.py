@@ -1,4 +1,4 @@
-"""The contract of operations: how a plugin offers faster ones than `specdec_core.ops` has, and for which layers."""
+"""The contract of operations: how a plugin offers faster versions of those in `specdec_core.ops`, for which layers."""
 
 from __future__ import annotations
 
@@ -15,36 +15,35 @@ if TYPE_CHECKING:
 
 @frozen
 class OpsContext:
-    """What the engine knows of a model's layers when it is built and chooses who computes them.
+    """Describes a model's layers, for choosing an operation when the engine is built: once for the target, and once for
+    a draft with layers of its own.
 
-    There is one for the target and one for a draft with layers of its own. kv_layout: of those layers' group in the KV
-    cache, with num_kv_heads, key_dim, value_dim and the dtype of what is cached; for modules of a draft that has no
-    group it is the target's. features: what `paged_attention` is given besides, a set of "window", "softcap" and
-    "sinks"; empty for the other operations. A model may have layers with different ones (Gemma, gpt-oss).
+    kv_layout: of those layers' group in the KV cache; for modules of a draft without a group, the target's.
+    features: the optional arguments of `paged_attention` that the layers use, among "window", "softcap" and "sinks";
+        empty for other operations. Layers of one model may differ in them (Gemma, gpt-oss).
     """
 
     device: torch.device
-    dtype: torch.dtype  # of hidden states, queries and weights, but for modules that a family keeps in float32
+    dtype: torch.dtype  # of hidden states, queries and weights, except modules that a family keeps in float32
     kv_layout: KVLayout
     features: frozenset[str] = frozenset()
 
 
 def supports_everything(name: str, context: OpsContext) -> bool:
-    """Of operations that do not say otherwise."""
+    """The default of `OpsSpec.supports`."""
     return True
 
 
 @frozen(eq=False)
 class OpsSpec:
-    """Operations as data: returned by the hook `specdec_ops`, for one type of device.
+    """Operations for one type of device, returned by the hook `specdec_ops`.
 
     api: the plugin API that the plugin is written for: see PLUGIN_API.
     ops: {name: function} with names and signatures of `specdec_core.ops.REFERENCE`, and the same results.
-    supports: (name, context) -> whether the function of that name may compute these layers. Where it may not, another
-    plugin's or the reference does. It is asked while an engine is built and never again, and for `paged_attention` with
-    every combination of features. What differs from call to call is the function's own business: how many tokens there
-    are, whether any has a tree (`AttentionPlan.ancestors`), and modules in another type than the model's. Layers that
-    are quantized are given to no operation.
+    supports: (name, context) -> whether the function of that name may compute these layers. If not, another plugin's
+        or the reference does. Called only while an engine is built; for `paged_attention` with each combination of
+        features that the layers use. The function itself must handle what differs between calls: the number of tokens,
+        tree attention (`AttentionPlan.ancestors`), modules of another dtype. Quantized layers use no operation.
     """
 
     api: int

@@ -1,4 +1,4 @@
-"""The contract of a proposer: what it sees, what it asks of the engine, and how a plugin offers one."""
+"""The contract of a proposer: its inputs, what it may ask of the engine, and how a plugin offers one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLUGIN_API = 1
 
 
 class RequestView(Protocol):
-    """What a proposer sees of a request. `token_ids` grows between steps; nothing here may be written to."""
+    """A read-only view of a request, for proposers. `token_ids` grows between steps."""
 
     @property
     def id(self) -> str: ...
@@ -36,17 +36,17 @@ class RequestView(Protocol):
     def num_prompt_tokens(self) -> int: ...
     @property
     def num_cached_tokens(self) -> int:
-        """How many tokens were found in the cache when it was admitted: they are not computed, hence not observed. The
-        draft's own group of the KV cache holds them. 0 without prefix caching."""
+        """How many of the first tokens came from the prefix cache when the request was admitted. They are not computed,
+        hence not observed; the draft's own group of the KV cache holds them. 0 without prefix caching."""
 
     @property
     def token_ids(self) -> np.ndarray:
-        """int64 [num_tokens]   prompt and output so far, the root included, without a copy."""
+        """int64 [num_tokens]   prompt and output so far, including the root. Not a copy."""
 
 
 @frozen
 class StepCosts:
-    """Seconds: a pass of the target over n tokens takes target_s + n * token_s."""
+    """A forward pass of the target over n tokens takes target_s + n * token_s seconds."""
 
     target_s: float
     token_s: float
@@ -54,7 +54,7 @@ class StepCosts:
 
 @frozen(eq=False)
 class ProposerBatch:
-    """The requests to draft for: those whose root alone is pending and whose budget is at least one node."""
+    """The requests to draft for: those with one pending token, the root, that may have at least one draft token."""
 
     requests: Sequence[RequestView]
     root_token_ids: torch.Tensor  # int64 [batch]
@@ -62,47 +62,46 @@ class ProposerBatch:
     temperature: torch.Tensor  # float32 [batch]   0: greedy
     max_draft_tokens: tuple[int, ...]  # [batch]   at least 1; never beyond max_tokens or max_model_len
     random: RandomSource
-    costs: StepCosts | None = None  # measured in the engine's first steps; None: not yet, or by nobody
+    costs: StepCosts | None = None  # measured in the engine's first steps; None: not (or not yet) measured
 
 
 @frozen(eq=False)
 class TopTokens:
     """The target's most likely tokens after every root and node of a forward pass, accepted or not. Probabilities are
-    those of the logits as the target gave them, before temperature and all other sampling parameters."""
+    the softmax of the raw logits, before temperature and all other sampling parameters."""
 
     requests: torch.Tensor  # int64 [n]   index into the observation's requests, ascending
     positions: torch.Tensor  # int64 [n]
     token_ids: torch.Tensor  # int64 [n]   the root's or node's own token
-    parents: torch.Tensor  # int64 [n]   which of these is the parent; -1: it is a root; -2: a dead node, of no use
+    parents: torch.Tensor  # int64 [n]   index of the parent among these; -1: it is a root; -2: a dead node, ignore it
     ids: torch.Tensor  # int64 [n, k]   the likeliest first
     logprobs: torch.Tensor  # float32 [n, k]
 
 
 @frozen(eq=False)
 class Observation:
-    """What one forward pass of the target computed for tokens that are now final, in prefill and in decoding.
+    """Hidden states that a forward pass of the target computed for tokens that are now final, in prefill and decode.
 
-    Request b owns the rows offsets[b]:offsets[b + 1], of which the first num_valid[b] count: the tokens known before
-    the pass and then the accepted nodes. They follow, without a gap, what was observed of the request, beginning at
-    `request.num_cached_tokens` when it is admitted, and again after `reset`; they may run past a stop, after which the
-    request finishes. num_valid is 0 where the pass was no use: logits were not finite, and the request ends or is
-    reset.
+    Request b owns the rows offsets[b]:offsets[b + 1]. The first num_valid[b] of them are valid: the tokens known before
+    the forward pass, then the accepted nodes. They continue the request's earlier observations without a gap; the first
+    observation, also after `reset`, begins at position `request.num_cached_tokens`. They may run past a stop, after
+    which the request finishes. num_valid is 0 if logits were not finite: the request then ends or is reset.
 
-    A request that does not draft may be observed late: then one observation has the tokens of many passes. A proposer
-    that never sees some of a request's tokens is not asked to draft for it.
+    A request that does not draft may be observed late: one observation then has the tokens of many forward passes. If
+    some of a request's tokens are never observed, the proposer is not asked to draft for it.
 
-    All tensors are on the device that the engine runs on. `host_num_valid` and `host_last_rows` are copies on the host;
-    the engine hands over the first where it has the numbers there, and elsewhere they are fetched when asked for.
+    All tensors are on the engine's device. `host_num_valid` and `host_last_rows` are copies on the host; reading them
+    waits for the device, unless the engine had the numbers on the host anyway.
     """
 
     requests: Sequence[RequestView]
     starts: tuple[int, ...]  # [batch]   position of each request's first row
     offsets: tuple[int, ...]  # [batch + 1]
     num_valid: torch.Tensor  # int32 [batch]
-    last_rows: torch.Tensor  # int64 [batch]   each request's last row that counts; its first one where none does
-    token_ids: torch.Tensor  # int64 [num_tokens]   the tokens whose features these are
+    last_rows: torch.Tensor  # int64 [batch]   each request's last valid row; its first row if none is valid
+    token_ids: torch.Tensor  # int64 [num_tokens]
     positions: torch.Tensor  # int64 [num_tokens]
-    features: Mapping[str, torch.Tensor]  # {tap: [num_tokens, width]}
+    features: Mapping[str, torch.Tensor]  # {tap: [num_tokens, width]}   hidden states of the target: see `Plan.taps`
     next_token_ids: torch.Tensor  # int64 [batch]   the token after the last valid one: the next known token (prompt,
     #                               or output being recomputed) if there is one, else the new root
     top_tokens: TopTokens | None = None  # if the plan asks for them; never in a late observation
@@ -120,35 +119,40 @@ class Observation:
 
     @cached_property
     def following_token_ids(self) -> torch.Tensor:
-        """int64 [num_tokens]   the token after each row's; arbitrary at rows that do not count."""
+        """int64 [num_tokens]   the token that follows each row's token; arbitrary at rows that are not valid."""
         return self.token_ids.roll(-1).index_copy_(0, self.last_rows, self.next_token_ids)
 
 
 @frozen
 class Plan:
-    """What a proposer asks of the engine, known before any weights are loaded."""
+    """What a proposer needs from the engine, known before any weights are loaded."""
 
-    taps: tuple[str, ...] = ()  # "input.i": residual stream before layer i, or after the last; "final": normed
-    kv_layout: KVLayout | None = None
+    taps: tuple[str, ...] = ()  # hidden states to observe. "input.i": before layer i, or after the last layer (i =
+    #                             num_layers); "final": after the final norm
+    kv_layout: KVLayout | None = None  # of the draft's own layers
     scratch_slots: int = 0  # draft KV slots beyond the final ones, counted from the root's
     lookahead: int = 0  # how many later tokens a slot of the kv_layout depends on (EAGLE: 1, the next token)
     weight_bytes: int = 0
     observes: bool = True  # False: `observe` is never called and no features are gathered
     top_tokens: int = 0  # how many of the target's likeliest tokens to observe at each root and node
-    output_rows: bool = False  # whether rows of the target's output layer are asked for (`BuildContext.output_rows`)
-    max_model_len: int | None = None  # no drafts beyond so many tokens of a request: as far as the draft reaches
-    state: Any = field(default=None, eq=False, repr=False)  # what was found, for `build`, as `BuildContext.state`
+    output_rows: bool = False  # whether `BuildContext.output_rows` is used: rows of the target's LM head
+    max_model_len: int | None = None  # no draft reaches beyond this many tokens of a request
+    state: Any = field(default=None, eq=False, repr=False)  # anything; `build` gets it as `BuildContext.state`
 
 
 class Proposer(Protocol):
-    """Drafts the tokens that the target may generate next. Subclass it for the methods that have nothing to do.
+    """Drafts tokens for the target to verify. Subclass it and override what you need: all but `propose` do nothing.
 
-    For each request the engine calls, in this order: `start` once; then any number of `observe` (after each target
-    pass, prefill chunks included, unless the plan says observes=False) and `propose` (before a decode pass whose
-    budget allows a draft); `reset` whenever the request is preempted, after which it is prefilled, hence observed,
-    again from position `num_cached_tokens` on; `finish` once, after which the request is never mentioned again. State
-    kept per request is kept under its id. Last of all comes `close`, once. All of it runs in torch's inference mode. An
-    exception from any of these aborts the running requests and reaches the caller.
+    The engine calls, for each request in this order:
+    - `start` once;
+    - any number of `observe` (after each forward pass of the target, prefill chunks included, unless the plan has
+      observes=False) and `propose` (before a decode step in which the request may have a draft);
+    - `reset` whenever the request is preempted; its tokens are then computed, hence observed, again from position
+      `num_cached_tokens` on;
+    - `finish` once, after which the engine never mentions the request again.
+
+    Keep state of a request under its id. `close` comes last, once. All methods run in torch's inference mode. An
+    exception from any of them aborts the running requests and reaches the caller.
     """
 
     def start(self, request: RequestView) -> None:
@@ -156,74 +160,75 @@ class Proposer(Protocol):
         return
 
     def propose(self, batch: ProposerBatch) -> Draft:
-        """Draft at most `batch.max_draft_tokens[i]` nodes for request i, one tree per request, possibly empty."""
+        """Return a draft: one tree per request, possibly empty, with at most `batch.max_draft_tokens[i]` nodes."""
 
     def observe(self, observation: Observation) -> None:
-        """See the features of the tokens that the last pass made final, and the token that follows them."""
+        """Take the hidden states of the tokens that the last forward pass made final, and the token after them."""
         return
 
     def reset(self, request: RequestView) -> None:
-        """Forget what was observed of the request: it was preempted and starts over."""
+        """Forget the observations of the request: it was preempted and starts over."""
         return
 
     def finish(self, request: RequestView, reason: str) -> None:
         """Forget the request. reason: "stop", "length", "abort" or "error".
 
-        If an interrupt (KeyboardInterrupt, from Ctrl-C) breaks off this call, it comes again before the next step, and
-        what it raises then is ignored; one that breaks off `start` is followed by it, too. So it is best to free what
-        the request has, rather than to expect it.
+        If an interrupt (KeyboardInterrupt, from Ctrl-C) breaks off `start` or `finish`, the engine calls `finish` again
+        before the next step and ignores its exceptions. So do not require that the request has any state.
         """
         return
 
     def close(self) -> None:
-        """Save what is to survive, such as a cache file: the engine is done with this proposer.
+        """Save what must outlive the engine, such as a cache file.
 
-        Called when the engine is closed (`LLM.close`, the end of `with LLM(...)`, `AsyncLLM.shutdown`), or else when it
-        is dropped or the interpreter exits; after `finish` for every request that was started, and with nothing after
-        it. There may have been no request at all. Where nobody is there to hear of it, an exception becomes a warning.
-        A process that is killed never calls it. Proposers that do not subclass Proposer may lack it.
+        Called as the last method, after `finish` for every started request, when the engine is closed (`LLM.close`, the
+        end of `with LLM(...)`, `AsyncLLM.shutdown`), or else when it is garbage-collected or the interpreter exits. In
+        the latter two cases an exception becomes a warning, since there is no caller to raise it in. A process that is
+        killed never calls it. Proposers that do not subclass Proposer may lack it.
         """
         return
 
 
 class LayerAttention(Protocol):
-    """Attention of a draft's own layers, over their group in the KV cache: what the target itself runs on.
+    """Attention of a draft's own layers over their group in the KV cache, by the same code as the target's attention.
 
-    A pass covers some half-open slot intervals [start, start + length) of some requests, interval after interval in
-    one flat batch, padded at the end to `padded(num_tokens)`. The slots from a request's root on are scratch, as many
-    as the plan asked for: whatever a pass stores there is the draft's to overwrite. Unless the layout keeps nodes,
-    nothing that a draft stored is ever moved.
+    A forward pass covers a half-open slot interval [start, start + length) of each request, one after the other in a
+    flat batch that is padded to `padded(num_tokens)`. The slots from a request's root on are scratch, as many as the
+    plan asked for, and the draft may overwrite them at any time. Stored keys and values are never moved, unless the
+    layout keeps nodes.
 
-    In `observe`, every row may be stored, from `starts` on: those that do not count fall on scratch. A pass reads all
-    slots below the ends of its intervals, seen or not, so none of them may be left unwritten: what is not seen weighs
-    0, and 0 times the NaN of unwritten memory is NaN.
+    `observe` may store every row, from `starts` on: rows that are not valid fall on scratch slots. A forward pass reads
+    all slots below the ends of its intervals, masked ones too, so write all of them: a masked slot has weight 0, but 0
+    times a NaN in unwritten memory is NaN.
     """
 
     implementation: str
     """The name to give to transformers' attention modules (`config._attn_implementation`) before `bind`."""
 
     def bind(self, modules: Sequence[torch.nn.Module]) -> None:
-        """Route attention modules from transformers, one per layer of the group, through `attend`."""
+        """Make attention modules from transformers, one per layer of the group, call `attend`."""
 
     def padded(self, num_tokens: int) -> int: ...
 
     def fill(self, requests: Sequence[RequestView], num_tokens: Sequence[int]) -> None:
-        """Say that the group holds what the draft's layers computed for the first num_tokens[i] tokens of request i.
-        What is not said here is computed again by a later request with the same text, prefix caching or not."""
+        """Record that the group holds the keys and values of the first num_tokens[i] tokens of request i. With prefix
+        caching, a later request with the same text skips only what was recorded here."""
 
     def metadata(
         self, requests: Sequence[RequestView], starts: Sequence[int] | torch.Tensor, lengths: Sequence[int]
     ) -> KVMetadata:
-        """Where the tokens of a forward pass lie: starts and lengths [batch] of the intervals, which may be empty.
+        """The cache addresses of a forward pass over the intervals with these starts and lengths [batch], which may be
+        empty. starts: on the host, or an int64 tensor on the engine's device.
 
-        starts: on the host, or a tensor, int64, on the engine's device. Raises CapacityError past the reserved slots.
+        Raises CapacityError if an interval ends past the reserved slots.
         """
 
     def forwarding(
         self, metadata: KVMetadata, visibility: Visibility, *, window: int | None = None
     ) -> AbstractContextManager[None]:
-        """The forward pass that layers run in while the context is open. window: in every layer, a token sees no
-        position that is `window` or more before its own; a layer with a smaller window of its own keeps that."""
+        """A context in which the draft's layers run one forward pass with these addresses and this attention mask.
+        window: sliding window of all layers, in positions including the token's own; a layer with a smaller window
+        keeps its own."""
 
     def attend(
         self,
@@ -238,14 +243,14 @@ class LayerAttention(Protocol):
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Store keys and values, and attend to what the pass's visibility shows. For layers that are not bound.
+        """Store keys and values, then compute attention under the forward pass's mask. For layers that are not bound.
 
         query: [num_tokens, num_heads, key_dim], rotated already, as is key [num_tokens, num_kv_heads, key_dim].
         value: [num_tokens, num_kv_heads, value_dim].
         scaling: of query times key; None: key_dim ** -0.5.
-        rows: int64 [n], the tokens whose outputs are wanted: one of each request, then any that are padding. Give every
-            layer the same tensor. No request may be without tokens in this pass then. None: all tokens.
-        window: a token sees no position that is `window` or more before its own.
+        rows: int64 [n], the tokens whose outputs are wanted: one of each request, then any padding. Give every layer
+            the same tensor. Every request must then have a token in this forward pass. None: all tokens.
+        window: a token attends to no position that is `window` or more before its own.
         softcap: scores become softcap * tanh(scores / softcap).
         sinks: [num_heads], a score for each head that takes its share of the attention weights and has no value.
 
@@ -253,11 +258,11 @@ class LayerAttention(Protocol):
         """
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Store keys and values as `attend` does, for a layer whose outputs nobody needs."""
+        """Store keys and values as `attend` does, for a layer whose outputs are not needed."""
 
 
 class CausalLM(Protocol):
-    """A whole language model as a draft: one from transformers, with its keys and values in the plan's group."""
+    """A causal LM from transformers as a draft model, with its keys and values in the plan's KV group."""
 
     @property
     def info(self) -> TargetInfo: ...
@@ -272,66 +277,66 @@ class CausalLM(Protocol):
         *,
         window: int | None = None,
     ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """One pass over int64 token_ids and positions [num_tokens], padded to `LayerAttention.padded`. window: see
-        `LayerAttention.forwarding`. Returns the logits [num_rows, vocab] of some rows, int64 [num_rows], and no
-        features."""
+        """One forward pass over int64 token_ids and positions [num_tokens], padded to `LayerAttention.padded`. rows:
+        int64 [num_rows], the tokens whose logits are wanted. window: see `LayerAttention.forwarding`. Returns logits
+        [num_rows, vocab] and an empty mapping of features."""
 
 
 class Embedding(Protocol):
     """The target's embedding, as a function."""
 
     def __call__(self, token_ids: torch.Tensor, raw: bool = False) -> torch.Tensor:
-        """token_ids int64 [n] -> [n, hidden], in the target's dtype: what enters its first layer, less positions that
-        are added to it. raw: the rows of its table as they are, without the factor of families that have one, such as
-        Gemma and Granite."""
+        """token_ids int64 [n] -> embeddings [n, hidden] in the target's dtype, as they enter its first layer, without
+        position embeddings. raw: rows of the embedding matrix, without the factor that families such as Gemma and
+        Granite apply."""
 
 
 class OutputHead(Protocol):
     """The target's LM head, as a function."""
 
     def __call__(self, hidden: torch.Tensor, raw: bool = False) -> torch.Tensor:
-        """hidden [n, hidden], after the final norm -> logits [n, vocab]. raw: what the LM head's matrix makes of them,
-        without the factors and the cap that families such as Granite, Cohere, MiniCPM and Gemma 2 add.
+        """hidden [n, hidden], after the final norm -> logits [n, vocab]. raw: the product with the LM head's matrix,
+        without the factors and the softcap that families such as Granite, Cohere, MiniCPM and Gemma 2 add.
 
-        Raises CompatibilityError where the target has no LM head, or unless raw, where it is not known what its family
-        adds.
+        Raises CompatibilityError if the target has no LM head or, unless raw, if its factors and softcap are unknown.
         """
 
 
 @frozen(eq=False)
 class BuildContext:
-    """What the engine lends a proposer that it builds."""
+    """What the engine provides to a proposer's `build`."""
 
     target: TargetInfo
     num_speculative_tokens: int
     max_num_seqs: int  # most requests of a batch, and most that have started and not finished
-    max_num_batched_tokens: int  # most tokens of a pass of the target
+    max_num_batched_tokens: int  # most tokens in a forward pass of the target
     device: torch.device
     embed: Embedding
     output_head: OutputHead
-    # int64 [...] -> [..., hidden]: a row times what output_head takes is that token's logit. If the plan asks for them;
-    # raises CompatibilityError where the target's logits are something else.
+    # Token ids int64 [...] -> rows of the LM head [..., hidden]: a row times a hidden state is that token's logit. Only
+    # if the plan asks for it; raises CompatibilityError if the target's logits are not such products.
     output_rows: Callable[[torch.Tensor], torch.Tensor]
     attention: LayerAttention | None  # if the plan has a kv_layout
-    load_model: Callable[[DraftModelConfig], CausalLM]  # in the target's dtype; its layers are bound to that attention
-    speed_up: Callable[[torch.nn.Module], None]  # in place, a module for inference that is loaded: as is done with the
-    #                                              target's own layers
+    load_model: Callable[[DraftModelConfig], CausalLM]  # in the target's dtype, its layers bound to `attention`
+    speed_up: Callable[[torch.nn.Module], None]  # optimizes a loaded module in place, as the target's own layers are
     state: Any = None  # the plan's: a parsed config, a resolved checkpoint. So nothing is read twice
 
 
 @frozen(eq=False)
 class ProposerSpec:
-    """A proposer as data: returned by the hook `specdec_proposers`, before anything heavy is imported.
+    """Describes a way of drafting to the engine; returned by the hook `specdec_proposers` before any heavy import.
 
+    name: what users give as `method`.
     config: attrs class of this method's own keys in speculative_config; constructing it validates them.
     build: (config, context) -> Proposer. Heavy imports belong here.
     api: the plugin API that the plugin is written for: see PLUGIN_API.
     plan: (config, target, num_speculative_tokens) -> Plan, without loading weights.
     requires: modules that must be installed, looked up without importing them.
-    num_speculative_tokens: (config, device) -> the number where the user gives none; without it, they must give one.
-    detect: (checkpoint config, {tensor name: shape}) -> bool, for a draft checkpoint given without a method.
-    train: how its drafts are trained, if they are.
-    published: {target: the draft that was published for it}, names on the model hub, for the error about a missing one.
+    num_speculative_tokens: (config, device) -> the default of num_speculative_tokens. None: users must give it.
+    detect: (checkpoint config, {tensor name: shape}) -> whether this method runs a draft checkpoint, for users who give
+        no method.
+    train: how its drafts are trained. None: they are not.
+    published: {target: a draft published for it}, names on the model hub, for the error about a missing draft.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""One step in figures."""
+"""The report of one step: counts and times."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from attrs import field, frozen
 
 @frozen(eq=False)
 class StepReport:
-    """One step in figures, for metrics and for whoever implements `specdec_step_finished`."""
+    """Counts and times of one step, for metrics and for plugins with the hook `specdec_step_finished`."""
 
     num_prefill_tokens: int = 0  # of prompts; of outputs, too, where a preempted request is computed again
     num_decode_requests: int = 0  # requests whose only known token was the root
     num_output_tokens: int = 0
     num_draft_tokens: int = 0  # live nodes
-    num_nodes: int = 0  # of the drafts, dead ones included: what the pass computed
+    num_nodes: int = 0  # of the drafts, dead ones included: what the forward pass computed
     num_accepted: int = 0
     draft_s: float = 0.0
     target_s: float = 0.0
     num_preempted: int = 0
-    num_cached_tokens: int = 0  # of requests that were admitted: their keys and values were there already
+    num_cached_tokens: int = 0  # of requests that were admitted: found in the prefix cache, hence not computed
     accepted_per_request: Mapping[str, int] = field(factory=dict)  # of requests that had a live node
     output_per_request: Mapping[str, int] = field(factory=dict)  # output tokens, of requests that got some
     verifier: str = ""  # that decided on the drafts; empty if there was none

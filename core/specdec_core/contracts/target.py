@@ -1,4 +1,4 @@
-"""What a plan or a proposer is told about the target."""
+"""Facts about the target, for plans and proposers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 @frozen
 class TargetInfo:
-    """Facts about the loaded (or yet unloaded) target that a plan or a proposer may need.
+    """Facts about the target, known before its weights are loaded.
 
-    trust_remote_code: whether code that comes with checkpoints may run, a draft's too. tokenizer: the one that prompts
-    are read with; None: prompts are token ids.
+    trust_remote_code: whether code that comes with checkpoints may run, including a draft's.
+    tokenizer: transformers' own, for prompts; None if prompts are token ids.
     """
 
     model: str

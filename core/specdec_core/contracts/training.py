@@ -1,4 +1,4 @@
-"""How a method's draft is trained: what a plugin says, and what it is given. `specdec-train` does the rest."""
+"""The contract of training a draft: what a plugin provides, and what it gets from `specdec-train`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @frozen(eq=False)
 class TrainingTarget:
-    """The target that a draft is trained for, frozen. What it computes has no gradient of its own weights."""
+    """The target that a draft is trained for. Its weights are frozen and get no gradients."""
 
     info: TargetInfo
     config: Any  # transformers' configuration of its text model
@@ -28,32 +28,36 @@ class TrainingTarget:
 
 @frozen(eq=False)
 class TrainingBatch:
-    """Texts, padded at their ends, and what the target computed for them."""
+    """Texts, padded on the right, with the target's hidden states."""
 
     token_ids: torch.Tensor  # int64 [batch, length]
-    counts: torch.Tensor  # bool [batch, length]: whether predicting this token is learned; False: padding, prompts
-    features: Mapping[str, torch.Tensor]  # {tap: [batch, length, width]}, "final" always among them
+    counts: torch.Tensor  # bool [batch, length]   loss mask: whether this token is to be predicted; False: padding,
+    #                       prompts
+    features: Mapping[str, torch.Tensor]  # {tap: hidden states [batch, length, width]}; always has "final"
 
 
 class Trainee(Protocol):
-    """A torch.nn.Module whose parameters are what is trained, in float32. It keeps nothing else of a run: chance comes
-    from torch's default generators, which are seeded before each step."""
+    """The torch.nn.Module to train, with float32 parameters. It keeps no other state of a run: take random numbers from
+    torch's default generators, which are seeded before each step."""
 
     def __call__(self, batch: TrainingBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """The loss, a scalar, and what else is worth logging, scalars too."""
+        """Return the loss, a scalar, and {name: scalar} for the log."""
 
     def save(self, folder: Path) -> None:
-        """Write the checkpoint that the method's `model` names, as others publish it too. The folder exists."""
+        """Write a checkpoint that the method's `model` option can name, in the format in which such drafts are
+        published. The folder exists."""
 
 
 @frozen(eq=False)
 class TrainingRecipe:
-    """`ProposerSpec.train`. Heavy imports belong into `make`.
+    """How a method's draft is trained (`ProposerSpec.train`). Heavy imports belong into `make`.
 
-    options: attrs class of what users may set; each field's metadata may have a "help". make: (options, target, how
-    often each token occurs in the data, int64 [vocab]) -> the trainee, made with torch's default generator.
-    learning_rate: where the user gives none. taps: (options, target) -> those of the target that the loss reads.
-    evaluation: keys of the speculative_config that the acceptance length is measured with.
+    options: attrs class of the user's options; each field's metadata may have a "help".
+    make: (options, target, token counts of the data int64 [vocab]) -> the trainee, initialized with torch's default
+        generator.
+    learning_rate: the default.
+    taps: (options, target) -> the taps whose hidden states the loss needs.
+    evaluation: keys of the speculative_config with which the acceptance length is measured.
     """
 
     options: type

@@ -1,4 +1,4 @@
-"""How many draft tokens to ask for."""
+"""The number of draft tokens that each request may have in a step."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from specdec_core.engine.request import Request
 
 @frozen
 class DraftBudget:
-    """num_speculative_tokens: the engine's number, 0 without a proposer. disable_by_batch_size: no drafts at all while
-    more requests than this are running. max_model_len: of the proposer's plan."""
+    """Decides `max_draft_tokens` of each request.
+
+    num_speculative_tokens: the engine's number, 0 without a proposer.
+    disable_by_batch_size: no drafts at all while more requests than this are running.
+    max_model_len: of the proposer's plan.
+    """
 
     num_speculative_tokens: int
     disable_by_batch_size: int | None = None
     max_model_len: int | None = None
 
     def __call__(self, request: Request, num_running: int) -> int:
-        """Nodes that request may have in this step, decided before anything is drafted.
+        """The number of nodes that a request may have in this step, decided before drafting.
 
-        A pass emits up to one token more than it accepts, so a draft never runs past the request's last token. A
-        request's first pass has nothing to draft from: no pass of the target has seen it yet.
+        A step emits one token more than it accepts, so the number is limited such that no draft runs past the request's
+        last token. A request's first forward pass has no draft: there are no hidden states to draft from yet.
         """
         has_run = request.num_computed > request.num_cached_tokens
         if request.num_pending != 1 or not has_run or not request.may_draft:

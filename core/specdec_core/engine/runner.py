@@ -1,4 +1,4 @@
-"""The target's forward pass over one step: a schedule and a draft in, logits and features out."""
+"""The target's forward pass of one step: a schedule and a draft in, logits and hidden states out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specdec_core.models import Model
 
 @frozen(eq=False)
 class Computed:
-    """What one forward pass computed."""
+    """The results of one forward pass."""
 
     batch: StepBatch
     logits: torch.Tensor  # [num_rows, vocab]   of roots and nodes
@@ -25,13 +25,13 @@ class Computed:
 
 
 class Runner:
-    """Knows how a step becomes tensors on the device. Nothing else in the engine calls the target."""
+    """Turns a step into tensors on the device and runs the target. Nothing else in the engine calls the target."""
 
     def __init__(self, target: Model, kv: KVManager, token_texts: TokenTexts) -> None:
         self._target, self._kv, self._token_texts = target, kv, token_texts
 
     def run(self, schedule: Schedule, draft: Draft) -> Computed:
-        """Prompts' logprobs, where requests ask for them, are handed to the requests at once."""
+        """Run the forward pass. Prompt logprobs go directly to the requests that asked for them."""
         num_padded = self._target.attention.padded(sum(schedule.num_known) + draft.num_nodes)
         batch = StepBatch.of(schedule, draft, num_padded, self._target.info.device)
         starts = [request.num_computed for request in schedule.requests]

@@ -1,4 +1,4 @@
-"""The flat batch of one pass, built from a schedule and a draft."""
+"""The flat batch of one forward pass, built from a schedule and a draft."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdec_core.engine.tree_mask import tree_mask
 
 
 def spread(draft: Draft, budgets: Sequence[int]) -> Draft:
-    """A draft over the requests that have a budget, as a draft over all of them (empty trees for the others)."""
+    """Extend a draft for the requests with max_draft_tokens > 0 to all requests: the others get empty trees."""
     if all(budgets):
         return draft
     drafted = iter(draft.num_nodes_per_request)
@@ -26,13 +26,13 @@ def spread(draft: Draft, budgets: Sequence[int]) -> Draft:
 
 @frozen(eq=False)
 class StepBatch:
-    """Each request's known tokens and then its nodes, one request after the other, padded at the end."""
+    """The inputs of one forward pass: each request's known tokens, then its nodes; padding at the end."""
 
     lengths: tuple[int, ...]  # [batch]   num_known + num_nodes
     token_offsets: np.ndarray  # int64 [batch]   where each request begins in the flat batch
     token_ids: torch.Tensor  # int64 [num_tokens]
     positions: torch.Tensor  # int64 [num_tokens]
-    rows: torch.Tensor  # int64 [num_rows]   rows of the flat batch whose logits are to verify: root, nodes
+    rows: torch.Tensor  # int64 [num_rows]   rows of the flat batch whose logits verification needs: roots and nodes
     root_positions: torch.Tensor  # int64 [batch]
     visibility: Visibility
 

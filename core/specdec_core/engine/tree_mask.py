@@ -1,4 +1,4 @@
-"""The tree attention mask: which slots of the KV cache each token of a forward pass sees."""
+"""The attention mask of tree attention: the slots of the KV cache that each token of a forward pass attends to."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def tree_mask(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """The tree attention mask in compact form: `Visibility`'s prefix_lens and more_slots.
 
-    A known token sees the slots up to its own; a node those up to the root's, its ancestors and itself; a dead node
-    itself, or in a chain, where attention is causal, what the root sees. A token's slot is its position, but for the
-    nodes of a tree and dead ones: theirs follow the root's in their order.
+    A known token attends to all slots up to its own. A node of a tree attends to the slots up to the root's, to its
+    ancestors and to itself. A chain's attention is causal. A dead node attends to itself, or in a chain as the root
+    does. Slots equal positions, except for the nodes of a tree and dead nodes: theirs follow the root's slot in order.
     """
     prefix_lens = positions + 1
     if draft.num_nodes == 0 or draft.is_chain:
@@ -24,7 +24,7 @@ def tree_mask(
     above = np.arange(len(layout.up))
     slots = root_slots - layout.root_rows[layout.row_requests] + above  # of each root and node
     seen = np.empty((len(above), draft.max_depth), dtype=np.int64)
-    for depth in range(draft.max_depth):  # it stays at a root, whose slot is seen anyway, and at a dead node
+    for depth in range(draft.max_depth):  # `above` stays at a root, which is visible anyway, and at a dead node
         seen[:, depth] = slots[above]
         above = layout.up[above]
     more_slots = positions[:, None].repeat(draft.max_depth, axis=1)

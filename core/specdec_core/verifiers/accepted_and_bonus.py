@@ -15,18 +15,20 @@ from specdec_core.contracts.verifier import Verdict
 
 
 def follow(tokens: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdict:
-    """From each root, go to the child whose token equals the one decided at its parent, until there is none.
+    """From each root, follow the child whose token equals the token decided at its parent, as far as there is one.
 
-    tokens int64 [num_rows], the token decided at each row; is_finite bool [num_rows], whether its logits were. Of two
-    equal siblings the first is taken. Lossless if `tokens` are the target's own draws (rule 1 of the architecture).
-    The verdict is on the host.
+    tokens: int64 [num_rows], the token decided at each row.
+    is_finite: bool [num_rows], whether the row's logits are finite.
+
+    Of two equal siblings the first is followed. Lossless if `tokens` are the target's own draws (rule 1 in
+    docs/losslessness.md). The verdict is on the host.
     """
     layout, decided, finite = draft.host_layout, tokens.cpu().numpy(), is_finite.cpu().numpy()
     num_rows = end = len(decided)  # row `end` stands for "no such child", and is its own child
     matches = (decided[layout.parent_rows] == draft.host_token_ids) & layout.is_alive
     matching = matches.nonzero()[0][::-1]
     child = np.full(num_rows + 1, end)
-    child[layout.parent_rows[matching]] = layout.node_rows[matching]  # of several that are written, the last one stays
+    child[layout.parent_rows[matching]] = layout.node_rows[matching]  # the last write wins: the first sibling
 
     rows = np.empty((draft.batch_size, draft.max_depth + 1), dtype=np.int64)
     rows[:, 0] = layout.root_rows
@@ -46,10 +48,14 @@ def follow(tokens: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdi
 
 
 def trace(ends: torch.Tensor, token_ids: torch.Tensor, probs: torch.Tensor, draft: Draft) -> Verdict:
-    """The paths that end at the rows `ends` int64 [batch], each followed by its own of token_ids int64 [batch].
+    """A verdict from the last accepted rows, by walking up to the roots.
 
-    probs [num_rows, vocab], the target's. Whether a request fails depends on its draft alone: if failing depended on an
-    acceptance draw, the request that starts over without a draft would be biased.
+    ends: int64 [batch], the last accepted row of each request.
+    token_ids: int64 [batch], the recovered or bonus token after it.
+    probs: [num_rows, vocab], the target's probabilities.
+
+    Whether a request fails depends on its draft alone. If it depended on an acceptance draw, the output would be biased
+    when the request starts over without a draft.
     """
     layout = draft.layout
     upwards = [ends]
@@ -69,8 +75,8 @@ def trace(ends: torch.Tensor, token_ids: torch.Tensor, probs: torch.Tensor, draf
 
 
 def _may_meet_nan(probs: torch.Tensor, draft: Draft) -> torch.Tensor:
-    """bool [batch]   whether any node that the target could write, or the root, has probabilities that are NaN, as
-    those of logits that are not finite are."""
+    """bool [batch]   whether the root, or any node that the target could reach, has NaN probabilities (from logits that
+    are not finite)."""
     layout = draft.layout
     is_possible = torch.ones(len(probs), dtype=torch.bool, device=probs.device)
     is_possible[layout.node_rows] = layout.is_alive & (probs[layout.parent_rows, draft.token_ids] > 0)

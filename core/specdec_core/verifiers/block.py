@@ -11,8 +11,9 @@ from specdec_core.verifiers.siblings import Proposals, Siblings, excess, normed
 
 
 class BlockVerifier:
-    """Accepts the longest prefix whose own coin says so, the coins weighted so that the output is the target's. Among
-    rules that see one chain of drafts, none accepts more tokens. For chosen nodes it is rejection sampling."""
+    """Draws for each prefix of a chain whether it is accepted, and accepts the longest such prefix. The probabilities
+    keep the target's distribution, and no other lossless rule for a chain accepts more tokens in expectation. For
+    chosen nodes it equals rejection sampling."""
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         probs = logits.softmax(dim=-1)
@@ -21,7 +22,7 @@ class BlockVerifier:
         requests = torch.arange(draft.batch_size, device=logits.device)
         lengths = torch.tensor(draft.num_live_per_request, device=logits.device)
 
-        accepted = torch.zeros_like(lengths)  # the longest prefix so far whose coin said yes
+        accepted = torch.zeros_like(lengths)  # length of the longest prefix so far that was accepted
         kept = torch.ones(draft.batch_size, dtype=logits.dtype, device=logits.device)  # b in the paper
         weights = probs[layout.root_rows]  # of the token after that prefix, up to a factor
         for depth in range(draft.max_depth + 1):

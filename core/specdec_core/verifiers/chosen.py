@@ -1,4 +1,4 @@
-"""Rule 1: chosen nodes need no correction."""
+"""Verification of chosen nodes (rule 1 in docs/losslessness.md): compare each with the target's own draw."""
 
 from __future__ import annotations
 

@@ -12,9 +12,11 @@ from specdec_core.verifiers.siblings import Proposals, Siblings, excess, normed
 
 
 class RejectionVerifier:
-    """At each node, tries the sampled children in the order they were drawn: with probability min(1, p / q) one is
-    accepted, else p becomes what is left of it, (p - q)+. The token drawn from what remains in the end is the target's;
-    the chosen child that equals it is followed, as by rule 1. Drafts of chosen nodes give the tokens of plain decoding.
+    """Walks down from the root. At each row it tries the sampled children in the order they were drawn: a child is
+    accepted with probability min(1, target_probs / draft_probs) of its token; after a rejection, target_probs becomes
+    the residual max(0, target_probs - draft_probs), normalized. If all are rejected, a token is drawn from the residual,
+    and the walk goes on to the chosen child that equals it, if any. For drafts of chosen nodes only, the output equals
+    plain decoding token for token.
     """
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
@@ -45,9 +47,14 @@ class RejectionVerifier:
         proposals: Proposals,
         random: RandomSource,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """left [batch, vocab]: the target's probabilities at rows; is_open: who walks on from there. Returns what is
-        left of the probabilities, the child that was accepted or else the first that is not sampled, and is_open where
-        none was accepted."""
+        """Try the sampled children of each request's row.
+
+        left: [batch, vocab], the target's probabilities at `rows`.
+        is_open: bool [batch], the requests whose walk goes on.
+
+        Returns the residual probabilities, the accepted child or else the first that is not sampled, and is_open
+        without the requests in which a child was accepted.
+        """
         requests = torch.arange(len(rows), device=rows.device)
         child = siblings.first_child[rows]
         while bool((is_tried := is_open & proposals.is_sampled(child)).any()):

@@ -1,4 +1,4 @@
-"""The children of each row in the order they were decided, and what each node was drawn from when its turn came."""
+"""What rejection sampling on trees needs: each row's children in order, and the distribution each was drawn from."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from specdec_core.contracts.draft import Draft
 
 @frozen(eq=False)
 class Siblings:
-    """A draft's trees as lists of children. Rows count as in `contracts.draft`; `end`, one past the last row, stands
-    for "none" and follows itself. Dead nodes are in no list."""
+    """A draft's trees as linked lists of children, without dead nodes. Rows are numbered as in `contracts.draft`; `end`,
+    one past the last row, stands for "no row" and is its own successor."""
 
     end: int
-    root_rows: torch.Tensor  # int64 [batch]   noise is keyed by rows less these, in which no other request counts
+    root_rows: torch.Tensor  # int64 [batch]   noise is keyed by row - root row, the same in any batch
     first_child: torch.Tensor  # int64 [num_rows + 1]
     next_sibling: torch.Tensor  # int64 [num_rows + 1]
     previous_sibling: torch.Tensor  # int64 [num_rows + 1]
@@ -38,8 +38,8 @@ class Siblings:
 
 
 class Proposals:
-    """The distribution that each node's token was drawn from, over the target's vocabulary, given that its earlier
-    siblings were refused. A chosen node's is all on its token: it was certain before the target had its say."""
+    """The draft's distribution at each node over the target's vocabulary, given that its earlier siblings were
+    rejected. For a chosen node all probability is on its token."""
 
     def __init__(self, draft: Draft, siblings: Siblings, vocab_size: int, dtype: torch.dtype) -> None:
         self._draft, self._siblings = draft, siblings
@@ -52,15 +52,15 @@ class Proposals:
             self._q_rows[rows] = draft.q_rows.to(torch.int64)
 
     def token_ids(self, rows: torch.Tensor) -> torch.Tensor:
-        """int64 [n]   of nodes; arbitrary where a row is none."""
+        """int64 [n]   tokens of the nodes at these rows; arbitrary at other rows."""
         return self._token_ids[rows]
 
     def is_sampled(self, rows: torch.Tensor) -> torch.Tensor:
-        """bool [n]   False at roots and at `end`."""
+        """bool [n]   whether the rows are sampled nodes; False at roots and at `end`."""
         return self._q_rows[rows] >= 0
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
-        """[n, vocab]   for nodes' rows; arbitrary where a row is none."""
+        """[n, vocab]   distributions of the nodes at these rows; arbitrary at other rows."""
         tokens, q_rows = self.token_ids(rows).unsqueeze(1), self._q_rows[rows].unsqueeze(1)
         point = torch.zeros(len(rows), self._vocab_size, dtype=self._dtype, device=rows.device).scatter_(1, tokens, 1)
         q = self._draft.q
@@ -74,14 +74,15 @@ class Proposals:
 
     @cached_property
     def own_probs(self) -> torch.Tensor:
-        """[num_rows + 1]   with which each node's token was drawn; 1 where a row is no node."""
+        """[num_rows + 1]   the draft's probability of each node's own token; 1 at other rows."""
         rows = self._draft.layout.node_rows
         probs = torch.ones(self._siblings.end + 1, dtype=self._dtype, device=rows.device)
         probs[rows] = self.of(rows).gather(1, self.token_ids(rows).unsqueeze(1)).squeeze(1)
         return probs
 
     def _over_target(self, drawn: torch.Tensor, q_rows: torch.Tensor) -> torch.Tensor:
-        """Rows q_rows int64 [n] of q, which are drawn [n, draft_vocab or k], over the target's tokens: [n, vocab]."""
+        """Map probabilities to the target's vocabulary, [n, vocab]. drawn: [n, draft_vocab or k], the rows q_rows int64
+        [n] of `q`."""
         q_ids, q_to_target = self._draft.q_ids, self._draft.q_to_target
         shape = len(drawn), self._vocab_size
         if q_ids is not None:
@@ -101,12 +102,12 @@ class Proposals:
 
 
 def excess(probs: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
-    """What is left of probs [n, vocab] once as much as possible of it has been offered: (probs - drawn)+. Sums to what
-    a refusal has to make up for."""
+    """The residual max(0, probs - drawn) [n, vocab] after a rejection, not normalized. It sums to the probability of a
+    rejection."""
     return (probs - drawn).clamp(min=0)
 
 
 def normed(weights: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """weights [n, vocab] as probabilities; `otherwise` where nothing is left, which has probability 0."""
+    """weights [n, vocab] divided by their sum; `otherwise` in rows of zeros, which are reached with probability 0."""
     total = weights.sum(dim=1, keepdim=True)
     return torch.where(total > 0, weights / total, otherwise)

@@ -1,4 +1,4 @@
-"""Traversal verification (Weng et al. 2025, arXiv 2505.12398): a tree's leaves are tried before what is above them."""
+"""Traversal verification (Weng et al. 2025, arXiv 2505.12398): a tree is verified from its leaves up to the root."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from specdec_core.verifiers.siblings import Proposals, Siblings, excess, normed
 
 
 class TraversalVerifier:
-    """Tries the first leaf: the whole path to it is accepted or the leaf is removed, its parent's distribution becomes
-    what is left, and the next leaf is tried, up to the root. On a chain this is block verification."""
+    """Tries leaf after leaf. Either the whole path to the leaf is accepted, or the leaf is removed, its parent's
+    distribution becomes the residual, and the next leaf is tried. On a chain this is block verification."""
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         siblings = Siblings.of(draft)
@@ -26,7 +26,7 @@ class TraversalVerifier:
         while True:
             chance = state.kept[leaf].masked_fill(~is_going, 1).nan_to_num(0)
             is_accepted = random.bernoulli(chance, Stream.ACCEPT, requests, leaf - draft.layout.root_rows)
-            # A root's chance is 1, or not a number where the logits were none: that request ends here, and fails.
+            # A root's chance is 1, or NaN where the logits are not finite: that request stops here and fails.
             is_going = is_going & ~is_accepted & (leaf != draft.layout.root_rows)
             if not bool(is_going.any()):
                 break
@@ -37,8 +37,8 @@ class TraversalVerifier:
 
 @define(eq=False)
 class _State:
-    """left [num_rows + 1, vocab]: what is left of the target's distribution after each row. kept [num_rows + 1]: the
-    probability with which the path to a row is accepted if all below it is refused."""
+    """left: [num_rows + 1, vocab], the residual of the target's distribution after each row. kept: [num_rows + 1], the
+    probability that the path to a row is accepted if all nodes below it are rejected."""
 
     left: torch.Tensor
     kept: torch.Tensor
@@ -54,7 +54,7 @@ class _State:
     def refuse(
         self, leaf: torch.Tensor, is_refused: torch.Tensor, draft: Draft, siblings: Siblings, proposals: Proposals
     ) -> torch.Tensor:
-        """Remove leaves [batch], which are no roots where is_refused. Returns the leaves to be tried next."""
+        """Remove rejected leaves [batch], none of them a root, and return the leaves to try next."""
         parent = draft.layout.up[leaf]
         kept, left = self.kept[parent], self.left[parent]
         rest = excess(kept.unsqueeze(1) * left, proposals.of(leaf))
@@ -67,6 +67,6 @@ class _State:
         return torch.where(following == siblings.end, parent, below)
 
     def _enter(self, rows: torch.Tensor, parents: torch.Tensor, proposals: Proposals) -> None:
-        """What is kept of the path to each of rows [batch], children of parents; `end` is left alone."""
+        """Compute `kept` for rows [batch], which are children of parents [batch] or `end`."""
         own = self.left[parents].gather(1, proposals.token_ids(rows).unsqueeze(1)).squeeze(1)
         self.kept[rows] = (self.kept[parents] * own / proposals.own_probs[rows]).clamp(max=1)

@@ -1,4 +1,4 @@
-"""Typical acceptance (Cai et al. 2024, Medusa): drafts that the target finds likely enough. Not lossless."""
+"""Typical acceptance (Cai et al. 2024, Medusa): accepts drafts that are likely enough for the target. Not lossless."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specdec_core.verifiers.accepted_and_bonus import trace
 
 
 class TypicalVerifier:
-    """Follows the longest path of typical tokens, of equally long ones the first, and draws the token after it."""
+    """Accepts the longest path of typical tokens (the first of equally long ones) and draws the token after it."""
 
     def __init__(self, config: TypicalConfig) -> None:
         self._config = config

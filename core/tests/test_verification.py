@@ -102,7 +102,7 @@ def check_that_others_do_not_matter(name: str, chosen: list[list[int]], num_dead
 
 
 def test_what_a_named_verifier_cannot_do_is_refused() -> None:
-    with pytest.raises(PluginError, match="'block' takes chains, and the draft is none"):
+    with pytest.raises(PluginError, match="'block' takes chains only, and the draft is a tree"):
         verification(verifier="block").choose(TREE, [SAMPLED])
     greedy = verification(verifier="greedy")
     greedy.check(GREEDY)

@@ -127,8 +127,8 @@ class Observation:
 class Plan:
     """What a proposer needs from the engine, known before any weights are loaded."""
 
-    taps: tuple[str, ...] = ()  # hidden states to observe. "input.i": before layer i, or after the last layer (i =
-    #                             num_layers); "final": after the final norm
+    taps: tuple[str, ...] = ()  # hidden states to observe. "input.i": those that enter layer i, or with i = num_layers
+    #                             those that leave the last one; "final": after the final norm
     kv_layout: KVLayout | None = None  # of the draft's own layers
     scratch_slots: int = 0  # draft KV slots beyond the final ones, counted from the root's
     lookahead: int = 0  # how many later tokens a slot of the kv_layout depends on (EAGLE: 1, the next token)

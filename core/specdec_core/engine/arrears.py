@@ -1,4 +1,4 @@
-"""Observations that are put off: of requests that do not draft, so that they cost what plain decoding costs."""
+"""Late observations: keeps the hidden states of requests that do not draft until their proposer needs them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_core.engine.request import Request
 
 @define
 class _Kept:
-    """What one request has not shown yet, without a gap from `start` on."""
+    """The tokens of one request that its proposer has not observed yet, without a gap from `start` on."""
 
     request: Request
     start: int
@@ -26,7 +26,7 @@ class _Kept:
 
 
 class Arrears:
-    """Keeps tokens and features of requests until their proposer needs them."""
+    """Stores token ids and hidden states per request until the proposer observes them."""
 
     def __init__(self) -> None:
         self._kept: dict[str, _Kept] = {}
@@ -36,7 +36,7 @@ class Arrears:
         return request.id in self._kept
 
     def keep(self, requests: Sequence[Request | None], observation: Observation) -> None:
-        """What the observation says of its requests, instead of showing it to the proposer. None: not of this one."""
+        """Store an observation, request by request. requests: [batch]; None at requests whose rows are dropped."""
         starts = zip(requests, observation.starts, observation.offsets, observation.host_num_valid, strict=False)
         for i, (request, start, offset, num_valid) in enumerate(starts):
             if request is None or not num_valid:
@@ -47,13 +47,13 @@ class Arrears:
             rows = slice(offset, offset + num_valid)
             kept.token_ids.append(observation.token_ids[rows].clone())
             for tap, features in observation.features.items():
-                # A copy: the slice would keep what belongs to the other requests alive.
+                # A copy, since a slice would keep the tensors of all requests alive.
                 kept.features.setdefault(tap, []).append(features[rows].clone())
             kept.num_tokens += num_valid
             self.num_tokens += num_valid
 
     def take(self, requests: Sequence[Request]) -> Observation | None:
-        """One late observation of all that was kept of some requests; None if that is nothing."""
+        """Remove what was kept of some requests and return it as one late observation; None if there is nothing."""
         taken = [kept for request in requests if (kept := self.drop(request)) is not None]
         if not taken:
             return None
@@ -78,11 +78,11 @@ class Arrears:
         )
 
     def drop(self, request: Request) -> _Kept | None:
-        """Forget what was kept of a request."""
+        """Remove and return what was kept of a request; None if there is nothing."""
         kept = self._kept.pop(request.id, None)
         self.num_tokens -= kept.num_tokens if kept is not None else 0
         return kept
 
     def largest(self) -> Request:
-        """The request of which most is kept."""
+        """The request with the most kept tokens."""
         return max(self._kept.values(), key=lambda kept: kept.num_tokens).request

@@ -1,4 +1,4 @@
-"""From checked options to the parts of an engine. A dry run stops before weights are loaded."""
+"""Builds the parts of an engine from checked options. A dry run stops before weights are loaded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from specdec_core.plugins import Plugins
 from specdec_core.plugins.operations import OfferedOps
 
 CALLS = ("start", "propose", "observe", "reset", "finish")
-"""What a proposer must have. It may lack `close`, which is younger than this plugin API."""
+"""The methods that every proposer must have. `close` is optional: this plugin API is older."""
 
 Speculating = SpeculativeConfig | Sequence[SpeculativeConfig] | None
 """One way of drafting, several at once, or none."""
@@ -46,17 +46,17 @@ Speculating = SpeculativeConfig | Sequence[SpeculativeConfig] | None
 
 @frozen(eq=False)
 class Method:
-    """One way of drafting, planned."""
+    """A way of drafting: its options, its spec and its plan."""
 
     config: SpeculativeConfig
     spec: ProposerSpec
     plan: Plan
-    ops: Mapping[str, Callable[..., Any]]  # for layers and modules of the proposer's own
+    ops: Mapping[str, Callable[..., Any]]  # for the proposer's own layers and modules
 
 
 @frozen(eq=False)
 class Design:
-    """What follows from the options and the target, before anything is allocated. plan: of all proposers together."""
+    """Everything that is decided before memory is allocated. plan: the plans of all proposers united."""
 
     config: EngineConfig
     target: Outline
@@ -78,7 +78,7 @@ class Design:
 
 @frozen(eq=False)
 class Parts:
-    """What an engine runs on."""
+    """The parts of an engine."""
 
     target: Model
     kv: KVManager
@@ -91,8 +91,8 @@ class Parts:
 
 
 def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = None, tokenizer: Any = None) -> Parts:
-    """Loads the target, allocates the KV cache and builds the proposers. Raises what a dry run raises, and what only
-    weights can cause."""
+    """Load the target, allocate the KV cache and build the proposers. Raises the errors of `dry_run` and those that
+    only loading weights can cause."""
     target = Model(ModelSource.of_target(config, find_device(config.device)))
     design = _design(config, plugins, speculative, tokenizer, Outline(target.info, target.kv_groups, weight_bytes=0))
     device = target.info.device
@@ -126,8 +126,8 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
 
 
 def dry_run(config: EngineConfig, plugins: Plugins, speculative: Speculating = None, tokenizer: Any = None) -> Design:
-    """All of `build` that needs no weights. Its errors are those of `build`, but for those that only weights can
-    cause."""
+    """Do everything of `build` that needs no weights. Raises the same errors, except those that only loading weights
+    can cause."""
     target = outline(ModelSource.of_target(config, find_device(config.device)))
     return _design(config, plugins, speculative, tokenizer, target)
 
@@ -135,7 +135,7 @@ def dry_run(config: EngineConfig, plugins: Plugins, speculative: Speculating = N
 def _design(
     config: EngineConfig, plugins: Plugins, speculative: Speculating, tokenizer: Any, target: Outline
 ) -> Design:
-    """target: its weight_bytes are yet to be loaded."""
+    """Plan all methods and the memory. target: weight_bytes counts only weights that are not loaded yet."""
     target = evolve(target, info=evolve(target.info, tokenizer=tokenizer))
     configs = (
         [] if speculative is None else [speculative] if isinstance(speculative, SpeculativeConfig) else speculative
@@ -157,7 +157,7 @@ def _design(
 
 
 def _check_together(methods: Sequence[Method]) -> None:
-    """Raise ConfigError for several proposers that do not go together."""
+    """Raise ConfigError if several proposers cannot be combined."""
     for method in methods[1:]:
         for key in ("verifier", "verifier_options", "disable_by_batch_size"):
             values = [getattr(each.config, key) for each in (methods[0], method)]
@@ -188,7 +188,7 @@ def _contexts(target: Outline) -> list[OpsContext]:
 
 
 def unite(plans: Sequence[Plan]) -> Plan:
-    """What several proposers ask of the engine together. Groups of the KV cache and states stay each one's own."""
+    """Combine the plans of several proposers into one. KV groups and states stay with each proposer."""
     if len(plans) == 1:
         return plans[0]
     lengths = [plan.max_model_len for plan in plans]
@@ -204,7 +204,7 @@ def unite(plans: Sequence[Plan]) -> Plan:
 
 
 def _kv_manager(config: EngineConfig, plugins: Plugins) -> tuple[KVManagerSpec, Any]:
-    """The one that the options name, and an instance of its config class. Raises ConfigError or PluginError."""
+    """The spec of the KV manager that the options name, and its config. Raises ConfigError or PluginError."""
     spec, given = plugins.kv_manager(config.kv_manager), config.kv_manager_config
     where = f"kv_manager_config of {spec.name!r}"
     refuse_unknown(given, fields_dict(spec.config).keys() if spec.config else set(), where)
@@ -217,7 +217,8 @@ def _kv_manager(config: EngineConfig, plugins: Plugins) -> tuple[KVManagerSpec, 
 
 
 def make_plan(spec: ProposerSpec, options: Any, target: TargetInfo, num_speculative_tokens: int) -> Plan:
-    """What a proposer will need. Raises PluginError if it cannot tell."""
+    """Call a proposer's `plan` and check the result. Raises PluginError if it fails or returns something else than a
+    Plan."""
     with blaming(f"proposer {spec.name!r}", "plan what it needs"):
         plan = spec.plan(options, target, num_speculative_tokens)
         if not isinstance(plan, Plan):
@@ -233,7 +234,7 @@ def make_plan(spec: ProposerSpec, options: Any, target: TargetInfo, num_speculat
 
 
 def build_proposer(spec: ProposerSpec, options: Any, context: BuildContext) -> Proposer:
-    """A proposer. Raises PluginError if it cannot be made, or is none."""
+    """Call a proposer's `build` and check the result. Raises PluginError if it fails or if methods are missing."""
     with blaming(f"proposer {spec.name!r}", "be built"):
         proposer = spec.build(options, context)
         missing = [name for name in CALLS if not callable(getattr(proposer, name, None))]
@@ -243,7 +244,7 @@ def build_proposer(spec: ProposerSpec, options: Any, context: BuildContext) -> P
 
 
 def _drafter(method: Method, design: Design, target: Model, attention: PagedAttention | None) -> Drafter:
-    """attention: over the draft's own group of the KV cache, if the plan has one."""
+    """Build the proposer of a method. attention: over the draft's own KV group; None if the plan has no kv_layout."""
     proposer = build_proposer(method.spec, method.config.options, _build_context(method, design, target, attention))
     return Drafter(
         NamedProposer(proposer, method.spec.name),

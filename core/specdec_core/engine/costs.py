@@ -1,4 +1,4 @@
-"""What a pass of the target costs, measured over an engine's first steps and fixed from then on."""
+"""The cost of a forward pass of the target, measured over an engine's first steps and fixed from then on."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ NUM_STEPS = 16
 
 
 class CostMeter:
-    """Fits a straight line to the times of steps that only decode, over their tokens. Its slope is the median over
-    pairs of steps (Theil-Sen), so that a few slow steps do not matter.
+    """Fits a straight line to step time over the number of tokens, from steps without prefill. The slope is the median
+    over pairs of steps (Theil-Sen), which ignores a few slow steps.
 
-    Fixed, so that drafts do not depend for ever on what else a machine does. What a pass costs at other batch sizes
-    than those of the first steps is the line's guess. Where all steps are alike there is no line, and no costs.
+    The costs are fixed after the first steps, so that later load on the machine does not change drafts. For other
+    numbers of tokens the line extrapolates. If all steps have the same number of tokens, there are no costs.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class CostMeter:
         self._steps: list[tuple[float, int]] = []
 
     def add(self, report: StepReport) -> None:
-        """Counts steps in which all requests decoded."""
+        """Use a step, if all its requests were decoding."""
         if self.costs is not None or report.num_prefill_tokens:
             return
         if self._num_skipped < NUM_SKIPPED:
@@ -35,16 +35,16 @@ class CostMeter:
         if len(self._steps) < NUM_STEPS:
             return
         target, tokens = np.array(self._steps).T
-        self._steps.clear()  # where they were all alike, the next ones may differ
+        self._steps.clear()  # if all were of one size, the next ones may differ
         if np.ptp(tokens):
             token_s = _slope(tokens, target)
             rest = float(np.median(target - token_s * tokens))
-            # A pass over one token takes some time, whatever the fit makes of noise.
+            # With noisy times the line may fall below 0 at one token, which no forward pass does.
             self.costs = StepCosts(max(rest, float(target.min()) / 100), token_s)
 
 
 def _slope(x: np.ndarray, y: np.ndarray) -> float:
-    """Not below 0."""
+    """The Theil-Sen slope, at least 0."""
     first, second = np.triu_indices(len(x), 1)
     differs = x[first] != x[second]
     first, second = first[differs], second[differs]

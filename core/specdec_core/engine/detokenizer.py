@@ -1,4 +1,4 @@
-"""Tokens to text, piece by piece, and stop strings."""
+"""Incremental detokenization and stop strings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ _CONTEXT = 6
 """Prompt tokens to decode with the output: in some tokenizers a token's text depends on its neighbors."""
 
 _LONGEST_WAIT = 16
-"""Tokens after which text that ends within a character is taken as it is: a character has four bytes at the most."""
+"""After this many tokens, text that ends inside a character is final: a character has at most four bytes."""
 
 
 class OutputText:
-    """The text of one request's output. `text` never holds an unfinished character or anything past a stop string;
-    `stop_string` is the one that ended it; one that is complete within the first min_tokens tokens is text."""
+    """The text of one request's output. `text` never has an unfinished character or anything after a stop string.
+    `stop_string` is the stop string that ended it; one that is complete within the first min_tokens tokens does not
+    count."""
 
     def __init__(self, tokenizer: Any, prompt_token_ids: np.ndarray, params: SamplingParams) -> None:
         self._tokenizer = tokenizer
@@ -31,7 +32,7 @@ class OutputText:
         self._pending: list[int] = prompt_token_ids[-_CONTEXT:].tolist()
         self._num_context = len(self._pending)
         self._context_text = self._decode(self._pending)
-        self._num_given = 0  # characters that add and finish have returned
+        self._num_given = 0  # characters that `add` has returned
         self._hold_back = 0 if self._includes_stop else max((len(s) - 1 for s in self._stop), default=0)
         self.text = ""
         self.stop_string: str | None = None
@@ -41,8 +42,8 @@ class OutputText:
         return self.stop_string is not None
 
     def add(self, token_ids: Sequence[int]) -> str:
-        """Decode more tokens. Returns the text that became final: an unfinished character, or a tail in which a stop
-        string may have begun, comes later."""
+        """Decode more tokens and return the text that became final. Holds back an unfinished character, and characters
+        in which a stop string may have begun."""
         self._pending.extend(token_ids)
         self._num_tokens += len(token_ids)
         text = self._decode(self._pending)
@@ -51,7 +52,7 @@ class OutputText:
         return self._give(len(self.text) if self.is_stopped else len(self.text) - self._hold_back)
 
     def finish(self) -> str:
-        """No more tokens will come. Returns the rest of the text, an unfinished character as what it is."""
+        """Decode what was held back, as there are no more tokens, and return the rest of the text."""
         if not self.is_stopped:
             self._take(self._decode(self._pending))
         return self._give(len(self.text))

@@ -1,4 +1,4 @@
-"""The device that an engine computes on: made current for what it runs, and recognized once it has failed."""
+"""The engine's device: makes it current for the engine's code, and recognizes that it has failed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ _AS_IT_IS = nullcontext()
 
 
 def made_current(device: torch.device) -> AbstractContextManager[None]:
-    """Make it the calling thread's current device while the context is open. A CPU needs nothing.
+    """Make a device the calling thread's current one while the context is open. Does nothing for a CPU.
 
-    torch finds the device of its own operations from their tensors. Kernels that plugins launch (Triton's) go to the
-    current one, and every new thread begins with the first GPU.
+    torch takes the device of its own operations from their tensors. Kernels that plugins launch (Triton's) run on the
+    current device, and every new thread starts with the first GPU.
     """
     return _current_gpu(device) if device.type == "cuda" else _AS_IT_IS
 
 
 @contextmanager
 def _current_gpu(device: torch.device) -> Iterator[None]:
-    """A GPU that has failed may refuse even this. Then what was to run says so."""
+    """Make a GPU current while the context is open. If the GPU has failed, this may fail too; the code inside then
+    raises the error."""
     guard: AbstractContextManager[Any] = torch.cuda.device(device)
     with suppress(RuntimeError):
         guard.__enter__()
@@ -36,10 +37,10 @@ def _current_gpu(device: torch.device) -> Iterator[None]:
 
 
 def failure_of(device: torch.device, error: BaseException) -> DeviceError | None:
-    """What to raise instead of a step's error after which every call of the device fails, as after a device-side assert
-    or an access to an illegal address. None if the device still works.
+    """The DeviceError to raise instead of a step's error if no later call to the device can work, as after a
+    device-side assert or an access to an illegal address. None if the device still works.
 
-    torch has a type of exception for it. What a plugin's own code raises may be of any type, so a GPU is asked, too.
+    torch has an exception type for it. A plugin's code may raise any type, so the GPU itself is tested, too.
     """
     if not isinstance(error, Exception):
         return None
@@ -71,7 +72,7 @@ def _is_final(error: BaseException) -> bool:
 
 
 def _is_about_memory(error: BaseException) -> bool:
-    """Memory that is not to be had is no failure of the device."""
+    """Whether the error is that memory ran out, after which the device still works."""
     return "out of memory" in str(error)
 
 

@@ -1,6 +1,6 @@
-"""Whether a draft is what its contract says, looked at on the host before the engine relies on it.
+"""Checks on the host whether a draft keeps its contract (`contracts/draft.py`), before the engine relies on it.
 
-`safe_draft` is for drafts whose values are on a device.
+`safe_draft` checks drafts whose values are on a device.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from specdec_core.contracts.draft import DEAD, Draft
 
 SUM_TOLERANCE = 1e-3
-"""How far a row of q may be from summing to 1. Rounding in float32 stays far below."""
+"""The largest allowed difference between 1 and the sum of a row of `q`. Rounding in float32 stays far below."""
 
 
 def check_draft(draft: Draft, max_draft_tokens: Sequence[int], vocab_size: int, device: torch.device) -> None:
-    """Raise ValueError or TypeError where a draft is not as its contract says."""
+    """Raise ValueError or TypeError if a draft breaks its contract."""
     check_form(draft, max_draft_tokens, vocab_size, device)
     if draft.num_nodes:
         check_nodes(draft, vocab_size)
@@ -27,7 +27,7 @@ def check_draft(draft: Draft, max_draft_tokens: Sequence[int], vocab_size: int, 
 
 
 def check_form(draft: Draft, max_draft_tokens: Sequence[int], vocab_size: int, device: torch.device) -> None:
-    """What can be said without a look at values."""
+    """Check types, shapes and sizes, without reading tensor values. Raises ValueError or TypeError."""
     if not isinstance(draft, Draft):
         raise TypeError(f"propose returned {draft!r}, not a Draft")
     _check_sizes(draft, max_draft_tokens)
@@ -35,7 +35,7 @@ def check_form(draft: Draft, max_draft_tokens: Sequence[int], vocab_size: int, d
 
 
 def check_nodes(draft: Draft, vocab_size: int) -> None:
-    """Token ids and parents, of a draft that has nodes and the right form."""
+    """Check token ids and parents of a draft that passed `check_form` and has nodes. Raises ValueError."""
     _check_range("token_ids", draft.host_token_ids, 0, vocab_size - 1, "draft ids of the target's vocabulary")
     parents = draft.host_parents
     index = np.arange(draft.num_nodes) - np.repeat(draft.offsets[:-1], draft.num_nodes_per_request)
@@ -59,7 +59,7 @@ def check_nodes(draft: Draft, vocab_size: int) -> None:
 
 
 def check_probs(draft: Draft, vocab_size: int) -> None:
-    """Scores and q, of a draft whose nodes were found to be right."""
+    """Check scores and `q` of a draft that passed `check_nodes`. Raises ValueError."""
     if draft.scores is not None:
         scores = draft.on_host(draft.scores)
         if not (scores.min() >= 0 and scores.max() <= 1) and len(live := scores[draft.host_layout.is_alive]):
@@ -134,7 +134,7 @@ def _check_range(name: str, values: np.ndarray, low: int, high: int, advice: str
 
 
 def _check_columns(draft: Draft, vocab_size: int) -> None:
-    """What the columns of q stand for."""
+    """Check q_to_target, or the shape of q_ids: the tokens that the columns of `q` stand for."""
     if draft.q_ids is not None:
         _check_range("q_ids", draft.on_host(draft.q_ids), 0, vocab_size - 1, "name token ids of the target")
     if draft.q_to_target is not None:
@@ -145,7 +145,8 @@ def _check_columns(draft: Draft, vocab_size: int) -> None:
 
 
 def _check_q(draft: Draft, q: torch.Tensor, q_rows: np.ndarray, token_ids: np.ndarray, vocab_size: int) -> None:
-    """q_rows and token_ids: of the nodes that were sampled and are live, one or more. Other rows of q do not count."""
+    """Check the rows of `q` that live sampled nodes use; other rows are ignored. q_rows, token_ids: of these nodes, at
+    least one."""
     # Two passes over q and no copy: a fifth of what a softmax costs.
     sums, least = q.sum(-1).numpy(), float(q.amin()) if q.numel() else 0.0
     if not (least >= 0 and abs(sums - 1).max() <= SUM_TOLERANCE):  # NaN as well
@@ -184,7 +185,8 @@ def _sparse_probs(q_ids: np.ndarray, q: np.ndarray, q_rows: np.ndarray, token_id
 
 
 def _check_siblings(q_rows: np.ndarray, parent_rows: np.ndarray, num_rows: int) -> None:
-    """Of live nodes. parent_rows: below num_rows, equal for siblings."""
+    """Check the order of live siblings and that they share a row of `q`. parent_rows: below num_rows, equal for
+    siblings."""
     index, is_sampled = np.arange(len(q_rows)), q_rows >= 0
     chosen, sampled = index[~is_sampled], index[is_sampled]
     first_chosen = np.full(num_rows, len(q_rows))
@@ -198,7 +200,7 @@ def _check_siblings(q_rows: np.ndarray, parent_rows: np.ndarray, num_rows: int) 
 
 
 def _check_unlike(parent_rows: np.ndarray, token_ids: np.ndarray) -> None:
-    """Of the sampled nodes of a draft that says with_replacement=False."""
+    """Check that siblings sampled without replacement have different tokens."""
     pairs = np.stack([parent_rows, token_ids], axis=1)
     found, counts = np.unique(pairs, axis=0, return_counts=True)
     if (counts > 1).any():

@@ -1,4 +1,4 @@
-"""One proposer in the engine: asked for drafts, which are checked, and shown what was computed."""
+"""One proposer in the engine: requests drafts, checks them, and passes on observations."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from specdec_core.sampling.random import CounterRandom
 
 
 class Drafter:
-    """max_tokens: most tokens whose observation may be put off. reads_drafts: False to check the values of every draft
-    on its device, as is done with those that a device made: also of drafts that the host can read at no cost."""
+    """Calls one proposer.
+
+    max_tokens: the most tokens of late observations that are kept.
+    reads_drafts: False checks the values of every draft on its device, also of drafts that are on the host.
+    """
 
     def __init__(
         self,
@@ -50,15 +53,17 @@ class Drafter:
             proposer.reset(request)
 
     def finish(self, request: Request, reason: str) -> None:
-        """An interrupt may break it off: then it is called again."""
+        """Tell the proposer that a request is over. If an interrupt breaks this off, it is called again."""
         self.observer.forget(request)
         with self.proposer.called() as proposer:
             proposer.finish(request, reason)
 
     def propose(self, schedule: Schedule, costs: StepCosts | None = None) -> tuple[Draft, Doubt | None]:
-        """A draft over all scheduled requests; the proposer sees only those that have a budget. With it comes a doubt
-        if its values could not be looked at: it is safe to compute with, but nothing may be emitted before that is
-        settled."""
+        """Get a draft and extend it to all scheduled requests. The proposer sees only requests that may draft.
+
+        If the values of the draft are on the device only, there is also a `Doubt`: the draft is safe to compute with,
+        but no token may be emitted before `Doubt.settle`.
+        """
         pairs = zip(schedule.requests, schedule.budgets, strict=True)
         wanted = [self._budget(request, budget) if budget else 0 for request, budget in pairs]
         drafting = [request for request, budget in zip(schedule.requests, wanted, strict=True) if budget]
@@ -83,7 +88,7 @@ class Drafter:
         return spread(draft, wanted), doubt
 
     def _budget(self, request: Request, budget: int) -> int:
-        """As far as this proposer reaches, and if it may draft at all."""
+        """The number of nodes that this proposer may draft for a request; 0 if it may not draft."""
         budget = min(budget, self._num_speculative_tokens)
         if self.plan.max_model_len is not None:
             budget = max(0, min(budget, self.plan.max_model_len - request.num_tokens))

@@ -37,16 +37,18 @@ T = TypeVar("T")
 
 
 class Engine:
-    """Runs requests to their end, a step at a time: continuous batching, with or without speculation.
+    """Runs requests step by step: continuous batching, with or without speculation.
 
-    One thread at a time may use it. Listeners may call anything: they are told between steps. An exception inside a
-    step aborts the running requests, whose state it may have left halfway; those that wait go on with the next step.
-    An interrupt (Ctrl-C) is one, at any moment, and where a second one breaks that off, the next step completes it.
-    An exception after which the device fails for good comes out as a DeviceError and ends all requests: the engine is
-    dead then, and every further call but `cancel` and `close` raises one. An engine that nobody closes closes its
-    proposer when it is collected, or else at the interpreter's exit.
+    Only one thread at a time may use it. Listeners are called between steps and may call any method.
 
-    plugins: where proposers, verifiers, KV managers and operations come from. tokenizer: None: token ids alone.
+    An exception inside a step aborts the running requests, since their state may be inconsistent; waiting requests go
+    on with the next step. An interrupt (Ctrl-C) counts as an exception and may come at any moment; if another one
+    breaks off the cleanup, the next step completes it. If the device fails for good, the step raises DeviceError and
+    all requests end; after that, every call except `cancel` and `close` raises DeviceError. An engine that is not
+    closed closes its proposer when it is garbage-collected or when the interpreter exits.
+
+    plugins: provide proposers, verifiers, KV managers and operations.
+    tokenizer: None: requests and outputs are token ids only.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Engine:
         with made_current(self._device):
             parts = build(config, plugins, speculative_config, tokenizer)
         self.target, self.kv = parts.target, parts.kv
-        self.num_speculative_tokens = parts.num_speculative_tokens  # most of a request in a step; 0: plain decoding
+        self.num_speculative_tokens = parts.num_speculative_tokens  # per request and step; 0: plain decoding
         self._scheduler, self._speculation = parts.scheduler, parts.speculation
         self._runner, self._verification = parts.runner, parts.verification
         self._tokenizer, self._token_texts = tokenizer, parts.token_texts
@@ -70,9 +72,9 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._news = News()
         self._step_lock = Lock()  # held by a step or a cancellation
-        self._cancelled: dict[str, None] = {}  # yet to be: a generator that is collected may cancel within a step
+        self._cancelled: dict[str, None] = {}  # to be ended: a generator that is collected may cancel within a step
         self._failure: DeviceError | None = None
-        self._is_halfway = False  # in a step, or in ending what it has left: an interrupt may have been there
+        self._is_halfway = False  # in a step or its cleanup; still True later if an interrupt broke it off
         self._ids = count()
         self._seeds = random.Random(config.seed)
 
@@ -82,12 +84,13 @@ class Engine:
 
     @property
     def is_dead(self) -> bool:
-        """The device has failed, and only a new process can use it again: see `failure`."""
+        """Whether the device has failed; only a new process can use it again. See `failure`."""
         return self._failure is not None
 
     @property
     def failure(self) -> DeviceError | None:
-        """What was raised when the device failed. Its cause is what the device, or a plugin's code, raised."""
+        """The error of a device that has failed, or None. Its cause is the exception from the device or from a plugin's
+        code."""
         return self._failure
 
     @property
@@ -108,14 +111,16 @@ class Engine:
     ) -> str:
         """Queue a request and return its id.
 
-        listener(request, pieces) hears each step's new tokens, with their text if is_streamed; at the last call
-        request.finish_reason is set. cache_salt: only requests of the same one share cached keys and values. Raises
-        ConfigError or CapacityError, touching no other request; SpecdecError once the engine is closed, DeviceError
-        once it is dead.
+        listener: listener(request, pieces) gets each step's new tokens, with their text if is_streamed. At the last
+            call request.finish_reason is set.
+        cache_salt: requests share cached keys and values only if their salts are equal.
+
+        Raises ConfigError or CapacityError without affecting other requests; SpecdecError once the engine is closed,
+        DeviceError once it is dead.
         """
         self._check_open()
         if self._is_halfway and not self._step_lock.locked():
-            self._alone(self._end_cancelled)  # and before it what an interrupt has left halfway
+            self._alone(self._end_cancelled)  # this first cleans up what an interrupt has left halfway
         token_ids = checked_prompt(prompt_token_ids, self.target.info)
         check_salt(cache_salt)
         check_params(params, self.num_speculative_tokens, self.target.info, has_text=self._tokenizer is not None)
@@ -145,19 +150,19 @@ class Engine:
         return request_id
 
     def cancel(self, *request_ids: str) -> None:
-        """End requests now, with finish_reason "abort" and what they have so far; if a step is under way, at its end.
-        Ids of ended requests are ignored. Raises PluginError if the proposer fails in it; all have ended then, too.
-        """
+        """End requests with finish_reason "abort", keeping their output so far: now, or at the end of a step that is
+        running. Ids of ended requests are ignored. If the proposer fails, all requests still end, and PluginError is
+        raised."""
         self._cancelled.update(dict.fromkeys(filter(self.is_unfinished, request_ids)))
         if self._cancelled and not self._step_lock.locked():
             self._alone(self._end_cancelled)
             self._news.tell()
 
     def close(self) -> None:
-        """End all requests, with finish_reason "abort", and close the proposer. It may be called again.
+        """End all requests with finish_reason "abort", and close the proposer. A second call does nothing.
 
-        Raises PluginError if the proposer fails in it; everything is closed then, too. Once the engine is dead, that is
-        a warning: what the proposer has on the device cannot be had.
+        If the proposer fails, everything is still closed, and PluginError is raised. Once the engine is dead, its
+        failure is only a warning, since the proposer's data on the device is lost.
         """
         if self._step_lock.locked():
             raise SpecdecError("a step is under way in another thread: end what it runs before you close it")
@@ -170,13 +175,14 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> StepReport:
-        """One pass of the target over whatever is most urgent; none if there is nothing to do."""
+        """Run one step: one forward pass of the target over the requests that the scheduler selects; none if there are
+        no requests."""
         self._check_open()
         if self._step_lock.locked():
             raise SpecdecError("a step is under way in another thread: use an engine from one thread at a time")
-        self.cancel()  # those that an interrupt came before
+        self.cancel()  # requests whose cancellation an interrupt broke off
         report = self._alone(self._step)
-        self.cancel()  # those that were cancelled meanwhile
+        self.cancel()  # requests that were cancelled during the step
         self._news.tell()
         if self._step_finished is not None:
             self._step_finished(report)
@@ -203,12 +209,12 @@ class Engine:
         return report
 
     def _emit(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> Emitted:
-        """Append each request's tokens up to its first stop, and end the requests that stop. The verdict is on the
+        """Append each request's tokens up to its first stop, and finish the requests that stop. The verdict is on the
         host."""
         emitted = Emitted()
         token_ids = verdict.token_ids.tolist()
         logprobs = output_logprobs(schedule.requests, verdict, token_ids, computed.logits, self._token_texts)
-        counts: list[int] = []  # slots of each request that became final
+        counts: list[int] = []  # for each request, how many slots became final
         for request, num_known, num_nodes, num_draft_tokens, padded in zip(
             schedule.requests,
             schedule.num_known,
@@ -218,7 +224,7 @@ class Engine:
             strict=True,
         ):
             tokens = [token for token in padded if token >= 0]
-            is_chunk = request.num_computed + num_known < request.num_tokens  # what follows it is known already
+            is_chunk = request.num_computed + num_known < request.num_tokens  # the next prompt token is known already
             counts.append(num_known + len(tokens) - 1 if tokens and not is_chunk else num_known if tokens else 0)
             request.num_computed += counts[-1]
             if tokens and not is_chunk:
@@ -234,15 +240,15 @@ class Engine:
         return emitted
 
     def _settle(self, request: Request, emitted: Emitted) -> None:
-        """End a request if it is over."""
+        """Finish a request that has stopped or failed."""
         if request.id in emitted.failed:
             self._fail(request, had_draft=emitted.failed[request.id])
         elif request.finish_reason is not None:
             self._finish(request, request.finish_reason)
 
     def _fail(self, request: Request, *, had_draft: bool) -> None:
-        """Its logits were not finite, as the target gave them or as its sampling parameters left them. A draft node may
-        have caused it, so the request starts over without drafts; it ends if its logits are then still not finite."""
+        """Handle logits that were not finite, before or after sampling parameters were applied. If the request had a
+        draft, a node may have caused it, so the request starts over without drafts. Otherwise it ends with an error."""
         if not had_draft:
             request.error = why_not_finite(request.constraints)
             self._finish(request, "error")
@@ -252,7 +258,8 @@ class Engine:
         self._speculation.reset(request)
 
     def _finish(self, request: Request, reason: str) -> None:
-        """An interrupt may break it off anywhere: until the last line, the request is found and this is done again."""
+        """End a request and forget it. An interrupt may break this off anywhere: the request stays listed until the
+        last line, so this is called again."""
         request.finish(reason)
         self._news.add(request, ())
         try:
@@ -267,13 +274,13 @@ class Engine:
         self._requests.pop(request.id, None)
 
     def _end_lost(self) -> None:
-        """Requests that an interrupt kept from the queue when they were added."""
+        """Abort requests that an interrupt kept out of the scheduler's queue while they were added."""
         if len(self._requests) != self._scheduler.num_requests:
             for request in set(self._requests.values()).difference(self._scheduler.waiting, self._scheduler.running):
                 self._finish(request, "abort")
 
     def _end_cancelled(self) -> None:
-        """All of them, whatever ending one of them raises."""
+        """End all cancelled requests, even if ending one of them raises."""
         with ExitStack() as ending:
             for request_id in tuple(self._cancelled):
                 ending.callback(self._end, request_id)
@@ -298,10 +305,10 @@ class Engine:
             raise SpecdecError("this engine was closed, as its LLM was: make another one")
 
     def _alone(self, work: Callable[[], T]) -> T:
-        """Call it while nothing else changes the engine, on its device. An exception in it aborts the running requests,
-        and all requests if the device has failed.
+        """Run `work` with the step lock held and the device current. An exception aborts the running requests, or all
+        requests if the device has failed.
 
-        A lock in a `with` is taken and given back without a moment in between at which an interrupt could come.
+        `with` acquires and releases the lock without a moment in between at which an interrupt could come.
         """
         with self._step_lock, made_current(self._device):
             if self._is_halfway:
@@ -319,7 +326,7 @@ class Engine:
             return result
 
     def _abort_running(self) -> None:
-        """End all but the requests that wait for their first step, which no step can have touched. Those, too, if the
+        """End all requests that a step may have touched: all except those that wait for their first step, or all if the
         device has failed."""
         waiting = set() if self.is_dead else set(self._scheduler.waiting)
         for request in list(self._requests.values()):

@@ -1,4 +1,5 @@
-"""Logprobs for the requests that ask for them: of prompts as they are computed, of output as it is decided."""
+"""Logprobs for requests that ask for them: of the prompt's tokens during prefill, of output tokens as they are
+emitted."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ Decode = Callable[[int], str | None]
 
 
 class TokenTexts:
-    """The text of single tokens, each decoded once. tokenizer None: there is none."""
+    """Decodes single tokens and caches their texts. Without a tokenizer (None), texts are None."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -40,7 +41,7 @@ def _nothing(token_id: int) -> None:
 
 @frozen(eq=False)
 class PromptPart:
-    """Tokens [start, end) of a prompt whose logprobs a pass tells: those after the ones that it computes."""
+    """The tokens [start, end) of a prompt whose logprobs one forward pass gives: the tokens after those it computes."""
 
     request: Request
     start: int
@@ -53,7 +54,8 @@ class PromptPart:
 
 
 def prompt_parts(schedule: Schedule, batch: StepBatch) -> list[PromptPart]:
-    """Of the requests that ask, what they do not have yet: a preempted one may have it from before."""
+    """The prompt logprobs that this forward pass adds, for requests that ask for them. A preempted request may have
+    some already."""
     parts = []
     for request, num_known, offset in zip(schedule.requests, schedule.num_known, batch.token_offsets, strict=True):
         if request.prompt_logprobs is not None:
@@ -65,12 +67,12 @@ def prompt_parts(schedule: Schedule, batch: StepBatch) -> list[PromptPart]:
 
 
 def rows_of(parts: Sequence[PromptPart], device: torch.device) -> torch.Tensor:
-    """int64 [num_tokens of all parts]   rows of the flat batch."""
+    """int64 [num_tokens of all parts]   the rows of the flat batch whose logits give these logprobs."""
     return torch.from_numpy(np.concatenate([p.first_row + np.arange(p.num_tokens) for p in parts])).to(device)
 
 
 def add_prompt_logprobs(parts: Sequence[PromptPart], logits: torch.Tensor, texts: TokenTexts) -> None:
-    """logits [num_tokens of all parts, vocab]."""
+    """Add prompt logprobs to their requests. logits: [num_tokens of all parts, vocab]."""
     end = 0
     for part in parts:
         start, end = end, end + part.num_tokens
@@ -88,8 +90,8 @@ def output_logprobs(
     logits: torch.Tensor,
     texts: TokenTexts,
 ) -> dict[str, list[TokenLogprobs]]:
-    """By request id, of those that ask, for each token of the verdict, which is on the host. token_ids: its own, as
-    lists. logits [num_rows, vocab]."""
+    """Logprobs of the emitted tokens, by request id, for requests that ask for them. token_ids: the verdict's, as
+    lists. logits: [num_rows, vocab]. The verdict is on the host."""
     asking = [(i, request) for i, request in enumerate(requests) if request.params.logprobs is not None]
     places = [(i, j, r) for i, r in asking for j, token_id in enumerate(token_ids[i]) if token_id >= 0]
     if not places:

@@ -1,4 +1,4 @@
-"""What memory is needed, and how many KV blocks there is room for: planned before anything is allocated."""
+"""Plans memory: how many bytes are needed and how many KV blocks fit, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ CGROUP = Path("/sys/fs/cgroup")  # within a container: its own, in version 2
 
 @frozen(kw_only=True)
 class MemoryPlan:
-    """The memory of one engine, in bytes, and what it holds.
+    """The memory of one engine, in bytes.
 
-    free_bytes: of the device, before the weights that are yet to be loaded (`target_weight_bytes` and
-    `draft_weight_bytes`) are. kv_budget_bytes: what the KV cache may take of what is left then. scratch_slots: draft KV
-    slots per request, counted from the root's. limited_by: why there are no more blocks.
+    free_bytes: of the device, before the weights (`target_weight_bytes` and `draft_weight_bytes`) are loaded.
+    kv_budget_bytes: the most that the KV cache may use after that.
+    scratch_slots: draft KV slots per request, counted from the root's.
+    limited_by: the reason why there are not more blocks.
     """
 
     free_bytes: int
@@ -56,29 +57,31 @@ class MemoryPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the cache holds, of all requests together."""
+        """The number of tokens that the cache holds, of all requests together."""
         return self.num_blocks * self.block_size
 
     @property
     def num_full_requests(self) -> int:
-        """Requests of max_model_len tokens that run at once, none of them preempted."""
+        """The number of requests of max_model_len tokens that can run at once without preemption."""
         return min(self.max_num_seqs, self.num_blocks // _blocks(self.max_model_len, self.block_size))
 
     @property
     def scratch_bytes(self) -> int:
-        """Of one request, at most."""
+        """The most bytes of scratch slots that one request uses."""
         return self.scratch_slots * self.kv_bytes_per_token
 
 
 def plan_memory(
     config: EngineConfig, target: Outline, plan: Plan, bytes_per_block: int, draft_kv_bytes: int = 0
 ) -> MemoryPlan:
-    """config.num_kv_blocks if given; else as many blocks as the free memory holds and the largest batch could use.
+    """Plan config.num_kv_blocks blocks if given; else as many as fit into free memory and the largest batch could use.
 
-    plan: the proposer's. The weights of both are yet to be loaded; a target that is loaded has 0 weight_bytes.
-    bytes_per_block: what the KV manager says of a block in all groups. draft_kv_bytes: of a token in the drafts'.
+    plan: the proposers' united plan.
+    bytes_per_block: of all groups, computed by the KV manager.
+    draft_kv_bytes: per token, in the drafts' groups.
 
-    Raises CapacityError if the weights or the blocks do not fit, or not even one request of max_model_len tokens does.
+    Weights that are loaded already count as 0 bytes. Raises CapacityError if the weights or the blocks do not fit, or
+    if the blocks do not hold one request of max_model_len tokens.
     """
     max_model_len, device = target.info.max_model_len, target.info.device
     free_bytes, total_bytes = free_memory(device)
@@ -106,7 +109,7 @@ def plan_memory(
 
 
 def _check(memory: MemoryPlan, left_bytes: int) -> None:
-    """left_bytes: what is free once the weights are loaded."""
+    """Raise CapacityError if the plan does not fit. left_bytes: free memory after the weights are loaded."""
     if left_bytes < 0:
         weights = " and ".join(
             f"{size} bytes of {whose} weights"
@@ -134,8 +137,8 @@ def _check(memory: MemoryPlan, left_bytes: int) -> None:
 
 
 def _kv_budget(fraction: float | None, left_bytes: int, total_bytes: int, device: torch.device) -> int:
-    """What the KV cache may take of what the weights leave: on a GPU all but a part of the whole memory, which is for
-    activations and others; on a CPU, which other programs share, a part of what is free."""
+    """The most bytes for the KV cache. On a GPU: what the weights leave, minus a share of the whole memory that is
+    reserved for activations and other uses. On a CPU, which other programs share: a share of what the weights leave."""
     if device.type == "cuda":
         return max(0, int(left_bytes - (1 - (fraction or FRACTION_OF_GPU_MEMORY)) * total_bytes))
     return max(0, int(left_bytes * (fraction or FRACTION_OF_CPU_MEMORY)))
@@ -146,7 +149,7 @@ def _blocks(num_tokens: int, block_size: int) -> int:
 
 
 def free_memory(device: torch.device) -> tuple[int, int]:
-    """Free and total bytes. On a CPU, free is what could be had without swapping, and a container's limit counts."""
+    """Free and total bytes. On a CPU, free is the memory available without swapping, within the container's limit."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)
     free, total = _system_memory()

@@ -1,7 +1,7 @@
-"""What speculation did: for one request, over the life of an engine, and in the log every few seconds.
+"""Metrics of speculation, such as the acceptance rate: per request, over the life of an engine, and in the log.
 
-A new metric is a field of `Totals`, a line in `Totals.add` and one in `Metrics.read`. What a step has to count for it
-is a field of `contracts/report.py` and its value in `engine/step_report.py`.
+To add a metric, add a field to `Totals`, a line to `Totals.add` and one to `Metrics.read`. If a step must count
+something new for it, add a field to `contracts/report.py` and its value in `engine/step_report.py`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Vector:
 
 @define
 class DraftCounts:
-    """What became of some drafts. accepted_per_pos[i]: how many of them had at least i + 1 tokens accepted; in a tree,
-    a position is a depth."""
+    """Counts of some requests' drafts. accepted_per_pos[i]: the number of drafts with at least i + 1 accepted tokens;
+    in a tree, a position is a depth."""
 
     num_drafts: int = 0
     num_draft_tokens: int = 0
@@ -50,7 +50,7 @@ class DraftCounts:
     accepted_per_pos: list[int] = field(factory=list)
 
     def add(self, num_draft_tokens: int, num_accepted: int) -> None:
-        """One more draft."""
+        """Count one more draft."""
         self.num_drafts += 1
         self.num_draft_tokens += num_draft_tokens
         self.num_accepted += num_accepted
@@ -69,23 +69,23 @@ class DraftCounts:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens per verified draft: 1 + accepted / drafts (1.0 without drafts)."""
+        """1 + accepted draft tokens, the mean over verified drafts (1.0 without drafts)."""
         return 1 + self.num_accepted / self.num_drafts if self.num_drafts else 1.0
 
     @property
     def acceptance_rate(self) -> float:
-        """The share of the draft tokens that was accepted (0.0 without any)."""
+        """The fraction of draft tokens that were accepted (0.0 without any)."""
         return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
     @property
     def acceptance_rate_per_pos(self) -> list[float]:
-        """The share of the drafts of which the token at each position was accepted."""
+        """The fraction of drafts whose token at each position was accepted."""
         return [num_accepted / self.num_drafts for num_accepted in self.accepted_per_pos]
 
 
 @define
 class Totals:
-    """Step reports, added up."""
+    """Sums over step reports."""
 
     drafts: DraftCounts = field(factory=DraftCounts)
     num_prompt_tokens: int = 0
@@ -112,7 +112,7 @@ class Totals:
             self.steps_per_verifier[report.verifier] += 1
 
     def log_line(self) -> str:
-        """Rates per second of work: time between steps, when others have the turn or nothing is to do, is no work."""
+        """A line for the log. Rates are per second of step time; time between steps does not count."""
         drafts = self.drafts
         words = [f"{self.num_prompt_tokens / self.step_s:.1f} prompt and "]
         words.append(f"{self.num_output_tokens / self.step_s:.1f} output tokens/s")
@@ -128,10 +128,10 @@ class Totals:
 
 
 class Metrics:
-    """Sums up the steps of an engine. Mean acceptance length = 1 + num_accepted_tokens / num_drafts.
+    """Sums up the steps of an engine.
 
-    prefix: of every name, before a colon. log_interval_s: seconds of work from one line in the log to the next; None:
-    no lines.
+    prefix: of every metric's name, before a colon.
+    log_interval_s: seconds of step time between two lines in the log; None: no lines.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Metrics:
         self._since_logged = Totals()
 
     def update(self, report: StepReport, step_s: float) -> None:
-        """step_s: how long the whole step took."""
+        """Add a step. step_s: its whole duration."""
         self._totals.add(report, step_s)
         if self._log_interval_s is None:
             return

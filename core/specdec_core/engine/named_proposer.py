@@ -1,4 +1,4 @@
-"""A proposer that is called as its contract says. Whatever it raises comes out as a PluginError that names it."""
+"""A proposer with its name: its exceptions come out as a PluginError that names it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class NamedProposer:
 
     @contextmanager
     def called(self) -> Iterator[Proposer]:
-        """In a step, or between steps, where cancelled requests finish."""
+        """A context for calling the proposer in a step, or between steps when cancelled requests finish."""
         with blaming_in_step(f"proposer {self.name!r}"), torch.inference_mode():
             yield self.proposer
 
     def close(self) -> None:
-        """If it can be closed: `close` is younger than the plugin API."""
+        """Close the proposer, if it has `close`, which the first version of this plugin API did not require."""
         method = getattr(self.proposer, "close", None)
         try:
             with torch.inference_mode():

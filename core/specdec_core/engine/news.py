@@ -1,4 +1,4 @@
-"""What listeners are yet to be told."""
+"""Output that listeners have not received yet."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from specdec_core.engine.request import Piece, Request
 
 
 class News:
-    """New pieces of requests, until their listeners hear of them. However often a request is added in between, also
-    after it has ended, there is one call, and none after the one that says that it has ended."""
+    """Collects new pieces of output until listeners are called. A listener gets one call per request, with all new
+    pieces, and none after the call that reports the request's end."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, tuple[Request, Sequence[Piece]]] = {}
@@ -24,7 +24,7 @@ class News:
         self._pieces[request.id] = request, pieces
 
     def tell(self) -> None:
-        """Call the listeners. One that raises leaves the rest of the news for the next time."""
+        """Call the listeners. If one raises, the remaining calls are made the next time."""
         while self._pieces:
             request, pieces = self._pieces.pop(next(iter(self._pieces)))
             listener = request.listener

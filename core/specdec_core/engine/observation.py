@@ -1,4 +1,4 @@
-"""What a forward pass made final, for proposers that keep state."""
+"""Builds the `Observation` of a forward pass for proposers that keep state."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def observation_of(
     taps: Sequence[str],
     num_top_tokens: int = 0,
 ) -> Observation:
-    """The known tokens and the accepted nodes of some requests, with their features. The verdict is on the host.
+    """The known tokens and the accepted nodes of some requests, with their hidden states. The verdict is on the host.
 
-    chosen: ascending indices into the schedule. num_top_tokens: see `Plan.top_tokens`.
+    chosen: indices into the schedule, ascending.
+    num_top_tokens: see `Plan.top_tokens`.
     """
     batch, device = computed.batch, computed.batch.token_ids.device
     which = np.asarray(chosen, dtype=np.int64)
@@ -67,7 +68,7 @@ def observation_of(
 
 
 def _top_tokens(computed: Computed, draft: Draft, which: np.ndarray, number: int) -> TopTokens:
-    """At the roots and nodes of some requests, of the logits as the target gave them."""
+    """The most likely tokens at the roots and nodes of some requests, by the target's raw logits."""
     layout, batch = draft.host_layout, computed.batch
     is_wanted = np.isin(layout.row_requests, which)
     rows, numbers = np.flatnonzero(is_wanted), is_wanted.cumsum() - 1

@@ -1,4 +1,4 @@
-"""Which observations a proposer gets, and when."""
+"""Decides which observations a proposer gets, and when."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from specdec_core.engine.scheduler import Schedule
 
 
 class Observer:
-    """Shows a proposer what was computed: at once for requests that draft, late for those that do not.
+    """Passes observations to a proposer: at once for requests that draft, late for those that do not.
 
-    While `is_off(request)` is true, the engine does not draft for the request and postpones its observations. Tokens
-    and features are kept, max_tokens at most of all requests together, and handed over before its next draft. Where
-    there is no room, the request with the most is observed now if `pays` says so; else what it has is dropped, and the
-    proposer drafts for it no more until it is admitted again. Requests that ask for no drafts are not observed at all.
+    While `is_off(request)` is True, the engine does not draft for the request and keeps its observations, up to
+    max_tokens tokens of all requests, until before its next draft. When there is no more room, the request with the
+    most kept tokens is observed now if `pays(request)`; otherwise its tokens are dropped, and the proposer does not
+    draft for it again until the request is admitted anew. Requests that ask for no drafts are never observed.
 
-    is_off, pays: set by whoever decides that. By default all requests draft.
+    By default is_off is False for all requests; replace is_off and pays to turn drafting off.
     """
 
     def __init__(self, proposer: NamedProposer, plan: Plan, max_tokens: int) -> None:
@@ -38,11 +38,11 @@ class Observer:
         return self._may_ever_draft(request) and not self.is_off(request)
 
     def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
-        """After a forward pass. The verdict is on the host."""
+        """Pass on the results of a forward pass, or keep them for later. The verdict is on the host."""
         if not self._plan.observes:
             return
         wanted = [i for i, request in enumerate(schedule.requests) if self._may_ever_draft(request)]
-        # A proposer hears at once what became of its nodes, also of a request that has been turned off meanwhile.
+        # A request that had nodes is observed at once, even if its drafting has been turned off since.
         has_nodes = draft.num_nodes_per_request
         on = [i for i in wanted if has_nodes[i] or not self.is_off(schedule.requests[i])]
         if on:
@@ -55,12 +55,12 @@ class Observer:
             self._put_off([schedule.requests[i] for i in off], late)
 
     def catch_up(self, requests: Sequence[Request]) -> None:
-        """Hand over what was put off of these requests."""
+        """Hand over the late observations of these requests."""
         if self._arrears.num_tokens and (late := self._arrears.take(requests)) is not None:
             self._show(late)
 
     def forget(self, request: Request) -> None:
-        """It is over, or starts over."""
+        """Drop what was kept of a request that is over or starts over."""
         self._arrears.drop(request)
         self._lost.discard(request)
 
@@ -72,7 +72,7 @@ class Observer:
         return request not in self._lost and request.params.num_speculative_tokens != 0
 
     def _put_off(self, requests: Sequence[Request], observation: Observation) -> None:
-        """Keep an observation of these requests, once there is room for it."""
+        """Keep an observation of these requests, after making room for it."""
         num_tokens = sum(observation.host_num_valid)
         while self._arrears.num_tokens and self._arrears.num_tokens + num_tokens > self._max_tokens:
             most = self._arrears.largest()

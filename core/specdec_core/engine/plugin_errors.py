@@ -10,7 +10,8 @@ from specdec_core.errors import PluginError, SpecdecError
 
 @contextmanager
 def blaming(plugin: str, what: str) -> Iterator[None]:
-    """While an engine is built. specdec's own errors say enough."""
+    """While an engine is built, turn an exception of a plugin into a PluginError that names it. specdec's own errors
+    pass through."""
     try:
         yield
     except SpecdecError:
@@ -23,7 +24,7 @@ def blaming(plugin: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def blaming_in_step(plugin: str) -> Iterator[None]:
-    """In a step, which it ends."""
+    """In a step, turn an exception of a plugin into a PluginError that names it."""
     try:
         yield
     except (Exception, SystemExit) as error:

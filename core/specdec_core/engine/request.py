@@ -15,8 +15,8 @@ from specdec_core.sampling.logprobs import TokenLogprobs
 
 
 class Piece(NamedTuple):
-    """One output token, the text that became final with it, whether it is an accepted draft token, and its logprobs if
-    they were asked for."""
+    """One output token with the text that became final with it, whether it is an accepted draft token, and its logprobs
+    if they were asked for."""
 
     token_id: int
     text: str
@@ -30,11 +30,11 @@ Listener = Callable[["Request", Sequence[Piece]], None]
 class Request:
     """A `RequestView` for proposers, and the engine's bookkeeping.
 
-    `[0, num_computed)` has final KV, and `[0, num_cached_tokens)` of it was found in the cache at admission; the tokens
-    from there to `num_tokens` are known but pending, the last being the root once only one is left. `max_total_tokens`
-    bounds prompt and output together. Text is decoded as tokens come if it is streamed or has stop strings, else once
-    at the end. logprobs and prompt_logprobs are None unless asked for;
-    nothing stands before a prompt's first token, so that it has None. error says why finish_reason is "error".
+    `[0, num_computed)` has final KV, and the first num_cached_tokens of it came from the prefix cache. The tokens from
+    there to `num_tokens` are known but pending; if only one is left, it is the root. max_total_tokens limits prompt and
+    output together. Text is decoded token by token if it is streamed or if there are stop strings, else once at the
+    end. logprobs and prompt_logprobs are None unless asked for; a prompt's first token has no logprob. error is the
+    reason for finish_reason "error".
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Request:
 
     @property
     def reusable_token_ids(self) -> np.ndarray:
-        """int64 [n]   the tokens whose keys and values may come from the cache: all; none where the logits at every
-        token are asked for, and where what was computed once was not finite."""
+        """int64 [n]   the tokens whose keys and values may come from the prefix cache: all of them, or none if prompt
+        logprobs need every token's logits, or if logits were not finite before."""
         is_free = self.prompt_logprobs is None and self.may_draft
         return self.token_ids if is_free else self.token_ids[:0]
 
@@ -103,8 +103,8 @@ class Request:
 
     @property
     def rest(self) -> str:
-        """Of a request that has ended: the text that no piece carries. It was held back, as a stop string may have
-        begun in it, or a character; and then no further token came, but an error or an abort."""
+        """The text of an ended request that no piece carries. It was held back because a stop string or a character had
+        begun in it, and then an error or an abort came instead of a token."""
         return "" if self.finish_reason is None or self.text is None else self.text.text[self.num_streamed :]
 
     @property
@@ -113,7 +113,7 @@ class Request:
 
     @property
     def is_decoding(self) -> bool:
-        """Only the root is pending, and it is no part of the prompt."""
+        """Whether only the root is pending, and it is not part of the prompt."""
         return self.num_pending == 1 and self.num_computed >= self.num_prompt_tokens
 
     def append(
@@ -123,8 +123,8 @@ class Request:
         eos_token_ids: frozenset[int],
         logprobs: Sequence[TokenLogprobs] = (),
     ) -> list[Piece]:
-        """Take over the tokens up to the first stop, and set finish_reason there. The first num_accepted of them are
-        accepted draft tokens. logprobs: of each token, if they were asked for. Returns those that were taken."""
+        """Append tokens up to the first stop, set finish_reason there, and return the pieces that were appended. The
+        first num_accepted tokens are accepted draft tokens. logprobs: of each token, if they were asked for."""
         pieces: list[Piece] = []
         for token_id in token_ids:
             self._buffer[self.num_tokens] = token_id
@@ -140,7 +140,7 @@ class Request:
         return pieces
 
     def _check_token(self, token_id: int, eos_token_ids: frozenset[int]) -> None:
-        """Set finish_reason if the newest token is the last one, whatever its text."""
+        """Set finish_reason if the newest token ends the output, apart from stop strings."""
         if token_id in eos_token_ids and not self.params.ignore_eos:
             self.finish_reason = "stop"
         elif token_id in self.params.stop_token_ids:
@@ -149,7 +149,7 @@ class Request:
             self.finish_reason = "length"
 
     def _text_of(self, token_id: int) -> str:
-        """The text that became final with the newest token. A stop string in it ends the request."""
+        """Decode the newest token and return the text that became final. A stop string in it ends the request."""
         if self.text is None or not self._decodes_as_it_goes:
             return ""
         text = "" if self._is_left_out else self.text.add([token_id])
@@ -161,11 +161,11 @@ class Request:
 
     @property
     def _is_left_out(self) -> bool:
-        """The newest token is what the output stopped at, and not part of the text."""
+        """Whether the newest token is a stop token, which is not part of the text."""
         return self.finish_reason == "stop" and not self.params.include_stop_str_in_output
 
     def finish(self, reason: str) -> None:
-        """No more tokens will come: `text` becomes the whole of the output's."""
+        """Complete `text`, as no more tokens will come."""
         self.finish_reason = reason
         if self.text is not None:
             if not self._decodes_as_it_goes:

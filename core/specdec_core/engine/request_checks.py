@@ -1,4 +1,4 @@
-"""What may be submitted. A request that is refused touches no other."""
+"""Checks a request before it is queued, so that a wrong one affects no other request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specdec_core.sampling.constraints import Constraints
 
 
 def checked_prompt(prompt_token_ids: Sequence[int], target: TargetInfo) -> np.ndarray:
-    """The prompt as int64 [num_tokens]. Raises ConfigError or CapacityError."""
+    """Return the prompt as int64 [num_tokens]. Raises ConfigError or CapacityError."""
     if isinstance(prompt_token_ids, Sized) and len(prompt_token_ids) >= target.max_model_len:
         raise CapacityError(
             f"a prompt of {len(prompt_token_ids)} tokens leaves no room for output within max_model_len="
@@ -41,14 +41,14 @@ def checked_prompt(prompt_token_ids: Sequence[int], target: TargetInfo) -> np.nd
 
 
 def check_salt(cache_salt: str) -> None:
-    """Raises ConfigError."""
+    """Raises ConfigError if the salt cannot be encoded as UTF-8."""
     if any("\ud800" <= character <= "\udfff" for character in cache_salt):
         raise ConfigError(f"cache_salt={shown(cache_salt)} has half of a character in it (a surrogate): leave it out")
 
 
 def _are_whole(given: Sequence[int], array: np.ndarray) -> bool:
-    """Whether none of them is anything else. numpy takes truth values among numbers for 0 and 1, and keeps integers
-    that are too large for it as objects."""
+    """Whether all values are whole numbers. numpy converts booleans among numbers to 0 and 1, and keeps integers that
+    are too large for it as objects."""
     if array.dtype.kind == "O":
         return all(type(token_id) is int for token_id in array)
     has_truth_values = isinstance(given, list | tuple) and any(isinstance(each, bool | np.bool_) for each in given)
@@ -56,7 +56,7 @@ def _are_whole(given: Sequence[int], array: np.ndarray) -> bool:
 
 
 def check_params(params: SamplingParams, num_speculative_tokens: int, target: TargetInfo, *, has_text: bool) -> None:
-    """num_speculative_tokens: the engine's. Raises ConfigError."""
+    """Raises ConfigError if this engine cannot serve the parameters. num_speculative_tokens: the engine's."""
     if params.n != 1:
         raise ConfigError(f"n={params.n}: a request is one completion. Submit one with each params.of_sample(index)")
     if params.stop and not has_text:
@@ -85,7 +85,7 @@ def check_params(params: SamplingParams, num_speculative_tokens: int, target: Ta
 def checked_constraints(
     params: SamplingParams, tokenizer: Any, eos_token_ids: frozenset[int], target: TargetInfo
 ) -> Constraints | None:
-    """What parameters that were checked ask of logits, as token ids. Raises ConfigError."""
+    """Turn checked parameters into constraints on logits. Raises ConfigError."""
     words = tokenized(params.bad_words, tokenizer)
     _check_ids("bad_words with token ids", [token_id for word in words for token_id in word], target)
     # A checkpoint may name an end that its vocabulary does not have.
@@ -97,7 +97,7 @@ def checked_constraints(
 
 
 def _check_that_some_token_is_left(constraints: Constraints, target: TargetInfo) -> None:
-    """By the constraints that hold for the first token, whatever the logits are."""
+    """Raises ConfigError if the constraints allow no first token, whatever the logits are."""
     is_left = np.ones(target.vocab_size, dtype=bool)
     if constraints.allowed_ids is not None:
         is_left[:] = False

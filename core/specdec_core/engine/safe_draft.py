@@ -1,7 +1,7 @@
-"""Drafts that a device made: checked there, without waiting for it, and made safe to compute with.
+"""Checks drafts that are on a device, without waiting for it, and makes them safe to compute with.
 
-Every operation has shapes that the host knows and none reads a value back, so that this can be part of a graph. What is
-found wrong comes to the host with the step's results; `draft_check` then says what it was.
+All shapes are known on the host and no value is read back, so this can be part of a CUDA graph. A fault reaches the
+host together with the step's results; `draft_check` then finds the error message.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from specdec_core.engine.draft_check import SUM_TOLERANCE
 
 @frozen(eq=False)
 class Doubt:
-    """About a draft that only its device has seen. is_wrong: bool [], on that device. explain: raises what is wrong."""
+    """The result of a check that is still on the device. is_wrong: bool []. explain: raises the error."""
 
     is_wrong: torch.Tensor
     explain: Callable[[], NoReturn]
 
     def settle(self, verdict: Verdict) -> Verdict:
-        """The verdict on the host, in one download with what is to be known. Raises PluginError if the draft was wrong,
-        in which case the verdict says nothing about any request."""
+        """Copy the verdict and the result of the check to the host in one download. Raises PluginError if the draft was
+        wrong; the verdict is then meaningless."""
         if verdict.token_ids.device.type == "cpu":
             if self.is_wrong:
                 self.explain()
@@ -42,7 +42,8 @@ class Doubt:
 
 
 class SafeDrafts:
-    """Makes drafts safe. It keeps where the nodes of the last one stood, which need not be uploaded again."""
+    """Makes drafts safe to compute with. Keeps the node indices of the last shape on the device, so that they are not
+    uploaded again."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -50,11 +51,12 @@ class SafeDrafts:
         self._places: _Places | None = None
 
     def of(self, draft: Draft, *, nodes_are_sound: bool = False) -> tuple[Draft, torch.Tensor]:
-        """A draft that leads to no token, row or request but its own, whatever the one given holds, and whether that
-        one breaks its contract, bool []. One that does becomes a draft of dead nodes; any other stays as it is.
+        """Check a draft on its device. Returns a safe draft and whether the given one breaks its contract, bool []. A
+        wrong draft becomes one of dead nodes, so that it cannot address other tokens, rows or requests; a correct draft
+        is unchanged.
 
-        draft: with nodes, and of the right form (`draft_check.check_form`). nodes_are_sound: its token ids and parents
-        were looked at already.
+        draft: one with nodes that passed `draft_check.check_form`.
+        nodes_are_sound: token ids and parents were checked on the host already.
         """
         found = _Faults(draft, self._places_of(draft), self._vocab_size)
         is_wrong = found.of_nodes | found.of_scores
@@ -79,12 +81,12 @@ class SafeDrafts:
 
 @frozen(eq=False)
 class _Places:
-    """Where nodes stand, as far as offsets say it."""
+    """The indices of the nodes, computed from offsets."""
 
-    node: torch.Tensor  # int64 [num_nodes]   each node's own number
-    start: torch.Tensor  # int64 [num_nodes]   that of its request's first node
-    index: torch.Tensor  # int64 [num_nodes]   its number within the request
-    most: int  # nodes of any request
+    node: torch.Tensor  # int64 [num_nodes]   each node's index
+    start: torch.Tensor  # int64 [num_nodes]   index of its request's first node
+    index: torch.Tensor  # int64 [num_nodes]   index within the request
+    most: int  # the most nodes of a request
 
     @classmethod
     def of(cls, draft: Draft) -> _Places:
@@ -96,7 +98,7 @@ class _Places:
 
 
 class _Faults:
-    """What is wrong with a draft, each a bool []."""
+    """Faults of a draft, each a bool []."""
 
     def __init__(self, draft: Draft, places: _Places, vocab_size: int) -> None:
         self._draft, self._places, self._vocab_size = draft, places, vocab_size
@@ -133,7 +135,7 @@ class _Faults:
         rows = q_rows.to(torch.int64).clamp(0, num_rows - 1)
         is_used = torch.zeros(num_rows + 1, dtype=torch.bool, device=device)
         is_used = is_used.index_fill(0, torch.where(is_sampled, rows, num_rows), True)[:num_rows]
-        is_distribution = (q.amin(dim=1) >= 0) & ((q.sum(dim=1) - 1).abs() <= SUM_TOLERANCE)  # NaN is none
+        is_distribution = (q.amin(dim=1) >= 0) & ((q.sum(dim=1) - 1).abs() <= SUM_TOLERANCE)  # False for NaN
         probs, vocabulary_is_wrong = self._drawn_probs(q, rows, is_used)
         return (
             is_outside
@@ -146,7 +148,8 @@ class _Faults:
     def _drawn_probs(
         self, q: torch.Tensor, rows: torch.Tensor, is_used: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """float [num_nodes]   which each node's row of q gives its token; and whether the columns of q are wrong."""
+        """float [num_nodes], the probability of each node's token in its row of `q`; and whether the columns of `q` are
+        wrong."""
         draft, token_ids, last = self._draft, self._token_ids, self._vocab_size - 1
         if draft.q_ids is not None:
             ids = draft.q_ids
@@ -165,7 +168,8 @@ class _Faults:
         return torch.where(column >= 0, q[rows, column.clamp(min=0)], 0), is_wrong
 
     def _siblings_are_wrong(self, is_sampled: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """A sampled one after a chosen one, or from another row of q; or, drawn without replacement, two alike."""
+        """Whether a sampled sibling follows a chosen one or uses another row of `q`, or whether two siblings drawn
+        without replacement are equal."""
         family = torch.where(self._is_alive, self._family, -1 - self._places.node)  # dead nodes have no siblings
         order = family.argsort(stable=True)
         family, is_drawn, row = family[order], is_sampled[order], rows[order]

@@ -1,6 +1,6 @@
-"""Which requests the next forward pass computes, how far, and with how many draft tokens.
+"""Decides which requests the next forward pass computes, how many of their tokens, and how many draft tokens they get.
 
-The room in a pass is `max_num_batched_tokens`: a prompt that is longer is computed in chunks of what is left of it.
+A forward pass has at most `max_num_batched_tokens` tokens; longer prompts are computed in chunks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from specdec_core.errors import CapacityError, PluginError
 
 @define
 class Schedule:
-    """One pass: for each request the known tokens [num_computed, num_computed + num_known) and a draft budget."""
+    """The work of one forward pass: for each request the known tokens [num_computed, num_computed + num_known) and
+    max_draft_tokens."""
 
     requests: list[Request] = field(factory=list)
     num_known: list[int] = field(factory=list)
@@ -44,7 +45,8 @@ class Schedule:
 
     @property
     def whole_requests(self) -> list[Request | None]:
-        """None for a request of which this pass computes a part only: its logits are not sampled."""
+        """The scheduled requests, with None for those of whose prompt only a chunk is computed: their logits are not
+        sampled."""
         pairs = zip(self.requests, self.num_known, strict=True)
         return [request if num_known == request.num_pending else None for request, num_known in pairs]
 
@@ -53,7 +55,8 @@ class Scheduler:
     """First come, first served. Running requests go first; when blocks run out, drafts are given up before requests,
     and the youngest request is preempted: it starts over, its output so far becoming part of its prefill.
 
-    scratch_slots: draft KV slots of the proposer's plan, counted from the root's slot. draft_groups: of the KV cache.
+    scratch_slots: draft KV slots of the proposers' plan, counted from the root's slot.
+    draft_groups: the drafts' groups of the KV cache.
     """
 
     def __init__(
@@ -91,13 +94,13 @@ class Scheduler:
         self._kv.release(request.id)
 
     def preempt(self, request: Request) -> None:
-        """Free a running request's blocks and let it start over, before any other that waits."""
+        """Free a running request's blocks and queue it before all other waiting requests; it starts over."""
         self._evict(request)
         self.running.remove(request)
         self.waiting.appendleft(request)
 
     def schedule(self) -> Schedule:
-        """Reserve slots for roots, nodes and draft scratch, preempting if it must, before anything is drafted."""
+        """Reserve slots for roots, nodes and draft scratch, preempting if necessary, before drafting."""
         schedule = Schedule()
         room = self._max_num_batched_tokens
         for request in list(self.running):
@@ -115,7 +118,7 @@ class Scheduler:
         return schedule
 
     def _extend(self, request: Request, room: int, schedule: Schedule) -> int:
-        """Add a running request's next chunk or root to the schedule; the number of tokens it takes of the room."""
+        """Add a running request's next chunk or root to the schedule. Returns the number of tokens that it uses."""
         num_known = min(request.num_pending, room)
         behind = len(self.running) - len(schedule.requests) - 1  # running requests that also want a token
         budget = max(0, min(self._budget(request, len(self.running)), room - num_known - behind))
@@ -151,7 +154,7 @@ class Scheduler:
             room -= num_known
 
     def _cached(self, request: Request) -> int:
-        """How many tokens the KV manager has found. Raises PluginError if that cannot be."""
+        """The number of tokens that the KV manager has in its cache. Raises PluginError if its answer is impossible."""
         groups = self._draft_groups if request.params.num_speculative_tokens != 0 else ()
         token_ids = request.reusable_token_ids
         found = self._kv.admit(request.id, token_ids, request.cache_salt, groups)
@@ -163,7 +166,7 @@ class Scheduler:
         return found
 
     def _evict(self, request: Request) -> None:
-        """It has no keys and values any more, and starts over when it is admitted."""
+        """Free a request's keys and values; it starts over when it is admitted."""
         self._kv.release(request.id)
         request.num_cached_tokens = request.num_computed = 0
 

@@ -1,4 +1,4 @@
-"""All proposers of an engine, from the first request to the end."""
+"""All proposers of an engine: requests, drafts, observations and the end."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from specdec_core.plugins import PluginWarning
 
 
 class Speculation:
-    """drafters: none of them for plain decoding. The drafts of several are combined: see `combine_drafts`."""
+    """Calls the proposers. drafters: empty for plain decoding; `combine_drafts` merges the drafts of several."""
 
     def __init__(self, drafters: Sequence[Drafter], device: torch.device) -> None:
         self.drafters, self._device = tuple(drafters), device
-        self._started: WeakSet[Request] = WeakSet()  # weak: a request may lead to its engine, by way of its listener
+        self._started: WeakSet[Request] = WeakSet()  # weak: a request's listener may refer to the engine
 
     def announce(self, schedule: Schedule) -> None:
-        """Tell of requests that were preempted, and of those scheduled for the first time."""
+        """Tell the proposers which requests were preempted, and which were scheduled for the first time."""
         for request in schedule.preempted:
             self.reset(request)
         for request in schedule.requests:
@@ -42,7 +42,7 @@ class Speculation:
                     drafter.start(request)
 
     def propose(self, schedule: Schedule, costs: StepCosts | None = None) -> tuple[Draft, Sequence[Doubt]]:
-        """A draft over all scheduled requests, and what is yet to be known of it before anything is emitted."""
+        """A draft over all scheduled requests, and the checks that must be settled before tokens are emitted."""
         found = [drafter.propose(schedule, costs) for drafter in self.drafters]
         drafts = [draft for draft, _ in found if draft.num_nodes]
         doubts = [doubt for _, doubt in found if doubt is not None]
@@ -51,7 +51,7 @@ class Speculation:
         return drafts[0] if len(drafts) == 1 else combine_drafts(drafts, schedule.budgets), doubts
 
     def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
-        """Show what a pass made final to proposers that want to know. The verdict is on the host."""
+        """Pass the results of a forward pass to proposers that observe. The verdict is on the host."""
         for drafter in self.drafters:
             drafter.observer.observe(schedule, computed, draft, verdict)
 
@@ -60,7 +60,7 @@ class Speculation:
             drafter.reset(request)
 
     def finish(self, request: Request, reason: str) -> None:
-        """Once, unless an interrupt breaks it off: then it is called again."""
+        """Tell the proposers that a request is over, once. If an interrupt breaks this off, it is called again."""
         if request.is_started:
             try:
                 with ExitStack() as ending:
@@ -72,7 +72,7 @@ class Speculation:
             self._forget(request)
 
     def close(self) -> None:
-        """Finish what was started and close the proposers: once, and nothing may be called afterwards."""
+        """Finish all started requests and close the proposers. Nothing may be called afterwards."""
         with ExitStack() as ending:
             for drafter in self.drafters:
                 ending.callback(drafter.proposer.close)
@@ -80,7 +80,7 @@ class Speculation:
                 ending.callback(self.finish, request, "abort")
 
     def abandon(self) -> None:
-        """`close` where nobody hears an exception: when the engine is collected, or the interpreter exits."""
+        """Call `close` when the engine is garbage-collected or the interpreter exits: exceptions become warnings."""
         try:
             with made_current(self._device):
                 self.close()

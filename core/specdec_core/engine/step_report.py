@@ -1,4 +1,4 @@
-"""What one step did: its times, taken phase by phase, and its counts."""
+"""Measures one step: the times of its phases, and its counts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from specdec_core.engine.scheduler import Schedule
 
 @define
 class Emitted:
-    """What a step did for requests, by their ids: pieces of output; accepted draft tokens, for those that had a draft;
-    for those whose logits were not finite, whether they had one."""
+    """The results of a step by request id: pieces of output; accepted draft tokens of requests that had a draft; and
+    for requests whose logits were not finite, whether they had a draft."""
 
     pieces: dict[str, Sequence[Piece]] = field(factory=dict)
     accepted: dict[str, int] = field(factory=dict)
@@ -30,18 +30,18 @@ class Emitted:
 
 
 class StepTimer:
-    """Starts with the step. Each lap ends a phase."""
+    """Times the phases of a step, from its creation on."""
 
     def __init__(self) -> None:
         self.draft_s = self.target_s = 0.0
         self._last = perf_counter()
 
     def drafted(self) -> None:
-        """What has passed since the last lap was the proposer's time."""
+        """Count the time since the last call as drafting."""
         self.draft_s += self._lap()
 
     def verified(self) -> None:
-        """It was the target's."""
+        """Count the time since the last call as the target's."""
         self.target_s += self._lap()
 
     def report(self, schedule: Schedule, draft: Draft, verifier: str, emitted: Emitted) -> StepReport:

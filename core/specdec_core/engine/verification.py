@@ -1,4 +1,4 @@
-"""Which verifier decides on a step's draft."""
+"""Selects the verifier for a step's draft."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from specdec_core.verifiers.accepted_and_bonus import follow
 
 @frozen
 class Decision:
-    """verifier: the name of the one that decided. verdict: on the host."""
+    """verifier: the name of the verifier that was used. verdict: on the host."""
 
     verifier: str
     verdict: Verdict
 
 
 class Verification:
-    """The verifier that speculative_config names or, if it names none, a lossless one that fits each draft: the argmax
-    where every request is greedy; the target's own tokens (rule 1) where every node is chosen; block verification for
-    sampled chains and traversal for sampled trees, the rules that accept the most.
+    """Uses the verifier that speculative_config names. If it names none, uses a lossless one that fits the draft:
+    argmax if every request is greedy; the target's own tokens (rule 1) if every node is chosen; block verification for
+    sampled chains and traversal verification for sampled trees, which accept the most.
 
-    Whatever is named, a request without live nodes gets the target's own tokens, since there is nothing to verify, and
-    a step of greedy requests is decided by the argmax, on which all rules agree. Where none is named, a request whose
-    nodes are all chosen gets the target's own tokens, too: what a request gets does not depend on what others draft.
+    In any case, a request without live nodes gets the target's own tokens, and a step with only greedy requests is
+    decided by the argmax, on which all verifiers agree. If no verifier is named, a request with only chosen nodes also
+    gets the target's own tokens, so its output does not depend on other requests' drafts.
     """
 
     def __init__(self, plugins: Plugins, config: SpeculativeConfig | None) -> None:
@@ -54,7 +54,7 @@ class Verification:
         return self._named is None or self._named.lossless
 
     def check(self, params: SamplingParams) -> None:
-        """Raise ConfigError if the verifier that was named cannot serve a request."""
+        """Raise ConfigError if the named verifier cannot serve a request."""
         if self._named is not None and self._named.greedy_only and not params.is_greedy:
             raise ConfigError(
                 f"temperature={params.temperature} does not go with the verifier {self._named.name!r}, which is right "
@@ -62,8 +62,8 @@ class Verification:
             )
 
     def decide(self, schedule: Schedule, draft: Draft, computed: Computed, doubts: Sequence[Doubt] = ()) -> Decision:
-        """What the target's logits say about a draft, on the host. Raises PluginError, which names the proposer, if
-        there was a doubt about the draft that turns out to be right."""
+        """Verify a draft and return the verdict on the host. Raises PluginError, which names the proposer, if a pending
+        check finds the draft wrong."""
         requests = schedule.requests
         params = [request.params for request in requests]
         noise = CounterRandom([request.seed for request in requests], computed.batch.root_positions)
@@ -85,8 +85,8 @@ class Verification:
             return "block" if draft.is_chain else "traversal"
         if self._named.chains_only and not draft.is_chain:
             raise PluginError(
-                f'the verifier {self._named.name!r} takes chains, and the draft is none: give "traversal", or leave '
-                f'"verifier" out of speculative_config. (A proposer whose drafts are chains sets is_chain)'
+                f'the verifier {self._named.name!r} takes chains only, and the draft is a tree: give "traversal", or '
+                f'leave "verifier" out of speculative_config. (A proposer whose drafts are chains sets is_chain)'
             )
         return self._named.name
 
@@ -100,7 +100,7 @@ class Verification:
         return _with_own_tokens(verdict, self._is_plain(draft), logits, draft, random)
 
     def _is_plain(self, draft: Draft) -> torch.Tensor:
-        """bool [batch]   of requests whose tokens are the target's own, whatever decides on the others."""
+        """bool [batch]   the requests that get the target's own tokens, whichever verifier decides on the others."""
         decides = draft.layout.is_alive  # bool [num_nodes]
         if self._named is None and draft.q_rows is not None:
             decides = decides & (draft.q_rows >= 0)
@@ -113,7 +113,7 @@ class Verification:
 def _with_own_tokens(
     verdict: Verdict, is_plain: torch.Tensor, logits: torch.Tensor, draft: Draft, random: RandomSource
 ) -> Verdict:
-    """The verdict, but by rule 1 for the requests that is_plain bool [batch] names."""
+    """Replace the verdict by rule 1's for the requests in is_plain bool [batch]."""
     layout = draft.layout
     rows = is_plain[layout.row_requests].nonzero().squeeze(1)
     if not len(rows):

@@ -1,4 +1,4 @@
-"""Paged storage of keys and values."""
+"""Paged KV cache: block tables and storage."""
 
 from specdec_core.kv.block_pool import BlockPool
 from specdec_core.kv.paged import PagedKVManager

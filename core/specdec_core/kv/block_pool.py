@@ -1,4 +1,4 @@
-"""Which block belongs to whom. Host-side bookkeeping only: no tensor is touched here."""
+"""Block tables: which request owns which KV blocks. Bookkeeping on the host only, without tensors."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from specdec_core.errors import CapacityError
 
 
 class BlockPool:
-    """Block tables of all requests, over `num_blocks` interchangeable blocks of `block_size` slots.
+    """Block tables of all requests over `num_blocks` interchangeable blocks of `block_size` slots.
 
-    A pool whose blocks may be found again overrides `take`, `give` and `hold`. An interrupt (Ctrl-C) may break off a
-    move of blocks: then `recount` says what is free, before anything else happens.
+    A pool for prefix caching overrides `take`, `give` and `hold`. If an interrupt (Ctrl-C) breaks off one of the
+    methods, `recount` restores the list of free blocks before the next one.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -22,7 +22,7 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))  # the lowest number is handed out first
         self._tables: dict[str, list[int]] = {}
         self._is_moving = False
-        self._last: tuple[list[str], np.ndarray] | None = None  # what `tables` gave, while it holds
+        self._last: tuple[list[str], np.ndarray] | None = None  # the last result of `tables`, while valid
 
     @property
     def num_free(self) -> int:
@@ -30,27 +30,27 @@ class BlockPool:
         return len(self._free)
 
     def take(self, number: int) -> list[int]:
-        """So many of the free blocks, of which there are enough."""
+        """Take `number` of the free blocks; the caller has checked that there are enough."""
         start = len(self._free) - number
         blocks, self._free[start:] = self._free[start:][::-1], []
         return blocks
 
     def give(self, blocks: Sequence[int]) -> None:
-        """Blocks that a request has no use for any more, in the order of its table."""
+        """Take back blocks that a request no longer needs, in the order of its table."""
         self._free.extend(reversed(blocks))
 
     def hold(self, blocks: Sequence[int]) -> None:
-        """Blocks that are not free, and get one more table."""
+        """Add one more owner to blocks that are in use."""
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._tables
 
     def blocks(self, request_id: str) -> list[int]:
-        """Of a request, in order. Read only."""
+        """The blocks of a request, in order. Read only."""
         return self._tables[request_id]
 
     def add(self, request_id: str, blocks: Sequence[int] = ()) -> None:
-        """A new request, whose table begins with some blocks that are not free."""
+        """Add a request whose table begins with these blocks, which are in use already."""
         self._settle()
         self._is_moving = True
         self.hold(blocks)
@@ -58,7 +58,8 @@ class BlockPool:
         self._is_moving = False
 
     def grow(self, request_id: str, num_slots: int) -> None:
-        """Give the request blocks for `num_slots` slots in all. Raises CapacityError and changes nothing."""
+        """Give the request enough blocks for `num_slots` slots. Raises CapacityError, and changes nothing, if too few
+        are free."""
         self._settle()
         table = self._tables[request_id]
         missing = -(-num_slots // self.block_size) - len(table)
@@ -86,7 +87,7 @@ class BlockPool:
             self._is_moving = False
 
     def drop(self, request_id: str) -> None:
-        """Free all blocks of the request, if there is such a request."""
+        """Free all blocks of the request. Unknown ids are ignored."""
         self._settle()
         self._last = None
         self._is_moving = True
@@ -94,11 +95,11 @@ class BlockPool:
         self._is_moving = False
 
     def num_slots(self, request_id: str) -> int:
-        """How many slots its blocks have."""
+        """The number of slots in the request's blocks."""
         return len(self._tables[request_id]) * self.block_size
 
     def tables(self, request_ids: list[str]) -> np.ndarray:
-        """int64 [batch, max_blocks], padded with block 0. Read only: the passes of a step share it."""
+        """int64 [batch, max_blocks], padded with block 0. Read only: the forward passes of a step share the array."""
         if self._last is not None and self._last[0] == request_ids:
             return self._last[1]
         tables = [self._tables[request_id] for request_id in request_ids]
@@ -114,7 +115,7 @@ class BlockPool:
             self._is_moving = False
 
     def recount(self) -> None:
-        """What the tables have counts, and the rest is free."""
+        """Rebuild the list of free blocks: those that are in no table."""
         held = {block for table in self._tables.values() for block in table}
         self._free = [block for block in range(self.num_blocks - 1, -1, -1) if block not in held]
 

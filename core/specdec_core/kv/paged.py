@@ -1,4 +1,4 @@
-"""The KV manager that comes with core: paged blocks, one table per request, storage per group of layers."""
+"""Core's KV manager: paged blocks, one block table per request, storage per group of layers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ class _Group:
 
 
 class PagedKVManager:
-    """See `KVManager` for the contract. Nothing is found again: each request computes all of its tokens.
+    """The default `KVManager`, without prefix caching: each request computes all of its tokens.
 
-    Slots of rejected nodes are written over by the request's next forward pass; blocks that only they need are freed.
-
-    pool: whose blocks are handed out; one of its own by default.
+    The request's next forward pass overwrites slots of rejected nodes; blocks that hold only such slots are freed.
+    pool: the blocks to hand out; by default a pool of its own.
     """
 
     def __init__(self, context: KVContext, pool: BlockPool | None = None) -> None:
@@ -59,15 +58,15 @@ class PagedKVManager:
 
     def metadata(self, request_ids: Sequence[str], starts: Sequence[int], lengths: Sequence[int]) -> KVMetadata:
         for request_id, start, length in zip(request_ids, starts, lengths, strict=True):
-            # Past its own blocks a request's table is padded with a block that another request may hold.
+            # Past a request's own blocks, its table is padded with a block that another request may own.
             if start + length > (held := self._pool.num_slots(request_id)):
                 raise CapacityError(
-                    f"request {request_id!r} holds {held} KV slots, and a pass is to use the slots [{start}, "
-                    f"{start + length}): from the root's slot on, a draft may use its plan's scratch_slots"
+                    f"request {request_id!r} holds {held} KV slots, and a forward pass is to use the slots "
+                    f"[{start}, {start + length}): from the root's slot on, a draft may use its plan's scratch_slots"
                 )
         tables, size = self._pool.tables(list(request_ids)), self._pool.block_size
         owner = np.repeat(np.arange(len(lengths)), lengths)
-        begins = np.asarray(starts) - (np.cumsum(lengths) - lengths)  # of each request's slots, less those before
+        begins = np.asarray(starts) - (np.cumsum(lengths) - lengths)  # start, minus the tokens before in the flat batch
         local = np.arange(len(owner)) + begins[owner]
         slots = tables[owner, local // size] * size + local % size
         return KVMetadata(
@@ -104,13 +103,13 @@ class PagedKVManager:
         assert all(request_id in self._pool for request_id in self._num_final)
 
     def _move(self, request_ids: list[str], first_nodes: list[int], verdict: Verdict) -> None:
-        """Move the j-th accepted node's entry to slot first_node + j - 1, for all requests and layers at once."""
+        """Move the entry of the j-th accepted node to slot first_node + j - 1, for all requests and layers at once."""
         rows = verdict.rows.numpy().astype(np.int64)
         steps = np.arange(rows.shape[1] - 1)  # j - 1
         nodes = rows[:, 1:] - rows[:, :1] - 1  # index within the request's tree
         of, step = ((steps < verdict.num_accepted.numpy()[:, None]) & (nodes != steps)).nonzero()
         if not len(of):
-            return  # a chain, or the first branch throughout: every node stands where it belongs
+            return  # chains, or the first branch everywhere: every node is in its final slot already
         tables, size, first = self._pool.tables(request_ids), self._pool.block_size, np.array(first_nodes)[of]
 
         def slots(local: np.ndarray) -> torch.Tensor:
@@ -119,5 +118,5 @@ class PagedKVManager:
         source, destination = slots(first + nodes[of, step]), slots(first + step)
         for group in self._groups:
             if group.layout.keeps_nodes:
-                for storage in (group.keys, group.values):  # read whole before it is written: may overlap
+                for storage in (group.keys, group.values):  # index_select copies first: slots may overlap
                     storage.index_copy_(1, destination, storage.index_select(1, source))

@@ -26,10 +26,12 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
 
 
 def resolve(offered: OfferedOps, contexts: Sequence[OpsContext]) -> dict[str, Callable[..., Any]]:
-    """The reference operations, with those in their place that a plugin has for these layers.
+    """Choose the operations for a model: a plugin's where one supports these layers, else the reference.
 
-    contexts: one for each group of layers in the KV cache; an operation has to support all of them. Raises PluginError
-    if a plugin offers one that core does not have, or if two have the same one for these layers.
+    contexts: one for each group of layers in the KV cache; an operation has to support all of them.
+
+    Raises PluginError if a plugin offers an operation that core does not have, or if two offer the same one for these
+    layers.
     """
     offered.check_names(REFERENCE)
 

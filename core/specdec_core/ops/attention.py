@@ -12,8 +12,8 @@ def store_kv(
     keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> None:
     """Write key [num_tokens, num_kv_heads, key_dim] and value [..., value_dim] into the caches [num_slots + 1, ...] at
-    slot_mapping int64 [num_tokens]. Slot -1, where padding is written, is the caches' last row: nobody reads it. A
-    kernel may as well leave such tokens out."""
+    slot_mapping int64 [num_tokens]. Padding has slot -1, the caches' last row, which is never read; a kernel may skip
+    it."""
     keys[slot_mapping] = key
     values[slot_mapping] = value
 
@@ -29,13 +29,15 @@ def paged_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """query [num_tokens, num_heads, key_dim] over caches [num_slots + 1, num_kv_heads, ...], as `plan` says.
+    """Attention of query [num_tokens, num_heads, key_dim] over paged caches [num_slots + 1, num_kv_heads, ...].
 
-    window: only keys at positions above the query's minus this. softcap: scores become softcap * tanh(scores /
-    softcap). sinks [num_heads]: a score per head that takes its share of the probabilities and has no value.
+    plan: the attention mask and the addresses.
+    window: a query attends only to keys at positions above its own minus this.
+    softcap: scores become softcap * tanh(scores / softcap).
+    sinks: [num_heads], a score per head that takes its share of the probabilities and has no value.
 
-    Returns [num_tokens, num_heads, value_dim]; rows that belong to no request mean nothing. The query heads that share
-    a key head are folded into rows, so that one batched call without copies of the keys serves grouped-query attention.
+    Returns [num_tokens, num_heads, value_dim]; rows of padding are arbitrary. Query heads that share a key head are
+    folded into rows, so that one batched call serves grouped-query attention without copies of the keys.
     """
     output = query.new_zeros(*query.shape[:2], values.shape[2])
     for segment in plan.segments:
@@ -56,7 +58,7 @@ def attend(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """[batch * num_rows, num_heads, value_dim] of one rectangle."""
+    """Attention of one rectangle: [batch * num_rows, num_heads, value_dim]."""
     num_kv_heads, value_dim = values.shape[1:]
     num_heads, key_dim = query.shape[1:]
     groups = num_heads // num_kv_heads
@@ -71,7 +73,7 @@ def attend(
     mask = segment.mask(groups, window, query.dtype)
     if softcap is None and sinks is None:
         attended = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
-    else:  # which torch's fused attention does not offer: scores and probabilities are float32
+    else:  # torch's fused attention has neither: scores and probabilities are float32
         scores = torch.matmul(q, k.transpose(2, 3)).float() * scaling
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap

@@ -14,29 +14,29 @@ from specdec_core.ops.padding import Padding, round_up
 
 WORD = 64  # bits of an int64
 SHORT = 64
-"""Requests with at most this many tokens in the pass share rectangles; longer ones (prefill) stand alone."""
+"""Requests with at most this many tokens in the forward pass share a `Segment`; a longer one (prefill) has its own."""
 
 
 @frozen(eq=False)
 class Segment:
-    """Some requests of the pass, as a rectangle of query rows and keys. Padding repeats a request's last token and
-    reads its last slot, never another request's: masked or not, NaN spreads through a product."""
+    """A rectangle of query rows and keys that holds some requests of the forward pass. Padding repeats a request's last
+    token and last slot, never another request's, because NaN would spread through the product even if masked."""
 
     token_rows: torch.Tensor  # int64 [batch, num_rows]   the query's row in the flat batch
     key_slots: torch.Tensor  # int64 [batch, num_keys]
     is_visible: torch.Tensor  # bool [batch, num_rows, num_keys]
-    valid_rows: torch.Tensor  # int64 [n]   rows of the flattened rectangle that are no padding
-    valid_tokens: torch.Tensor  # int64 [n]   the flat batch's row of each
+    valid_rows: torch.Tensor  # int64 [n]   rows of the flattened rectangle that are not padding
+    valid_tokens: torch.Tensor  # int64 [n]   the row of the flat batch of each
     is_whole: bool  # the rectangle is the flat batch itself, padding included
     _masks: dict[tuple[int, int | None, torch.dtype], torch.Tensor] = field(factory=dict)
 
     def mask(self, groups: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """Additive [batch, 1, groups * num_rows, num_keys], made once per pass, window and dtype."""
+        """The additive attention mask [batch, 1, groups * num_rows, num_keys], computed once per window and dtype."""
         key = groups, window, dtype
         if key not in self._masks:
             is_visible = self.is_visible
             if window is not None:
-                # Positions, and not slots: a node's ancestors may lie anywhere among others that it does not see.
+                # Positions, not slots: a node's ancestors may lie anywhere among nodes that are masked for it.
                 seen = is_visible.cumsum(-1, dtype=torch.int32)
                 is_visible = is_visible & (seen > seen[..., -1:] - window)
             mask = torch.zeros(is_visible.shape, dtype=dtype, device=is_visible.device)
@@ -46,43 +46,45 @@ class Segment:
 
 @frozen(eq=False)
 class AttentionPlan:
-    """One forward pass: where its tokens lie and what each sees. An implementation takes from it what it needs; what
-    has to be computed is computed when it is first asked for, once for all layers.
+    """The attention mask and the addresses of one forward pass. Everything is computed when first asked for, once for
+    all layers; an implementation uses what it needs.
 
-    For kernels that read the caches in place there are six tensors, on the caches' device. They say all that is to be
-    known of a pass, whether it is prefill, chains, trees or all of them at once:
+    Kernels that read the caches in place need six tensors, on the caches' device. They describe a forward pass
+    completely, whether it is prefill, chains, tree attention or a mixture:
 
-    - Row t of the flat batch belongs to request `b = token_requests[t]`. A request's rows follow each other, and the
-      requests theirs, in order; one may have no row. Padding is at the end, has request -1 and sees nothing. What
-      attention returns there is read by nobody; let it be finite.
-    - Row t sees the slots `[0, prefix_lens[t])` of its request and each slot `tree_start[b] + j` whose bit j is set in
-      `ancestors[t]`: bit `j % 64` of word `j // 64`. Bit 63 is the sign of its word.
-    - A known token (prefill, the tokens of a chain) sees a prefix that ends with itself, and has no bits. A node of a
-      tree sees the prefix that ends with the root, which is `[0, tree_start[b])`, and has the bits of its ancestors and
-      its own. A dead node has no ancestors. It attends to at least one slot of its request; which one is undefined. So
-      every row but padding sees a key.
-    - Slot s of request b is the row `block_tables[b, s // block_size] * block_size + s % block_size` of the caches,
-      block_size being the metadata's.
-    - No row sees a slot from `context_lens[b]` on. All slots below it were written, in this pass or before, so that no
-      key or value of theirs that is masked is NaN unless the request's own computation made it so. Nothing of the kind
-      holds for other requests' slots, for what `block_tables` has past a request's blocks, and for the last row of the
-      caches: slot -1, where `store_kv` puts what padding writes, is that row, and it is never to be read.
-    - Windows count positions. What a row sees, in the order of the slots, stands at the positions 0, 1, 2 and so on up
-      to its own: a window of w is the last w of it.
+    - `token_requests`: row t of the flat batch belongs to request `b = token_requests[t]`. The rows of a request are
+      consecutive, and requests are in order; a request may have no row. Padding is at the end and has request -1. It
+      attends to nothing, and its output is not used but must be finite.
+    - `prefix_lens`, `tree_start`, `ancestors`: row t attends to the slots `[0, prefix_lens[t])` of its request and to
+      each slot `tree_start[b] + j` whose bit j is set in `ancestors[t]`: bit `j % 64` of word `j // 64`. Bit 63 is the
+      sign of its word.
+    - The prefix of a known token (prefill, the tokens of a chain) ends with the token itself, and it has no bits. The
+      prefix of a tree's node is `[0, tree_start[b])`, which ends with the root, and its bits are its ancestors and
+      itself. A dead node attends to at least one slot of its request; which one is undefined. So every row except
+      padding attends to a key.
+    - `block_tables`: slot s of request b is the row `block_tables[b, s // block_size] * block_size + s % block_size` of
+      the caches, with the metadata's block_size.
+    - `context_lens`: all slots of request b below `context_lens[b]` have been written, so masked keys and values among
+      them are NaN only if the request itself computed NaN; no row attends to a slot from there on. Do not read any
+      other slots: those of other requests, of blocks in `block_tables` past a request's own, and the last row of the
+      caches, which is slot -1, where `store_kv` writes padding.
+    - Windows count positions. The slots that a row attends to, in order, have the positions 0, 1, 2 and so on up to its
+      own; a window of w keeps the last w of them.
     """
 
     metadata: KVMetadata
     visibility: Visibility  # of the whole flat batch, padding included
     padding: Padding  # of query rows and keys
     memo: dict[str, Any] = field(factory=dict)
-    """For implementations: what they computed for this pass, under a name of their own."""
+    """Implementations may keep here what they computed for this forward pass, under a name of their own."""
 
     def of_rows(self, rows: torch.Tensor) -> AttentionPlan:
-        """The same pass for one query of each request, at these rows of the flat batch, int64 [batch + padding]."""
+        """The plan of the same forward pass for one query of each request. rows: int64 [batch + padding], rows of the
+        flat batch."""
         metadata, seen = self.metadata, self.visibility
         batch = len(metadata.lengths)
         first_rows = np.cumsum(metadata.lengths) - metadata.lengths
-        starts = np.array(metadata.starts) + rows[:batch].cpu().numpy() - first_rows  # a read-back, but on a CPU
+        starts = np.array(metadata.starts) + rows[:batch].cpu().numpy() - first_rows  # waits for a GPU
         return AttentionPlan(
             evolve(
                 metadata,
@@ -108,31 +110,31 @@ class AttentionPlan:
 
     @cached_property
     def context_lens(self) -> torch.Tensor:
-        """int32 [batch]   slots of each request that are in use when the pass ends."""
+        """int32 [batch]   the number of slots of each request that are in use after this forward pass."""
         ends = np.add(self.metadata.starts, self.metadata.lengths, dtype=np.int32)
         return torch.from_numpy(ends).to(self.metadata.block_tables.device)
 
     @cached_property
     def prefix_lens(self) -> torch.Tensor:
-        """int32 [num_tokens]   how many slots each row sees from the first on; 0 at padding."""
+        """int32 [num_tokens]   each row attends to this many slots from the first on; 0 at padding."""
         return torch.where(self.token_requests < 0, 0, self.visibility.prefix_lens).to(torch.int32)
 
     @cached_property
     def tree_start(self) -> torch.Tensor:
-        """int32 [batch]   the first slot of each request's nodes, which follows the root's; where it has none in the
-        pass, the slot after its last token. 0 for a request without rows."""
+        """int32 [batch]   the slot after each request's root, where its nodes begin. For a request without nodes, the
+        slot after its last token; for one without rows, 0."""
         longest = self.context_lens.new_zeros(len(self.context_lens))
         return longest.scatter_reduce_(0, self._owners, self.prefix_lens, "amax")  # padding's prefixes are 0
 
     @cached_property
     def ancestors(self) -> torch.Tensor:
-        """int64 [num_tokens, ceil(n / 64)]   bits of slots from tree_start on, n being the most of any request. No word
-        where no request of the pass has a tree."""
+        """int64 [num_tokens, ceil(n / 64)]   the tree attention mask as bits: slots from tree_start on, n being the
+        most of any request. [num_tokens, 0] if no request has a tree."""
         return ancestor_bits(self.visibility, self.token_requests, self.prefix_lens, self.tree_start[self._owners])
 
     @cached_property
     def block_tables(self) -> torch.Tensor:
-        """int32 [batch, max_blocks]   block numbers; past a request's own ones, those of anybody."""
+        """int32 [batch, max_blocks]   block numbers. Entries past a request's own blocks may be any request's."""
         return self.metadata.block_tables.to(torch.int32)
 
     @cached_property
@@ -142,7 +144,7 @@ class AttentionPlan:
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """All requests, as rectangles: those of similar context length together, each padded to the longest."""
+        """All requests as rectangles: requests of similar context length together, each padded to the longest."""
         starts, lengths = self.metadata.starts, self.metadata.lengths
         rectangles: dict[int, list[int]] = {}
         for request, (start, length) in enumerate(zip(starts, lengths, strict=True)):
@@ -152,7 +154,7 @@ class AttentionPlan:
 
     @cached_property
     def long_segments(self) -> tuple[Segment, ...]:
-        """The requests with more than SHORT tokens in the pass, each alone."""
+        """The requests with more than SHORT tokens in the forward pass, each in a rectangle of its own."""
         return tuple(
             _segment(np.array([request]), self) for request, n in enumerate(self.metadata.lengths) if n > SHORT
         )
@@ -192,11 +194,13 @@ def _segment(requests: np.ndarray, plan: AttentionPlan) -> Segment:
 def ancestor_bits(
     visibility: Visibility, token_requests: torch.Tensor, prefix_lens: torch.Tensor, tree_starts: torch.Tensor
 ) -> torch.Tensor:
-    """See `AttentionPlan.ancestors`: the tree attention mask in a form that kernels read with one load.
+    """Compute `AttentionPlan.ancestors`: the tree attention mask in a form that kernels read with one load.
 
-    token_requests int32 [num_tokens], -1: padding. prefix_lens int32 [num_tokens]. tree_starts int32 [num_tokens]: the
-    slot that bit 0 stands for. n is visibility.num_tree_slots; where that is None it is counted, and the host waits for
-    the device.
+    token_requests: int32 [num_tokens], -1: padding.
+    prefix_lens: int32 [num_tokens].
+    tree_starts: int32 [num_tokens], the slot of bit 0.
+
+    The number of bits is visibility.num_tree_slots; if that is None, the host counts them and waits for the device.
     """
     slots = visibility.more_slots
     if slots is None:

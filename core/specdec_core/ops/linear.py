@@ -1,4 +1,4 @@
-"""Linear layers with weights laid out once: the reference, which on a CPU is oneDNN's."""
+"""Linear layers with weights reordered once at load: the reference, which uses oneDNN on a CPU."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 import torch
 
 _ONEDNN = torch.ops.mkldnn
-"""What torch's own compiler uses for linear layers on a CPU."""
+"""The operations that torch's own compiler uses for linear layers on a CPU."""
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """weight [out_features, in_features], bias [out_features] -> the layer as a function, [..., in_features] ->
-    [..., out_features], which has a copy of the weight; None where nothing is faster than torch's own.
+    """Return the layer as a function, [..., in_features] -> [..., out_features], with a reordered copy of the weight;
+    None if there is nothing faster than torch's own. weight: [out_features, in_features]; bias: [out_features].
 
-    In bfloat16 the results are those of torch to the last bit.
+    In bfloat16 the results equal torch's to the last bit.
     """
     is_built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if weight.device.type != "cpu" or not is_built or not torch.backends.mkldnn.enabled:

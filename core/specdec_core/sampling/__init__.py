@@ -1,1 +1,1 @@
-"""Logits processing for every node of a tree, and the engine's source of noise."""
+"""Logits processing for the rows of all roots and nodes, and the engine's random numbers."""

@@ -1,4 +1,4 @@
-"""What one request asks of logits before temperature, and which rows of a pass it is asked for."""
+"""A request's sampling parameters that apply before temperature, and the rows of logits that they apply to."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from specdec_core.contracts.draft import Draft
 
 @define(eq=False)
 class Constraints:
-    """A request's sampling parameters as token ids: made once, at its submission. fault: what a custom processor did
-    wrong when it was last asked about the request's root."""
+    """A request's sampling parameters as token ids, computed once when it is submitted. fault: the latest error of a
+    custom logits processor at the request's root."""
 
     params: SamplingParams
     allowed_ids: np.ndarray | None  # int64 [n]   None: every token
-    bad_words: tuple[tuple[int, ...], ...]  # token ids of each; none is empty
+    bad_words: tuple[tuple[int, ...], ...]  # token ids of each, at least one
     min_tokens: int
     end_ids: np.ndarray  # int64 [n]   tokens not to draw before min_tokens
-    bias_ids: np.ndarray  # int64 [n]   no two are equal
+    bias_ids: np.ndarray  # int64 [n]   all different
     bias_values: np.ndarray  # float64 [n]
     fault: str | None = None
 
@@ -32,7 +32,7 @@ class Constraints:
     def of(
         cls, params: SamplingParams, bad_words: Sequence[Sequence[int]], eos_token_ids: frozenset[int]
     ) -> Constraints | None:
-        """None if nothing is asked. bad_words: those of params, tokenized."""
+        """The constraints of a request, or None if it has no such parameters. bad_words: those of params, tokenized."""
         end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         bias = params.logit_bias or {}
         found = cls(
@@ -54,14 +54,14 @@ class Constraints:
 
 
 def why_not_finite(constraints: Constraints | None) -> str:
-    """What to tell of a request that failed."""
+    """The error message of a request whose logits were not finite."""
     if constraints is None:
         return "the target's logits were not finite"
     return constraints.fault or "the target's logits were not finite, or the sampling parameters left no token possible"
 
 
 class ConstrainedRequest(Protocol):
-    """A request of the batch, as the constraints see it. token_ids int64: prompt and output, the root included."""
+    """What constraints need of a request. token_ids int64: prompt and output, including the root."""
 
     @property
     def constraints(self) -> Constraints | None: ...
@@ -73,14 +73,14 @@ class ConstrainedRequest(Protocol):
 
 @frozen(eq=False)
 class Paths:
-    """The nodes from each row's own up to the one below its root."""
+    """The path from each row's node up to the root's child."""
 
     draft: Draft
 
     @cached_property
     def token_ids(self) -> torch.Tensor:
-        """int64 [num_rows, max_depth]   a node's token, its parent's, and so on; -1 past the root. None at dead nodes
-        and those below: only -1."""
+        """int64 [num_rows, max_depth]   the node's token, its parent's, and so on; -1 past the root. Rows of dead nodes
+        and their descendants have only -1."""
         layout = self.draft.layout
         own = torch.full_like(layout.up, -1)
         own[layout.node_rows] = self.draft.token_ids.masked_fill(~layout.is_alive, -1)
@@ -94,16 +94,17 @@ class Paths:
 
 @frozen(eq=False)
 class ConstrainedRows:
-    """Rows of target logits, those of one request after those of another. A row's history is its request's tokens, and
-    then the nodes from below the root down to the row's own; a dead node's rows count as the root's."""
+    """Rows of target logits with constraints, request after request. The history of a row is its request's tokens and
+    then the draft tokens on its path; for a dead node it is the root's history."""
 
-    requests: tuple[ConstrainedRequest, ...]  # [num_requests]   those that ask for something
-    batch_indices: tuple[int, ...]  # [num_requests]   of the requests in the batch
+    requests: tuple[ConstrainedRequest, ...]  # [num_requests]   those that have constraints
+    batch_indices: tuple[int, ...]  # [num_requests]   their indices in the batch
     paths: Paths
 
     @classmethod
     def of(cls, requests: Sequence[ConstrainedRequest | None], draft: Draft) -> ConstrainedRows | None:
-        """requests [batch]: None where rows do not matter. None if nobody asks for anything."""
+        """The rows of all requests [batch] that have constraints; None if there are none. A request is None if its rows
+        need no processing."""
         asking = [(r, i) for i, r in enumerate(requests) if r is not None and r.constraints is not None]
         if not asking:
             return None
@@ -111,7 +112,7 @@ class ConstrainedRows:
         return cls(constrained, batch_indices, Paths(draft))
 
     def where(self, is_asked: Callable[[Constraints], bool]) -> ConstrainedRows | None:
-        """The rows of requests whose constraints say so; None if there are none."""
+        """The rows of the requests whose constraints fulfill a condition; None if there are none."""
         asking = zip(self.requests, self.batch_indices, self.constraints, strict=True)
         chosen = [(request, b) for request, b, constraints in asking if is_asked(constraints)]
         if len(chosen) == len(self.requests):
@@ -123,12 +124,12 @@ class ConstrainedRows:
 
     @cached_property
     def constraints(self) -> tuple[Constraints, ...]:
-        """[num_requests]."""
+        """[num_requests]   the constraints of each request."""
         return tuple(request.constraints for request in self.requests if request.constraints is not None)
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """int64 [num_requests]   rows of each: its root's and its nodes'."""
+        """int64 [num_requests]   the number of rows of each request: one for the root and one per node."""
         return np.array([self.paths.draft.num_nodes_per_request[b] + 1 for b in self.batch_indices])
 
     @cached_property
@@ -138,33 +139,33 @@ class ConstrainedRows:
 
     @cached_property
     def host_rows(self) -> np.ndarray:
-        """int64 [n]   rows of target logits."""
+        """int64 [n]   these rows' numbers among all rows of target logits."""
         offsets = self.paths.draft.offsets
         return np.concatenate([np.arange(offsets[b] + b, offsets[b + 1] + b + 1) for b in self.batch_indices])
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """The same, on the device."""
+        """`host_rows` on the device."""
         return self.to_device(self.host_rows)
 
     @cached_property
     def depths(self) -> torch.Tensor:
-        """int64 [n]   0 at roots and dead nodes."""
+        """int64 [n]   depth of each row's node; 0 at roots and dead nodes."""
         return self.paths.draft.layout.row_depths[self.rows]
 
     @cached_property
     def path(self) -> torch.Tensor:
-        """int64 [n, max_depth]   each row's own node's token, its parent's, and so on; -1 past the root."""
+        """int64 [n, max_depth]   the token of each row's node, its parent's, and so on; -1 past the root."""
         return self.paths.token_ids[self.rows]
 
     def pairs(self, values: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Each row with each of its request's values: (int64 [m], positions among these rows; [m], the values)."""
+        """Pair each row with each value of its request: (int64 [m], positions among these rows; [m], the values)."""
         lengths = np.array([len(each) for each in values])
         positions = np.repeat(np.arange(len(self.owners)), lengths[self.owners])
         return positions, np.concatenate([np.tile(each, n) for each, n in zip(values, self.counts, strict=True)])
 
     def per_row(self, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-        """[n, 1]   of one value per request."""
+        """[n, 1]   one value per request, repeated for each of its rows."""
         return self.to_device(np.array(values)[self.owners]).to(dtype).unsqueeze(1)
 
     def to_device(self, array: np.ndarray) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The target's own probabilities of tokens, whatever the sampling parameters make of them."""
+"""Log probabilities of tokens under the target's raw logits, before any sampling parameter."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from attrs import frozen
 
 @frozen
 class Logprob:
-    """How likely a token was: the logarithm of its probability under the target's unchanged logits, how many tokens
-    were at least as likely (1: the likeliest), and its text by itself, None where no text is made."""
+    """A token's log probability under the target's raw logits, its rank (1: the likeliest; equal probabilities share
+    the worse rank) and its text. decoded_token is None without a tokenizer."""
 
     logprob: float
     rank: int
@@ -19,7 +19,7 @@ class Logprob:
 
 
 TokenLogprobs = dict[int, Logprob]
-"""Of one position: its own token first, then the likeliest ones in their order."""
+"""Logprobs at one position: first the token itself, then the likeliest tokens in order."""
 
 
 def logprobs_of(
@@ -28,8 +28,8 @@ def logprobs_of(
     num_logprobs: Sequence[int],
     decode: Sequence[Callable[[int], str | None]],
 ) -> list[TokenLogprobs]:
-    """For each row of logits [n, vocab] its token of token_ids int64 [n] and the num_logprobs [n] likeliest ones (-1:
-    all). decode [n]: from a token id to its text."""
+    """For each row of logits [n, vocab], the log probabilities of its token (token_ids int64 [n]) and of its
+    num_logprobs [n] likeliest tokens (-1: all). decode: [n], functions from a token id to its text."""
     vocab_size = logits.shape[1]
     numbers = [vocab_size if n < 0 else n for n in num_logprobs]
     logprobs = logits.log_softmax(-1, dtype=None if logits.dtype == torch.float64 else torch.float32)

@@ -1,4 +1,5 @@
-"""Penalties for tokens that were there before: repetition (prompt and output), frequency and presence (output)."""
+"""Penalties for tokens that occurred before: repetition (in prompt and output), frequency and presence (in the
+output)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from specdec_core.sampling.constraints import ConstrainedRows
 
 
 def penalize_repetition(logits: torch.Tensor, rows: ConstrainedRows) -> None:
-    """In place: positive logits of tokens in the history are divided by the penalty, negative ones multiplied."""
+    """In place: divide positive logits of tokens in the history by the penalty, and multiply negative ones."""
     was_there = count_tokens(rows, logits, with_prompt=True) > 0
     penalty = rows.per_row([c.params.repetition_penalty for c in rows.constraints], logits.dtype)
     before = logits[rows.rows]
@@ -18,8 +19,8 @@ def penalize_repetition(logits: torch.Tensor, rows: ConstrainedRows) -> None:
 
 
 def penalize_output(logits: torch.Tensor, rows: ConstrainedRows) -> None:
-    """In place: a token's logit less frequency_penalty for each time that it is in the output, and less
-    presence_penalty if it is there at all."""
+    """In place: subtract from a token's logit frequency_penalty for each occurrence in the output, and presence_penalty
+    once if it occurs at all."""
     counts = count_tokens(rows, logits, with_prompt=False)
     frequency = rows.per_row([c.params.frequency_penalty for c in rows.constraints], logits.dtype)
     presence = rows.per_row([c.params.presence_penalty for c in rows.constraints], logits.dtype)
@@ -28,7 +29,7 @@ def penalize_output(logits: torch.Tensor, rows: ConstrainedRows) -> None:
 
 
 def count_tokens(rows: ConstrainedRows, logits: torch.Tensor, *, with_prompt: bool) -> torch.Tensor:
-    """[n, vocab], of the type of the logits: how often each token is in each row's history."""
+    """[n, vocab], in the dtype of the logits: how often each token occurs in each row's history."""
     known = [r.token_ids[0 if with_prompt else r.num_prompt_tokens :] for r in rows.requests]
     owners = rows.to_device(np.repeat(np.arange(len(known)), [len(tokens) for tokens in known]))
     token_ids = rows.to_device(np.concatenate(known))

@@ -1,4 +1,5 @@
-"""From the target's logits to what a verifier sees: every sampling parameter, at every row, with its own history."""
+"""From the target's raw logits to a verifier's input: applies every sampling parameter to every row, with its
+history."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from specdec_core.sampling.processors import run_processors
 
 
 def keep_allowed(logits: torch.Tensor, rows: ConstrainedRows) -> None:
-    """-inf everywhere but at the allowed token ids."""
+    """In place: -inf at all tokens but the allowed token ids."""
     positions, ids = rows.pairs([c.allowed_ids for c in rows.constraints if c.allowed_ids is not None])
     allowed = rows.to_device(rows.host_rows[positions]), rows.to_device(ids)
     kept = logits[allowed]
@@ -24,7 +25,7 @@ def keep_allowed(logits: torch.Tensor, rows: ConstrainedRows) -> None:
 
 
 def forbid_early_end(logits: torch.Tensor, rows: ConstrainedRows) -> None:
-    """-inf at the tokens that end a request, where the output would have fewer than min_tokens without them."""
+    """In place: -inf at tokens that end the request, in rows whose output would be shorter than min_tokens."""
     least = np.array([c.min_tokens for c in rows.constraints])
     missing = least - [len(request.token_ids) - request.num_prompt_tokens for request in rows.requests]
     is_early = rows.depths < rows.to_device(missing[rows.owners])
@@ -35,7 +36,7 @@ def forbid_early_end(logits: torch.Tensor, rows: ConstrainedRows) -> None:
 
 
 def add_bias(logits: torch.Tensor, rows: ConstrainedRows) -> None:
-    """What is given for a token is added to its logit."""
+    """In place: add the bias that is given for a token to its logit."""
     positions, ids = rows.pairs([c.bias_ids for c in rows.constraints])
     _, values = rows.pairs([c.bias_values for c in rows.constraints])
     at = rows.to_device(rows.host_rows[positions]), rows.to_device(ids)
@@ -61,12 +62,14 @@ def process_logits(
     params: Sequence[SamplingParams],
     constraints: ConstrainedRows | None = None,
 ) -> torch.Tensor:
-    """What a verifier sees: logits [num_rows, vocab] as the parameters of each row's request define them, in float32,
-    or in float64 if they are given so. The logits given are left as they are.
+    """Apply the sampling parameters of each row's request to logits [num_rows, vocab]. Returns float32, or float64 if
+    the logits are; does not change its input.
 
-    row_requests int64 [num_rows] indexes params. constraints: the rows of requests that ask for more than temperature
-    and truncation. Rows of greedy requests are -inf except at the argmax, unless every request is greedy. Parameters
-    that no request uses cost nothing.
+    row_requests: int64 [num_rows], indices into params.
+    constraints: the rows of requests that use more than temperature and truncation.
+
+    Rows of greedy requests become -inf except at the argmax, unless every request is greedy. Unused parameters cost
+    nothing.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if constraints is not None:
@@ -81,8 +84,9 @@ def process_logits(
 
 
 def truncate(logits: torch.Tensor, row_requests: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """logits [num_rows, vocab] as the parameters of each row's request define them; row_requests int64 [num_rows]
-    indexes params, of which one at least samples. Rows of greedy requests are -inf except at the argmax."""
+    """Apply temperature, min_p, top_k and top_p of each row's request to logits [num_rows, vocab]. row_requests: int64
+    [num_rows], indices into params, of which at least one samples. Rows of greedy requests become -inf except at the
+    argmax."""
 
     def per_row(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:  # [num_rows, 1]
         return torch.tensor(values, dtype=dtype, device=logits.device)[row_requests].unsqueeze(1)
@@ -106,19 +110,19 @@ def truncate(logits: torch.Tensor, row_requests: torch.Tensor, params: Sequence[
 
 
 def _keep_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """min_p [num_rows, 1]: tokens at least that probable as the most probable one. Compared as logarithms."""
+    """Keep tokens with at least min_p [num_rows, 1] times the probability of the likeliest one. Compares logarithms."""
     return logits.masked_fill(logits < logits.amax(dim=-1, keepdim=True) + min_p.log(), -torch.inf)
 
 
 def _keep_top_k(logits: torch.Tensor, k: torch.Tensor, largest_k: int) -> torch.Tensor:
-    """k int64 [num_rows, 1], 0: every token. Ties with the k-th largest stay."""
+    """Keep the k likeliest tokens and ties with the k-th. k: int64 [num_rows, 1]; 0 keeps all tokens."""
     largest = logits.topk(min(largest_k, logits.shape[-1]), dim=-1).values
     least = largest.gather(1, (k - 1).clamp(0, largest.shape[-1] - 1))
     return logits.masked_fill((logits < least) & (k > 0), -torch.inf)
 
 
 def _keep_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The smallest set of most probable tokens that reaches top_p [num_rows, 1], at least one; with 1 every token."""
+    """Keep the smallest set of likeliest tokens whose probability reaches top_p [num_rows, 1]; 1 keeps all tokens."""
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probs = ordered.softmax(dim=-1)
     before = probs.cumsum(dim=-1) - probs

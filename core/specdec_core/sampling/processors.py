@@ -1,4 +1,4 @@
-"""Custom logits processors: a user's functions of one position's logits and history."""
+"""Custom logits processors: users' functions of the logits and the history at one position."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from specdec_core.sampling.constraints import ConstrainedRows
 
 
 def run_processors(logits: torch.Tensor, rows: ConstrainedRows) -> None:
-    """In place, a row at a time. A row whose processor fails becomes NaN, which fails its request if it is reached.
-    Dead nodes, and rows that are not finite already, are left alone."""
+    """Run each request's processors on its rows, in place, row by row. If a processor fails, the row becomes NaN, and
+    the request fails if the accepted path reaches it. Skips dead nodes and rows that are not finite."""
     is_root = np.diff(rows.owners, prepend=-1) > 0
     depths = rows.depths.tolist()
     paths = rows.path.cpu().numpy()
@@ -32,7 +32,7 @@ def run_processors(logits: torch.Tensor, rows: ConstrainedRows) -> None:
 
 
 def _process(logits: torch.Tensor, processors: Sequence[LogitsProcessor], history: np.ndarray) -> str | None:
-    """Put what the last one returns in the place of logits [vocab]. Returns what one of them did wrong."""
+    """Replace logits [vocab] by the result of the request's processors. Returns an error message, or None."""
     processed, wanted = logits.clone(), _kind(logits)
     for processor in processors:
         name = getattr(processor, "__qualname__", type(processor).__qualname__)
@@ -55,13 +55,13 @@ def _process(logits: torch.Tensor, processors: Sequence[LogitsProcessor], histor
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    """Its type and shape, and how it is stored if not as one number after the other."""
+    """A tensor's dtype and shape, and its layout if it is not strided, for error messages."""
     layout = "" if tensor.layout == torch.strided else f" {tensor.layout}"
     return f"{tensor.dtype} {list(tensor.shape)}{layout}"
 
 
 def _described(error: BaseException) -> str:
-    """The error's type and text; the type alone where its text cannot be made."""
+    """An exception's type and message; the type alone if its message cannot be formatted."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:

@@ -1,7 +1,8 @@
-"""Counter-based noise: each draw is a hash of what it is keyed by, so it never depends on the batch or on history.
+"""Counter-based random numbers: each draw is a hash of its keys, so it does not depend on the batch or on earlier
+draws.
 
-The hash is splitmix64 (Steele, Lea and Flood 2014): the n-th output of the generator whose state is a hash of the
-seed, n being the packed key.
+The hash is splitmix64 (Steele, Lea and Flood 2014): the n-th output of the generator whose state is a hash of the seed,
+n being the packed key.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _NODE_BITS = 24
 
 
 class CounterRandom:
-    """The engine's `RandomSource`: seeds int64 and root positions int64, one of each per request of the batch."""
+    """The engine's `RandomSource`, made for one step from the seeds and root positions, int64, of the batch's
+    requests."""
 
     def __init__(self, seeds: Sequence[int] | torch.Tensor, root_positions: torch.Tensor) -> None:
         self._seeds = seeds
@@ -28,7 +30,7 @@ class CounterRandom:
 
     @cached_property
     def _states(self) -> torch.Tensor:
-        """int64 [batch]   computed at the first draw: a greedy step draws nothing."""
+        """int64 [batch]   hashed seeds, computed at the first draw, since greedy steps draw nothing."""
         return _mix(torch.as_tensor(self._seeds, dtype=torch.int64, device=self._root_positions.device))
 
     def target_token(self, weights: torch.Tensor, requests: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:

@@ -14,9 +14,10 @@ from specdec_core.verifiers.siblings import Proposals, Siblings, excess, normed
 class RejectionVerifier:
     """Walks down from the root. At each row it tries the sampled children in the order they were drawn: a child is
     accepted with probability min(1, target_probs / draft_probs) of its token; after a rejection, target_probs becomes
-    the residual max(0, target_probs - draft_probs), normalized. If all are rejected, a token is drawn from the residual,
-    and the walk goes on to the chosen child that equals it, if any. For drafts of chosen nodes only, the output equals
-    plain decoding token for token.
+    the residual max(0, target_probs - draft_probs), normalized. If all are rejected, a token is drawn from the
+    residual, and the walk goes on to the chosen child that equals it, if any.
+
+    If all nodes are chosen, the output equals plain decoding token for token.
     """
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:

@@ -1,4 +1,4 @@
-"""What rejection sampling on trees needs: each row's children in order, and the distribution each was drawn from."""
+"""For rejection sampling on trees: each row's children in order, and the distribution that each was drawn from."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from specdec_core.contracts.draft import Draft
 
 @frozen(eq=False)
 class Siblings:
-    """A draft's trees as linked lists of children, without dead nodes. Rows are numbered as in `contracts.draft`; `end`,
-    one past the last row, stands for "no row" and is its own successor."""
+    """A draft's trees as linked lists of children, without dead nodes. Rows are numbered as in `contracts.draft`;
+    `end`, one past the last row, stands for "no row" and is its own successor."""
 
     end: int
     root_rows: torch.Tensor  # int64 [batch]   noise is keyed by row - root row, the same in any batch

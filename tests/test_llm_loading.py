@@ -112,9 +112,9 @@ def test_the_slow_tokenizer_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("device", "says"),
     [
-        ("abacus", "device='abacus' is not to be had here: give cpu"),
-        ("cuda:99", "device='cuda:99' is not to be had here"),
-        ("meta", "device='meta' is not supported: give cpu"),
+        ("abacus", "device='abacus' is not available here: give 'cpu'"),
+        ("cuda:99", "device='cuda:99' is not available here"),
+        ("meta", "device='meta' is not supported: give 'cpu'"),
     ],
 )
 def test_devices_that_are_none(device: str, says: str) -> None:

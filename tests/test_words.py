@@ -20,13 +20,13 @@ ROOT = Path(__file__).parents[1]
 
 BEFORE_PASS = r"""(?:a|an|the|one|two|three|this|that|each|every|per|no|of|in|first|second|last|next|same|several|many
     |few|fewer|trial|decode|decoding|prefill|prompts?|plain|speculative|drafting|decoder|verifying|whole|single|later
-    |earlier|wrong|passed|padded|of\ nodes|such|its|their|own|between|whose|\w+'s|late|slow|more|most|these|those|all)"""
+    |earlier|wrong|passed|padded|of\ nodes|such|its|their|own|between|whose|\w+'s|late|slow|more|these|those|all)"""
 SPEAKERS = r"(?:target|model|head|draft|drafter|proposer|tensor|level|request|match|token|verifier|layer)"
 BRITISH = r"""(?:quanti|tokeni|initiali|optimi|normali|speciali|generali|summari|organi|recogni|reali|utili|minimi
     |maximi|seriali|vectori|randomi|paralleli|penali|prioriti|memori|synchroni|materiali|visuali|customi|standardi
     |factori|finali|locali|moderni|emphasi|characteri|categori|equali|stabili|regulari|capitali|critici)"""
 
-# What to look for: (pattern, what to say instead). Patterns name the sense that is meant, not the word in all its senses.
+# What to look for: (pattern, what to say instead). Patterns name one sense of a word, not the word in all its senses.
 PUT_AWAY = {
     "assistant, candidate": (r"\bassistants?\b(?!'s\ answer)|\bcandidates?\b", "draft, draft token, node"),
     "gamma, speculate_k": (r"\bgamma\b|\bspeculate_k\b", "num_draft_tokens, max_draft_tokens"),

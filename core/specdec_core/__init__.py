@@ -1,7 +1,7 @@
 """specdec-core: speculative decoding for PyTorch language models, where every way of drafting is a plugin.
 
-The public names stand in `__init__.pyi`. Each is imported when it is first used, so that `import specdec_core`, and
-with it every plugin's module, costs no import of torch.
+`__init__.pyi` lists the public names. Each is imported when it is first used, so that `import specdec_core`, and hence
+a plugin's module, does not import torch.
 """
 
 from __future__ import annotations

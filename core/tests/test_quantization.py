@@ -93,7 +93,7 @@ def test_what_is_missing_is_found_before_weights_are_loaded(
     for load in (dry_run, LLM):
         said = refusal(load, checkpoint, quantization=asked)
         assert said == (
-            f"quantization={asked} cannot be had for the model {str(checkpoint)!r} here: ImportError: {MISSING}. "
+            f"quantization={asked} is not available for the model {str(checkpoint)!r} here: ImportError: {MISSING}. "
             f"Install what is missing, or choose another quantization or checkpoint"
         )
     config = json.loads((quantized / "config.json").read_text())
@@ -102,7 +102,9 @@ def test_what_is_missing_is_found_before_weights_are_loaded(
     for load in (dry_run, LLM):
         said = refusal(load, quantized)
         assert said is not None
-        assert f"the checkpoint's quantization 'rounding_test' cannot be had for the model {str(quantized)!r}" in said
+        assert (
+            f"the checkpoint's quantization 'rounding_test' is not available for the model {str(quantized)!r}" in said
+        )
         assert MISSING in said
     assert rounding == []
 

@@ -144,7 +144,7 @@ DECODER = {
 }
 UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "alibi": ("bloom", {"n_layer": 3, "n_head": 4}, "0 of 3 layers"),
-    "alibi that needs a mask": ("mpt", {"d_model": 64, "n_layers": 3, "n_heads": 4}, "trial pass"),
+    "alibi that needs a mask": ("mpt", {"d_model": 64, "n_layers": 3, "n_heads": 4}, "trial forward pass"),
     "attention of its own": ("falcon", {}, "falcon"),
     "positions that are counted": ("bart", DECODER, "depends on the other tokens"),
     "attention to later tokens": ("bert", {}, "later tokens"),

@@ -53,7 +53,7 @@ CONFIGS = {
     "text for a number": (config(vocab_size="200"), ConfigError, "cannot be read.*'vocab_size' expected int"),
     "negative size": (config(vocab_size=-1), ConfigError, "negative dimension -1"),
     "no key heads": (config(num_key_value_heads=0), ConfigError, "ZeroDivisionError"),
-    "no layers": (config(num_hidden_layers=0), CompatibilityError, "fails in a trial pass"),
+    "no layers": (config(num_hidden_layers=0), CompatibilityError, "fails in a trial forward pass"),
     "unknown activation": (config(hidden_act="silo"), CompatibilityError, "no 'silo', which a value in config.json"),
 }
 

@@ -1,1 +1,1 @@
-"""What users call: `LLM`, `AsyncLLM`, and what they take and return."""
+"""The Python API: `LLM` and `AsyncLLM`, with their inputs and outputs."""

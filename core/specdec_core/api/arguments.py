@@ -1,4 +1,4 @@
-"""From the keywords of `LLM` to what an engine is built from."""
+"""Turns the keywords of `LLM` into checked options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DRAFTS = "drafts"
 
 @frozen(eq=False)
 class Prepared:
-    """A user's keywords, checked, with all that they name but the models' weights."""
+    """The user's checked keywords, with the plugins, tokenizer and configs that they name."""
 
     config: EngineConfig
     plugins: Plugins
@@ -47,7 +47,7 @@ def prepare(
     plugins: Plugins | None = None,
     **engine_config: Any,
 ) -> Prepared:
-    """The keywords are those of `LLM`. Raises ConfigError, PluginError or CompatibilityError."""
+    """Check the keywords of `LLM`. Raises ConfigError, PluginError or CompatibilityError."""
     if not isinstance(skip_tokenizer_init, bool):
         raise ConfigError(f"skip_tokenizer_init={shown(skip_tokenizer_init)} must be True or False")
     if not isinstance(tokenizer, str | Path | None) or not 0 < len(str(tokenizer)) <= LONGEST_NAME:
@@ -73,14 +73,14 @@ def prepare(
 
 
 def dry_run(model: str | Path, **keywords: Any) -> Design:
-    """What `LLM` would run on, found out without loading weights. The keywords are those of `LLM`, and so are the
-    errors, but for those that only the weights can cause."""
+    """Build everything that `LLM` would run except weights. Takes the keywords of `LLM` and raises the same errors,
+    except those that only weights can cause."""
     prepared = prepare(model, **keywords)
     return build.dry_run(prepared.config, prepared.plugins, prepared.speculative, prepared.tokenizer)
 
 
 def _speculative(mapping: Mapping[str, Any], plugins: Plugins, device: torch.device) -> SpeculativeConfig:
-    """mapping: with its method."""
+    """The SpeculativeConfig of a mapping that has a method."""
     verifier, verifier_config = mapping.get("verifier", AUTO), None
     if isinstance(verifier, str) and verifier != AUTO:
         verifier_config = plugins.verifier(verifier).config
@@ -92,8 +92,8 @@ def _speculative(mapping: Mapping[str, Any], plugins: Plugins, device: torch.dev
 
 
 def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:
-    """speculative_config with its method, and with the model of a method that needs one. Raises ConfigError, or
-    PluginError if no installed method, or more than one, knows the checkpoint."""
+    """Complete speculative_config: find the method that runs a draft checkpoint, and the model of a method that needs
+    one. Raises ConfigError, or PluginError if not exactly one installed method recognizes the checkpoint."""
     mapping = speculative_mapping(given)
     if "method" not in mapping:
         checkpoint = Checkpoint(str(mapping["model"]), mapping.get("revision"))
@@ -105,10 +105,8 @@ def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:
 
 
 def speculative_mapping(mapping: Any) -> dict[str, Any]:
-    """speculative_config as users write it, with its method named, or with a draft model to tell it by. A name in
-    square brackets, as older versions of vLLM write it, is a method's, also where a model's would stand. Raises
-    ConfigError.
-    """
+    """Check speculative_config as users write it: it must name a method or a draft model. A name in square brackets, as
+    in older versions of vLLM, is a method, also in place of the model. Raises ConfigError."""
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"speculative_config={shown(mapping)} must be a dict such as {{'method': 'ngram', ...}}")
     plain = dict(mapping)
@@ -128,23 +126,25 @@ def speculative_mapping(mapping: Any) -> dict[str, Any]:
 
 
 def _shipped(method: ProposerSpec, target: str | Path, revision: Any) -> str:
-    """The draft that lies beside the target's weights."""
+    """The draft that comes with the target, in a subfolder of its folder."""
     folder = Path(resolve_model(target), DRAFTS, method.name)
     if folder.is_dir():
         if revision is None:
             return str(folder)
         raise ConfigError(
-            f"speculative_config has revision={shown(revision)}, which is of a repository, and names none: give its "
+            f"speculative_config has revision={shown(revision)}, which is of a repository, but has no model: give its "
             f"name as model, or leave revision out for the draft that comes with the target {str(target)!r}"
         )
     known = _published(method.published, str(target))
     raise ConfigError(
-        f"speculative_config of method {method.name!r} names no model, and none comes with the target {str(target)!r}: "
+        f"speculative_config of method {method.name!r} names no model, and no draft comes with the target "
+        f"{str(target)!r}: "
         + (f"give model={known!r}, which was published for it" if known else "give the draft's folder or repository")
     )
 
 
 def _published(drafts: Mapping[str, str], target: str) -> str | None:
-    """By the end of the target's name, as it is called in a copy, too."""
+    """The draft that a method lists for this target, by the last part of the target's name, which copies usually
+    keep."""
     name = target.rstrip("/").rpartition("/")[2].lower()
     return next((draft for of, draft in drafts.items() if of.rpartition("/")[2].lower() == name), None)

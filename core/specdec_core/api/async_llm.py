@@ -1,4 +1,4 @@
-"""`LLM` for asyncio: one thread runs the engine while there is work, and every generator gets its own tokens."""
+"""`LLM` for asyncio: a thread runs the engine while there is work, and each generator receives its own tokens."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from specdec_core.errors import SpecdecError
 
 
 class AsyncLLM:
-    """What `LLM` is, for asyncio: the same keywords, and what runs at the same time is computed together.
+    """`LLM` for asyncio, with the same keywords. Requests that run at the same time are batched.
 
     `generate` and `chat` return asynchronous generators. Closing one, or cancelling the task that reads it, cancels its
-    request. An error in a prompt is raised by its own generator, a failure of a step by all whose requests it ended;
-    the others go on, and so does the engine, unless its device has failed (`DeviceError`, `is_healthy`). End it with
-    `await llm.shutdown()`, or use `async with`.
+    request. A wrong prompt raises in its own generator; a failed step raises in all generators whose requests it ended.
+    The others and the engine continue, unless the device has failed (`DeviceError`, `is_healthy`). End it with `await
+    llm.shutdown()` or `async with`.
     """
 
     def __init__(self, model: str | Path, **keywords: Any) -> None:
@@ -38,8 +38,8 @@ class AsyncLLM:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether prompts can be run: False once it is shut down, or once its device has failed, which only a new
-        process mends (`DeviceError`). For the health check of a server, from any thread."""
+        """Whether prompts can be run. False after `shutdown`, or after the device has failed, which requires a new
+        process (`DeviceError`). For the health check of a server; any thread may read it."""
         return not self._is_shut_down and not self._session.engine.is_dead
 
     async def __aenter__(self) -> Self:
@@ -53,8 +53,8 @@ class AsyncLLM:
     def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> AsyncGenerator[StreamOutput, None]:
-        """Complete one prompt, yielding new tokens as they are decided. prompt, sampling_params: as `LLM.generate`'s,
-        but one of each."""
+        """Complete one prompt, yielding new tokens as they are decided. Takes one prompt and one sampling_params, as
+        `LLM.generate` does."""
         return self._generate(lambda: self._session.prompts.read([prompt]), sampling_params)
 
     def chat(
@@ -68,7 +68,7 @@ class AsyncLLM:
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[StreamOutput, None]:
-        """Answer one conversation, yielding new tokens as they are decided. The arguments are those of `LLM.chat`."""
+        """Answer one conversation, yielding new tokens as they are decided. Takes the arguments of `LLM.chat`."""
         arguments = {
             "chat_template": chat_template,
             "add_generation_prompt": add_generation_prompt,
@@ -79,15 +79,15 @@ class AsyncLLM:
         return self._generate(read, sampling_params)
 
     def get_tokenizer(self) -> Any:
-        """transformers' own; None with skip_tokenizer_init=True."""
+        """The tokenizer from transformers; None with skip_tokenizer_init=True."""
         return self._session.prompts.tokenizer
 
     def get_metrics(self) -> list[Counter | Vector]:
-        """Counters since this was made: each has a `name` and a `value`."""
+        """Counters since the creation of this object, each with a `name` and a `value`."""
         return self._session.metrics.read()
 
     async def shutdown(self) -> None:
-        """Cancel what runs, which raises in its generators, close the proposer and end the thread. It may be called
+        """Cancel all requests, which raises in their generators, close the proposer and end the thread. May be called
         again. Raises PluginError if the proposer fails to close."""
         errors: list[BaseException] = []
         with self._lock:
@@ -116,7 +116,7 @@ class AsyncLLM:
                 self._post(partial(self._end, stream))
 
     def _post(self, command: Callable[[], None]) -> bool:
-        """Have the engine's thread do something between two steps. False after a shutdown, when all has ended."""
+        """Let the engine's thread run a command between two steps. Returns False after `shutdown`."""
         with self._lock:
             if not self._is_shut_down:
                 self._commands.append(command)
@@ -129,10 +129,10 @@ class AsyncLLM:
             self._thread.start()
         return self._thread
 
-    # What follows runs in the engine's thread.
+    # The methods below run in the engine's thread.
 
     def _work(self) -> None:
-        """Until nothing is left to do; the next command starts another thread."""
+        """Run steps and commands until nothing is left; the next command starts another thread."""
         while True:
             with self._lock:
                 commands, self._commands = self._commands, []
@@ -145,7 +145,8 @@ class AsyncLLM:
                 self._attempt(self._session.step)
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """A failure ends the streams whose requests the engine gave up, or all of them if it is not about requests."""
+        """Run a command or a step. A failure ends the streams whose requests the engine gave up, or all streams if the
+        error does not concern requests."""
         try:
             work()
         except BaseException as error:
@@ -177,7 +178,7 @@ class AsyncLLM:
             self._end(stream)
 
     def _end(self, stream: _Stream, error: BaseException | None = None) -> None:
-        """Tell its generator, and cancel what still runs for it."""
+        """End a stream's generator and cancel its remaining requests."""
         if stream in self._streams:
             self._streams.remove(stream)
             stream.end(error)
@@ -193,8 +194,8 @@ class AsyncLLM:
 
 
 class _Stream:
-    """What the engine's thread has for one generator. `running`: the ids of its requests that have not ended; `error`
-    is set before the None that ends the queue."""
+    """The engine thread's side of one generator. `running`: ids of its requests that have not ended. `error` is set
+    before the None that ends the queue."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.queue: asyncio.Queue[StreamOutput | None] = asyncio.Queue()
@@ -203,7 +204,7 @@ class _Stream:
         self._loop = loop
 
     def put(self, output: StreamOutput | None) -> bool:
-        """False if nobody is there any more to read it."""
+        """Send to the generator. Returns False if its event loop is closed."""
         try:
             self._loop.call_soon_threadsafe(self.queue.put_nowait, output)
         except RuntimeError:  # the loop is closed

@@ -1,4 +1,4 @@
-"""The front door: a model, and speculation by one dict."""
+"""`LLM`: a causal language model with speculative decoding."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 class LLM:
     """A causal language model with speculative decoding, with vLLM's parameter names.
 
-    model: a folder, a name on the model hub, or "tiny", the embedded model. speculative_config: one flat dict of
-    `method`, `num_speculative_tokens`, the other keys of `SpeculativeConfig` and the method's own; None: plain
-    decoding. The remaining keywords are those of `EngineConfig`. plugins: None: all that are installed. One thread at a
-    time may use it; several streams and `generate` may take turns. `AsyncLLM` is the one for asyncio. `with LLM(...) as
-    llm:`, or `close`, ends it; without either, it ends when it is dropped, or at the interpreter's exit.
+    model: a folder, a name on the model hub, or "tiny", the embedded model.
+    speculative_config: a flat dict with `method`, `num_speculative_tokens`, other keys of `SpeculativeConfig` and the
+        method's own keys. None: plain decoding.
+    plugins: None: all installed plugins.
+
+    All other keywords are those of `EngineConfig`. Only one thread at a time may use it, but streams and calls of
+    `generate` may alternate; for asyncio there is `AsyncLLM`. Close it with `close` or `with LLM(...) as llm:`;
+    otherwise it closes when it is garbage-collected or when the interpreter exits.
     """
 
     def __init__(
@@ -65,13 +68,13 @@ class LLM:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether prompts can be run: False once it is closed, or once its device has failed, which only a new process
-        mends (`DeviceError`). For the health check of a server."""
+        """Whether prompts can be run. False after `close`, or after the device has failed, which requires a new process
+        (`DeviceError`). For the health check of a server."""
         return not self.engine.is_closed and not self.engine.is_dead
 
     def close(self) -> None:
-        """Abort what runs and let the proposer save what it keeps; no prompt can be run any more. It may be called
-        again. Memory is given back when the LLM is dropped.
+        """Abort all requests and let the proposer save its state; no prompt can be run afterwards. May be called again.
+        Memory is freed when the LLM is garbage-collected.
 
         Raises PluginError if the proposer fails to close.
         """
@@ -90,11 +93,12 @@ class LLM:
     def generate(
         self, prompts: Prompts, sampling_params: Params = None, *, use_tqdm: bool = True, stream: bool = False
     ) -> list[RequestOutput] | Iterator[StreamOutput]:
-        """Complete all prompts; the outputs stand in their order.
+        """Complete all prompts; the outputs are in their order. All prompts are checked before any is run.
 
-        A prompt is a string, {"prompt": str} or {"prompt_token_ids": [int, ...]}. sampling_params: one for all, or one
-        for each. use_tqdm: show a bar when it takes longer than a second. stream: what `stream` returns. All prompts
-        are checked before any is run.
+        prompts: each a string, {"prompt": str} or {"prompt_token_ids": [int, ...]}.
+        sampling_params: one for all, or one for each.
+        use_tqdm: show a progress bar if it takes longer than a second.
+        stream: return the iterator of `stream` instead.
         """
         return self._run(lambda: self._session.prompts.read(prompts), sampling_params, use_tqdm, stream)
 
@@ -143,10 +147,11 @@ class LLM:
     ) -> list[RequestOutput] | Iterator[StreamOutput]:
         """Answer one conversation, or each of several, as `generate` completes prompts.
 
-        A conversation is a list of {"role": ..., "content": ...}; the chat template makes a prompt of it.
-        chat_template: instead of the tokenizer's. add_generation_prompt: begin the assistant's answer;
-        continue_final_message: go on with the last message instead (then set the other to False). tools,
-        chat_template_kwargs: for the template.
+        messages: a list of {"role": ..., "content": ...}, or several; the chat template turns them into a prompt.
+        chat_template: replaces the tokenizer's.
+        add_generation_prompt: begin the assistant's answer.
+        continue_final_message: continue the last message instead; set add_generation_prompt to False then.
+        tools, chat_template_kwargs: inputs of the template.
         """
         arguments = {
             "chat_template": chat_template,
@@ -161,18 +166,18 @@ class LLM:
         return self._run(read, sampling_params, use_tqdm, stream)
 
     def stream(self, prompts: Prompts, sampling_params: Params = None) -> Iterator[StreamOutput]:
-        """Complete all prompts together, yielding each step's new tokens as they are decided.
+        """Complete all prompts together, yielding each step's new tokens.
 
-        The prompts are checked when the first output is asked for. Closing the iterator cancels what is left.
+        The prompts are checked when the first output is requested. Closing the iterator cancels unfinished requests.
         """
         return self._stream(lambda: self._session.prompts.read(prompts), sampling_params)
 
     def get_tokenizer(self) -> Any:
-        """transformers' own; None with skip_tokenizer_init=True."""
+        """The tokenizer from transformers; None with skip_tokenizer_init=True."""
         return self._session.prompts.tokenizer
 
     def get_metrics(self) -> list[Counter | Vector]:
-        """Counters since this LLM was made: each has a `name` and a `value`."""
+        """Counters since the creation of this LLM, each with a `name` and a `value`."""
         return self._session.metrics.read()
 
     def _run(

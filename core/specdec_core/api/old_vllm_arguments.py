@@ -1,4 +1,4 @@
-"""The keywords with which vLLM's versions up to 0.6 configured speculation, as a speculative_config."""
+"""Converts the keywords for speculation of vLLM up to version 0.6 to a speculative_config."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ OLD_KEYS = frozenset(NEW_KEYS) | frozenset(WITHOUT_MEANING)
 def without_old_keys(
     keywords: Mapping[str, Any], speculative_config: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
-    """The keywords without the old ones, and the speculative_config that those amount to, or the one given.
+    """Split off the old keywords. Returns the others and the speculative_config that the old ones amount to, or else
+    the given one.
 
-    Warns once of all of them, with the new form to write. Raises ConfigError if both forms are given.
+    Warns once, showing the new form. Raises ConfigError if both forms are given.
     """
     old = {key: value for key, value in keywords.items() if key in OLD_KEYS}
     if not old:
@@ -77,7 +78,7 @@ def unbracketed(name: Any) -> Any:
 
 
 def _level_of_caller() -> int:
-    """The stacklevel of the first caller outside specdec_core: Python shows deprecations by whose line they name."""
+    """The stacklevel of the first caller outside specdec_core, in whose name Python shows the deprecation warning."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("specdec_core."):
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""What `LLM` and `AsyncLLM` return."""
+"""The outputs of `LLM` and `AsyncLLM`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ from specdec_core.sampling.logprobs import TokenLogprobs
 
 @frozen
 class CompletionOutput:
-    """One completion. finish_reason: "stop" (end of sequence, a stop token or a stop string), "length", "abort", or
-    "error" (no token could be drawn: `error` says why). stop_reason: the stop string or token id; None for any other
-    end. logprobs: of each output token, if they were asked for; cumulative_logprob: their sum over the output."""
+    """One completion.
+
+    finish_reason: "stop" (end of sequence, a stop token or a stop string), "length", "abort", or "error" (no token
+        could be drawn; the message is in `error`).
+    stop_reason: the stop string or token id that ended it; else None.
+    logprobs: of each output token, if they were asked for.
+    cumulative_logprob: their sum.
+    """
 
     index: int
     text: str
@@ -30,10 +35,13 @@ class CompletionOutput:
 
 @frozen
 class RequestOutput:
-    """A finished prompt with its n completions. `speculation` says what drafting did for them: see `DraftCounts`.
-    prompt_logprobs: of each prompt token, the first one's None, if they were asked for. lossless: whether the tokens
-    have the target's distribution; False only under a verifier that gives that up. num_cached_tokens: of the prompt
-    whose keys and values were there already for the first completion (prefix caching)."""
+    """A finished prompt with its n completions.
+
+    speculation: counts of drafts and accepted tokens: see `DraftCounts`.
+    prompt_logprobs: of each prompt token, None for the first, if they were asked for.
+    lossless: whether the output has the target's distribution. False only with a lossy verifier.
+    num_cached_tokens: of the prompt, found in the prefix cache for the first completion.
+    """
 
     request_id: str
     prompt: str | None
@@ -46,7 +54,7 @@ class RequestOutput:
 
     @classmethod
     def of(cls, prompt: TokenizedPrompt, samples: Sequence[Request]) -> RequestOutput:
-        """samples: the engine's requests for it, one for each completion."""
+        """The output of a prompt. samples: the engine's requests for it, one for each completion."""
         first = samples[0]
         return cls(
             request_id=first.id,
@@ -74,11 +82,16 @@ class RequestOutput:
 
 @frozen
 class StreamOutput:
-    """What one step added to one completion. prompt_index: of the prompt among those given; index: of the completion
-    among its n. finish_reason is set in the completion's last one, and stop_reason and error as in `CompletionOutput`;
-    lossless is as in `RequestOutput`. prompt_logprobs: in the first one of the prompt's first completion, if they were
-    asked for. text: what became final, of the pieces and then the rest, which only the last one can have: what was held
-    back of a completion that ends without another token. All texts joined are the completion's."""
+    """The tokens that one step added to one completion. See `CompletionOutput` and `RequestOutput` for the other
+    fields.
+
+    prompt_index: of the prompt among those given.
+    index: of the completion among the prompt's n.
+    finish_reason: set in the last output of the completion.
+    prompt_logprobs: in the first output of the prompt's first completion, if they were asked for.
+    text: the text that became final. The last output also has text that was held back, if no token follows. All texts
+        joined are the completion's text.
+    """
 
     prompt_index: int
     pieces: tuple[Piece, ...]

@@ -1,4 +1,4 @@
-"""From what users give, text or conversations, to token ids."""
+"""Turns prompts and conversations into token ids."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Conversations = Messages | Sequence[Messages]
 
 @frozen
 class TokenizedPrompt:
-    """text: None where only token ids were given; they are yet to be checked. cache_salt: only prompts of the same one
-    share cached keys and values."""
+    """A prompt as token ids, not checked yet. text: None if token ids were given. cache_salt: only prompts with equal
+    salts share cached keys and values."""
 
     text: str | None
     token_ids: Sequence[int]
@@ -39,13 +39,13 @@ class TokenizedPrompt:
 
 
 class PromptReader:
-    """Tokenizes with the model's tokenizer; without one (None), prompts are token ids."""
+    """Tokenizes prompts with the model's tokenizer. Without one (None), prompts must be token ids."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
 
     def read(self, prompts: Prompts) -> list[TokenizedPrompt]:
-        """Raises ConfigError for the first that is not a prompt."""
+        """Tokenize one prompt or several. Raises ConfigError for the first that is not a prompt."""
         listed = [prompts] if isinstance(prompts, str | Mapping) else prompts
         if not isinstance(listed, Sequence) or isinstance(listed, bytes):
             raise ConfigError(f"prompts={shown(prompts)} is not understood: give one prompt, or a list of them")
@@ -54,9 +54,9 @@ class PromptReader:
     def read_chats(
         self, messages: Conversations, arguments: Mapping[str, Any], variables: Mapping[str, Any]
     ) -> list[TokenizedPrompt]:
-        """One conversation or several, rendered by the chat template.
+        """Tokenize one conversation or several with the chat template.
 
-        arguments: of transformers' apply_chat_template. variables: what the template may read besides.
+        arguments: of transformers' apply_chat_template. variables: additional inputs of the template.
         """
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
             raise ConfigError(f"messages={shown(messages)} is not understood: give one conversation, or a list of them")
@@ -122,7 +122,7 @@ class PromptReader:
 
 
 def load_tokenizer(config: EngineConfig, name: str | Path | None = None) -> Any:
-    """name: None: the model's own. Raises ConfigError."""
+    """Load a tokenizer. name: None: the model's own. Raises ConfigError."""
     found = resolve_model(name or config.model)
     refuse_revision(found, "tokenizer", "tokenizer_revision", config.tokenizer_revision)
     revisions = {

@@ -1,4 +1,4 @@
-"""What `LLM` and `AsyncLLM` share: an engine made from a user's keywords, prompts made requests, steps counted."""
+"""The part that `LLM` and `AsyncLLM` share: an engine, its prompts and its metrics."""
 
 from __future__ import annotations
 
@@ -26,10 +26,8 @@ SampleListener = Callable[[int, int, Request, Sequence[Piece]], None]
 
 
 class Session:
-    """An engine, the prompt reader before it and the metrics behind it. Not for two threads at a time.
-
-    The keywords are those of `LLM`.
-    """
+    """An engine with a prompt reader and metrics, made from the keywords of `LLM`. Only one thread at a time may use
+    it."""
 
     def __init__(self, model: str | Path, **keywords: Any) -> None:
         prepared = prepare(model, **keywords)
@@ -51,7 +49,7 @@ class Session:
         *,
         is_streamed: bool = False,
     ) -> list[list[str]]:
-        """All prompts become requests, n for each, or none does. Returns their ids."""
+        """Queue all prompts, n requests for each, and return their ids. If one prompt is wrong, none is queued."""
         submitted: list[list[str]] = []
         try:
             for prompt, params in zip(prompts, _one_each(sampling_params, len(prompts)), strict=True):
@@ -73,7 +71,7 @@ class Session:
         self.metrics.update(report, perf_counter() - started)
 
     def cancel(self, submitted: Sequence[Sequence[str]]) -> None:
-        """All of them, whatever ending one of them raises. Those that have ended are left alone."""
+        """Cancel requests, all of them even if cancelling one raises. Requests that have ended are ignored."""
         self.engine.cancel(*chain.from_iterable(submitted))
 
 
@@ -89,7 +87,7 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, num_prom
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """Without the bar that transformers shows while it loads weights. Those of downloads are shown."""
+    """A context without transformers' progress bar for loading weights. Bars of downloads are shown."""
 
     def hidden(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return factory(*args, **{**kwargs, "disable": True})

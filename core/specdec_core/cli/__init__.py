@@ -23,10 +23,10 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 class LazyGroup(click.Group):
-    """Imports a command when it is asked for. `--help` imports them all, so none imports torch before it runs.
+    """Imports a command when it is used. `--help` imports all commands, so they must not import torch before they run.
 
-    What core does not have is looked for in the plugins, which are not imported before. Warnings and specdec's own
-    errors are shown as one line of stderr each.
+    Names that core does not have are looked up in the plugins, which are not imported otherwise. Warnings and specdec's
+    own errors are printed to stderr in one line each.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -63,7 +63,7 @@ class LazyGroup(click.Group):
                 ctx.exit(1)
             except OSError as error:
                 if error.errno == errno.EPIPE:
-                    raise  # click ends quietly when nobody reads any more
+                    raise  # click exits quietly when the reader of a pipe is gone
                 click.echo(f"error: {error}", err=True)
                 ctx.exit(1)
             except KeyboardInterrupt:
@@ -71,7 +71,7 @@ class LazyGroup(click.Group):
                 ctx.exit(INTERRUPTED)
 
     def _hint(self, ctx: click.Context, message: str) -> str:
-        """How the command line spells the keywords of `LLM` that an error mentions."""
+        """How to give the keywords of `LLM` that an error mentions on the command line."""
         from specdec_core.cli.options import mentioned_keys
 
         name = ctx.invoked_subcommand
@@ -84,7 +84,7 @@ class LazyGroup(click.Group):
 
 
 def _plugins(ctx: click.Context) -> Plugins:
-    """Loaded once for each command line."""
+    """The plugins, loaded once per command line."""
     if __name__ not in ctx.meta:
         from specdec_core.plugins import Plugins
 

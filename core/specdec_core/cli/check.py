@@ -1,4 +1,4 @@
-"""spec-decode check: would it run, and what fits? Found out without loading weights."""
+"""spec-decode check: reports, without loading weights, whether a model would run and how many tokens fit."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ LIMITS = {
 def command(ctx: click.Context, options: ModelOptions, as_json: bool) -> None:
     """Check a model and how to speculate, without loading weights.
 
-    Reads the config file, the plugin, its options, and the configuration, tokenizer and weight files of the model.
-    Whatever would be refused at load is refused here, with the same message and exit status 1. Then prints what memory
-    is needed, and how many tokens fit into what is free on this machine now.
+    Reads the config file, the plugin, its options, and the model's configuration, tokenizer and weight files. Refuses
+    what loading would refuse, with the same message and exit status 1. Then prints how much memory is needed, and how
+    many tokens fit into this machine's free memory.
     """
     try:
         result = options.dry_run()
@@ -103,7 +103,7 @@ def _memory_lines(memory: MemoryPlan) -> list[tuple[str, str]]:
 
 
 def _size(num_bytes: int) -> str:
-    """With three digits or more: 1.07 GiB."""
+    """Bytes with at least three digits: 1.07 GiB."""
     units = ["bytes", "KiB", "MiB", "GiB", "TiB"]
     power = min(max(num_bytes, 1).bit_length() - 1, 10 * (len(units) - 1)) // 10
     return f"{num_bytes} bytes" if power == 0 else f"{num_bytes / 1024**power:.2f} {units[power]}"

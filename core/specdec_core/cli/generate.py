@@ -37,8 +37,8 @@ def command(
 ) -> None:
     """Complete prompts and print the text.
 
-    A PROMPT "-" is read from standard input. One prompt is completed before your eyes; several run together and are
-    printed whole. How long it took goes to standard error.
+    A PROMPT "-" is read from standard input. One prompt is streamed; several run together and are printed when they are
+    complete. Times go to standard error.
     """
     params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens)
     texts = _texts(prompts)
@@ -65,7 +65,7 @@ def _texts(prompts: tuple[str, ...]) -> list[str]:
 
 def _read_stdin() -> str:
     if sys.stdin is None:
-        raise click.UsageError("'-' reads a prompt from standard input, but there is none")
+        raise click.UsageError("'-' reads a prompt from standard input, but this process has no standard input")
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
@@ -73,7 +73,7 @@ def _read_stdin() -> str:
 
 
 def _stream(llm: LLM, prompt: str, params: SamplingParams) -> tuple[int, list[int]]:
-    """Number of tokens, and the prompts (from 1) that failed."""
+    """Print a stream. Returns the number of tokens, and the numbers (from 1) of the prompts that failed."""
     num_tokens, reason = 0, None
     try:
         for output in llm.stream(prompt, params):

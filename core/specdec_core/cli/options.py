@@ -1,4 +1,4 @@
-"""What several commands share: the model and how to speculate, from the command line and a config file together."""
+"""Options that several commands share: the model and how to speculate, from the command line and a config file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DESCRIBED = {option.name: option for option in (*OPTIONS, *options_of(Speculativ
 
 
 class ModelCommand(click.Command):
-    """A command with `model_options`: its `--help` ends with the keys that `--engine` and `--set` take."""
+    """A command with `model_options`. Its `--help` ends with the keys of `--engine` and `--set`."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         engine = [option for option in OPTIONS if option.name not in OWN_OPTIONS]
@@ -57,7 +57,7 @@ class ModelCommand(click.Command):
 
 
 def write_options(formatter: click.HelpFormatter, title: str, options: Iterable[Option]) -> None:
-    """A section of a command's help."""
+    """Write a section of a command's help."""
     with formatter.section(title):
         formatter.write_dl([(option.name, _described(option)) for option in options])
 
@@ -68,7 +68,7 @@ def _described(option: Option) -> str:
 
 
 class Setting(click.ParamType["tuple[str, Any]"]):
-    """KEY=VALUE. The value is a YAML scalar: number, true, null or text. Anything else stays the text that it is."""
+    """KEY=VALUE. The value is parsed as a YAML scalar (number, true, null or text); other values stay text."""
 
     name = "key=value"
 
@@ -87,7 +87,8 @@ class Setting(click.ParamType["tuple[str, Any]"]):
 
 @frozen
 class ModelOptions:
-    """keywords: of `LLM`, but for `plugins`. disable: names of plugins that are not imported."""
+    """The model and how to speculate. keywords: of `LLM`, except `plugins`. disable: names of plugins that are not
+    imported."""
 
     keywords: Mapping[str, Any]
     disable: tuple[str, ...]
@@ -101,7 +102,7 @@ class ModelOptions:
         return ModelOptions({**self.keywords, **keywords}, self.disable)
 
     def load(self, plugins: Plugins | None = None) -> LLM:
-        """An `LLM`, which is closed when the command ends. plugins: None: those that are installed and not disabled."""
+        """A context with an `LLM`, closed at its end. plugins: None: all installed plugins that are not disabled."""
         _quieten_transformers()
 
         from specdec_core.api.llm import LLM
@@ -110,7 +111,7 @@ class ModelOptions:
         return click.get_current_context().with_resource(llm)
 
     def dry_run(self) -> Design:
-        """All of `load` that is possible without loading weights."""
+        """The part of `load` that needs no weights."""
         _quieten_transformers()
 
         from specdec_core.api.arguments import dry_run
@@ -119,7 +120,7 @@ class ModelOptions:
 
 
 def _quieten_transformers() -> None:
-    """Keep its bars and warnings off the screen."""
+    """Hide transformers' progress bars and warnings."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -132,9 +133,9 @@ def model_options(
     num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS,
     dtype: str = "auto",
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command the options that choose a model and speculation, and as `options` the `ModelOptions` they make.
+    """Add options for the model and for speculation to a command, which gets them as `options`, a `ModelOptions`.
 
-    The arguments are what counts where neither the command line nor the config file says anything.
+    The arguments are defaults, used if neither the command line nor the config file has a value.
     """
     default = {"method": method, "num_speculative_tokens": num_speculative_tokens}
     options = (
@@ -187,8 +188,8 @@ def model_options(
 
 
 def mentioned_keys(message: str) -> set[str]:
-    """Keys for `--engine` in an error's message, which may advise to change them. One without an underscore may be an
-    ordinary word, unless a = follows. Errors about unknown keys list them all, and mean none."""
+    """Keys of `--engine` that an error's message mentions. A key without an underscore must be followed by =, since it
+    may be an ordinary word. Errors about unknown keys list all keys, so none counts."""
     if " The keys are " in message:
         return set()
     keys = KEYS - OWN_OPTIONS.keys() - {"skip_tokenizer_init"}  # commands take text
@@ -196,7 +197,8 @@ def mentioned_keys(message: str) -> set[str]:
 
 
 def _engine_keywords(settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Where a key has options of its own, each is given by itself: `kv_manager_config.max_cached_blocks=4`."""
+    """Keywords from `--engine`. If a key has options of its own, each is given separately:
+    `kv_manager_config.max_cached_blocks=4`."""
     found: dict[str, Any] = {}
     for path, value in settings:
         key, _, inner = path.partition(".")
@@ -215,7 +217,8 @@ def _engine_keywords(settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _has_own_number(method: str | None) -> bool:
-    """Whether a method knows itself how many tokens to draft. Whatever is wrong with it is said when it is loaded."""
+    """Whether a method has a default for num_speculative_tokens. Ignores errors of the method, which are raised when it
+    is loaded."""
     with warnings.catch_warnings(), suppress(SpecdecError):
         warnings.simplefilter("ignore")
         return method is not None and Plugins.load().proposer(method).num_speculative_tokens is not None
@@ -229,10 +232,10 @@ def _speculation(
     num_speculative_tokens: int | None,
     default: Mapping[str, Any],
 ) -> dict[str, Any] | None:
-    """What `LLM` takes as speculative_config; None without a method. Raises click.UsageError.
+    """The speculative_config for `LLM`; None without a method. Raises click.UsageError.
 
-    in_file: the config file's, which the other arguments override. A method that is not the file's has other keys, so
-    the table is not used then. default: method, which may be None, and num_speculative_tokens.
+    in_file: the table of the config file, which other arguments override. It is ignored if another method is given,
+    whose keys differ. default: method, which may be None, and num_speculative_tokens.
     """
     config = dict(in_file or {})
     if method is not None and config.get("method", method) != method:

@@ -1,4 +1,4 @@
-"""spec-decode plugins: what is installed, what is wrong with it, and which options it has."""
+"""spec-decode plugins: lists installed plugins, their errors and their options."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from specdec_core.plugins import PluginInfo, Plugins, PluginWarning
 def command(ctx: click.Context, name: str | None, as_json: bool, disable: tuple[str, ...]) -> None:
     """List the installed plugins, or show one with its options.
 
-    One line for each: name, distribution, version, status, what it provides; below them, what is wrong and what to do.
-    With the NAME of a plugin or of a method, a verifier or whatever else it provides, that one is shown alone, with its
-    options.
+    Prints one line for each plugin: name, distribution, version, status, what it provides. Below them are errors, with
+    advice. With the NAME of a plugin, a method, a verifier or anything else that a plugin provides, shows only that
+    one, with its options.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)  # the listing says the same, and more
@@ -45,7 +45,7 @@ def command(ctx: click.Context, name: str | None, as_json: bool, disable: tuple[
 
 
 def _named(plugins: Sequence[PluginInfo], name: str) -> list[PluginInfo]:
-    """Those of that name, and those that provide something of that name, with the options of that alone. Raises
+    """The plugins of that name, and those that provide something of that name, with its options only. Raises
     PluginError if there are none."""
     found, known = [], set()
     for plugin in plugins:

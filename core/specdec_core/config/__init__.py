@@ -1,1 +1,1 @@
-"""What users set: each option is described and checked at its field."""
+"""All options of users, each checked and described at its field."""

@@ -1,4 +1,4 @@
-"""The options of an engine, except how it speculates."""
+"""The options of an engine, except those of speculation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
 def _dtype_name(value: Any) -> Any:
-    """torch's own dtypes by their names, and vLLM's other names."""
+    """The name of a dtype: torch's dtypes and vLLM's other names become this project's names."""
     if not isinstance(value, str) and type(value).__module__ != "torch":
         return value
     name = str(value).removeprefix("torch.")
@@ -37,7 +37,7 @@ def _dtype_name(value: Any) -> Any:
 
 @frozen(kw_only=True)
 class EngineConfig:
-    """Everything about an engine but how it speculates. `LLM` takes these keys."""
+    """The options of an engine, except those of speculation. `LLM` takes these keys."""
 
     model: str | Path = field(
         validator=checkpoint,
@@ -140,7 +140,7 @@ class EngineConfig:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], other_keys: AbstractSet[str] = frozenset()) -> EngineConfig:
-        """other_keys: the caller's own, for the error about an unknown key."""
+        """Make a config from keywords. other_keys: the caller's own keys, to be suggested for unknown ones."""
         own = fields_dict(cls)
         for key in mapping:
             if key not in own:

@@ -1,4 +1,4 @@
-"""Fields of attrs classes, and their checks, which raise a ConfigError with the value, what is allowed, what to do.
+"""Fields of attrs classes with checks, whose errors name the value, what is allowed and what to do.
 
 Plugins use them for their own keys of speculative_config, and describe each key beside its check:
 
@@ -33,7 +33,7 @@ MOST_SHOWN = 200
 
 @frozen
 class Check:
-    """A validator of attrs that says what it allows: documents and `--help` read it from there."""
+    """A validator of attrs that describes the values that it allows, for documents and `--help`."""
 
     validate: Validator
     allowed: str
@@ -45,14 +45,21 @@ class Check:
 def option(
     check: Check | None, description: str, default: Any = None, *, allowed: str = "", hashed: bool = True, **others: Any
 ) -> Any:
-    """A field of an attrs class that has a default. allowed: the values it takes, unless the check says so. hashed:
-    whether it changes what is computed. others: of attrs' field."""
+    """A field of an attrs class with a default.
+
+    check: its validator.
+    help: its description.
+    allowed: the allowed values, if the check does not describe them.
+    hashed: whether it changes the computation, and hence `config_hash`.
+    others: arguments of attrs' field.
+    """
     metadata = {"help": description, "allowed": allowed, **({} if hashed else UNHASHED)}
     return field(default=default, validator=check, metadata=metadata, **others)
 
 
 def _check(fault: Callable[[Any], str], allowed: str, *, optional: bool = False) -> Check:
-    """fault: what is wrong with a value and what to give; "" if nothing is. With optional, None is allowed, too."""
+    """Make a check. fault: returns what is wrong with a value and what to give, or "". optional: None is allowed,
+    too."""
     or_none = ", or None" if optional else ""
 
     def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
@@ -63,12 +70,12 @@ def _check(fault: Callable[[Any], str], allowed: str, *, optional: bool = False)
 
 
 def must(hold: Callable[[Any], object], fault: str, allowed: str, *, optional: bool = False) -> Check:
-    """`hold` must hold of a value. fault: what is wrong and what to give where it does not."""
+    """A check that `hold(value)` is true. fault: the error's text, with advice."""
     return _check(lambda value: "" if hold(value) else fault, allowed, optional=optional)
 
 
 def whole_number(low: int, high: int = LARGEST, *, optional: bool = False) -> Check:
-    """An integer in [low, high]; with optional, None too. Truth values, text and fractions are refused."""
+    """An integer in [low, high]; with optional, None too. Rejects booleans, strings and fractions."""
 
     def fault(value: Any) -> str:
         found = _no_number(value)
@@ -83,7 +90,8 @@ def whole_number(low: int, high: int = LARGEST, *, optional: bool = False) -> Ch
 
 
 def number(low: float, high: float, *, low_open: bool = False, optional: bool = False) -> Check:
-    """A number in [low, high], or with low_open in (low, high]; with optional, None too. NaN is refused."""
+    """A number in [low, high], or with low_open in (low, high]; with optional, None too. Rejects NaN, booleans and
+    strings."""
     bracket = "(" if low_open else "["
 
     def fault(value: Any) -> str:
@@ -120,11 +128,11 @@ checkpoint = must(
     f"must be a folder or a name, of at most {LONGEST_NAME} characters",
     "a folder or a name",
 )
-"""A folder with a checkpoint, or a name on the model hub. It is not looked for."""
+"""A folder with a checkpoint, or a name on the model hub. Does not check that it exists."""
 
 
 def not_yet(default: Any) -> Check:
-    """The default alone, so far: for names that are known from elsewhere."""
+    """Allows only the default: for options that other engines have and this one does not support yet."""
     return must(
         lambda value: value is default or (is_number(value) and value == default),
         f"is not supported yet: leave it out, or give {default}",
@@ -137,13 +145,13 @@ options = must(
     "must be a dict from names of options to their values",
     "a dict from names of options to their values",
 )
-"""Options of something that knows more about them."""
+"""Options whose own config class checks the values."""
 
 
 def shown(value: Any, most: int = MOST_SHOWN) -> str:
-    """A value as errors show it: its repr, cut after `most` characters; its type alone where it has no repr.
+    """A value as errors show it: its repr, cut after `most` characters; its type if it has no repr.
 
-    No more of it is written than is shown, because a few lists that hold each other may stand for billions of values.
+    Builds no more of the repr than is shown, because a few nested lists may stand for billions of values.
     """
     found = ""
     try:
@@ -157,7 +165,7 @@ def shown(value: Any, most: int = MOST_SHOWN) -> str:
 
 
 def _pieces(value: Any, most: int) -> Iterator[str]:
-    """The repr of a value bit by bit."""
+    """The repr of a value, piece by piece."""
     kind = type(value)
     if kind is dict:
         yield "{"
@@ -178,12 +186,12 @@ def _pieces(value: Any, most: int) -> Iterator[str]:
 
 
 def is_number(value: Any) -> bool:
-    """Of any kind, numpy's too, but not a truth value."""
+    """Whether a value is a number of any kind, including numpy's, but not a boolean."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _no_number(value: Any) -> str:
-    """Why it is no number; "" if it is one."""
+    """The reason why a value is not a number; "" if it is one."""
     if isinstance(value, bool):
         return "is a truth value, not a number"
     if isinstance(value, str):
@@ -199,14 +207,14 @@ def unknown_key(key: object, known: AbstractSet[str], where: str) -> ConfigError
 
 
 def refuse_unknown(keys: Iterable[object], known: AbstractSet[str], where: str) -> None:
-    """Raises ConfigError for the first key that is not known."""
+    """Raises ConfigError for the first unknown key."""
     for key in keys:
         if key not in known:
             raise unknown_key(key, known, where)
 
 
 def as_float(value: Any) -> Any:
-    """Any kind of number, numpy's too, as Python's own. Anything else, or too large, is left to the validator."""
+    """Convert numbers of any kind, including numpy's, to float. Returns anything else unchanged, for the validator."""
     with suppress(OverflowError):
         return float(value) if is_number(value) else value
     return value
@@ -217,7 +225,7 @@ def as_whole(value: Any) -> Any:
 
 
 def strings(name: str, value: Any) -> tuple[str, ...]:
-    """A string, several, or None for no string."""
+    """Convert a string, several, or None to a tuple of strings. Raises ConfigError."""
     if value is None:
         return ()
     found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else (value,)
@@ -234,10 +242,10 @@ def strings(name: str, value: Any) -> tuple[str, ...]:
 
 
 def token_ids(name: str, value: Any) -> tuple[int, ...]:
-    """Each once, in the order given. Whether the vocabulary has them is for the engine to say."""
+    """Convert to a tuple of different token ids, in the order given. The engine checks them against the vocabulary."""
     try:
         found = None if isinstance(value, str | bytes | Mapping) else tuple(map(as_whole, value))
-    except TypeError:  # no iterable, or an array of no dimension
+    except TypeError:  # not iterable, or a scalar array
         found = None
     if found is None or any(type(token_id) is not int or token_id < 0 for token_id in found):
         raise ConfigError(f"{name}={shown(value)} must be a list of token ids: integers from 0 on")
@@ -245,7 +253,7 @@ def token_ids(name: str, value: Any) -> tuple[int, ...]:
 
 
 def biases(name: str, value: Any) -> dict[int, float] | None:
-    """{token id: a number from -100 to 100}, or None."""
+    """Convert to {token id: a number from -100 to 100}; None stays None. Raises ConfigError."""
     if value is None:
         return None
     found = {as_whole(key): as_float(bias) for key, bias in value.items()} if isinstance(value, Mapping) else {-1: 0}
@@ -258,7 +266,7 @@ def biases(name: str, value: Any) -> dict[int, float] | None:
 
 
 def callables(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
-    """Several, or None for none."""
+    """Convert to a tuple of callables; None becomes an empty one. Raises ConfigError."""
     if value is None:
         return ()
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(map(callable, value)):

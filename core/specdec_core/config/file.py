@@ -1,4 +1,4 @@
-"""Config files: what `LLM` takes, written down in TOML, YAML or JSON."""
+"""Config files: the keywords of `LLM` in TOML, YAML or JSON."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ MOST_VALUES = 100_000
 
 
 def load_config_file(path: str | Path) -> dict[str, Any]:
-    """The keywords of `LLM` that a file holds: `LLM(**load_config_file("served.toml"))`.
+    """Read the keywords of `LLM` from a file: `LLM(**load_config_file("served.toml"))`.
 
-    The suffix says the format: .toml, .yaml, .yml or .json. The table `speculative_config` selects a proposer by its
-    name, as `method`, and holds its options. Values are checked by `LLM`. A relative folder in `model` or `tokenizer`
-    starts from the working directory, as it does on the command line and in Python, not from the file.
+    The suffix determines the format: .toml, .yaml, .yml or .json. The table `speculative_config` names a proposer as
+    `method` and has its options. `LLM` checks the values. A relative folder in `model` or `tokenizer` is relative to
+    the working directory, as on the command line and in Python, not to the file.
 
-    Raises ConfigError that names the file, and the line where the format's parser knows it.
+    Raises ConfigError with the file's name, and with the line if the parser knows it.
     """
     path = Path(path)
     name, suffix = f"config file {str(path)!r}", path.suffix.lower()
@@ -83,7 +83,7 @@ def _yaml(text: str) -> Any:
     sizes: dict[int, int] = {}
 
     def num_values(node: Any) -> int:
-        """Those behind an alias count wherever it stands."""
+        """The number of values, counting those behind a YAML alias each time it is used."""
         if id(node) not in sizes:
             sizes[id(node)] = 1  # for a node that holds itself
             if isinstance(node, yaml.MappingNode):

@@ -1,4 +1,4 @@
-"""One digest of a configuration, the same in every process."""
+"""A digest of a configuration that is the same in every process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ UNHASHED = {"specdec_unhashed": True}
 
 
 def config_hash(config: Any) -> str:
-    """What changes the computation, in hex, the same in every process: the sha256 of an attrs object's class and
-    fields, those marked UNHASHED left out."""
+    """The sha256, in hex, of an attrs object's class and fields, without those marked UNHASHED. Equal in every process;
+    changes whenever the computation may change."""
     return sha256(json.dumps(_plain(config), sort_keys=True, default=_plain).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:
-    """Something that JSON can write, of a value that it cannot write itself."""
+    """Convert a value that JSON cannot write."""
     if has(type(value)):
         hashed = [attribute.name for attribute in fields(type(value)) if not attribute.metadata.get("specdec_unhashed")]
         return {"class": type(value).__qualname__, **{name: getattr(value, name) for name in hashed}}

@@ -1,4 +1,4 @@
-"""Options as documents, `--help` and listings show them: read from the fields of a config class."""
+"""Lists the options of a config class for documents, `--help` and listings."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Option:
 
 
 def options_of(config: type) -> tuple[Option, ...]:
-    """The keys of an attrs class: its own, then those of each class that it inherits from.
+    """The options of an attrs class: its own, then those of each class that it inherits from.
 
-    A field's metadata has the `help`. What is allowed stands in its metadata as well, as `allowed`, or else is told by
-    its validator, if that is one of `config.fields`, or else by its type annotation.
+    The help is in a field's metadata as `help`. The allowed values are in its metadata as `allowed`, or else come from
+    a validator of `config.fields`, or else from the type annotation.
     """
     names = dict.fromkeys(name for parent in config.__mro__ for name in own_names(parent))
     return tuple(
@@ -37,12 +37,12 @@ def options_of(config: type) -> tuple[Option, ...]:
 
 
 def own_names(config: type) -> list[str]:
-    """Of the fields that stand in the class itself."""
+    """The names of the fields that the class itself defines."""
     return [attribute.name for attribute in vars(config).get("__attrs_attrs__", ()) if not attribute.inherited]
 
 
 def is_key(attribute: Attribute[Any]) -> bool:
-    """Whether users give it."""
+    """Whether users can give the field."""
     return attribute.init and not attribute.metadata.get("specdec_parsed")
 
 
@@ -55,5 +55,5 @@ def _allowed(attribute: Attribute[Any]) -> str:
 def _default(default: Any) -> str | None:
     if default is NOTHING:
         return None
-    factory = getattr(default, "factory", None)  # of an attrs.Factory, which is not called for a listing
+    factory = getattr(default, "factory", None)  # an attrs.Factory is not called for a listing
     return shown(default) if factory is None else f"{getattr(factory, '__name__', 'factory')}()"

@@ -1,17 +1,17 @@
-"""What a request asks of sampling, with vLLM's names and meanings.
+"""Sampling parameters of a request, with vLLM's names and meanings.
 
-All files of `specdec_core` that a new parameter touches, besides its field here:
+To add a parameter, add its field here and change the following files of `specdec_core`:
 
-- one that changes logits: a rule in `sampling/process.py`, or in a file of its own beside it (as `penalties`,
-  `bad_words`, `processors`) that is listed there; `sampling/constraints.py` for what is prepared once for a request.
-  If drafts are to follow it, as they do temperature: `contracts/proposer.py`, `engine/drafter.py`,
-  `drafting/builder.py`. If a verifier may not be able to serve it: `contracts/verifier.py`, `engine/verification.py`
-- one that ends a request: `engine/request.py`, or if it is a length, `engine/engine.py` (`add_request`)
-- one about text: `engine/detokenizer.py`, `engine/engine.py`; about the number of completions: `api/session.py`
-- one about logprobs: `sampling/logprobs.py`, `engine/logprobs.py`, `engine/request.py`, `engine/runner.py`,
+- if it changes logits: a rule in `sampling/process.py`, or in a file of its own beside it (as `penalties`, `bad_words`,
+  `processors`) that is listed there; `sampling/constraints.py` for what is prepared once for a request. If drafts are
+  to follow it, as they follow temperature: `contracts/proposer.py`, `engine/drafter.py`, `drafting/builder.py`. If a
+  verifier may not support it: `contracts/verifier.py`, `engine/verification.py`
+- if it ends a request: `engine/request.py`, or if it is a length, `engine/engine.py` (`add_request`)
+- if it is about text: `engine/detokenizer.py`, `engine/engine.py`; about the number of completions: `api/session.py`
+- if it is about logprobs: `sampling/logprobs.py`, `engine/logprobs.py`, `engine/request.py`, `engine/runner.py`,
   `api/outputs.py`
-- one about drafts: `engine/budget.py`, `engine/scheduler.py`, `engine/observer.py`
-- what only an engine can check: `engine/request_checks.py`; an option of `spec-decode generate`: `cli/generate.py`
+- if it is about drafts: `engine/budget.py`, `engine/scheduler.py`, `engine/observer.py`
+- if only an engine can check it: `engine/request_checks.py`; for an option of `spec-decode generate`: `cli/generate.py`
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _whole, _real = partial(option, converter=as_whole), partial(option, converter=a
 
 
 def _naming_unknown_keys(cls: type[T]) -> type[T]:
-    """An unknown keyword raises ConfigError, with the nearest one, where Python would raise TypeError."""
+    """Make an unknown keyword raise ConfigError with the nearest known one, instead of TypeError."""
     init, known = cls.__init__, fields_dict(cls).keys()  # type: ignore[arg-type]
 
     @wraps(init)
@@ -84,11 +84,11 @@ def _naming_unknown_keys(cls: type[T]) -> type[T]:
 @_naming_unknown_keys
 @frozen(kw_only=True)
 class SamplingParams:
-    """How one prompt is completed, and when a completion stops.
+    """How a prompt is completed, and when the completion stops.
 
-    Before a token is drawn, the target's logits are changed in this order, at every draft token with its own history:
-    allowed_token_ids, bad_words, min_tokens, logit_bias, logits_processors, repetition_penalty, frequency_penalty and
-    presence_penalty, temperature, min_p, top_k, top_p.
+    The target's logits are changed in this order, at every draft token with its own history: allowed_token_ids,
+    bad_words, min_tokens, logit_bias, logits_processors, repetition_penalty, frequency_penalty and presence_penalty,
+    temperature, min_p, top_k, top_p.
     """
 
     n: int = _whole(
@@ -226,8 +226,8 @@ class SamplingParams:
         return self.temperature < SMALLEST_TEMPERATURE
 
     def of_sample(self, index: int) -> SamplingParams:
-        """The parameters of one of the n completions. The seed is mixed with its index; the first one keeps it, and is
-        the one that computes the prompt's logprobs."""
+        """The parameters of one of the n completions. The seed is mixed with its index; the first completion keeps the
+        seed and computes the prompt's logprobs."""
         if self.n == 1:
             return self
         if index == 0:

@@ -1,4 +1,4 @@
-"""How to speculate: the core's own keys, and those that the configs of several methods share."""
+"""The options of speculation: core's own, and those that several methods share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GREEDY, PROBABILISTIC = "greedy", "probabilistic"
 
 @frozen(kw_only=True)
 class DraftModelConfig:
-    """The keys of methods that load a draft checkpoint: their config classes inherit from this one."""
+    """Options of methods that load a draft checkpoint. Their config classes inherit from it."""
 
     model: str | Path = field(
         validator=checkpoint,
@@ -78,8 +78,9 @@ class DraftModelConfig:
     )
 
     def checked_max_model_len(self, target_len: int, draft_len: int | None = None) -> int:
-        """How far the draft goes: as far as both models can, unless it is told. draft_len: None for a draft that goes
-        as far as the target. Raises ConfigError if it is told to go further."""
+        """The longest request, in tokens, that the draft supports: the shorter limit of the two models, or
+        max_model_len if given. draft_len: the draft's limit; None if it equals the target's. Raises ConfigError if
+        max_model_len is larger."""
         longest = {} if draft_len is None else {"the draft model": draft_len}
         longest["the target"] = target_len
         if self.max_model_len is None:
@@ -95,7 +96,7 @@ class DraftModelConfig:
 
 @frozen(kw_only=True, slots=False)  # with slots, no class could inherit from it and another
 class DraftSamplingConfig:
-    """The key of methods that have distributions to draw from: their config classes inherit from this one."""
+    """The option of methods whose drafts can be sampled. Their config classes inherit from it."""
 
     draft_sample_method: str = option(
         one_of(GREEDY, PROBABILISTIC),
@@ -107,8 +108,8 @@ class DraftSamplingConfig:
 
 @frozen(kw_only=True, slots=False)
 class DraftTreeConfig:
-    """The key of methods that draft trees of a shape that users may write down: their config classes inherit from this
-    one. Without a shape, drafts are chains, or whatever else the method drafts."""
+    """The option of methods that can draft a tree of a given shape. Their config classes inherit from it. Without a
+    shape, the method drafts chains, or trees of its own."""
 
     speculative_token_tree: TokenTree | None = option(
         None,
@@ -119,24 +120,24 @@ class DraftTreeConfig:
     )
 
     def default_num_speculative_tokens(self, device: torch.device) -> int:
-        """Where users give no number: as many as the shape has nodes."""
+        """The number of nodes in the shape, or of tokens in a default chain, used if users give no number."""
         tree = self.speculative_token_tree
         return DEFAULT_CHAIN if tree is None else len(tree.paths)
 
     def check(self, num_speculative_tokens: int) -> None:
-        """Raises ConfigError if a draft never has so many nodes."""
+        """Raises ConfigError if the shape has fewer nodes than num_speculative_tokens."""
         if self.speculative_token_tree is not None:
             self.speculative_token_tree.check_holds(num_speculative_tokens)
 
     def shape(self, num_speculative_tokens: int) -> TokenTree:
-        """Of drafts of at most so many nodes: what there is of the shape then, or a chain."""
+        """The shape's first num_speculative_tokens nodes, or a chain if there is no shape."""
         tree = self.speculative_token_tree
         return TokenTree.chain(num_speculative_tokens) if tree is None else tree.first(num_speculative_tokens)
 
 
 @frozen(kw_only=True, slots=False)
 class DraftWindowConfig:
-    """The key of methods whose drafts have attention layers: their config classes inherit from this one."""
+    """The option of methods whose drafts have attention layers. Their config classes inherit from it."""
 
     draft_window: int | None = option(
         whole_number(1, optional=True),
@@ -164,8 +165,8 @@ def _both_costs(instance: Any, attribute: Attribute[Any], value: Any) -> None:
 
 @frozen(kw_only=True, slots=False)
 class DraftStopConfig:
-    """The keys of methods that can stop drafting where more is expected to cost more than it gains: their config
-    classes inherit from this one."""
+    """Options of methods with adaptive draft length, which stop drafting where more is expected to cost more than it
+    gains. Their config classes inherit from it."""
 
     adaptive_draft_length: bool = option(
         flag, "End a request's draft where another level is expected to cost more than it gains.", default=False
@@ -184,12 +185,12 @@ class DraftStopConfig:
 
 @frozen(kw_only=True)
 class SpeculativeConfig:
-    """How to speculate: the core's own keys, and instances of the config classes of the method and the verifier."""
+    """How to speculate: core's own options, and the configs of the method and the verifier."""
 
     method: str = field(
         metadata={
-            "help": "The proposer's name, as `spec-decode plugins` lists it. Left out, the draft checkpoint in model "
-            "tells it.",
+            "help": "The proposer's name, as `spec-decode plugins` lists it. Without it, the method is detected from "
+            "the draft checkpoint in model.",
             "allowed": "a name",
         }
     )
@@ -227,9 +228,12 @@ class SpeculativeConfig:
         verifier_config: type | None = None,
         default_num_speculative_tokens: Callable[[Any], int] | None = None,
     ) -> SpeculativeConfig:
-        """One flat mapping of the core's keys, the method's and the verifier's, of which none may have the name of the
-        core's. default_num_speculative_tokens: (the method's config) -> the number where the mapping has none. Raises
-        ConfigError that names the nearest key."""
+        """Make a config from one flat mapping of core's keys, the method's and the verifier's, whose names must all
+        differ.
+
+        default_num_speculative_tokens: (the method's config) -> the number to use if the mapping has none. Raises
+        ConfigError, which suggests the nearest key for an unknown one.
+        """
         own = fields_dict(method_config).keys() - cls.core_keys()
         verifiers = fields_dict(verifier_config).keys() if verifier_config else set()
         where = f"speculative_config of method {mapping['method']!r}"
@@ -258,7 +262,8 @@ class SpeculativeConfig:
 
 
 def _foreign_key(key: object, known: AbstractSet[str], where: str) -> ConfigError:
-    """A key of draft checkpoints is no typing error, so there is no near one to guess."""
+    """The error for a key of draft checkpoints that a method does not have: it names the reason, and suggests no other
+    key."""
     if key in fields_dict(DraftModelConfig):
         return ConfigError(
             f"{where} has no key {key!r}: the method takes no draft model. Remove it, or choose a method that does. "

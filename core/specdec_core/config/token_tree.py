@@ -1,4 +1,4 @@
-"""The shape of a tree of drafts, as users write it."""
+"""The shape of a draft tree, as users write it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from specdec_core.errors import ConfigError
 
 @frozen
 class TokenTree:
-    """Which nodes a tree has: paths from below the root, each number the rank of a child among its siblings. Sorted by
-    depth, and within a depth as numbers are: the order in which nodes are drafted."""
+    """The nodes of a tree as paths from the root; each number is the rank of a child among its siblings. Sorted by
+    depth, then by numbers, which is the order in which nodes are drafted."""
 
     paths: tuple[tuple[int, ...], ...]
 
@@ -28,8 +28,8 @@ class TokenTree:
 
     @classmethod
     def parse(cls, given: Any, key: str = "speculative_token_tree") -> TokenTree:
-        """given: a list of paths such as [(0,), (1,), (0, 0)], that as text, or a shape. Raises ConfigError unless it
-        is a tree: every path once, with all that lead to it, and siblings numbered from 0."""
+        """Parse a list of paths such as [(0,), (1,), (0, 0)], the same as text, or a TokenTree. Raises ConfigError
+        unless it is a tree: every path once, with all its prefixes, and siblings numbered from 0."""
         if isinstance(given, cls):
             return given
         try:
@@ -50,7 +50,7 @@ class TokenTree:
         return cls(found)
 
     def check_holds(self, num_speculative_tokens: int) -> None:
-        """Raises ConfigError if that is more than it has nodes."""
+        """Raises ConfigError if num_speculative_tokens is more than the number of nodes."""
         if num_speculative_tokens > len(self.paths):
             raise ConfigError(
                 f"num_speculative_tokens={num_speculative_tokens}, but speculative_token_tree has {len(self.paths)} "
@@ -58,7 +58,7 @@ class TokenTree:
             )
 
     def first(self, num_nodes: int) -> TokenTree:
-        """The part of it that is drafted where there are never more nodes."""
+        """The tree of the first nodes, for drafts that never have more."""
         return self if num_nodes >= len(self.paths) else TokenTree(self.paths[:num_nodes])
 
     @property
@@ -71,12 +71,12 @@ class TokenTree:
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """[depth]   nodes at depth 1, 2 ..."""
+        """[depth]   the number of nodes at depth 1, 2 ..."""
         return tuple(Counter(map(len, self.paths)).values())
 
     @property
     def num_inner(self) -> int:
-        """Nodes above the deepest ones: those that a draft has to forward."""
+        """The number of nodes above the deepest level, which a draft has to forward."""
         return len(self.paths) - self.widths[-1]
 
     @cached_property
@@ -87,8 +87,8 @@ class TokenTree:
 
     @cached_property
     def first_children(self) -> tuple[int, ...]:
-        """[1 + num_nodes]   where the children of the root and of each node begin, if the root is 0 and the nodes
-        follow it."""
+        """[1 + num_nodes]   the index of the first child of the root and of each node, where the root has index 0 and
+        the nodes follow."""
         return tuple(accumulate(self.num_children[:-1], initial=1))
 
 

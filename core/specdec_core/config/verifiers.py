@@ -1,4 +1,4 @@
-"""Options of verifiers, without torch: they are read when a configuration is."""
+"""Options of verifiers. Does not import torch, because it is imported when a configuration is read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from specdec_core.config.fields import number, option
 
 @frozen(kw_only=True)
 class TypicalConfig:
-    """Typical acceptance (Cai et al. 2024) with the thresholds of Medusa as defaults. A token is accepted if the target
-    gives it more than min(posterior_threshold, posterior_alpha * exp(-entropy))."""
+    """Options of typical acceptance (Cai et al. 2024), with the thresholds of Medusa as defaults. A token is accepted
+    if its target probability is above min(posterior_threshold, posterior_alpha * exp(-entropy))."""
 
     posterior_threshold: float = option(
         number(0.0, 1.0),

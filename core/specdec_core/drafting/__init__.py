@@ -1,4 +1,5 @@
-"""For proposers that have distributions: trees of drafts, grown a level at a time."""
+"""Building blocks for proposers with a model of their own: trees of draft tokens, grown level by level from its
+logits."""
 
 from specdec_core.drafting.builder import DraftBuilder as DraftBuilder, Grown as Grown
 from specdec_core.drafting.dynamic import DynamicTree as DynamicTree

@@ -1,4 +1,4 @@
-"""For proposers that have distributions: a draft, grown a level at a time, with nodes that are chosen or sampled."""
+"""Builds drafts from a draft's distributions, level by level, with chosen or sampled nodes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from specdec_core.contracts.verifier import Stream
 class Grown(NamedTuple):
     """Nodes that `DraftBuilder.grow` added, request by request."""
 
-    parents: torch.Tensor  # int64 [n]   of which row of the call each is a child
-    nodes: torch.Tensor  # int64 [n]   its number within its request
+    parents: torch.Tensor  # int64 [n]   the row of the call below which the node was added
+    nodes: torch.Tensor  # int64 [n]   the node's number within its request
     token_ids: torch.Tensor  # int64 [n]   of the target's vocabulary
     scores: torch.Tensor  # float32 [n]   the draft's own probability of each
 
@@ -26,13 +26,16 @@ class Grown(NamedTuple):
 class DraftBuilder:
     """Grows one tree for each request of a batch.
 
-    method "greedy": every node is chosen, the most probable tokens first. "probabilistic": siblings are drawn without
-    replacement at the request's temperature, and chosen where that is 0. What would not fit the batch's budgets is cut
-    before anything is drawn, as rule 3 asks (docs/losslessness.md). To stop drafting for a request, leave it out of the
-    next `grow`: that may depend on all tokens so far. Nothing grows where logits are not finite.
+    Limits are applied before anything is drawn, as rule 3 requires (docs/losslessness.md). To stop drafting for a
+    request, leave it out of the next `grow`; that decision may depend on all tokens so far. Nothing grows below logits
+    that are not finite.
 
-    q_to_target: int64 [draft_vocab], the target's token id of each of the draft's; None if they are the same.
-    Attributes: is_sampled bool [batch], whose nodes are drawn; room int64 [batch], nodes that each may still get.
+    method: "greedy": every node is chosen, the likeliest tokens first. "probabilistic": siblings are drawn without
+        replacement at the request's temperature, or chosen if that is 0.
+    q_to_target: int64 [draft_vocab], draft token id -> target token id; None if they are the same.
+
+    Attributes: is_sampled bool [batch], the requests whose nodes are drawn; room int64 [batch], how many more nodes
+    each may get.
     """
 
     def __init__(self, batch: ProposerBatch, method: str = GREEDY, q_to_target: torch.Tensor | None = None) -> None:
@@ -51,11 +54,12 @@ class DraftBuilder:
     def grow(
         self, logits: torch.Tensor, requests: torch.Tensor, parents: torch.Tensor, num_children: int | torch.Tensor = 1
     ) -> Grown:
-        """Add up to num_children nodes below each of some nodes or roots, none of which has any yet.
+        """Add up to num_children children to nodes or roots that have none yet.
 
-        logits float [n, draft_vocab], of the token below each; requests int64 [n], indices into the batch, ascending;
-        parents int64 [n], numbers of nodes as an earlier `grow` returned them, -1: the root; num_children of all, or
-        int64 [n].
+        logits: float [n, draft_vocab], at each of these parents.
+        requests: int64 [n], indices into the batch, ascending.
+        parents: int64 [n], node numbers as an earlier `grow` returned them; -1: the root.
+        num_children: a number for all, or int64 [n].
         """
         wanted = torch.as_tensor(num_children, device=requests.device).expand(len(requests))
         earlier = wanted.cumsum(0) - wanted
@@ -96,7 +100,7 @@ class DraftBuilder:
         return Grown(row, nodes, token_ids, scores)
 
     def build(self) -> Draft:
-        """The draft over all requests of the batch. `scores` are the draft's own probabilities."""
+        """The draft over all requests of the batch, with the draft's own probabilities as `scores`."""
         counts = self._num_nodes.tolist()
         if not any(counts):
             return Draft.from_chains([[]] * len(counts), self.room.device)
@@ -119,8 +123,8 @@ class DraftBuilder:
     def _draw(
         self, left: torch.Tensor, requests: torch.Tensor, keys: torch.Tensor, num_children: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Siblings int64 [n, num_children] from each row of left [n, draft_vocab], no two alike; and whether there was
-        a token left to draw."""
+        """Draw different siblings int64 [n, num_children] from each row of left [n, draft_vocab]. Also returns whether
+        each draw had a token left."""
         drawn: list[torch.Tensor] = []
         is_drawn: list[torch.Tensor] = []
         for child in range(num_children):
@@ -132,5 +136,5 @@ class DraftBuilder:
 
 
 def _rank(ascending: torch.Tensor) -> torch.Tensor:
-    """How many entries before each are equal to it."""
+    """For each entry, the number of equal entries before it."""
     return torch.arange(len(ascending), device=ascending.device) - torch.searchsorted(ascending, ascending)

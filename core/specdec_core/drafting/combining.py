@@ -1,4 +1,4 @@
-"""Drafts of several proposers for the same requests as one."""
+"""Combines drafts of several proposers for the same requests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from specdec_core.drafting.merging import merge_drafts
 def combine_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> Draft:
     """One tree for each request.
 
-    Without sampled nodes, the best nodes of all drafts: see `merge_drafts`, and what it raises. Otherwise the first
-    draft that has sampled nodes stays whole, as rule 3 asks (docs/losslessness.md), and takes its nodes off the budget;
-    the best nodes of the others hang on as later siblings and below, as many as there is room for. All of these count
-    as chosen: a token may always be called so. One that repeats a node of the whole tree becomes one with it, and what
-    stood below it goes on there: that depends on tokens which were drawn before, as a later node may.
+    If no draft has sampled nodes, `merge_drafts` merges them, and raises its errors. Otherwise the first draft that has
+    sampled nodes stays whole, as rule 3 requires (docs/losslessness.md), and counts against max_draft_tokens. The best
+    nodes of the other drafts are added as later siblings and below, as far as there is room; all of these count as
+    chosen, which is allowed for any token. A node that repeats one of the whole tree is identified with it, and its
+    children are added there, which is allowed because they depend only on earlier draws.
     """
     sampled = next((i for i, draft in enumerate(drafts) if draft.q is not None), None)
     if sampled is None:
@@ -35,7 +35,7 @@ def combine_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> 
 
 @define
 class _Tree:
-    """num_whole: of the nodes, the first, which are those of the whole tree."""
+    """A tree under construction. num_whole: its first nodes are those of the draft that stays whole."""
 
     token_ids: list[int]
     parents: list[int]
@@ -46,11 +46,11 @@ class _Tree:
     def of(cls, given: DraftTree) -> _Tree:
         tree = cls(list(given.token_ids), list(given.parents), len(given.token_ids))
         for node, (parent, token) in enumerate(zip(given.parents, given.token_ids, strict=True)):
-            tree.children.setdefault((parent, token), node)  # below a dead node nothing is ever looked for
+            tree.children.setdefault((parent, token), node)  # never looked up below a dead node
         return tree
 
     def hang_on(self, other: DraftTree, most: int) -> None:
-        """The nodes of another tree, in its order, in which parents come first."""
+        """Add the nodes of another tree, parents first."""
         places: dict[int, int] = {-1: -1}  # of the other's nodes, here
         for node, (parent, token) in enumerate(zip(other.parents, other.token_ids, strict=True)):
             if parent not in places:
@@ -66,7 +66,7 @@ class _Tree:
 
 
 def _united(whole: Draft, trees: Sequence[_Tree]) -> Draft:
-    """The trees as a draft, with the distributions of the whole one."""
+    """The trees as one draft, with the distributions of the draft that stays whole."""
     assert whole.q_rows is not None
     if sum(len(tree.token_ids) for tree in trees) == whole.num_nodes:
         return whole

@@ -1,4 +1,4 @@
-"""Drafts on the host: less some nodes, what became of them, and what later ones may be expected to be worth."""
+"""Statistics of past drafts, such as the acceptance rate by predicted probability, for deciding how far to draft."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from specdec_core.contracts.proposer import ProposerBatch
 
 EDGES = np.array([0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97])
 NUM_BINS = len(EDGES) + 1
-MOST_LEVELS = 16  # deeper ones count as the last of these
-AGEING = 1 - 1 / 128
-BELIEF, DEPTH_BELIEF = 2, 4  # observations that an expectation without any is worth
+MOST_LEVELS = 16  # deeper levels are counted in the last
+DECAY = 1 - 1 / 128
+PRIOR_WEIGHT, DEPTH_PRIOR_WEIGHT = 2, 4  # pseudo-counts of the prior expectations
 
 
 @frozen(eq=False)
 class Nodes:
-    """A draft on the host, over all requests. Dead nodes are in no level."""
+    """A draft as arrays on the host, over all requests. Dead nodes are in no level."""
 
     requests: np.ndarray  # int64 [n]
     parents: np.ndarray  # int64 [n]   index over all requests; -1: the root; DEAD
@@ -52,21 +52,22 @@ class Nodes:
 
 
 class Acceptance:
-    """Counts in rows, one for each request, of nodes whose parent was accepted: only these were put to the test.
+    """Acceptance statistics of each request, which predict the acceptance rate of its next draft tokens. Only nodes
+    whose parent was accepted count, since only these were verified.
 
-    A chosen node is believed to be accepted with the probability that the draft gave it, the first draw from a
-    distribution with certainty, as if the draft's distributions were the target's. How much of that came true in all,
-    and for nodes of about that probability, corrects it. Requests share nothing: temperature and text decide what a
-    draft's probability is worth. Where costs are given, a request's drafts so depend on its own past alone.
+    The prior prediction is the draft's own probability for a chosen node, and 1 for the first draw from a distribution,
+    scaled by the request's ratio of accepted to predicted nodes. It is worth PRIOR_WEIGHT observations of nodes with a
+    similar probability. Requests share no statistics, because temperature and text decide how good a draft is. So if
+    costs are fixed, a request's drafts depend on its own past only.
 
-    Counts age with every step in which the request may have a draft. So one whose drafts were refused until nothing was
-    expected of them comes to expect more, tries again, and learns whether that is still so.
+    Counts decay by 1/128 with each step in which the request may have a draft. A request whose drafts were rejected so
+    often that it has none is therefore tried again later.
     """
 
     def __init__(self, num_rows: int) -> None:
         nodes, levels = (num_rows, 2 * NUM_BINS), (num_rows, MOST_LEVELS)
-        self._tried, self._accepted = np.zeros(nodes), np.zeros(nodes)  # the first draws in the second half
-        self._believed = np.zeros(num_rows)  # sum over nodes that were tried
+        self._tried, self._accepted = np.zeros(nodes), np.zeros(nodes)  # first draws are in the second half
+        self._predicted = np.zeros(num_rows)  # sum of predicted probabilities over the nodes that were tried
         self._levels_tried, self._levels_accepted = np.zeros(levels), np.zeros(levels)
         self._spent, self._gained = np.zeros(num_rows), np.zeros(num_rows)
         self._all: tuple[np.ndarray, ...] = tuple(vars(self).values())
@@ -76,71 +77,74 @@ class Acceptance:
             counts[row] = 0
 
     def age(self, rows: np.ndarray) -> None:
-        """One step of these requests."""
+        """Let the counts of these requests decay by one step."""
         for counts in self._all:
-            counts[rows] *= AGEING
+            counts[rows] *= DECAY
 
     def add_nodes(
         self, rows: np.ndarray, depth: int, probs: np.ndarray, is_first_draw: np.ndarray, is_accepted: np.ndarray
     ) -> None:
-        """Nodes of one depth, from 1 on, whose parents were accepted."""
-        bins, believed = _judged(probs, is_first_draw)
+        """Count nodes of one depth, from 1 on, whose parents were accepted."""
+        bins, predicted = _bins_and_predictions(probs, is_first_draw)
         np.add.at(self._tried, (rows, bins), 1)
         np.add.at(self._accepted, (rows, bins), is_accepted)
-        np.add.at(self._believed, rows, believed)
+        np.add.at(self._predicted, rows, predicted)
         level = min(depth, MOST_LEVELS) - 1
         self._levels_tried[np.unique(rows), level] += 1
         self._levels_accepted[rows[is_accepted], level] += 1
 
     def add_steps(self, rows: np.ndarray, spent: np.ndarray, gained: np.ndarray) -> None:
-        """What steps cost, in passes of the target, and the tokens they gave."""
+        """Count steps: their costs, in forward passes of the target, and the tokens that they emitted."""
         self._spent[rows] += spent
         self._gained[rows] += gained
 
     def of_nodes(self, rows: np.ndarray, probs: np.ndarray, is_first_draw: np.ndarray) -> np.ndarray:
-        """float64 [n]   expected probability of being accepted if the parent is."""
-        bins, believed = _judged(probs, is_first_draw)
-        came_true = (self._accepted[rows].sum(axis=-1) + 1) / (self._believed[rows] + 1)
-        belief = np.minimum(believed * came_true, 1)
-        expected: np.ndarray = (self._accepted[rows, bins] + BELIEF * belief) / (self._tried[rows, bins] + BELIEF)
+        """float64 [n]   predicted probability that each node is accepted if its parent is."""
+        bins, predicted = _bins_and_predictions(probs, is_first_draw)
+        ratio = (self._accepted[rows].sum(axis=-1) + 1) / (self._predicted[rows] + 1)
+        prior = np.minimum(predicted * ratio, 1)
+        tried, accepted = self._tried[rows, bins], self._accepted[rows, bins]
+        expected: np.ndarray = (accepted + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT)
         return expected
 
     def of_level(self, rows: np.ndarray, depth: int) -> np.ndarray:
-        """float64 [n]   the same of a whole set of siblings at this depth, about which the draft was not asked yet."""
+        """float64 [n]   predicted probability that any of a set of siblings at this depth is accepted if their parent
+        is, before they are drafted."""
         tried, accepted = self._levels_tried[rows], self._levels_accepted[rows]
         anywhere = (accepted.sum(axis=-1) + 1) / (tried.sum(axis=-1) + 1)
         level = min(depth, MOST_LEVELS) - 1
-        expected: np.ndarray = (accepted[:, level] + DEPTH_BELIEF * anywhere) / (tried[:, level] + DEPTH_BELIEF)
+        prior = DEPTH_PRIOR_WEIGHT * anywhere
+        expected: np.ndarray = (accepted[:, level] + prior) / (tried[:, level] + DEPTH_PRIOR_WEIGHT)
         return expected
 
     def cost_per_token(self, rows: np.ndarray) -> np.ndarray:
-        """float64 [n]   in passes of the target: 1 without any draft."""
+        """float64 [n]   forward passes of the target per emitted token; 1 without drafts."""
         cost: np.ndarray = (self._spent[rows] + 1) / (self._gained[rows] + 1)
         return cost
 
 
-def _judged(probs: np.ndarray, is_first_draw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each node's bin, and with which probability it is believed to be accepted."""
+def _bins_and_predictions(probs: np.ndarray, is_first_draw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each node's bin and its predicted probability of being accepted."""
     return np.searchsorted(EDGES, probs) + NUM_BINS * is_first_draw, np.where(is_first_draw, 1, probs)
 
 
 class Drafted:
-    """A step's drafts, until it is known what became of them."""
+    """The drafts of one step, until their acceptance is known."""
 
     def __init__(self, batch: ProposerBatch, rows: np.ndarray, *, is_priced: bool) -> None:
         self._requests, self._rows, self._is_priced = batch.requests, rows, is_priced
         self._num_tokens = [len(request.token_ids) for request in batch.requests]
         self._is_known = np.ones(len(rows), dtype=bool)
-        self.spent = np.ones(len(rows))  # for the target and what was drafted
+        self.spent = np.ones(len(rows))  # in forward passes of the target: its own and the cost of the draft
         self.nodes: Nodes | None = None
-        self.level_s: float | None = None  # what drafting a level of them took
+        self.level_s: float | None = None  # seconds to draft a level
 
     def forget(self, row: int) -> None:
         self._is_known &= self._rows != row
 
     def learn(self, acceptance: Acceptance) -> None:
-        """Count what the requests' texts say about these drafts. Those that have none count as steps that gave one
-        token; those of requests that had to start over, not at all."""
+        """Compare the drafts with the tokens that were emitted, and count the result. A request without nodes counts as
+        a step that emitted one token; a request that started over does not count."""
         nodes = self.nodes
         if nodes is None:
             return
@@ -148,8 +152,8 @@ class Drafted:
         for b in np.flatnonzero(self._is_known).tolist():
             new = self._requests[b].token_ids[self._num_tokens[b] :]
             self._is_known[b] = len(new) > 0
-            said = new[: texts.shape[1]]
-            texts[b, : len(said)] = said
+            first = new[: texts.shape[1]]
+            texts[b, : len(first)] = first
         is_accepted = np.zeros(len(nodes.requests), dtype=bool)
         gained = np.ones(len(self._rows))
         for depth, level in enumerate(nodes.levels):
@@ -165,7 +169,7 @@ class Drafted:
 
 
 def without(draft: Draft, nodes: Nodes, kept: np.ndarray) -> Draft:
-    """The nodes that are kept, whose parents are. Dead ones stay dead."""
+    """A draft with only the kept nodes, all of whose parents are kept. Dead nodes stay dead."""
     counts = np.bincount(nodes.requests[kept], minlength=draft.batch_size).tolist()
     if not any(counts):
         return Draft.from_chains([[]] * draft.batch_size, draft.token_ids.device)

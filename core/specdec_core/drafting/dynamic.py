@@ -19,15 +19,16 @@ LEAST = np.finfo(np.float32).min
 
 
 class DynamicTree:
-    """Grows the same number of candidates for every request, and keeps as many as its budget allows.
+    """Grows the same number of nodes for every request and keeps the likeliest, max_draft_tokens of them.
 
-    At each level the top_k nodes that are likeliest, by the product of the draft's probabilities down to them, get
-    their top_k likeliest children; depth times after the root's. The likeliest of all candidates are kept, in the order
-    in which they came up; ties go to the first. All are chosen. Nothing is kept where logits are not finite.
+    At each level, the top_k nodes with the highest probability of their path get their top_k likeliest children; there
+    are `depth` levels after the root's children. Of all nodes the likeliest are kept, in the order in which they were
+    grown; ties go to the first. All are chosen. Nothing is kept below logits that are not finite.
 
-    q_to_target: see `DraftBuilder`. stopping: what `DraftStop.begin` returned: a request that is stopped has no more
-    candidates, and keeps none that is not worth verifying. min_prob: a request has no more candidates once no path of
-    its tree is so likely. Give one of these two.
+    q_to_target: see `DraftBuilder`.
+    stopping: the result of `DraftStop.begin`. Requests that it stops get no more nodes, and nodes that do not pay are
+        dropped.
+    min_prob: a request gets no more nodes once every path of its tree is less likely. Give this or stopping, not both.
     """
 
     def __init__(
@@ -46,15 +47,14 @@ class DynamicTree:
         self._may_shrink = may_shrink(self._device)
         self._growing = np.array(self.roots, dtype=np.int64)  # requests that levels are about
         self._goes = np.ones(len(self._growing), dtype=bool)  # which of them have not been stopped
-        self._each = np.arange(self._size)[:, None]  # to index [batch, n] with
+        self._each = np.arange(self._size)[:, None]  # row index for arrays [batch, n]
         self._least_score = np.log(min_prob) if min_prob else LEAST
         self._levels_left = min(depth, max(self._budgets) - 1)  # a node that is kept has all its ancestors kept
-        # Candidates of each level, on the host, [batch, n] each, n = top_k at first and its square later: token ids;
-        # parents (which candidate, over all levels; -1: the root); log of the probability of the whole path, and of
-        # the token alone.
-        self._candidates: list[tuple[np.ndarray, ...]] = []
-        self._num_candidates = 0
-        # What is to be expanded: the roots, then top_k candidates of each request.
+        # For each level, on the host, the nodes that were grown, [batch, n], with n = top_k at first and its square
+        # later: token ids; parents (index over all levels; -1: the root); log probability of the path; of the token.
+        self._grown: list[tuple[np.ndarray, ...]] = []
+        self._num_grown = 0
+        # The nodes to expand: the roots, then top_k nodes of each request.
         self._frontier = np.full((self._size, 1), -1)
         self._frontier_scores = np.zeros((self._size, 1), dtype=np.float32)
         self._ancestors = np.empty((self._size, 1, 0), dtype=np.int64)
@@ -68,8 +68,8 @@ class DynamicTree:
         num_children = values.shape[2]
         scores = (self._frontier_scores[:, :, None] + values).reshape(self._size, -1)
         log_probs = values.reshape(self._size, -1)
-        self._candidates.append((token_ids, self._frontier.repeat(num_children, axis=1), scores, log_probs))
-        first, self._num_candidates = self._num_candidates, self._num_candidates + scores.shape[1]
+        self._grown.append((token_ids, self._frontier.repeat(num_children, axis=1), scores, log_probs))
+        first, self._num_grown = self._num_grown, self._num_grown + scores.shape[1]
         if self._levels_left <= 0:
             return None
         self._levels_left -= 1
@@ -88,7 +88,7 @@ class DynamicTree:
         return self._level(rows, above, token_ids[self._each, chosen])
 
     def _level(self, rows: np.ndarray, above: np.ndarray, token_ids: np.ndarray) -> Level:
-        """The frontier. rows int64 [num_growing, n]; above and token_ids int64 [batch, n]."""
+        """The frontier as a `Level`. rows: int64 [num_growing, n]; above, token_ids: int64 [batch, n]."""
         count = above.shape[1]
         own = np.arange(self._num_forwarded, self._num_forwarded + count)
         ancestors = np.empty((*above.shape, self._ancestors.shape[2] + 1), dtype=np.int64)
@@ -115,8 +115,8 @@ class DynamicTree:
         return level
 
     def _best_children(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Below each node of the frontier: log probabilities [batch, width, num_children], impossible ones for requests
-        that have been stopped; token ids [batch, width * num_children]."""
+        """The likeliest children of each frontier node: log probabilities [batch, width, num_children], IMPOSSIBLE for
+        requests that have been stopped; token ids [batch, width * num_children]."""
         best = logits.log_softmax(dim=-1, dtype=torch.float32).topk(min(self._top_k, logits.shape[-1]), dim=-1)
         token_ids = best.indices if self._q_to_target is None else self._q_to_target[best.indices]
         shape = len(self._growing), self._frontier.shape[1], -1
@@ -127,11 +127,11 @@ class DynamicTree:
         return self._of_all(values, IMPOSSIBLE), self._of_all(ids, 0)
 
     def _of_growing(self, of_all: np.ndarray) -> np.ndarray:
-        """[num_growing, ...] of [batch, ...]."""
+        """Select [num_growing, ...] from [batch, ...]."""
         return of_all if len(self._growing) == self._size else of_all[self._growing]
 
     def _of_all(self, of_growing: np.ndarray, otherwise: np.float32 | int) -> np.ndarray:
-        """[batch, ...] of [num_growing, ...]."""
+        """Expand [num_growing, ...] to [batch, ...]."""
         if len(self._growing) == self._size:
             return of_growing
         of_all = np.full((self._size, *of_growing.shape[1:]), otherwise, dtype=of_growing.dtype)
@@ -139,8 +139,8 @@ class DynamicTree:
         return of_all
 
     def _goes_on(self, above: np.ndarray, width: int, log_probs: np.ndarray) -> np.ndarray:
-        """bool [num_growing]: whether a request is to have children below its frontier. above int64 [batch, n]: where
-        the parents of its nodes are among `width`; log_probs float32 [batch, n]: of their tokens."""
+        """bool [num_growing]   whether a request gets children below its frontier. above: int64 [batch, n], index of
+        each node's parent among `width`; log_probs: float32 [batch, n], of the nodes' tokens."""
         best = self._of_growing(self._frontier_scores[:, 0])
         if self._stopping is None:
             goes: np.ndarray = best >= self._least_score
@@ -149,32 +149,32 @@ class DynamicTree:
         rows = above[going] + width * np.arange(len(going))[:, None]
         requests = going.repeat(above.shape[1])
         is_first_draw = np.zeros(len(requests), dtype=bool)
-        num_nodes = np.zeros(self._size, dtype=np.int64)  # one, as those that are not worth it go at the end
+        num_nodes = np.zeros(self._size, dtype=np.int64)  # one: `keep` drops nodes that do not pay
         num_nodes[self._growing] = best > IMPOSSIBLE
         probs = np.exp(log_probs[going].ravel())
         return self._stopping.goes_on(requests, rows.ravel(), probs, is_first_draw, num_nodes)[self._growing]
 
     def build(self) -> Draft:
-        draft = self._likeliest() if self._candidates else Draft.from_chains([[]] * self._size, self._device)
+        draft = self._likeliest() if self._grown else Draft.from_chains([[]] * self._size, self._device)
         return draft if self._stopping is None else self._stopping.keep(draft, in_place=False)
 
     def _likeliest(self) -> Draft:
-        levels = zip(*self._candidates, strict=True)
+        levels = zip(*self._grown, strict=True)
         token_ids, parents, scores, log_probs = (np.concatenate(each, axis=1) for each in levels)
-        # No child is likelier than its parent, which came up before it: whoever is kept has its parent kept.
+        # No child is likelier than its parent, which is before it: so the parent of a kept node is kept.
         kept = _best(scores, max(self._budgets))
         is_within = np.arange(kept.shape[1]) < np.array(self._budgets)[:, None]
         mask = np.zeros(scores.shape, dtype=bool)
         mask[self._each, kept] = is_within & (scores[self._each, kept] > IMPOSSIBLE)
-        number = mask.cumsum(axis=1) - 1  # of each candidate among those that are kept
+        number = mask.cumsum(axis=1) - 1  # index of each node among those that are kept
         parent_numbers = np.where(parents < 0, -1, number[self._each, parents])
         places = mask.nonzero()
-        deepest = int(places[1].max()) if len(places[1]) else -1  # candidates are in the order of levels
+        deepest = int(places[1].max()) if len(places[1]) else -1  # nodes are in the order of levels
         return Draft.from_arrays(
             token_ids[places],
             parent_numbers[places].astype(np.int32),
             mask.sum(axis=1).tolist(),
-            bisect_right([0, *accumulate(level[0].shape[1] for level in self._candidates)], deepest),
+            bisect_right([0, *accumulate(level[0].shape[1] for level in self._grown)], deepest),
             scores=np.exp(log_probs[places]),
             is_chain=self._top_k == 1,
             device=self._device,
@@ -182,5 +182,5 @@ class DynamicTree:
 
 
 def _best(scores: np.ndarray, number: int) -> np.ndarray:
-    """Where the highest of scores [batch, n] are, the first ones among equals."""
+    """Indices of the `number` highest scores [batch, n], the first among equals."""
     return (-scores).argsort(axis=1, kind="stable")[:, :number]

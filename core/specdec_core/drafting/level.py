@@ -1,4 +1,4 @@
-"""Trees grown a level at a time: the levels, where their nodes lie in a draft's cache, and the loop."""
+"""Trees grown level by level: the levels, the slots of their nodes in a draft's KV cache, and the loop."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from specdec_core.ops.padding import padded_to
 
 @frozen(eq=False)
 class Level:
-    """Draft tokens of one depth, for the draft to forward: `width` entries for each of `requests`, request by request.
+    """Draft tokens of one depth, to forward through the draft: `width` entries for each of `requests`, request by
+    request.
 
-    A request's nodes come first among its entries, in the order of their slots. What is left is *dead*: forwarded so
-    that shapes hold, with a token id of the vocabulary, a parent among its own request's entries, and for ancestors its
-    own number alone. Nothing grows below it, it is no node of the draft, and its slot is overwritten later.
+    A request's nodes come first among its entries, in the order of their slots. The remaining entries are *dead*: they
+    are forwarded only to keep shapes fixed, with a token id of the vocabulary, a parent among their own request's
+    entries, and no ancestor but themselves. Nothing grows below them, they are not part of the draft, and their slots
+    are overwritten later.
 
-    Numbers count the slots of the draft's cache from the first that is for nodes. A request's nodes of all depths have
-    numbers in a row, and so have its entries in one level. Where the host knows, as on a CPU, requests without nodes
-    are left out and the width is that of whoever has most; on a GPU both stay as they could be at most (`may_shrink`).
+    Numbers are slots of the draft's cache, counted from the first one for nodes. A request's nodes of all depths have
+    consecutive numbers, and so have its entries in one level. On a CPU, requests without nodes are left out and width
+    is the largest number of nodes of a request; on a GPU both keep their maximum (`may_shrink`).
     """
 
     width: int
     requests: np.ndarray  # int64 [num_requests]   indices into the batch, ascending; on the host
-    rows: torch.Tensor  # int64 [n]   n = num_requests * width; the parent's, of the logits it was grown from
+    rows: torch.Tensor  # int64 [n], n = num_requests * width   the parent's row in the logits it was grown from
     token_ids: torch.Tensor  # int64 [n]   of the target's vocabulary
     ancestors: torch.Tensor  # int64 [n, depth]   numbers of the nodes from depth 1 to the node itself
     starts: Sequence[int] | torch.Tensor  # [batch]   number of each request's first entry; a tensor: int64
@@ -43,29 +45,30 @@ class Level:
 
 
 def may_shrink(device: torch.device) -> bool:
-    """Whether growers leave out of a level what has no nodes there: a GPU would have to be asked who has."""
+    """Whether growers leave requests without nodes out of a level. On a GPU they would have to wait for the device to
+    know."""
     return device.type == "cpu"
 
 
 class TreeGrower(Protocol):
-    """Decides, from the draft's logits, which nodes there are."""
+    """Decides from the draft's logits which nodes a tree has."""
 
     @property
     def roots(self) -> Sequence[int]:
-        """The requests that are to have a draft, as indices into the batch, ascending."""
+        """Indices of the requests that get a draft, ascending."""
         ...
 
     def grow(self, logits: torch.Tensor) -> Level | None:
-        """The next level below the last one, or below `roots` at first; None where nothing more is to be forwarded.
-        logits: float [n, draft_vocab], a row for each of the last level's entries, dead ones too, or for each root."""
+        """The next level below the last one, or at first below `roots`; None if nothing more is to be forwarded.
+        logits: float [n, draft_vocab], a row for each entry of the last level, dead ones too, or for each root."""
         ...
 
     def build(self) -> Draft: ...
 
 
 def grow(grower: TreeGrower, logits: torch.Tensor, forward: Callable[[Level], torch.Tensor]) -> Draft:
-    """The draft: logits float [num_roots, draft_vocab] at `grower.roots`; forward(level) -> those at a level's entries,
-    float [num_requests * width, draft_vocab]."""
+    """Grow a draft. logits: float [num_roots, draft_vocab], at `grower.roots`. forward: computes the logits at a
+    level's entries, float [num_requests * width, draft_vocab]."""
     level = grower.grow(logits)
     while level is not None:
         level = grower.grow(forward(level))
@@ -74,7 +77,8 @@ def grow(grower: TreeGrower, logits: torch.Tensor, forward: Callable[[Level], to
 
 @frozen(eq=False)
 class DraftPass:
-    """A pass of a draft's layers, padded as its attention wants it: of tokens that are known, or of a level."""
+    """The inputs of one forward pass of a draft's layers, over known tokens or over a level, padded as its attention
+    needs."""
 
     metadata: KVMetadata
     visibility: Visibility
@@ -96,8 +100,8 @@ class DraftPass:
         token_ids: torch.Tensor,
         positions: torch.Tensor,
     ) -> DraftPass:
-        """Slots [start, start + length) of each request; every token sees those up to its own. token_ids and positions:
-        int64 [sum of lengths]."""
+        """A causal forward pass over the slots [start, start + length) of each request. token_ids, positions: int64
+        [sum of lengths]."""
         metadata = attention.metadata(requests, starts, lengths)
         num_padded = attention.padded(len(token_ids))
         padded = padded_to(num_padded, positions)
@@ -107,8 +111,8 @@ class DraftPass:
     def over_level(
         cls, attention: LayerAttention, batch: ProposerBatch, first_slots: Sequence[int], level: Level
     ) -> DraftPass:
-        """Nodes see the slots before the first of the nodes', their ancestors' and their own. first_slots [batch]:
-        where each request's nodes begin. A node of depth 1 stands at that position."""
+        """A forward pass with tree attention over a level: each node attends to the slots before the request's nodes,
+        to its ancestors and to itself. first_slots: [batch], the slot, and position, of each request's first node."""
         lengths = [0] * len(first_slots)
         for b in level.requests.tolist():
             lengths[b] = level.width
@@ -124,7 +128,7 @@ class DraftPass:
         first_of_each[:num_entries] = np.array(first_slots)[level.requests].repeat(level.width)
         first = torch.from_numpy(first_of_each).to(level.token_ids.device)
         positions, more_slots = first + (level.depth - 1), None
-        if level.is_alive is not None:  # as deep, a dead one could be past the last position
+        if level.is_alive is not None:  # at its depth, a dead entry could be past the last position
             positions = torch.where(padded_to(num_padded, level.is_alive), positions, first)
         if not level.is_chain:
             prefix_lens, more_slots = first, first.unsqueeze(1) + padded_to(num_padded, level.ancestors.flip(1))

@@ -1,4 +1,4 @@
-"""The cross entropy of two distributions over a large vocabulary, with little memory and few passes over it."""
+"""Cross entropy between two distributions over a large vocabulary, with little memory."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class _SoftCrossEntropy(torch.autograd.Function):
 
 
 def soft_cross_entropy(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """[...], of logits [..., vocab] to the distributions that are wanted, float32 [..., vocab] without a gradient.
+    """Cross entropy [...] of logits [..., vocab] against target distributions float32 [..., vocab], which get no
+    gradient.
 
-    Logits in bfloat16 or float16 are converted here, and get gradients of their own type.
+    Logits in bfloat16 or float16 are converted here and get gradients of their own dtype.
     """
     found: torch.Tensor = _SoftCrossEntropy.apply(logits, wanted)  # type: ignore[no-untyped-call]
     return found

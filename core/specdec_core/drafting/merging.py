@@ -1,4 +1,4 @@
-"""Several chosen drafts for the same requests as one: for proposers that guess in more than one way."""
+"""Merges several drafts of chosen nodes: for proposers that guess in more than one way."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ LEAST_SCORE = torch.finfo(torch.float32).tiny
 def merge_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> Draft:
     """One tree for each request, of the best nodes of several drafts over the same batch.
 
-    Nodes that spell the same tokens from the root become one, with the larger of their scores; dead nodes, and all
-    below one, are left out. Of the others, the max_draft_tokens[i] best ones of request i are kept, best first, by the
-    product of `scores` down to them. Ties go to the earlier draft, then to the shallower node. So siblings stand in the
-    order of falling scores. A draft without scores counts as certain, 1 everywhere. The result has scores if any has.
+    Nodes with the same path of tokens become one, with the larger of their scores; dead nodes and their descendants are
+    left out. For request i, the max_draft_tokens[i] nodes with the highest product of `scores` along their path are
+    kept, best first; ties go to the earlier draft, then to the shallower node. So siblings are in the order of falling
+    scores. A draft without scores has score 1 everywhere. The result has scores if any draft has.
 
-    Raises ConfigError if a node was sampled, since rule 3 forbids to drop it (docs/losslessness.md); and if drafts and
-    budgets are not for one batch, or the drafts not on one device.
+    Raises ConfigError if a node was sampled, since rule 3 forbids dropping it (docs/losslessness.md), if drafts and
+    max_draft_tokens are not for one batch, or if the drafts are on different devices.
     """
     _check(drafts, max_draft_tokens)
     budgets = np.array(max_draft_tokens, dtype=np.int64).clip(min=0)
@@ -57,12 +57,12 @@ def merge_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> Dr
 
     owner = list(range(none + 1))
     for up, score in zip(above[none + 1 :], scores[none + 1 :], strict=True):
-        # A score that is no probability is for the engine to refuse; here it must not put a node before its parent.
+        # The engine refuses scores that are not probabilities; here they must not put a node before its parent.
         joint.append(joint[up] * min(max(LEAST_SCORE, score), 1))
         owner.append(owner[up])
-    # Whatever the budget, a kept node's parent is kept, because it comes before it in this order: its joint score is
-    # not less (a float times a number up to 1 never rounds to more); where that is equal, every draft that has the
-    # node has its parent, so the parent's draft is no later one; and where that is the same, the parent is higher up.
+    # The parent of a kept node is always kept, because it is earlier in this order: its joint score is at least as high
+    # (a float times a number up to 1 never rounds up); if equal, every draft with the node also has its parent, so the
+    # parent's draft is not later; and if that is the same, the parent is less deep.
     earliest = np.searchsorted(num_places, np.arange(len(above)), side="right")
     order = np.lexsort((np.array(depth), earliest, -np.array(joint), np.array(owner)))
     order = order[order > none]

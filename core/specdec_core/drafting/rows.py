@@ -1,4 +1,4 @@
-"""Rows of what a proposer keeps for all requests together."""
+"""Assigns rows of an array to requests, for proposers that keep one array or tensor for all requests."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from specdec_core.errors import SpecdecError
 
 
 class RequestRows:
-    """Which row of an array or a tensor is which request's, for proposers that keep one for all of them.
+    """Assigns to each request a row of a proposer's arrays or tensors.
 
-    One dict says which rows are taken, and nothing else which are free. So an interrupt that breaks off a call loses no
-    row: the request has it, and its next call finds it again, or has none.
+    A single dict holds the assigned rows, and free rows are computed from it. So if an interrupt breaks off a call, no
+    row is lost.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -20,7 +20,8 @@ class RequestRows:
         self._rows: dict[str, int] = {}  # by request id
 
     def start(self, request: RequestView) -> int:
-        """The lowest row that is free, or the one that the request has. Raises SpecdecError if all are taken."""
+        """Assign the lowest free row, or return the one that the request has. Raises SpecdecError if all rows are
+        taken."""
         if request.id not in self._rows:
             free = self._all.difference(self._rows.values())
             if not free:
@@ -32,13 +33,13 @@ class RequestRows:
         return self._rows[request.id]
 
     def finish(self, request: RequestView) -> None:
-        """Free the request's row. A request that has none is ignored."""
+        """Free the request's row. A request without a row is ignored."""
         self._rows.pop(request.id, None)
 
     def get(self, request: RequestView) -> int | None:
-        """The request's row; None if it has none."""
+        """The request's row; None if it has no row."""
         return self._rows.get(request.id)
 
     def of(self, requests: Iterable[RequestView]) -> list[int]:
-        """The row of each request, all of which have one."""
+        """The rows of these requests, each of which has one."""
         return [self._rows[request.id] for request in requests]

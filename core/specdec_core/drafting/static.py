@@ -1,4 +1,4 @@
-"""Trees whose shape is known before anything is drafted, chains among them."""
+"""Trees with a fixed shape, including chains."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from specdec_core.drafting.stop import Stopping
 
 
 class _Entries(NamedTuple):
-    """Of one level: its nodes alone, or with dead entries among them."""
+    """The entries of one level: its nodes, possibly with dead entries among them."""
 
     rows: torch.Tensor  # int64 [n]   the parent's, among the entries of the level above
     token_ids: torch.Tensor  # int64 [n]
     requests: torch.Tensor  # int64 [n]   ascending
     numbers: torch.Tensor  # int64 [n]   within the request
-    kinds: torch.Tensor  # int64 [n]   which part of the shape it is; 0: the root
+    kinds: torch.Tensor  # int64 [n]   index of the node in the shape, plus 1; 0: the root
     ancestors: torch.Tensor  # int64 [n, depth]   numbers, its own last
 
 
 class StaticTree:
-    """Grows one shape for every request, cut where the budget ends: its nodes come level by level.
+    """Grows the same shape for every request, level by level, cut off at max_draft_tokens nodes.
 
-    method and q_to_target: see `DraftBuilder`. stopping: what `DraftStop.begin` returned: a request that is stopped has
-    no more nodes.
+    method, q_to_target: see `DraftBuilder`. stopping: the result of `DraftStop.begin`; requests that it stops get no
+    more nodes.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class StaticTree:
         self._shape, self._stopping = shape, stopping
         device = batch.root_token_ids.device
         self._may_shrink = may_shrink(device)
-        self._num_children = torch.tensor(shape.num_children, device=device)  # of the root, then of each node
+        self._num_children = torch.tensor(shape.num_children, device=device)  # root first, then nodes
         self._first_child = torch.tensor(shape.first_children, device=device)
         self._leaf = len(shape.paths)  # the kind of the last node, which has no children
         size = len(batch.max_draft_tokens)
@@ -89,7 +89,7 @@ class StaticTree:
             is_kept = torch.from_numpy(goes).to(rows.device)
             if self._may_shrink:
                 nodes, goes = _Entries(*(each[is_kept] for each in nodes)), None
-            else:  # the others are forwarded, and nothing grows below
+            else:  # nodes of stopped requests are forwarded too, but nothing grows below them
                 nodes = nodes._replace(kinds=torch.where(is_kept, nodes.kinds, self._leaf))
         return self._level(nodes, goes)
 
@@ -98,7 +98,7 @@ class StaticTree:
         return draft if self._stopping is None else self._stopping.keep(draft, in_place=True)
 
     def _level(self, nodes: _Entries, goes: np.ndarray | None) -> Level:
-        """The level of these nodes; goes bool [n]: those below which more may grow, None: all."""
+        """The next level. goes: bool [n], the nodes below which more may grow; None: all."""
         starts, depth = self._totals, nodes.ancestors.shape[1]
         if self._shape.is_chain and len(nodes.rows) == len(self._active):  # each has one more, as in most steps
             active, width, of = self._active, 1, self._active
@@ -135,8 +135,8 @@ class StaticTree:
         )
 
     def _with_dead(self, nodes: _Entries, places: np.ndarray, active: np.ndarray, numbers: np.ndarray) -> _Entries:
-        """The nodes at these places among as many entries for each of the active requests, and dead ones elsewhere.
-        numbers int64 [num_entries]: of all entries."""
+        """Spread nodes over as many entries for each active request, with dead entries in the other places. numbers:
+        int64 [num_entries], of all entries."""
         device, width = nodes.rows.device, len(numbers) // len(active)
         first_above = np.searchsorted(self._active, active) * self._width
         own = torch.from_numpy(numbers).to(device)
@@ -152,7 +152,7 @@ class StaticTree:
         return _Entries(*(other.index_copy_(0, where, node) for other, node in zip(dead, nodes, strict=True)))
 
     def _goes_on(self, stopping: Stopping, grown: Grown, nodes: _Entries, is_first: torch.Tensor) -> np.ndarray:
-        """bool [n]: nodes of requests that are to have another level."""
+        """bool [n]   the nodes of requests that get another level."""
         room, requests = self._builder.room, on_host(nodes.requests)
         num_nodes = torch.zeros_like(room).index_add_(0, nodes.requests, self._num_children[nodes.kinds])
         is_first_draw = is_first & self._builder.is_sampled[nodes.requests]

@@ -1,4 +1,5 @@
-"""When drafting should stop: where another level of drafts, or another node, is expected to gain less than it costs."""
+"""Adaptive draft length: stops drafting where another level, or another node, is expected to gain less than it
+costs."""
 
 from __future__ import annotations
 
@@ -14,27 +15,28 @@ from specdec_core.drafting.drafted import Acceptance, Drafted, Nodes, without
 from specdec_core.drafting.rows import RequestRows
 
 MOST_UNMEASURED = 64
-"""Steps of which every second one goes without drafts, so that what they cost can be measured. Where that does not come
-about, all have drafts from then on."""
+"""Until costs are measured, every second step runs without drafts, which the measurement needs. After so many steps
+without a result, all steps have drafts again."""
 NUM_SKIPPED, NUM_TIMED = 4, 8
-"""Drafts that say how long a level takes, after some in which memory is allocated and code compiled."""
+"""Drafts from which the time of a level is measured, after some in which memory is allocated and code compiled."""
 
 
 @frozen
 class Prices:
-    """Relative to one request's share of a pass of the target over roots alone."""
+    """Costs of drafting, as multiples of one request's share of a forward pass of the target over roots only."""
 
     level: float
     node: float
-    is_shared: bool  # one price of a level for all requests that have it, or one for each
+    is_shared: bool  # whether all requests together pay `level` once per level, or each of them
 
 
 class DraftStop:
-    """Decides for each request how far to draft. A proposer keeps one, tells it of `start` and `finish`, and hands what
-    `begin` returns to the tree that it grows.
+    """Decides for each request how far to draft. A proposer keeps one, calls its `start` and `finish`, and gives the
+    result of `begin` to the tree that it grows.
 
-    Without `adaptive_draft_length`, it stops nothing. forwards_roots: the draft forwards a root to have its logits, as
-    a draft model does and a head on the target's features need not: then not drafting at all saves a level.
+    With adaptive_draft_length off it does nothing. forwards_roots: whether drafting begins with a forward pass of the
+    draft over the root (True for a draft model; False for a head on the target's hidden states), which a request
+    without a draft saves.
     """
 
     def __init__(self, config: DraftStopConfig, max_num_seqs: int, *, forwards_roots: bool = False) -> None:
@@ -50,7 +52,7 @@ class DraftStop:
         self._rows.start(request)
 
     def finish(self, request: RequestView) -> None:
-        """It may be called again, and for a request that did not start."""
+        """Forget a request. May be called twice, and for a request that did not start."""
         if (row := self._rows.get(request)) is not None:
             if self._last is not None:
                 self._last.forget(row)
@@ -58,7 +60,7 @@ class DraftStop:
             self._rows.finish(request)
 
     def begin(self, batch: ProposerBatch) -> Stopping | None:
-        """For one `propose`. None: nothing is to be stopped."""
+        """The decisions for one call of `propose`; None if adaptive_draft_length is off."""
         if not self._config.adaptive_draft_length:
             return None
         if self._last is not None:
@@ -89,10 +91,11 @@ class DraftStop:
 
 
 class Stopping:
-    """The decisions of one step. Each is made by what is known before the nodes that it is about are drawn, as rule 3
-    asks (docs/losslessness.md); nodes that are there already are given up only where all of a request's are chosen.
+    """The decisions of one step. Each depends only on what is known before the nodes in question are drawn, as rule 3
+    requires (docs/losslessness.md). Existing nodes are dropped only if all nodes of the request are chosen.
 
-    drafting: the requests that are to have a draft, as indices into the batch, ascending."""
+    drafting: indices of the requests that get a draft, ascending.
+    """
 
     def __init__(
         self,
@@ -122,11 +125,17 @@ class Stopping:
         is_first_draw: np.ndarray,
         num_nodes: np.ndarray,
     ) -> np.ndarray:
-        """bool [batch]: the requests that are to have another level below the one that was just grown.
+        """bool [batch]   the requests that get another level below the one that was just grown.
 
-        Of that level's nodes: requests int64 [n]; rows int64 [n], which node of the call before is the parent, counting
-        those of requests that went on, or which of `drafting`; probs float [n], the draft's own; is_first_draw bool
-        [n], the first of siblings that were sampled. num_nodes int64 [batch]: how many the next level may have.
+        For the nodes of that level:
+
+        requests: int64 [n].
+        rows: int64 [n], the parent's index among the nodes of the previous call whose requests went on, or at first its
+            index in `drafting`.
+        probs: float [n], the draft's own probabilities.
+        is_first_draw: bool [n], the first of sampled siblings.
+
+        num_nodes: int64 [batch], the most nodes of the next level.
         """
         reach = self._reach[rows] * self._acceptance.of_nodes(self._rows[requests], probs, is_first_draw)
         goes = num_nodes > 0
@@ -139,11 +148,9 @@ class Stopping:
         return goes
 
     def keep(self, draft: Draft, *, in_place: bool) -> Draft:
-        """What is to be verified of a draft that has `scores`: called once, at the end, as its fate is learned from.
-
-        Chosen nodes go that cost more than is expected of them; in_place: only from the end of a request's, so that the
-        others keep their numbers.
-        """
+        """Drop chosen nodes that are expected to gain less than verifying them costs. Called once, with the finished
+        draft, which must have `scores`. in_place: drop nodes only from the end of a request's, so that the others keep
+        their indices."""
         self.drafted.nodes = nodes = Nodes.of(draft)
         if draft.num_nodes:
             self.drafted.level_s = (perf_counter() - self._started) / self._depth
@@ -167,7 +174,8 @@ class Stopping:
         return draft
 
     def _pays(self, expected: np.ndarray, num_nodes: np.ndarray, prices: Prices) -> np.ndarray:
-        """bool [batch]   who should have another level, of so many nodes and so many expected tokens."""
+        """bool [batch]   the requests for which another level pays, given its number of nodes and expected accepted
+        tokens."""
         gain = expected * self._cost_per_token - prices.node * num_nodes
         price = prices.level
         pays: np.ndarray = (num_nodes > 0) & (gain > (0 if prices.is_shared else price))

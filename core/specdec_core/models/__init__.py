@@ -1,4 +1,5 @@
-"""Models from transformers as the engine runs them: loading, attention through the paged cache, feature taps."""
+"""Models from transformers as the engine runs them: loading, attention over the paged KV cache, taps for hidden
+states."""
 
 from specdec_core.models.model import Model
 

@@ -1,4 +1,4 @@
-"""The one attention path: every model that the engine runs, target or draft, computes its attention here."""
+"""The attention of every model that the engine runs, target or draft: one path over the paged KV cache."""
 
 from __future__ import annotations
 
@@ -33,11 +33,14 @@ def attention(
     scaling: float | None = None,
     **features: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [1, num_heads, num_tokens, key_dim], key and value [1, num_kv_heads, num_tokens, ...], rotated already.
+    """The attention function that transformers' modules call. query: [1, num_heads, num_tokens, key_dim]; key, value:
+    [1, num_kv_heads, num_tokens, ...]; rotated already.
 
-    features: what a family passes besides. Those of `families.ATTENTION_KEYWORDS` count; the others
-    were looked at when the model was loaded. Returns [1, num_tokens, num_heads, value_dim]. What to see and where to
-    store comes from the module's site, not from `attention_mask`: some families pass no keyword arguments through.
+    features: further keyword arguments of the family. Those in `families.ATTENTION_KEYWORDS` are used; all others were
+        checked when the model was loaded.
+
+    Returns [1, num_tokens, num_heads, value_dim]. The attention mask and the cache slots come from the module's
+    `CacheSite`, not from `attention_mask`, because some families pass no keyword arguments through.
     """
     site = getattr(module, _SITE, None)
     if site is None:
@@ -53,9 +56,9 @@ AttentionInterface.register(IMPLEMENTATION, attention)
 
 
 class PagedAttention:
-    """Attention of one model's layers, a target's or a draft's, over their places in the KV cache (`LayerAttention`).
+    """Implements `LayerAttention` for one model, target or draft.
 
-    places: of each layer, its group and its number in there. A draft's layers are all in one group.
+    places: for each layer, its KV group and its index there. A draft's layers are all in one group.
     """
 
     implementation = IMPLEMENTATION
@@ -64,21 +67,22 @@ class PagedAttention:
         self, kv: KVManager, places: Sequence[tuple[int, int]], ops: Mapping[str, Callable[..., Any]], padding: Padding
     ) -> None:
         self._kv, self._places, self._ops, self._padding = kv, tuple(places), ops, padding
-        self._plan: AttentionPlan | None = None  # of the pass under way
+        self._plan: AttentionPlan | None = None  # of the current forward pass
         self._rows: tuple[torch.Tensor, AttentionPlan] | None = None  # that layers asked for last, and their own plan
         self._slot_mapping: torch.Tensor | None = None
         self._window: int | None = None
 
     def of_group(self, group: int, num_layers: int, ops: Mapping[str, Callable[..., Any]]) -> PagedAttention:
-        """The same for another model's layers, which have a group to themselves."""
+        """The attention of another model, whose layers are a KV group of their own."""
         return PagedAttention(self._kv, [(group, layer) for layer in range(num_layers)], ops, self._padding)
 
     def padded(self, num_tokens: int) -> int:
-        """The length to pad a flat batch of num_tokens to: there rows are computed alike however many there are."""
+        """The length to pad a flat batch of num_tokens to. In padded batches each row is computed the same way in any
+        batch."""
         return round_up(num_tokens, self._padding.rows)
 
     def bind(self, modules: Sequence[nn.Module]) -> None:
-        """Give each of transformers' attention modules, in layer order, its place."""
+        """Connect transformers' attention modules, in layer order, to their layers in the cache."""
         for layer, module in enumerate(modules):
             setattr(module, _SITE, CacheSite(self, layer))
 
@@ -110,9 +114,9 @@ class PagedAttention:
         self._store(layer, key, value)
 
     def _store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer's keys and values, with these among them."""
+        """Store keys and values of a layer, and return the layer's cache."""
         if self._slot_mapping is None:
-            raise SpecdecError("attention was called outside of `with attention.forwarding(...)`: there is no pass")
+            raise SpecdecError("attention was called outside of `with attention.forwarding(...)`: run layers inside it")
         keys, values = self._kv.cache(*self._places[layer])
         self._ops["store_kv"](keys, values, self._slot_mapping, key, value)
         return keys, values
@@ -149,7 +153,7 @@ class PagedAttention:
 
 @frozen(eq=False)
 class CacheSite:
-    """An attention module's place: its layer of a group in the KV cache."""
+    """Connects an attention module to its layer of a KV group."""
 
     attention: PagedAttention
     layer: int
@@ -169,7 +173,8 @@ class CacheSite:
 
 @define(eq=False)
 class ProbeSite:
-    """Stands in every candidate module during the one forward at load, and records who asks for what."""
+    """Stands in for the cache in every attention module during the trial forward pass at load, and records the
+    calls."""
 
     modules: list[nn.Module]
     shapes: list[tuple[int, int, int]]  # num_kv_heads, key_dim, value_dim
@@ -195,7 +200,7 @@ class ProbeSite:
 
 
 def probe(model: nn.Module) -> ProbeSite:
-    """Run two tokens through the model and return which modules called `attention`, in order, with their shapes."""
+    """Run two tokens through the model. Returns the modules that called `attention`, in order, with their shapes."""
     site = ProbeSite([], [])
     candidates = [module for module in model.modules() if hasattr(module, "layer_idx")]
     for module in candidates:
@@ -206,7 +211,7 @@ def probe(model: nn.Module) -> ProbeSite:
         delattr(module, _SITE)
     if len(set(site.modules)) < len(site.modules):
         raise CompatibilityError(
-            f"{type(model).__name__} calls the attention of a layer several times in one pass, as recurrent and "
+            f"{type(model).__name__} calls a layer's attention several times in one forward pass, as recurrent and "
             f"differential families do: only one cache per layer is supported. Use a model of another family"
         )
     return site

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: looked at without reading weights, and for a draft, read safely."""
+"""Files of a checkpoint: reads shapes without loading weights, and loads a draft's weights safely."""
 
 from __future__ import annotations
 
@@ -38,22 +38,23 @@ Rename = Callable[[str], str | None]
 
 @frozen
 class Checkpoint:
-    """A folder, or a repository of the model hub, with config.json and weights as safetensors or as a file of torch's.
+    """A draft's config.json and weights (safetensors, or a file written by torch.save) in a folder or a repository of
+    the model hub.
 
-    Each file is opened once for its shapes and its tensors, so hand the object on from `plan` to `build`. Nothing but
-    tensors is ever unpickled. All of it raises ConfigError where something is missing, cut off or unsafe.
+    Each file is opened once for its shapes and its tensors, so hand the object from `plan` on to `build`. Unpickling is
+    restricted to tensors. All methods raise ConfigError if a file is missing, cut off or unsafe.
     """
 
     name: str
     revision: str | None = None
-    # Of files that are opened and not read yet: their shapes, and what reads their tensors, to the CPU.
+    # For files that are open: the shapes, and a function that reads the tensors to the CPU.
     _opened: dict[Path, tuple[Shapes, Callable[[], dict[str, torch.Tensor]]]] = field(
         factory=dict, init=False, eq=False, repr=False
     )
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """config.json as it is."""
+        """The content of config.json."""
         file = self._find(CONFIG)
         if file is None:
             raise ConfigError(f"there is no {CONFIG} in {self.name!r}: give a folder or repository with a draft model")
@@ -72,7 +73,7 @@ class Checkpoint:
         return {name: shape for file in self._files for name, shape in self._opened[file][0].items()}
 
     def load(self) -> dict[str, torch.Tensor]:
-        """{name: tensor} on the CPU."""
+        """{name: tensor} of all tensors, on the CPU."""
         found: dict[str, torch.Tensor] = {}
         for file in self._files:
             _, read = self._opened.pop(file) if file in self._opened else self._open(file)
@@ -80,8 +81,8 @@ class Checkpoint:
         return found
 
     def check_shapes(self, module: nn.Module, rename: Rename = str) -> None:
-        """Compare the checkpoint's tensors with those that a module has, which may be on the meta device. Raises
-        CompatibilityError that names each tensor that is missing, not known or of another shape."""
+        """Compare the checkpoint's tensors with a module, which may be on the meta device. Raises CompatibilityError
+        that names each tensor that is missing, unknown or of another shape."""
         expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
         found: dict[str, tuple[int, ...]] = {}
         faults = []
@@ -105,11 +106,11 @@ class Checkpoint:
     def load_into(
         self, module: nn.Module, rename: Rename = str, *, dtype: torch.dtype, device: torch.device
     ) -> dict[str, torch.Tensor]:
-        """Fill a module with the checkpoint's tensors and make it ready for inference: on the device, its parameters in
-        this dtype. Buffers keep their own, since rotary frequencies need all their bits.
+        """Load the checkpoint into a module and prepare it for inference: on the device, with parameters in this dtype.
+        Buffers keep their dtype, since rotary frequencies need float32.
 
-        Returns {name in the checkpoint: tensor}, on the CPU, of those that rename says are not the module's. Raises
-        CompatibilityError that names each tensor that is missing, not known, of another shape, quantized or not finite.
+        Returns the tensors {name in the checkpoint: tensor}, on the CPU, that `rename` excludes from the module. Raises
+        CompatibilityError that names each tensor that is missing, unknown, of another shape, quantized or not finite.
         """
         self.check_shapes(module, rename)
         found = self.load()
@@ -170,7 +171,8 @@ class Checkpoint:
         return {str(name): tensor for name, tensor in found.items()}
 
     def _find(self, *file_names: str) -> Path | None:
-        """The first of these that the checkpoint has, downloaded if it must be; None if it has none of them."""
+        """The path of the first of these files that the checkpoint has, downloaded if necessary; None if it has none of
+        them."""
         refuse_revision(self.name, "model", "revision", self.revision)
         if isdir(self.name):
             return next(filter(Path.is_file, (Path(self.name, file_name) for file_name in file_names)), None)
@@ -189,8 +191,8 @@ class Checkpoint:
         if failure is None:
             return None
         raise ConfigError(
-            f"the draft model {self.name!r} is no folder, and {' or '.join(file_names)} of a repository of that name "
-            f"cannot be had: {failure}. Check the name, or give a folder"
+            f"the draft model {self.name!r} is not a folder, and {' or '.join(file_names)} of a repository of that "
+            f"name is not available: {failure}. Check the name, or give a folder"
         ) from failure
 
 
@@ -209,9 +211,9 @@ def _reading(file: Path) -> Iterator[None]:
 
 
 def stored_bytes(path: str, revision: str | None = None) -> int | None:
-    """The size of all weight files of a folder, or of a model of the hub that was downloaded before; else None.
+    """The size of all weight files in a folder, or of a model that was downloaded from the hub before; else None.
 
-    Raises ConfigError if a folder has none, or one is missing or cut off.
+    Raises ConfigError if a folder has no weights, or if a file is missing or cut off.
     """
     is_folder = isdir(path)
     kept = (Path(path, n) if is_folder else try_to_load_from_cache(path, n, revision=revision) for n in WEIGHT_FILES)
@@ -238,5 +240,5 @@ def stored_bytes(path: str, revision: str | None = None) -> int | None:
 
 
 def _indexed(file: Path) -> list[str]:
-    """The names of the weight files in an index."""
+    """The names of the weight files in an index file."""
     return sorted(set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values()))

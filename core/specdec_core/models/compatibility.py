@@ -1,8 +1,8 @@
-"""Two trial passes at load, which find out what a model would do differently on the paged cache.
+"""Two trial forward passes at load, which detect models that would compute something else on the paged KV cache.
 
-In them each attention module answers every token from that token's own query, key and value. All the rest of a model
-must treat tokens one by one, so what is computed for a token may then depend on the token and its position alone.
-Every call of attention in the first pass is also compared with the model's own: its mask, and its result.
+In both, attention is replaced: each token's output depends on its own query, key and value only. If all other parts of
+the model treat tokens independently, each token's logits then depend only on the token and its position. In the first
+forward pass, every call of attention is also compared with the model's own: its mask and its result.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SEES = "specdec_sees"
 
 @frozen
 class Findings:
-    """keeps_rows: the model computes logits at the rows given as `logits_to_keep`, and only there."""
+    """keeps_rows: whether the model computes logits only at the rows given as `logits_to_keep`."""
 
     keeps_rows: bool
 
@@ -57,8 +57,8 @@ def trial_attention(
     scaling: float | None = None,
     **features: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Answer each token with its own value, shifted by the means of its own query and key, which show its rotation.
-    Keys and values are repeated for the query heads that share them."""
+    """Return each token's own value, shifted by the means of its own query and key so that their rotation shows. Keys
+    and values are repeated for the query heads that share them."""
     if (checks := _CHECKS.get()) is not None:
         checks.check_mask(module, attention_mask, features.get(WINDOW))
         assert attention_mask is not None
@@ -69,8 +69,8 @@ def trial_attention(
 
 
 def telling_mask(*, mask_function: Callable[..., Any], **kwargs: Any) -> torch.Tensor:
-    """The mask that eager attention gets, and with it the function that it was made from: (batch, head, query position,
-    key position) -> bool. It has the signature of transformers' mask functions."""
+    """Record the function that a mask is made from, (batch, head, query position, key position) -> bool, beside the
+    mask of eager attention. Has the signature of transformers' mask functions."""
     mask: torch.Tensor = eager_mask(mask_function=mask_function, **{**kwargs, "allow_is_bidirectional_skip": False})
     setattr(mask, _SEES, mask_function)
     return mask
@@ -78,13 +78,13 @@ def telling_mask(*, mask_function: Callable[..., Any], **kwargs: Any) -> torch.T
 
 @define(eq=False)
 class StockChecks:
-    """What every call of attention goes through; each raises CompatibilityError."""
+    """Checks of every call of attention against the family's own. Each raises CompatibilityError."""
 
     max_model_len: int
     _compared: list[tuple[torch.Tensor, int | None]] = field(factory=list)  # masks and windows: layers share them
 
     def check_mask(self, module: nn.Module, mask: torch.Tensor | None, window: int | None) -> None:
-        """The model's own mask must be what `window` says of it, at any distance."""
+        """The model's own mask must be causal attention with its `window`, at any distance."""
         sees = getattr(mask, _SEES, None)
         if mask is None or sees is None:
             kind = "no mask" if mask is None else "a mask of its own making"
@@ -109,7 +109,7 @@ class StockChecks:
         zero = torch.zeros((), dtype=torch.int64)
         try:
             found = torch.as_tensor(sees(zero, zero, query, key)).cpu().expand(expected.shape)
-        except IndexError as error:  # it looks something up for each token of the pass
+        except IndexError as error:  # the mask looks something up for each token
             raise CompatibilityError(
                 f"{type(module).__name__} has a mask that depends on the text, which is not supported"
             ) from error
@@ -138,7 +138,7 @@ class StockChecks:
         scaling: float | None,
         features: dict[str, Any],
     ) -> None:
-        """The family's own attention must come to the same as the paged cache's, given the same in float32."""
+        """The family's own attention must give the same result as the engine's, on the same float32 inputs."""
         stock = getattr(sys.modules.get(type(module).__module__), "eager_attention_forward", None)
         if stock is None or query.is_meta:
             return
@@ -167,15 +167,15 @@ AttentionMaskInterface.register(TRIAL, telling_mask)
 
 
 def try_out(model: Any, vocab_size: int, max_model_len: int) -> Findings:
-    """Raise CompatibilityError if the model would not run faithfully on the paged cache."""
+    """Raise CompatibilityError if the model's output would be wrong on the paged KV cache."""
     name = type(model).__name__
     device = next(model.parameters()).device
     num_tokens = min(NUM_TOKENS, max_model_len)
     token_ids = torch.arange(2 * num_tokens, device=device) % vocab_size
-    # Not so near that slow rotary frequencies make no difference yet, and long before requests count as long.
+    # Far enough from 0 that slow rotary frequencies matter, and far below positions that families treat as long.
     near = min(NEAR, max_model_len // 16) + torch.arange(num_tokens, device=device)
     far = torch.linspace(0, max_model_len - 1, num_tokens, device=device).long()
-    # The second pass has the tokens of the first in another order, among others that stand as far out as any may.
+    # The second forward pass has the tokens of the first in another order, among others at the largest positions.
     order = torch.randperm(2 * num_tokens, generator=torch.Generator().manual_seed(0)).to(device)
     rows = order.argsort()[:num_tokens]
     keep = {"logits_to_keep": rows} if "logits_to_keep" in signature(model.forward).parameters else {}
@@ -197,7 +197,7 @@ def try_out(model: Any, vocab_size: int, max_model_len: int) -> Findings:
     is_rounded = any(parameter.dtype != torch.float32 for parameter in model.parameters())
     if not _agree(alone, among if keeps_rows else among[rows], is_rounded=is_rounded):
         raise CompatibilityError(
-            f"what {name} computes for a token depends on the other tokens of the pass in more than attention, so "
+            f"the output of {name} for a token depends on other tokens of the batch outside of attention, so "
             f"requests would change each other's output. Such are convolutions and other states across tokens, "
             f"experts that take a limited number of tokens, positions that are counted and not given, and rotary "
             f"frequencies that follow the longest request (there, a lower max_model_len may help)"
@@ -206,7 +206,7 @@ def try_out(model: Any, vocab_size: int, max_model_len: int) -> Findings:
 
 
 def check_masks(model: Any, max_model_len: int) -> None:
-    """The part of `try_out` that needs no weights: `model` may be of meta tensors."""
+    """The part of `try_out` that needs no weights: `model` may be on the meta device."""
     near = torch.arange(NUM_TOKENS, device=next(model.parameters()).device)
     with _trial(model, StockChecks(max_model_len)):
         _logits(model, torch.zeros_like(near), near)
@@ -214,21 +214,21 @@ def check_masks(model: Any, max_model_len: int) -> None:
 
 @contextmanager
 def refusing_failures(model: Any) -> Iterator[None]:
-    """A model that cannot compute a few tokens in one flat batch is refused, whatever it fails with."""
+    """A context that turns any exception of a trial forward pass into a CompatibilityError."""
     try:
         yield
     except (SpecdecError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         raise CompatibilityError(
-            f"{type(model).__name__} fails in a trial pass over a flat batch of tokens: {type(error).__name__}: "
+            f"{type(model).__name__} fails in a trial forward pass over a flat batch: {type(error).__name__}: "
             f"{error}. Models of this family are not supported"
         ) from error
 
 
 @contextmanager
 def _trial(model: Any, checks: StockChecks | None) -> Iterator[None]:
-    """Attention answers as `trial_attention` does, after these checks."""
+    """A context in which attention runs these checks and then `trial_attention`."""
     model.set_attn_implementation(TRIAL)
     if model.config.get_text_config()._attn_implementation != TRIAL:
         raise CompatibilityError(
@@ -250,7 +250,7 @@ def _logits(model: Any, token_ids: torch.Tensor, positions: torch.Tensor, **kwar
 
 
 def _agree(expected: torch.Tensor, found: torch.Tensor, *, is_rounded: bool) -> bool:
-    """is_rounded: a near tie between experts may then fall the other way for some of the tokens."""
+    """Whether two logits agree. is_rounded: allow for rounding, after which a few tokens may choose other experts."""
     tolerance = ROUNDED_TOLERANCE if is_rounded else TOLERANCE
     largest = expected.abs().amax(dim=-1)
     is_alike = (expected - found).abs().amax(dim=-1) <= tolerance * largest

@@ -1,8 +1,8 @@
-"""What a family computes between its embedding and its first layer, and around its output head.
+"""The target's embedding and LM head, with the scaling that a family does around them.
 
-Some scale the embedding (Gemma 2, Granite), what enters the output head (MiniCPM 3), or the logits (Granite, Cohere),
-or cap these (Gemma 2), outside of the modules that other models would share with the target. It is found by comparing
-what a pass put in and got out.
+Some families scale the embedding (Gemma 2, Granite), the input of the LM head (MiniCPM 3) or the logits (Granite,
+Cohere), or apply a softcap to the logits (Gemma 2), outside of the modules that a draft could share. The factors are
+found by comparing the tensors of one forward pass.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ TOLERANCE = 0.02  # relative to the largest number: the numbers may be bfloat16
 
 
 Record = dict[str, torch.Tensor]
-"""What one pass computed, each [..., width]: "embedded", "first_input", "final" (after the last norm), "head_input",
-"head_output" and "logits", as far as the model has them."""
+"""Tensors of one forward pass, each [..., width]: "embedded", "first_input", "final" (after the last norm),
+"head_input", "head_output" and "logits", as far as the model has them."""
 
 
 @contextmanager
-def recording_ends(model: Any, backbone: nn.Module) -> Iterator[Record]:
-    """While the block runs the model, record what enters and leaves its ends in the first pass. backbone: all but the
-    output head."""
+def record_embedding_and_head(model: Any, backbone: nn.Module) -> Iterator[Record]:
+    """A context that records inputs and outputs of the embedding and the LM head in the first forward pass inside it.
+    backbone: the model without its LM head."""
     record: Record = {}
     first_layer = next((m[0] for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)), None)
 
@@ -60,10 +60,14 @@ def recording_ends(model: Any, backbone: nn.Module) -> Iterator[Record]:
 
 
 @frozen
-class Ends:
-    """embedding_scale: 1 where something else than a scale is added, such as learned positions. head_scale: of what
-    enters the output head. logits_scale: of what leaves it. logits_cap: cap * tanh(logits / cap) follows the scale.
-    Where head_scale or logits_scale is None, it is not known what happens there."""
+class EmbeddingAndHead:
+    """The factors that a family applies around its embedding and its LM head.
+
+    embedding_scale: 1 if something else than a factor is applied, such as learned positions.
+    head_scale: of the LM head's input. None: unknown.
+    logits_scale: of the LM head's output. None: unknown.
+    logits_cap: logits become cap * tanh(logits / cap), after the factor. None: no softcap.
+    """
 
     embedding_scale: float
     head_scale: float | None
@@ -71,7 +75,7 @@ class Ends:
     logits_cap: float | None
 
     @classmethod
-    def of(cls, record: Record, config: Any) -> Ends:
+    def of(cls, record: Record, config: Any) -> EmbeddingAndHead:
         embedding_scale = _scale(record.get("embedded"), record.get("first_input")) or 1.0
         head_scale = _scale(record.get("final"), record.get("head_input"))
         head_output, logits = record.get("head_output"), record.get("logits")
@@ -83,13 +87,13 @@ class Ends:
         return cls(embedding_scale, head_scale, *((1.0, cap) if is_capped else (None, None)))
 
     def embed(self, embedding: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
-        """What enters the first layer, [..., width]; without learned positions, where a model has them."""
+        """The input of the first layer [..., width], without learned positions."""
         embedded: torch.Tensor = embedding(token_ids)
         return embedded if self.embedding_scale == 1 else embedded * self.embedding_scale
 
     def rows(self, head: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Rows of the output head, by token ids: a row times what it takes is that token's logit. The function raises
-        CompatibilityError if the logits are something else than such products."""
+        """Return a function from token ids to rows of the LM head: a row times a hidden state is that token's logit.
+        The function raises CompatibilityError if the logits are not such products."""
         is_known = self.head_scale is not None and self.logits_scale is not None and self.logits_cap is None
         if not is_known or type(head) is not nn.Linear or head.bias is not None:
             return _no_rows
@@ -98,12 +102,12 @@ class Ends:
         return lambda token_ids: weight[token_ids] if scale == 1 else weight[token_ids] * scale
 
     def logits(self, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        """What the model makes of hidden [..., width], after the last norm, with its output head. Raises
-        CompatibilityError if that is not known."""
+        """The logits of hidden states [..., width] after the final norm. Raises CompatibilityError if the factors are
+        unknown."""
         if self.head_scale is None or self.logits_scale is None:
             raise CompatibilityError(
-                "what this model computes before or after its output head was not recognized, so that a draft cannot "
-                "share the head: use a draft with an output head of its own"
+                "what this model computes around its LM head was not recognized, so that a draft cannot "
+                "share the head: use a draft with an LM head of its own"
             )
         logits: torch.Tensor = head(hidden if self.head_scale == 1 else hidden * self.head_scale)
         logits = logits if self.logits_scale == 1 else logits * self.logits_scale
@@ -111,8 +115,8 @@ class Ends:
 
 
 def table_rows(embedding: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
-    """Rows [..., width] of an embedding's table. Some families scale them within the module (Gemma), others outside. A
-    module of another kind is taken at its word."""
+    """Rows [..., width] of an embedding's matrix, without the factor that some families apply within the module
+    (Gemma). Any other kind of module is called as it is."""
     if not isinstance(embedding, nn.Embedding):
         rows: torch.Tensor = embedding(token_ids)
         return rows
@@ -120,9 +124,9 @@ def table_rows(embedding: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def raw_logits(head: Callable[[torch.Tensor], torch.Tensor] | None, hidden: torch.Tensor) -> torch.Tensor:
-    """What the output head's matrix makes of hidden [..., width]."""
+    """The product of hidden states [..., width] with the LM head's matrix."""
     if head is None:
-        raise CompatibilityError("this model has no output head to share: use a draft with one of its own")
+        raise CompatibilityError("this model has no LM head to share: use a draft with one of its own")
     return head(hidden)
 
 
@@ -134,7 +138,7 @@ def _no_rows(token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def _scale(before: torch.Tensor | None, after: torch.Tensor | None) -> float | None:
-    """The number that takes before to after, 1 exactly if they agree; None if there is none."""
+    """The factor from `before` to `after`, exactly 1 if they agree; None if there is no such factor."""
     if before is None or after is None or before.shape != after.shape:
         return None
     if torch.equal(before, after):

@@ -1,13 +1,13 @@
-"""Every exception that a family of models needs: a line here, and a model of it in tests/losslessness/families.py.
+"""All exceptions for families of models. Each is a line here, with a model in tests/losslessness/families.py.
 
-These lines are read by `model` and `load` (refusals), `rope` (positions), `attention`, `compatibility` and `fused_ops`
-(calls of the family's functions) and `embedding_and_head` (the cap of logits); no family is told by its name. What
-families differ in otherwise, such as a scale of embeddings, is found out by running the model (`attention.probe`,
-`compatibility.try_out`, `embedding_and_head.recording_ends`).
+`model` and `load` (refusals), `rope` (positions), `attention`, `compatibility` and `fused_ops` (calls of the family's
+functions) and `embedding_and_head` (softcap of logits) read them; no other code depends on a family's name. All other
+differences, such as a scale of embeddings, are found by running the model (`attention.probe`, `compatibility.try_out`,
+`embedding_and_head.record_embedding_and_head`).
 
-A keyword of attention that no family has had yet also becomes an argument: in `ops/__init__.py` (`FEATURES`),
-`ops/attention.py`, `ops/attention_plan.py` (if it limits what is seen), `models/attention.py`, `contracts/ops.py`,
-`contracts/proposer.py` (`LayerAttention.attend`), the kernels that are to have it, tests/losslessness/test_families.py.
+A keyword of attention that is new to all families also becomes an argument in: `ops/__init__.py` (`FEATURES`),
+`ops/attention.py`, `ops/attention_plan.py` (if it changes the mask), `models/attention.py`, `contracts/ops.py`,
+`contracts/proposer.py` (`LayerAttention.attend`), the kernels that support it, tests/losslessness/test_families.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WINDOW = "sliding_window"
 """How many tokens a layer sees, its own included: a field of configurations, and a keyword of attention functions."""
 
 ATTENTION_KEYWORDS: Mapping[str, str] = {WINDOW: "window", "softcap": "softcap", "s_aux": "sinks"}
-"""What families pass to their attention function, and the argument of `paged_attention` that it is."""
+"""{keyword that families pass to their attention function: argument of `paged_attention`}."""
 
 HARMLESS_TENSORS = frozenset({"s_aux", "position_ids", "cache_position"})
 """Keyword arguments with tensors that the attention function takes into account, or need not."""
@@ -43,7 +43,7 @@ LOGIT_CAP = "final_logit_softcapping"
 
 
 def check_layer_types(text_config: Any) -> None:
-    """Raise CompatibilityError if a layer keeps another state than keys and values."""
+    """Raise CompatibilityError if a layer keeps a state other than keys and values."""
     unsupported = sorted(set(getattr(text_config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES)
     if unsupported:
         raise CompatibilityError(
@@ -53,7 +53,8 @@ def check_layer_types(text_config: Any) -> None:
 
 
 def check_length(text_config: Any, max_model_len: int) -> None:
-    """Raise CompatibilityError if the model does something for long requests that the paged cache cannot."""
+    """Raise CompatibilityError if the model changes its computation for long requests in a way that a paged cache
+    cannot."""
     limits: list[tuple[int, str]] = []
     if "chunked_attention" in (getattr(text_config, "layer_types", None) or ()):
         limits.append((text_config.attention_chunk_size, "attention in chunks of attention_chunk_size tokens"))

@@ -1,7 +1,7 @@
-"""Parts of a model from transformers, replaced by the engine's operations where both compute the same.
+"""Replaces parts of a model from transformers by the engine's operations if both compute the same.
 
-Which parts those are is not read off names of families: a part is replaced if the reference operation gives the same
-bits as the part itself on a trial input.
+Parts are not recognized by names of families: a part is replaced if the reference operation gives the same bits as the
+part itself on a trial input.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Operation = Callable[..., Any]
 
 
 def replace_parts(model: nn.Module, ops: Mapping[str, Operation]) -> None:
-    """Put the operations that a plugin offers in the place of what `model` has."""
+    """Replace norms and rotary embeddings of `model` by a plugin's operations."""
     like = next(model.parameters(), torch.empty(0))
     for module in list(model.modules()):
         if ops["rotary"] is not REFERENCE["rotary"]:
@@ -49,7 +49,8 @@ def _eps(module: nn.Module) -> Any:
 
 
 def _is_rms_norm(module: nn.Module) -> bool:
-    """False for LayerNorm, for weights that count from 1, and for whatever rounds at another place or takes more."""
+    """Whether a module computes what `rms_norm` does. False for LayerNorm, for weights stored minus 1, and for modules
+    that round elsewhere or take more inputs."""
     if not isinstance(_eps(module), float) or [name for name, _ in module.named_parameters()] != ["weight"]:
         return False
     weight = module.weight
@@ -61,8 +62,8 @@ def _is_rms_norm(module: nn.Module) -> bool:
 
 
 def _replace_rotary(module: nn.Module, operation: Operation, like: torch.Tensor) -> None:
-    """An attention module of transformers calls a function of its file, `apply_rotary_pos_emb`. This one instance gets
-    a `forward` of the same code in which that name means the operation; the file itself stays as it is."""
+    """Make an attention module use the operation `rotary`. The module calls the function `apply_rotary_pos_emb` of its
+    file; this instance gets a copy of its `forward` in which that name is the operation, and the file is unchanged."""
     forward = type(module).forward
     if "forward" in vars(module) or not isinstance(forward, FunctionType):
         return
@@ -71,7 +72,7 @@ def _replace_rotary(module: nn.Module, operation: Operation, like: torch.Tensor)
         return
 
     def rotary(q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
-        # What the trial did not have is left to the original: heads that are rotated in part, other orders and types.
+        # The original handles cases that the trial did not cover: partly rotated heads, other layouts and dtypes.
         widths, dtypes = {each.shape[-1] for each in (q, k, cos)}, {each.dtype for each in (q, k, cos)}
         is_as_tried = not args and not kwargs and cos.dim() == 3 and len(widths) == len(dtypes) == 1
         return (operation if is_as_tried else original)(q, k, cos, sin, *args, **kwargs)
@@ -92,7 +93,7 @@ def _is_rotary(function: Operation, like: torch.Tensor) -> bool:
 def _agree(part: Operation, reference: Operation) -> bool:
     try:
         found, expected = part(), reference()
-    except Exception:  # a part that goes by the same name and takes something else
+    except Exception:  # a module of the same name with other inputs
         return False
     pairs = zip(found, expected, strict=True)
     return len(found) == len(expected) and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)

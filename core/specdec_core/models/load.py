@@ -1,4 +1,4 @@
-"""Find and load a checkpoint, and refuse what would not run faithfully."""
+"""Finds and loads a checkpoint, and refuses models whose output would be wrong."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ MODEL_GROUP = "specdec.models"
 
 @frozen(kw_only=True, eq=False)
 class ModelSource:
-    """Which checkpoint to load, how, and where to: the options of `EngineConfig` and `DraftModelConfig` of the same
-    names."""
+    """The checkpoint to load, and how: the options of the same names in `EngineConfig` and `DraftModelConfig`."""
 
     model: str | Path
     device: torch.device
@@ -45,7 +44,7 @@ class ModelSource:
 
     @classmethod
     def of_draft(cls, config: DraftModelConfig, target: TargetInfo) -> ModelSource:
-        """In the target's dtype and on its device. Its code is as trusted as the target's."""
+        """The source of a draft model, with the target's dtype, device and trust_remote_code."""
         of_target = {name: getattr(target, name) for name in ("device", "dtype", "trust_remote_code")}
         own = {name: getattr(config, name) for name in ("model", "revision", "code_revision", "quantization")}
         return cls(**of_target, **own)
@@ -57,13 +56,14 @@ class ModelSource:
 
     @property
     def revisions(self) -> dict[str, str]:
-        """Those that are given, as keyword arguments of transformers' from_pretrained."""
+        """The given revisions, as keyword arguments of transformers' from_pretrained."""
         both = {"revision": self.revision, "code_revision": self.code_revision}
         return {key: value for key, value in both.items() if value is not None}
 
 
 def resolve_model(model: str | Path) -> str:
-    """The name of an embedded model ("tiny") becomes its folder; anything else, "./tiny" too, stays as it is."""
+    """Replace the name of an embedded model ("tiny") by its folder. Returns any other name or path, such as "./tiny",
+    unchanged."""
     for entry in entry_points(group=MODEL_GROUP):
         if entry.name == str(model):
             return str(entry.load()())
@@ -71,22 +71,22 @@ def resolve_model(model: str | Path) -> str:
 
 
 def find_device(device: str | None) -> torch.device:
-    """The default one if None; of "cuda", the current one. Raises ConfigError if it cannot be had, or is neither a CPU
-    nor a GPU of CUDA."""
-    advice = "give cpu, or cuda where there is one"
+    """Parse a device: None is the default one, "cuda" the current GPU. Raises ConfigError if it is not available, or if
+    it is neither a CPU nor a CUDA GPU."""
+    advice = "give 'cpu', or 'cuda' if there is a GPU"
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         found = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # an unknown name, or a build of torch without it
-        raise ConfigError(f"device={shown(device)} is not to be had here: {advice}") from error
+        raise ConfigError(f"device={shown(device)} is not available here: {advice}") from error
     if found.type not in ("cpu", "cuda"):
         raise ConfigError(f"device={shown(device)} is not supported: {advice}")
     return found
 
 
 def parse_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """For "auto", bfloat16 where the device computes in it natively, else float32."""
+    """Parse a dtype: "auto" is bfloat16 if the device computes in it natively, else float32. Raises ConfigError."""
     names = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
     if dtype == "auto":
         if device.type == "cuda":
@@ -102,7 +102,7 @@ def parse_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def refuse_revision(path: str, what: str, key: str, revision: str | None) -> None:
-    """transformers drops the revision of a folder without a word."""
+    """Raise ConfigError for the revision of a folder, which transformers would ignore silently."""
     if revision is not None and Path(path).is_dir():
         raise ConfigError(
             f"{key}={shown(revision)} is one of a repository, but {what}={path!r} is a folder: leave it out"
@@ -110,7 +110,7 @@ def refuse_revision(path: str, what: str, key: str, revision: str | None) -> Non
 
 
 def load_config(source: ModelSource) -> PretrainedConfig:
-    """The checkpoint's configuration, after the guards. Raises ConfigError or CompatibilityError."""
+    """Load and check the checkpoint's configuration. Raises ConfigError or CompatibilityError."""
     path, given = source.path, source.revisions
     refuse_revision(path, "model", "revision", source.revision)
     try:
@@ -138,10 +138,10 @@ def load_config(source: ModelSource) -> PretrainedConfig:
 def load_weights(
     source: ModelSource, config: PretrainedConfig, *, attn_implementation: str | None = IMPLEMENTATION
 ) -> Any:
-    """The model in evaluation mode and on its device, with its attention routed through the paged cache.
+    """Load the model in evaluation mode on its device, with its attention routed through the paged KV cache.
 
-    attn_implementation: another one instead; None: as transformers chooses. Raises ConfigError if there are no weights,
-    CompatibilityError if they are not this model's.
+    attn_implementation: another attention instead; None: transformers' default. Raises ConfigError if there are no
+    weights, CompatibilityError if they are not this model's.
     """
     path, quantized = source.path, quantized_loading(source.quantization, config, source.device)
     given = {"attn_implementation": attn_implementation, **quantized}
@@ -177,7 +177,8 @@ def load_weights(
 
 
 def no_attention(config: PretrainedConfig, error: KeyError) -> CompatibilityError:
-    """What to raise when a model's class does not know `attention`, or whatever else, by its name."""
+    """The error to raise if transformers knows no function of the name that a model asks for: `attention`, or another
+    one."""
     if IMPLEMENTATION not in str(error):
         return CompatibilityError(
             f"transformers' {config.model_type!r} model has no {error}, which a value in config.json names: correct it"

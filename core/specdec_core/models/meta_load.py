@@ -1,4 +1,4 @@
-"""A model without its weights: what it is and what it needs, found out before anything is loaded."""
+"""Loads a model on the meta device: its structure and its memory, without weights."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from specdec_core.models.rope import pin_positions
 
 @frozen
 class Outline:
-    """What `Model` would say of itself. weight_bytes: parameters and buffers, tied ones once; the few that a family
-    keeps in float32 are counted in the model's type."""
+    """A model's structure. weight_bytes: of parameters and buffers, tied ones once; the few parameters that a family
+    keeps in float32 are counted in the model's dtype."""
 
     info: TargetInfo
     kv_groups: KVGroups
@@ -34,16 +34,17 @@ class Outline:
 
     @property
     def kv_layout(self) -> KVLayout:
-        """Of a draft model. Raises CompatibilityError if its layers differ: a draft's plan has one layout."""
+        """The layout of all layers of a draft model. Raises CompatibilityError if they differ, since a draft's plan has
+        one layout."""
         return self.kv_groups.only
 
 
 def outline(source: ModelSource) -> Outline:
     """The outline of a checkpoint, from its configuration and the headers of its weight files.
 
-    A model of torch's meta tensors, which have shapes and no values, is run. So what `Model` refuses for its structure
-    is refused here, by the same code; what takes values is not found out: whether a tensor is missing, and what
-    `try_out` compares. Raises ConfigError or CompatibilityError.
+    Runs the model with meta tensors, which have shapes but no values. So it refuses unsupported structures by the same
+    code as `Model`. It does not detect missing tensors, nor what `try_out` compares. Raises ConfigError or
+    CompatibilityError.
     """
     config = load_config(source)
     info = target_info_of(source, config)
@@ -57,7 +58,8 @@ def outline(source: ModelSource) -> Outline:
 
 
 def outline_draft(config: DraftModelConfig, target: TargetInfo) -> Outline:
-    """Of a draft model that is a causal LM, as `BuildContext.load_model` loads it. Raises what `outline` does."""
+    """The outline of a draft model that is a causal LM, as `BuildContext.load_model` loads it. Raises the same errors
+    as `outline`."""
     return outline(ModelSource.of_draft(config, target))
 
 
@@ -81,8 +83,8 @@ def _empty_model(source: ModelSource, config: PretrainedConfig, dtype: torch.dty
 
 
 def _kv_groups(empty: Any, info: TargetInfo) -> KVGroups:
-    """What `Model` finds by running the model, after those of its checks that need no values."""
-    # Grouped matrix products of meta tensors exist in bfloat16 alone, and shapes do not depend on the type.
+    """The KV groups of a model on the meta device, after the checks of `Model` that need no values."""
+    # Grouped matrix products of meta tensors exist only in bfloat16, and shapes do not depend on the dtype.
     empty.to(torch.bfloat16)
     with torch.no_grad(), refusing_failures(empty), _Guessing():  # type: ignore[no-untyped-call]
         try:
@@ -104,13 +106,13 @@ def _kv_groups(empty: Any, info: TargetInfo) -> KVGroups:
 
 
 def _takes_values(error: Exception) -> bool:
-    """Whether torch raised it for want of values. It has no class of its own for that."""
+    """Whether torch raised an error because meta tensors have no values; it has no exception type for that."""
     return isinstance(error, NotImplementedError | RuntimeError) and "meta" in str(error)
 
 
 class _Guessing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Meta tensors have no values. Code that asks for a number, as routers of experts do, is told 0; code that asks
-    whether something is so, True: masks are made for one sequence then, not for several that are packed."""
+    """Answers code that reads values of meta tensors: 0 for numbers, as routers of experts read them, and True for
+    booleans, so that masks are made for one sequence and not for several packed ones."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_unknown = args and isinstance(args[0], torch.Tensor) and args[0].is_meta

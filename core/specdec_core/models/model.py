@@ -1,4 +1,4 @@
-"""A model that the engine runs: one flat batch in, logits at chosen rows and tapped features out."""
+"""A model that the engine runs: a flat batch in, logits at chosen rows and hidden states at taps out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdec_core.contracts.target import TargetInfo
 from specdec_core.errors import CompatibilityError, ConfigError, PluginError
 from specdec_core.models.attention import PagedAttention, probe
 from specdec_core.models.compatibility import refusing_failures, try_out
-from specdec_core.models.embedding_and_head import Ends, raw_logits, recording_ends, table_rows
+from specdec_core.models.embedding_and_head import EmbeddingAndHead, raw_logits, record_embedding_and_head, table_rows
 from specdec_core.models.families import check_length
 from specdec_core.models.fused_ops import replace_parts
 from specdec_core.models.load import ModelSource, load_config, load_weights, parse_dtype
@@ -26,7 +26,7 @@ from specdec_core.ops.padding import padded_to
 
 
 class Model:
-    """A causal LM from transformers, run without its own cache: the target, or a draft that is such a model.
+    """A causal LM from transformers, run on the paged KV cache: the target, or a draft model.
 
     Public attributes: info (TargetInfo), kv_groups (KVGroups of its layers), eos_token_ids (frozenset of int),
     attention (PagedAttention, once attached).
@@ -42,9 +42,9 @@ class Model:
             with recording_shared_inputs(self._model) as self._linear_groups:
                 sites = probe(self._model)
             self.kv_groups = kv_groups_of(sites.shapes, text_config.num_hidden_layers, self.info.dtype)
-            with recording_ends(self._model, _backbone(self._model, sites.modules)) as record:
+            with record_embedding_and_head(self._model, _backbone(self._model, sites.modules)) as record:
                 self._keeps_rows = try_out(self._model, self.info.vocab_size, self.info.max_model_len).keeps_rows
-        self._ends = Ends.of(record, text_config)
+        self._factors = EmbeddingAndHead.of(record, text_config)
         self._attention_modules = sites.modules
         self._embedding = self._model.get_input_embeddings()
         given = (getattr(each, "eos_token_id", None) for each in (self._model.generation_config, text_config))
@@ -56,14 +56,14 @@ class Model:
     def attach(
         self, attention: PagedAttention, ops: Mapping[str, Callable[..., Any]], plan: Plan | None = None
     ) -> None:
-        """Route attention through `attention`, compute by `ops`, and record the plan's taps in every forward."""
+        """Connect the model to its attention and its operations, and install the plan's taps."""
         plan = plan or Plan()
         if plan.output_rows:
-            self._output_rows = self._ends.rows(self._model.get_output_embeddings())
+            self._output_rows = self._factors.rows(self._model.get_output_embeddings())
         self.attention = attention
         self.attention.bind(self._attention_modules)
         pack_linears(self._model, ops["pack_linear"], self._linear_groups)
-        self._linear_groups.clear()  # the layers in them have the weights that are packed now
+        self._linear_groups.clear()  # frees the unpacked weights that they hold
         replace_parts(self._model, ops)
         for tap in plan.taps:
             self._add_tap(tap)
@@ -78,10 +78,12 @@ class Model:
         *,
         window: int | None = None,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """One pass. token_ids and positions int64 [num_tokens], padded; rows int64 [num_rows] to verify. window: see
-        `LayerAttention.forwarding`.
+        """One forward pass. window: see `LayerAttention.forwarding`.
 
-        Returns logits [num_rows, vocab] and {tap: [num_tokens, width]}.
+        token_ids, positions: int64 [num_tokens], padded.
+        rows: int64 [num_rows], the tokens whose logits are needed.
+
+        Returns logits [num_rows, vocab] and the taps' hidden states {tap: [num_tokens, width]}.
         """
         self._features.clear()
         num_rows = len(rows)
@@ -94,17 +96,18 @@ class Model:
 
     def embed(self, token_ids: torch.Tensor, raw: bool = False) -> torch.Tensor:
         """See `Embedding`."""
-        return table_rows(self._embedding, token_ids) if raw else self._ends.embed(self._embedding, token_ids)
+        return table_rows(self._embedding, token_ids) if raw else self._factors.embed(self._embedding, token_ids)
 
     def output_head(self, hidden: torch.Tensor, raw: bool = False) -> torch.Tensor:
         """See `OutputHead`."""
         head = self._model.get_output_embeddings()
-        return raw_logits(head, hidden) if raw else self._ends.logits(head, hidden)
+        return raw_logits(head, hidden) if raw else self._factors.logits(head, hidden)
 
     def output_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """int64 [...] -> [..., hidden]. Raises PluginError if the plan did not ask for it."""
+        """Rows of the LM head: token ids int64 [...] -> [..., hidden]. Raises PluginError if the plan did not ask for
+        it."""
         if self._output_rows is None:
-            raise PluginError("the proposer takes rows of the output layer, and its Plan does not say output_rows=True")
+            raise PluginError("the proposer takes rows of the LM head, but its Plan does not have output_rows=True")
         return self._output_rows(token_ids)
 
     def _add_tap(self, tap: str) -> None:
@@ -119,13 +122,14 @@ class Model:
 
 
 def speed_up(module: nn.Module, ops: Mapping[str, Callable[..., Any]]) -> None:
-    """What is done with the target's own layers, to a module in place: weights packed, parts replaced by `ops`."""
+    """Optimize a module in place, as the target's own layers are: weights packed, parts replaced by `ops`."""
     pack_linears(module, ops["pack_linear"])
     replace_parts(module, ops)
 
 
 def _backbone(model: nn.Module, attention_modules: Sequence[nn.Module]) -> nn.Module:
-    """All but the output head: the innermost module with every layer in it. Some families never call those around."""
+    """The model without its LM head: the innermost module that contains every layer. Some families never call the
+    modules around it."""
     holder = model
     while True:
         inner = next((child for child in holder.children() if set(attention_modules) <= set(child.modules())), None)
@@ -144,8 +148,9 @@ def _decoder_layers(model: nn.Module, attention_modules: Sequence[nn.Module]) ->
 
 
 def register_tap(layers: nn.ModuleList, tap: str, keep: Callable[[torch.Tensor], None]) -> RemovableHandle:
-    """Have `keep` called in each pass with what `tap` names: "input.i", the hidden states [..., width] that enter
-    layer i, or with i the number of layers, those that the last one leaves. Raises ConfigError if it is not one."""
+    """Call `keep` in each forward pass with the hidden states [..., width] of a tap: "input.i" are those that enter
+    layer i or, with i the number of layers, those that leave the last layer. Raises ConfigError if there is no such
+    tap."""
     kind, _, index = tap.partition(".")
     if kind != "input" or not index.isdigit() or int(index) > len(layers):
         raise ConfigError(f"tap {tap!r} is not known: give 'final' or 'input.i' with i from 0 to {len(layers)}")
@@ -159,7 +164,8 @@ def register_tap(layers: nn.ModuleList, tap: str, keep: Callable[[torch.Tensor],
 
 
 def target_info_of(source: ModelSource, config: Any) -> TargetInfo:
-    """config: transformers' own. Raises ConfigError if the source has a max_model_len that is too much."""
+    """Facts about the target. config: transformers' own. Raises ConfigError if the source's max_model_len is too
+    large."""
     text_config = config.get_text_config()
     asked, trained = source.max_model_len, getattr(text_config, "max_position_embeddings", None)
     if asked is None and trained is None:
@@ -184,8 +190,8 @@ def target_info_of(source: ModelSource, config: Any) -> TargetInfo:
 
 @frozen
 class KVGroups:
-    """The groups of the KV cache that a model's layers need: layers of one shape share one. places: of each layer,
-    which of the layouts, and its number among the layers of that shape."""
+    """The KV groups that a model's layers need; layers with equal shapes share a group. places: for each layer, the
+    index of its layout and its index among the layers of that layout."""
 
     layouts: tuple[KVLayout, ...]
     places: tuple[tuple[int, int], ...]
@@ -201,7 +207,8 @@ class KVGroups:
 
 
 def kv_groups_of(shapes: Sequence[tuple[int, int, int]], num_layers: int, dtype: torch.dtype) -> KVGroups:
-    """shapes: what `probe` found. Raises CompatibilityError if they are not one for each layer, ValueError for none."""
+    """Group layers by shape. shapes: the result of `probe`. Raises CompatibilityError unless there is one for each
+    layer, and ValueError if there is no layer."""
     if not num_layers:
         raise ValueError("num_hidden_layers is 0")
     if len(shapes) != num_layers:

@@ -1,4 +1,5 @@
-"""Linear layers by the operation `pack_linear`: weights laid out once, layers that share their input as one product."""
+"""Linear layers on the operation `pack_linear`: weights reordered once, and layers with the same input computed as one
+product."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ PackLinear = Callable[[torch.Tensor, torch.Tensor | None], Product | None]
 
 @contextmanager
 def recording_shared_inputs(model: nn.Module) -> Iterator[list[list[nn.Linear]]]:
-    """While the block runs the model once, find the linear layers that it calls, and which of one module read the same
-    tensor (a gated MLP's gate and up, attention's query, key and value). The list is filled when the block ends."""
+    """A context in which the model is run once. When it closes, the list has the linear layers that the model called,
+    grouped by module and input tensor (a gated MLP's gate and up projections; attention's query, key and value)."""
     groups: list[list[nn.Linear]] = []
-    calls: list[tuple[nn.Module, nn.Linear, torch.Tensor]] = []  # the tensors stay alive, so that identity means it
+    calls: list[tuple[nn.Module, nn.Linear, torch.Tensor]] = []  # keeps tensors alive, so that their ids stay unique
     with ExitStack() as hooks:
         for parent in model.modules():
             for child in parent.children():
@@ -34,10 +35,11 @@ def recording_shared_inputs(model: nn.Module) -> Iterator[list[list[nn.Linear]]]
 
 
 def pack_linears(model: nn.Module, pack: PackLinear, groups: Sequence[Sequence[nn.Linear]] | None = None) -> None:
-    """Replace a model's linear layers, for inference, by what `pack` makes of them; those of a group by one product.
+    """Replace a model's linear layers, for inference, by the results of `pack`; the layers of a group become one
+    product.
 
-    Layers in no group stay as they are: a model that does not call them may read their weights. groups: None for all,
-    each alone. A weight that another module holds, too (an embedding tied to the output head), is copied.
+    groups: None: all layers, each on its own. Layers in no group stay unchanged, since a model may read their weights
+    without calling them. A weight that another module also holds (an embedding tied to the LM head) is copied.
     """
     if groups is None:
         groups = [[module] for module in model.modules() if isinstance(module, nn.Linear)]
@@ -59,7 +61,7 @@ def pack_linears(model: nn.Module, pack: PackLinear, groups: Sequence[Sequence[n
 
 
 def _joined(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The weight and bias of one layer with the outputs of all, one after the other."""
+    """The weight and bias of one layer with the outputs of several layers, in order."""
     weight = torch.cat([linear.weight.detach() for linear in linears]) if len(linears) > 1 else linears[0].weight
     if all(linear.bias is None for linear in linears):
         return weight.detach(), None
@@ -88,8 +90,8 @@ class _SharedInput:
 
 
 class PackedLinear(nn.Module):
-    """In the place of an `nn.Linear`: its outputs of a product. `weight` has the original's shape, type and device, and
-    no numbers."""
+    """Replaces an `nn.Linear`: returns its part of a shared product. `weight` has the original's shape, dtype and
+    device but no values."""
 
     def __init__(self, linear: nn.Linear, shared: _SharedInput, index: int) -> None:
         super().__init__()

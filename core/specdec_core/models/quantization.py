@@ -1,4 +1,4 @@
-"""Which of transformers' quantizations to load a checkpoint with."""
+"""Chooses the quantization of transformers to load a checkpoint with."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ EXAMPLE = "{'quant_method': 'bitsandbytes', 'load_in_4bit': True}"
 
 
 def quantized_loading(asked: Any, config: PretrainedConfig, device: torch.device) -> dict[str, Any]:
-    """Arguments of transformers' from_pretrained; none where nothing is quantized. asked and config: as below.
+    """Arguments for transformers' from_pretrained; empty without quantization. asked, config: see
+    `quantization_config`.
 
-    Raises ConfigError, before anything is loaded, where it would fail for want of a package, of hardware or of a
-    checkpoint that was calibrated.
+    Raises ConfigError, before anything is loaded, if a package, hardware or a calibrated checkpoint is missing.
     """
     chosen, own = quantization_config(asked, config), getattr(config, "quantization_config", None)
     if chosen is None and own is None:
         return {}
-    # Quantized weights may refuse to be moved, so they are loaded to where they belong.
+    # Quantized weights may not be movable, so they are loaded directly to their device.
     device_map = None if device.type == "cpu" else {"": device}
     try:
         get_hf_quantizer(deepcopy(config), deepcopy(chosen), device_map, weights_only=True, user_agent={})
     except Exception as error:  # each of transformers' quantizers looks for what it needs in its own way
         what = f"quantization={shown(asked)}" if own is None else f"the checkpoint's quantization {_method(own)!r}"
         raise ConfigError(
-            f"{what} cannot be had for the model {config.name_or_path!r} here: {type(error).__name__}: "
+            f"{what} is not available for the model {config.name_or_path!r} here: {type(error).__name__}: "
             f"{str(error).rstrip('.')}. Install what is missing, or choose another quantization or checkpoint"
         ) from error
     return {"quantization_config": chosen, "device_map": device_map}
 
 
 def quantization_config(asked: Any, config: PretrainedConfig) -> Any:
-    """What transformers' from_pretrained takes as quantization_config; None: the checkpoint says it all.
+    """The quantization_config for transformers' from_pretrained; None: the checkpoint's own.
 
     asked: EngineConfig.quantization, a name, a mapping or one of transformers' own configurations. config: the
-    checkpoint's. Raises ConfigError if the two differ, if the name is not known, or if it leaves something to choose.
+    checkpoint's. Raises ConfigError if the two differ, if the name is unknown, or if it needs further choices.
     """
     own = getattr(config, "quantization_config", None)
     if asked is None:
@@ -64,7 +64,7 @@ def quantization_config(asked: Any, config: PretrainedConfig) -> Any:
 
 
 def _method(given: Any) -> str | None:
-    """quant_method of a mapping or an object; bitsandbytes may be written without."""
+    """The quant_method of a mapping or an object; a mapping of bitsandbytes may lack it."""
     values = given if isinstance(given, Mapping) else getattr(given, "__dict__", {})
     if values.get("load_in_8bit") or values.get("load_in_4bit"):
         return "bitsandbytes"

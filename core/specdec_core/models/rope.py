@@ -1,4 +1,4 @@
-"""What in a model depends on how long its requests are: pinned, so that requests do not change each other."""
+"""Fixes rotary embeddings that depend on the length of requests, so that requests do not affect each other."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def pin_positions(model: nn.Module, max_model_len: int) -> None:
     """Make every position mean the same in requests of any length up to max_model_len.
 
     longrope: the long factors if max_model_len exceeds original_max_position_embeddings, else the short ones. dynamic:
-    the plain frequencies, which hold up to max_position_embeddings, and max_model_len is never more. Attention
-    temperatures, which transformers counts along the batch, are 1 up to the limit that `check_length` keeps.
+    the plain frequencies, which hold up to max_position_embeddings, the largest max_model_len. Attention temperatures,
+    which transformers counts along the batch, are 1 up to the limit that `check_length` enforces.
     """
     for module in model.modules():
         rope_type = getattr(module, "rope_type", None)
         if isinstance(rope_type, str) and rope_type in LENGTH_DEPENDENT_ROPES:
             _pin_rope(module, rope_type, max_model_len, None)
-            setattr(module, "rope_type", "default")  # noqa: B010   what transformers' update looks at in each pass
+            setattr(module, "rope_type", "default")  # noqa: B010   transformers' update reads it in each forward pass
         elif isinstance(rope_type, dict):
             for layer_type in [key for key, each in rope_type.items() if each in LENGTH_DEPENDENT_ROPES]:
                 _pin_rope(module, rope_type[layer_type], max_model_len, layer_type)
@@ -31,7 +31,7 @@ def pin_positions(model: nn.Module, max_model_len: int) -> None:
 
 
 def _pin_rope(module: Any, rope_type: str, max_model_len: int, layer_type: str | None) -> None:
-    """The factor that cos and sin are multiplied with follows from the configuration alone, and stays."""
+    """Fix the frequencies and the factor of cos and sin, which then depend only on the configuration."""
     prefix, by_layer = ("", {}) if layer_type is None else (f"{layer_type}_", {"layer_type": layer_type})
     frequencies = getattr(module, f"{prefix}inv_freq")
     pinned, _ = ROPE_INIT_FUNCTIONS[rope_type](module.config, frequencies.device, seq_len=max_model_len, **by_layer)

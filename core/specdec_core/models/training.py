@@ -1,4 +1,4 @@
-"""The target that drafts are trained for: transformers' own model, frozen, with what a family does at its two ends."""
+"""Loads the target for training drafts: transformers' own model, frozen, with its embedding and LM head."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from functools import partial
 import torch
 
 from specdec_core.contracts.training import TrainingTarget
-from specdec_core.models.embedding_and_head import Ends, recording_ends
+from specdec_core.models.embedding_and_head import EmbeddingAndHead, record_embedding_and_head
 from specdec_core.models.load import ModelSource, find_device, load_config, load_weights
 from specdec_core.models.model import target_info_of
 
 
 def load_training_target(name: str, dtype: str = "auto", device: str | None = None) -> TrainingTarget:
-    """name: a folder, a name on the hub or an embedded model. device: the default one if None. Raises ConfigError or
-    CompatibilityError if it cannot be loaded."""
+    """Load a target for training. name: a folder, a name on the hub or an embedded model. device: None for the default
+    one. Raises ConfigError or CompatibilityError if it cannot be loaded."""
     source = ModelSource(model=name, device=find_device(device), dtype=dtype)
     config = load_config(source)
     model = load_weights(source, config, attn_implementation=None)
     info = target_info_of(source, config)
-    with torch.no_grad(), recording_ends(model, model.base_model) as record:
+    with torch.no_grad(), record_embedding_and_head(model, model.base_model) as record:
         model(torch.arange(2, device=source.device)[None], use_cache=False)
-    ends = Ends.of(record, config.get_text_config())
-    embed = partial(ends.embed, model.get_input_embeddings())
+    factors = EmbeddingAndHead.of(record, config.get_text_config())
+    embed = partial(factors.embed, model.get_input_embeddings())
     return TrainingTarget(
-        info, config.get_text_config(), model, embed, partial(ends.logits, model.get_output_embeddings())
+        info, config.get_text_config(), model, embed, partial(factors.logits, model.get_output_embeddings())
     )

@@ -1,9 +1,9 @@
-"""Find plugins, load them, and hand out what they offer.
+"""Finds plugins, loads them and provides what they offer.
 
-A plugin is an entry point of group `specdec`: its name is the name of a method (a proposer, a verifier, a KV manager)
-or, for a plugin without any (one that implements `specdec_ops`, `specdec_commands` or `specdec_step_finished` alone),
+A plugin is an entry point of group `specdec`. Its name is the name of a method (a proposer, a verifier, a KV manager);
+a plugin without any (one that implements only `specdec_ops`, `specdec_commands` or `specdec_step_finished`) may have
 any name. A distribution with several methods declares one entry point for each; they may share a module, which is then
-imported once. So every name is known without importing anything, and a plugin that is disabled, broken or installed
+imported once. So all names are known without importing anything, and a plugin that is disabled, broken or installed
 twice is reported under the name that the user typed.
 """
 

@@ -1,4 +1,4 @@
-"""What core itself offers, through the same hooks as any plugin."""
+"""Core's own verifiers and KV manager, offered through the same hooks as any plugin's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_core.contracts.verifier import VerifierSpec
 
 
 def _make(module: str, name: str, *args: Any) -> Any:
-    """Imported when an engine needs it: these modules import torch."""
+    """A function that imports a class, and with it torch, when an engine needs it."""
     return getattr(import_module(f"specdec_core.{module}"), name)(*args)
 
 

@@ -1,4 +1,4 @@
-"""What plugins add to the command line. Nobody but `spec-decode` asks for it, so an engine never waits for it."""
+"""Commands of plugins for the command line. Only `spec-decode` collects them, so an engine does not wait for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec_core.plugins.discovery import Plugin
 
 @frozen
 class Fault:
-    """A command that cannot be had."""
+    """A command that is not available, with its error."""
 
     name: str  # or the plugin's, where that cannot say which commands it has
     plugins: tuple[Plugin, ...]
@@ -27,7 +27,7 @@ class PluginCommands:
 
     @classmethod
     def of(cls, plugins: Iterable[Plugin], core: Collection[str]) -> PluginCommands:
-        """core: the names of core's own commands, which no plugin may take."""
+        """Collect the commands of plugins. core: names of core's own commands, which no plugin may take."""
         usable: dict[str, click.Command] = {}
         faults: list[Fault] = []
         claims: dict[str, list[tuple[Plugin, click.Command]]] = {}
@@ -51,7 +51,7 @@ class PluginCommands:
         return cls(usable, faults)
 
     def find(self, name: str) -> click.Command | None:
-        """The command of that name; None if there is none. Raises PluginError if it is among the faults."""
+        """The command of that name; None if there is none. Raises PluginError if the command is not available."""
         if name not in self.usable:
             for fault in self.faults:
                 if fault.name == name:
@@ -60,7 +60,7 @@ class PluginCommands:
 
 
 def offered(plugin: Plugin) -> list[click.Command]:
-    """The commands of one plugin. Raises PluginError that names it, whatever it does wrong."""
+    """The commands of one plugin. Raises PluginError that names it if it fails or returns something else."""
     with plugin.blamed("offer its commands"):
         commands = [command for part in plugin.loaded_hooks.hook.specdec_commands() for command in part]
         for command in commands:

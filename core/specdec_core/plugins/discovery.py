@@ -1,4 +1,4 @@
-"""Which plugins there are, before any of them is imported."""
+"""Finds installed plugins without importing them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Spec = ProposerSpec | VerifierSpec | KVManagerSpec
 
 @define(eq=False)
 class Plugin:
-    """An entry point of group `specdec`, or a module that is loaded like one, and what became of it."""
+    """An entry point of group `specdec`, or a module that is loaded like one, with its status."""
 
     name: str
     distribution: str
@@ -49,7 +49,8 @@ class Plugin:
 
     @contextmanager
     def blamed(self, what: str, advice: str = "Repair it") -> Iterator[None]:
-        """What is raised meanwhile, SystemExit too, becomes a PluginError: the plugin failed to do `what`."""
+        """A context that turns any exception, including SystemExit, into a PluginError: the plugin failed to do
+        `what`."""
         try:
             yield
         except (Exception, SystemExit) as error:
@@ -63,9 +64,10 @@ class Plugin:
 
 
 def find(builtins: Iterable[str], modules: Iterable[str] = ()) -> list[Plugin]:
-    """The builtin modules, those that the caller names, then the entry points of every installed distribution, by name.
+    """The builtin modules, the modules that the caller names, then the entry points of every installed distribution, by
+    name.
 
-    A distribution that lies on sys.path twice (an editable install and a wheel, say) counts once, as the one that an
+    A distribution that is on sys.path twice (an editable install and a wheel, say) counts once, as the one that an
     import would find.
     """
     core = ("specdec-core", specdec_core.__version__)
@@ -79,13 +81,13 @@ def find(builtins: Iterable[str], modules: Iterable[str] = ()) -> list[Plugin]:
 
 
 def names_in(text: str | Iterable[str]) -> list[str]:
-    """The names in "a,b", or in a list of such."""
+    """The names in "a,b", or in a list of such strings."""
     parts = text.split(",") if isinstance(text, str) else [name for part in text for name in part.split(",")]
     return [part.strip() for part in parts if part.strip()]
 
 
 def refuse_disabled(plugins: Sequence[Plugin], names: Sequence[str], origin: str) -> list[str]:
-    """Mark the plugins that `names` disables, by plugin name or distribution. Returns the names that fit none."""
+    """Mark the plugins that `names` disables, by plugin name or distribution. Returns the names that match none."""
     idle = []
     for name in names:
         hit = [p for p in plugins if not p.builtin and (name == p.name or _same(name, p.distribution))]
@@ -97,7 +99,7 @@ def refuse_disabled(plugins: Sequence[Plugin], names: Sequence[str], origin: str
 
 
 def refuse_duplicates(plugins: Sequence[Plugin]) -> None:
-    """Mark every plugin whose name another distribution claims as well: nobody can tell which one was meant."""
+    """Mark every plugin whose name several distributions claim, since it is unknown which one the user means."""
     by_name: dict[str, list[Plugin]] = {}
     for plugin in plugins:
         if plugin.status == "ok" and not plugin.builtin:
@@ -108,7 +110,7 @@ def refuse_duplicates(plugins: Sequence[Plugin]) -> None:
 
 
 def refuse_rivals(name: str, rivals: Sequence[Plugin], refused: Sequence[Plugin]) -> None:
-    """Mark those of the rivals for `name` that are refused, with an error that names all rivals."""
+    """Mark the refused plugins among the rivals for `name`, with an error that lists all rivals."""
     owners = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in rivals)
     for plugin in refused:
         plugin.refuse(

@@ -1,4 +1,4 @@
-"""What is installed, and what is wrong with it: for `spec-decode plugins`."""
+"""Lists installed plugins and their errors, for `spec-decode plugins`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PluginInfo:
 
 
 def listing(plugins: Sequence[Plugin], commands: PluginCommands) -> list[PluginInfo]:
-    """A line for every plugin, the unusable ones too."""
+    """A line for every plugin, including unusable ones."""
     lines = []
     faults = {plugin.value: str(fault.error) for fault in commands.faults for plugin in fault.plugins}
     for plugin in plugins:

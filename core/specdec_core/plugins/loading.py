@@ -1,6 +1,6 @@
-"""Import plugins and see that they keep the contract. Whatever one does wrong stays its own problem.
+"""Imports plugins and checks that they keep the contract. A broken plugin does not affect the others.
 
-`Plugins.load` (`manager`) warns of it, and who asks for what the plugin was to offer gets the error (`offers`).
+`Plugins.load` (`manager`) warns about it; asking for what it was to offer raises the error (`offers`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OTHER_HOOKS = {"specdec_ops": "ops", "specdec_step_finished": "step_finished"}
 
 
 def load_all(plugins: Iterable[Plugin]) -> list[str]:
-    """Import those that nothing was found wrong with. Returns what is wrong with those that cannot be loaded."""
+    """Import the plugins that are not refused. Returns the errors of those that cannot be loaded."""
     by_value: dict[tuple[str, str], list[Plugin]] = {}
     for plugin in plugins:
         by_value.setdefault((plugin.distribution, plugin.value), []).append(plugin)
@@ -40,9 +40,9 @@ def load_all(plugins: Iterable[Plugin]) -> list[str]:
 
 
 def load(entries: Sequence[Plugin], declared: set[str]) -> None:
-    """Import the one value that these entry points share and give each its hooks and specs, or mark it.
+    """Import the module that these entry points share and set their hooks and specs, or their error.
 
-    declared: the names of all entry points of that value, those disabled or refused included.
+    declared: names of all entry points of that module, including disabled and refused ones.
     """
     first = entries[0]
     try:
@@ -65,7 +65,7 @@ def load(entries: Sequence[Plugin], declared: set[str]) -> None:
 
 
 def provides(plugin: Plugin) -> tuple[str, ...]:
-    """What the plugin offers, such as "proposer ngram", "command ngram", "ops", "step_finished"."""
+    """What a plugin offers, such as "proposer ngram", "command ngram", "ops", "step_finished"."""
     named = [f"{KINDS[type(spec)]} {spec.name}" for spec in plugin.specs]
     if _implements(plugin, "specdec_commands"):
         named += _commands(plugin)
@@ -73,14 +73,14 @@ def provides(plugin: Plugin) -> tuple[str, ...]:
 
 
 def options(plugin: Plugin) -> dict[str, tuple[Option, ...]]:
-    """{"proposer ngram": its options ...}, of what has any."""
+    """{"proposer ngram": its options ...}, for everything with options."""
     configs = {f"{KINDS[type(spec)]} {spec.name}": getattr(spec, "config", None) for spec in plugin.specs}
     found = {name: options_of(config) for name, config in configs.items() if config is not None}
     return {name: options for name, options in found.items() if options}
 
 
 def foreign_api(plugin: Plugin, api: object) -> str:
-    """What is wrong with a plugin that states this API number, and what to do."""
+    """The error message for a plugin that states another plugin API number than this core's."""
     return (
         f"plugin {plugin.label} is written for plugin API {api!r}, but this specdec-core has plugin API {PLUGIN_API}: "
         f"install a version of {plugin.distribution} for plugin API {PLUGIN_API}, or a specdec-core with plugin API "

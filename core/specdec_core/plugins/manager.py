@@ -1,4 +1,4 @@
-"""The plugins of one engine, command or test: loaded once, asked by name."""
+"""The plugins of one engine, command or test: loaded once, looked up by name."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ BUILTINS = ("specdec_core.plugins.builtin",)
 
 
 class PluginWarning(UserWarning):
-    """A plugin could not be loaded, and the others are; or it failed where nobody was there to hear of it."""
+    """A plugin could not be loaded, while the others are; or it failed in a place with no caller to raise an exception
+    in."""
 
 
 class Plugins:
-    """The plugins that one engine, command or test uses. `Plugins.load()` makes one; nothing here is global."""
+    """The plugins that one engine, command or test uses. `Plugins.load()` makes one; there is no global state."""
 
     def __init__(self, plugins: Sequence[Plugin]) -> None:
         self._plugins = plugins
@@ -46,11 +47,12 @@ class Plugins:
     ) -> Self:
         """Import every plugin that is installed and not disabled.
 
-        disable: names of plugins or of distributions, besides those in the environment variable SPECDEC_DISABLE.
-        A name that is not installed causes a UserWarning. modules: more of them, not installed (yet), by the names that
-        they are imported under. builtins: modules to load as core's own.
+        disable: names of plugins or distributions, besides those in the environment variable SPECDEC_DISABLE. A name
+            that is not installed causes a UserWarning.
+        modules: names of further modules to load, which need not be installed.
+        builtins: modules to load as core's own.
 
-        A plugin that cannot be loaded causes one PluginWarning now and a PluginError when it is asked for; the others
+        A plugin that cannot be loaded causes one PluginWarning now, and a PluginError when it is asked for; the others
         load.
         """
         plugins = discovery.find(builtins, modules)
@@ -66,35 +68,36 @@ class Plugins:
         return cls(plugins)
 
     def proposer(self, name: str) -> ProposerSpec:
-        """The proposer of that name. Raises PluginError, which says why there is none and what to do."""
+        """The proposer of that name. Raises PluginError, with the reason and advice, if it is not available."""
         return self._offers.find(ProposerSpec, name)
 
     def verifier(self, name: str) -> VerifierSpec:
-        """The verifier of that name. Raises PluginError, which says why there is none and what to do."""
+        """The verifier of that name. Raises PluginError, with the reason and advice, if it is not available."""
         return self._offers.find(VerifierSpec, name)
 
     def kv_manager(self, name: str) -> KVManagerSpec:
-        """The KV manager of that name. Raises PluginError, which says why there is none and what to do."""
+        """The KV manager of that name. Raises PluginError, with the reason and advice, if it is not available."""
         return self._offers.find(KVManagerSpec, name)
 
     def detect(self, config: Mapping[str, Any], tensor_shapes: Mapping[str, tuple[int, ...]]) -> ProposerSpec:
         """The one proposer that recognizes a draft checkpoint.
 
-        config: the checkpoint's configuration. tensor_shapes: {tensor name: shape}. Raises PluginError if none or more
-        than one claims it.
+        config: the checkpoint's configuration. tensor_shapes: {tensor name: shape}. Raises PluginError unless exactly
+        one proposer recognizes it.
         """
         return self.proposer(self._offers.detect(config, tensor_shapes).name)
 
     def ops(self, device: str) -> OfferedOps:
-        """What plugins offer for this type of device ("cpu", "cuda"): `specdec_core.ops.resolve` chooses from it.
+        """The operations that plugins offer for this type of device ("cpu", "cuda"); `specdec_core.ops.resolve` chooses
+        from them.
 
-        Raises PluginError if a plugin fails, offers something else or is written for another plugin API.
+        Raises PluginError if a plugin fails, returns something else or is written for another plugin API.
         """
         return OfferedOps.of(self._offers.modules, device)
 
     @property
     def step_finished(self) -> Callable[[StepReport], None] | None:
-        """Calls `specdec_step_finished` of all plugins; None if no plugin implements it, so that nothing is called."""
+        """A function that calls `specdec_step_finished` of all plugins; None if no plugin implements it."""
         return self._tell if self._listeners else None
 
     def _tell(self, report: StepReport) -> None:
@@ -103,7 +106,7 @@ class Plugins:
                 hook(report=report)
 
     def commands(self, core: Collection[str] = ()) -> PluginCommands:
-        """What plugins add to the command line. core: the names of its own commands, which no plugin may take."""
+        """The commands of plugins. core: names of core's own commands, which no plugin may take."""
         from specdec_core.plugins.commands import PluginCommands
 
         return PluginCommands.of(self._offers.modules, core)
@@ -119,5 +122,5 @@ class Plugins:
         return found
 
     def listing(self, core_commands: Collection[str] = ()) -> list[PluginInfo]:
-        """Every plugin, the unusable ones too, with what is wrong. core_commands: see `commands`."""
+        """Every plugin, including unusable ones, with its errors. core_commands: see `commands`."""
         return listing(self._plugins, self.commands(core_commands))

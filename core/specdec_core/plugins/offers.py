@@ -1,4 +1,4 @@
-"""What plugins offer under a name: proposers, verifiers and KV managers."""
+"""Looks up proposers, verifiers and KV managers by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ S = TypeVar("S", ProposerSpec, VerifierSpec, KVManagerSpec)
 
 
 class Offers:
-    """Who offers what. A name that two plugins claim belongs to neither: both, or the later one, are marked."""
+    """The specs that plugins offer. If two plugins claim a name, neither gets it: both, or the later one, are
+    marked."""
 
     def __init__(self, plugins: Sequence[Plugin]) -> None:
         self._plugins = plugins
@@ -32,11 +33,11 @@ class Offers:
 
     @property
     def modules(self) -> Collection[Plugin]:
-        """For each value that was imported, the first plugin it belongs to: whose hooks are called."""
+        """For each imported module, the first plugin it belongs to, whose hooks are called."""
         return self._first_of_value.values()
 
     def find(self, kind: type[S], name: str) -> S:
-        """The spec of that name. Raises PluginError, which says why there is none and what to do."""
+        """The spec of that name. Raises PluginError, with the reason and advice, if it is not available."""
         if (kind, name) in self._specs:
             spec, plugin = self._specs[kind, name]
             if problem := missing_modules(plugin, spec):
@@ -92,7 +93,7 @@ class Offers:
 
 
 def missing_modules(plugin: Plugin, spec: Spec) -> str | None:
-    """What to tell the user if a module that a proposer requires is not installed. Imports nothing."""
+    """The error's text if a module that a proposer requires is not installed. Imports nothing."""
     if not isinstance(spec, ProposerSpec):
         return None
     # find_spec of "a.b" would import a

@@ -1,4 +1,4 @@
-"""Operations that plugins offer in the place of those in `specdec_core.ops`, and who of them computes which layers."""
+"""Operations that plugins offer instead of those in `specdec_core.ops`, and the choice among them for given layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Offer:
     spec: OpsSpec
 
     def supports(self, name: str, context: OpsContext) -> bool:
-        """Whether it has that operation for these layers. Raises PluginError if it cannot tell."""
+        """Whether the plugin has that operation for these layers. Raises PluginError if its `supports` fails."""
         if name not in self.spec.ops:
             return False
         with self.plugin.blamed(f"say whether its {name!r} supports {_described(context)}"):
@@ -31,18 +31,19 @@ class Offer:
 
 @frozen(eq=False)
 class OfferedOps:
-    """What plugins offer for a type of device. `OfferedOps()`: nothing."""
+    """The operations that plugins offer for a type of device. `OfferedOps()` is empty."""
 
     offers: tuple[Offer, ...] = ()
 
     @classmethod
     def of(cls, plugins: Iterable[Plugin], device: str) -> OfferedOps:
-        """Raises PluginError that names the plugin if one fails, or is written for another plugin API."""
+        """Collect the operations of plugins. Raises PluginError that names the plugin if one fails, or is written for
+        another plugin API."""
         return cls(tuple(Offer(plugin, spec) for plugin in plugins for spec in _specs(plugin, device)))
 
     def choose(self, name: str, context: OpsContext) -> Callable[..., Any] | None:
-        """The operation of the one plugin that has it for these layers; None if none has. Raises PluginError if two
-        have."""
+        """The operation of the one plugin that has it for these layers; None if there is none. Raises PluginError if
+        there are two."""
         able = [offer for offer in self.offers if offer.supports(name, context)]
         if len(able) > 1:
             raise PluginError(
@@ -52,7 +53,7 @@ class OfferedOps:
         return able[0].spec.ops[name] if able else None
 
     def check_names(self, known: Iterable[str]) -> None:
-        """Raise PluginError if an operation has another name than those that core has."""
+        """Raise PluginError if core has no operation of an offered name."""
         names = sorted(known)
         for offer in self.offers:
             if unknown := sorted(set(offer.spec.ops) - set(names)):

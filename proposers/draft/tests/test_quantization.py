@@ -92,7 +92,7 @@ def test_what_is_missing_is_said_before_weights_are_loaded(
             load(str(target), speculative_config=config, **SETTINGS)
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
-    assert f"cannot be had for the model {str(draft)!r} here: ImportError: {MISSING}" in messages[0]
+    assert f"is not available for the model {str(draft)!r} here: ImportError: {MISSING}" in messages[0]
     assert "Install what is missing, or choose another quantization or checkpoint" in messages[0]
 
 

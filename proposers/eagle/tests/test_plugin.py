@@ -122,7 +122,7 @@ def offline(target: Path, cache: Path) -> str:
 
 def test_a_hub_that_cannot_be_reached_is_not_a_repository_that_lacks_files(target, tmp_path):
     said = offline(target, tmp_path)
-    assert "is no folder, and config.json of a repository of that name cannot be had" in said
+    assert "is not a folder, and config.json of a repository of that name is not available" in said
     commit, repository = "a" * 40, tmp_path / "models--some--head"
     head = write_eagle3(tmp_path / "written", SIZES, file=BIN)
     shutil.copytree(head.folder, repository / "snapshots" / commit)
@@ -158,11 +158,11 @@ def test_what_nobody_knows_is_refused(target, tmp_path):
 
 def test_a_head_beside_its_target_is_found(tmp_path):
     target = tiny_target(tmp_path / "target", num_hidden_layers=8)
-    with pytest.raises(ConfigError, match="names no model, and none comes with the target"):
+    with pytest.raises(ConfigError, match="names no model, and no draft comes with the target"):
         planned(target, method="eagle3")
     write_eagle3(target / "drafts" / "eagle3", SIZES)
     assert planned(target, method="eagle3").taps == ("input.2", "input.4", "input.5")
-    with pytest.raises(ConfigError, match="revision='main', which is of a repository, and names none"):
+    with pytest.raises(ConfigError, match="revision='main', which is of a repository, but has no model"):
         planned(target, method="eagle3", revision="main")
 
 

@@ -1,4 +1,4 @@
-"""A draft that shares the target's embedding and output head gets what the target itself computes with them."""
+"""A draft that shares the target's embedding and LM head gets what the target itself computes with them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from specdec_core.errors import CompatibilityError
 from specdec_core.models import Model
-from specdec_core.models.embedding_and_head import Ends, raw_logits, table_rows
+from specdec_core.models.embedding_and_head import EmbeddingAndHead, raw_logits, table_rows
 from specdec_core.models.load import ModelSource
 
 SIZES = {
@@ -151,7 +151,7 @@ def test_raw_ends_that_are_scaled_are_noticed(
 
 
 def test_without_an_output_head_there_is_none_to_share() -> None:
-    with pytest.raises(CompatibilityError, match="no output head"):
+    with pytest.raises(CompatibilityError, match="no LM head"):
         raw_logits(None, torch.zeros(1, 4))
 
 
@@ -172,26 +172,28 @@ def test_rows_of_the_output_head_make_its_logits(family: tuple[str, Path]) -> No
     head, token_ids = target._model.get_output_embeddings(), torch.tensor([[7, 0], [119, 7]])
     if SCALES[family[0]][3] is not None:
         with pytest.raises(CompatibilityError, match="logits are not products with rows"):
-            target._ends.rows(head)(token_ids)
+            target._factors.rows(head)(token_ids)
         return
-    rows = target._ends.rows(head)(token_ids)
+    rows = target._factors.rows(head)(token_ids)
     assert rows.shape == (2, 2, SIZES["hidden_size"])
     torch.testing.assert_close(rows @ stock.final[0], stock.logits[0][token_ids])
     if family[0] == "llama":
         has_bias = torch.nn.Linear(SIZES["hidden_size"], SIZES["vocab_size"])
         with pytest.raises(CompatibilityError, match="logits are not products with rows"):
-            target._ends.rows(has_bias)(token_ids)
+            target._factors.rows(has_bias)(token_ids)
 
 
 def test_what_is_found_is_what_the_family_does(family: tuple[str, Path]) -> None:
     name, folder = family
-    ends = Model(ModelSource(model=folder, device=torch.device("cpu"), dtype="float32"))._ends
-    found = (ends.embedding_scale, ends.head_scale, ends.logits_scale, ends.logits_cap)
+    factors = Model(ModelSource(model=folder, device=torch.device("cpu"), dtype="float32"))._factors
+    found = (factors.embedding_scale, factors.head_scale, factors.logits_scale, factors.logits_cap)
     assert found == pytest.approx(SCALES[name])
 
 
 @pytest.mark.parametrize("unknown", ["head_scale", "logits_scale"])
 def test_what_was_not_recognized_is_refused(unknown: str) -> None:
-    ends = attrs.evolve(Ends(embedding_scale=1.0, head_scale=1.0, logits_scale=1.0, logits_cap=None), **{unknown: None})
-    with pytest.raises(CompatibilityError, match="output head of its own"):
-        ends.logits(torch.nn.Linear(4, 4), torch.zeros(1, 4))
+    factors = attrs.evolve(
+        EmbeddingAndHead(embedding_scale=1.0, head_scale=1.0, logits_scale=1.0, logits_cap=None), **{unknown: None}
+    )
+    with pytest.raises(CompatibilityError, match="LM head of its own"):
+        factors.logits(torch.nn.Linear(4, 4), torch.zeros(1, 4))

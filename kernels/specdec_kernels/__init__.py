@@ -1,4 +1,4 @@
-"""Operations of specdec_core.ops, faster: compiled by numba for the CPU at hand."""
+"""Faster versions of the operations in specdec_core.ops, compiled by numba for the CPU at hand."""
 
 from __future__ import annotations
 

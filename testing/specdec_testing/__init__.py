@@ -1,4 +1,4 @@
-"""For plugin authors: try a proposer on token lists, and check that it keeps the contract."""
+"""Tests for plugin authors: run a proposer on lists of tokens, and check that it keeps the contract."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from specdec_testing.drive import SimpleRequest as SimpleRequest, propose as propose
     from specdec_testing.tiny import tiny_target as tiny_target
 
-# Imported when first used: pytest loads the plugin in this package at every start, and it must cost nothing.
+# Imported when first used, because pytest imports this package at every start, which must be cheap.
 _MODULES = {"ProposerConformance": "conformance", "SimpleRequest": "drive", "propose": "drive", "tiny_target": "tiny"}
 
 __all__ = ["ProposerConformance", "SimpleRequest", "propose", "tiny_target"]

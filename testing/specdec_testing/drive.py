@@ -1,4 +1,4 @@
-"""Drive a proposer through one step by hand: no model, no engine, only token lists."""
+"""Runs a proposer through one step on lists of tokens, without a model or an engine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _frozen_int64(token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
 
 @attrs.frozen(eq=False)
 class SimpleRequest:
-    """A `RequestView` of its own: its tokens are a copy that cannot be written to."""
+    """A stand-alone `RequestView`. Its tokens are a read-only copy."""
 
     id: str
     token_ids: np.ndarray = attrs.field(converter=_frozen_int64)  # int64 [num_tokens]   the last one is the root
@@ -73,14 +73,17 @@ def propose(
     seed: int = 0,
     **speculative_config: Any,
 ) -> list[DraftTree]:
-    """What an installed, model-free proposer drafts after each of the contexts, all in one batch.
+    """Drafts of an installed, model-free proposer after each of the contexts, in one batch.
 
-    contexts: token ids, each context's last one being the root. num_speculative_tokens: every request's budget, in
-    nodes. temperature: of every request, 0 for greedy. seed: request i has the seed `seed + i`. speculative_config:
-    the method's own options. Returns one tree per context, empty where the proposer has no guess.
+    contexts: token ids; the last of each is the root.
+    num_speculative_tokens: max_draft_tokens of every request.
+    temperature: of every request; 0 is greedy.
+    seed: request i has the seed `seed + i`.
+    speculative_config: the method's own options.
 
-    Raises PluginError if there is no such method, ConfigError if an option is unknown or refused, a context is empty,
-    or the method needs a target (features or KV slots).
+    Returns one tree per context, empty if the proposer has no guess. Raises PluginError if there is no such method, and
+    ConfigError if an option is unknown or refused, if a context is empty, or if the method needs a target (hidden
+    states or KV slots).
     """
     if num_speculative_tokens < 1:
         raise ConfigError(f"num_speculative_tokens={num_speculative_tokens} must be >= 1")
@@ -105,7 +108,7 @@ def propose(
 def batch_of(
     requests: Sequence[SimpleRequest], max_draft_tokens: Sequence[int], *, temperature: float
 ) -> ProposerBatch:
-    """What the engine would ask for these requests."""
+    """The batch that the engine would make for these requests."""
     root_positions = torch.tensor([len(request.token_ids) - 1 for request in requests], dtype=torch.int64)
     return ProposerBatch(
         requests=requests,
@@ -119,7 +122,7 @@ def batch_of(
 
 @torch.inference_mode()
 def one_step(proposer: Proposer, batch: ProposerBatch, *, observes: bool) -> Draft:
-    """The life of requests that end after one draft. observes: what the proposer's plan says."""
+    """Start and observe the requests, get one draft, and finish them. observes: `Plan.observes`."""
     for request in batch.requests:
         proposer.start(request)
     if observes:
@@ -174,7 +177,7 @@ def _build_context(num_speculative_tokens: int, state: Any) -> BuildContext:
 
 
 def _observe(proposer: Proposer, requests: Sequence[RequestView]) -> None:
-    """As after a prefill of everything before the roots; a request that is only a root has nothing to observe."""
+    """Observe a prefill of all tokens before the roots. A request with only a root has nothing to observe."""
     seen = [request for request in requests if len(request.token_ids) > 1]
     if not seen:
         return

@@ -1,6 +1,6 @@
-"""What pytest needs to run the conformance kit: options, one fixture, and skips with a reason.
+"""The pytest plugin of the conformance kit: options, one fixture, and skips with a reason.
 
-pytest imports this module at every start, by the entry point that core declares, so it imports nothing else of weight.
+pytest imports this module at every start, through an entry point, so it imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def specdec_targets(tmp_path_factory: pytest.TempPathFactory) -> Targets:
-    """The targets of all kits of this run."""
+    """The targets of all kits in this run."""
     from specdec_testing.conformance.targets import Targets
 
     return Targets(tmp_path_factory)
@@ -53,7 +53,7 @@ def specdec_targets(tmp_path_factory: pytest.TempPathFactory) -> Targets:
 def specdec_situations(
     request: pytest.FixtureRequest, specdec_targets: Targets, tmp_path_factory: pytest.TempPathFactory
 ) -> Situations:
-    """The proposer of one kit class, and what it did in the engine."""
+    """The situations of one kit class."""
     from specdec_testing.conformance.situations import Situations
 
     subject = request.cls.subject(request.config)

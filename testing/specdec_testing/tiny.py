@@ -1,4 +1,4 @@
-"""A target small enough for tests, with weights large enough for them."""
+"""A random target that is small enough for tests, with weights that are large enough to notice faults."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 def tiny_target(folder: str | Path, *, seed: int = 0, **config: Any) -> Path:
     """Save a random Llama in `folder`, without a tokenizer, and return the folder.
 
-    Its weights are large (`initializer_range`), so that a wrong position, mask or feature changes what it says, and its
-    vocabulary is small, so that its output repeats itself now and then. No token ends the output. config: fields of
-    transformers' LlamaConfig to set otherwise, such as hidden_size, num_hidden_layers or vocab_size.
+    Its weights are large (`initializer_range`), so that a wrong position, mask or feature changes its output. Its
+    vocabulary is small, so that the output sometimes repeats itself. No token ends the output. config: fields of
+    transformers' LlamaConfig to override, such as hidden_size, num_hidden_layers or vocab_size.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging

@@ -1,4 +1,4 @@
-"""Operations compiled for the CPU at hand, on the threads that torch uses."""
+"""Operations compiled for the CPU at hand, which run on as many threads as torch uses."""
 
 from specdec_core import OpsContext
 from specdec_kernels.cpu.attention import paged_attention, store_kv
@@ -18,7 +18,8 @@ OPS = {
 
 
 def supports(name: str, context: OpsContext) -> bool:
-    """float32 and bfloat16, with the same type in the cache; linear layers where the processor has the instructions."""
+    """Supports float32 and bfloat16, with the same dtype in the cache; linear layers only if the processor has the
+    instructions."""
     if name == "pack_linear":
         return is_supported(context.dtype)
     return context.dtype in LIKE and context.kv_layout.dtype == context.dtype

@@ -1,4 +1,4 @@
-"""The compiled part of attention, over the paths of a pass."""
+"""The compiled part of attention and tree attention: computes one forward pass along the paths of `paths.py`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def attend_in_parts(num_parts, like, addresses, strides, shape, chunks, paths, p
 @compiled()
 def attend_part(
     part,
-    num_parts,  # into which the pass is cut, for as many threads
-    like,  # an array of the type of all numbers
+    num_parts,  # number of parts that the work is cut into, one per thread
+    like,  # an array with the dtype of all numbers
     addresses,  # of query [num_tokens, num_heads, key_dim], keys, values and output [num_tokens, num_heads, value_dim]
     strides,  # from token to token in query, keys and values; the rest is contiguous
     shape,  # num_tokens, num_slots, num_heads, num_kv_heads, key_dim, value_dim
@@ -85,8 +85,8 @@ def _up(number, multiple):
 
 @inner()
 def _cut(chunks, num_kv_heads, part, num_parts):
-    """Where a part begins among the items, key heads of chunks, that are in order of chunk. Reading a key costs about
-    as much as computing with it for a token."""
+    """The index at which a part begins. The items are key heads of chunks, in order of chunk. Reading a key costs about
+    as much as one token's computation with it."""
     work = 0
     for chunk in chunks:
         work += chunk[4] * (chunk[2] + 1)
@@ -106,7 +106,7 @@ def _cut(chunks, num_kv_heads, part, num_parts):
 
 @inner()
 def _gather(query, stride, key_dim, chunk, heads, scaling, queries):
-    """queries [num_queries, width] = scaling times the numbers of query, with zeros up to the width."""
+    """queries [num_queries, width] = scaling * query, zero-padded to the width."""
     first_head, num_heads, groups = heads
     width, i = _up(key_dim, LANES), 0
     for head in range(first_head, first_head + num_heads):
@@ -121,8 +121,8 @@ def _gather(query, stride, key_dim, chunk, heads, scaling, queries):
 
 @inner()
 def _tiles(chunk, paths, window):
-    """Of a chunk's tokens: the first tile that any of them sees, the tile past the last, and the tiles that all see in
-    the same places, as first and past the last."""
+    """The tiles of a chunk's tokens: the first tile that any token attends to, the end of all tiles, and the range
+    (first and end) of tiles that all tokens share."""
     first, shared = chunk[4] // TILE, 0
     if window == 0:
         first = 0
@@ -135,8 +135,8 @@ def _tiles(chunk, paths, window):
 
 @inner()
 def _tile(t, token, chunk, paths, window, shared, num_shared):
-    """For tile t: by how many tokens from this one on it is read together, where its places are and how many of them
-    count, 0 if the token does not see it."""
+    """For tile t: the number of tokens, from this one on, that share it; where its places begin; and how many of them
+    are used, 0 if the token does not attend to the tile."""
     prefix = chunk[0]
     if shared <= t < num_shared:
         return chunk[2], prefix + t * TILE, TILE
@@ -149,7 +149,8 @@ def _tile(t, token, chunk, paths, window, shared, num_shared):
 
 @inner()
 def _score(queries, keys, values, chunk, heads, paths, places, window, scores):
-    """scores [num_queries, keys] of what the tokens see. values is what will be read next."""
+    """Compute scores [num_queries, keys] of the keys that the tokens attend to. values: prefetched for the next
+    step."""
     first_head, num_heads, groups = heads
     numbers, stride, key_dim = keys
     width, row_len, num_rows = _up(key_dim, LANES), _up(chunk[4], TILE), chunk[2]
@@ -173,7 +174,7 @@ def _score(queries, keys, values, chunk, heads, paths, places, window, scores):
 
 @inner()
 def _prefetch(cache, t, num_shared, chunk, head, places):
-    """Tile t of a key head, if it is one of those that the chunk's tokens share."""
+    """Prefetch tile t of a key head, if the chunk's tokens share it."""
     numbers, stride, dim = cache
     if 0 <= t < num_shared:
         prefetch_tile(numbers, places, chunk[0] + t * TILE, stride, head * dim, dim)
@@ -181,7 +182,7 @@ def _prefetch(cache, t, num_shared, chunk, head, places):
 
 @inner()
 def _padded(cache, dim, count, padded):
-    """The tile with zeros after each of its rows, up to whole vectors."""
+    """A copy of a tile whose rows are zero-padded to whole vectors."""
     numbers, stride, offset, places, place = cache
     width = _up(dim, LANES)
     for j in range(count):
@@ -192,7 +193,7 @@ def _padded(cache, dim, count, padded):
 
 @inner()
 def _dot(queries, width, i, end, cache, scores, row_len, first):
-    """The scores of queries [i, end) with a tile, from column first on."""
+    """The scores of queries [i, end) with a tile, written from column `first` on."""
     keys, stride, offset, places, place = cache
     while i < end:
         q, s = i * width, i * row_len + first
@@ -209,7 +210,7 @@ def _dot(queries, width, i, end, cache, scores, row_len, first):
 
 @inner()
 def _weigh(scores, chunk, heads, paths, window, softcap, sinks, sums):
-    """Scores to weights; sums [num_queries] are theirs."""
+    """Turn scores into weights, not normalized; sums [num_queries] are the sums of the weights."""
     first_head, num_heads, groups = heads
     row_len, i = _up(chunk[4], TILE), 0
     for head in range(first_head, first_head + num_heads):
@@ -225,7 +226,7 @@ def _weigh(scores, chunk, heads, paths, window, softcap, sinks, sums):
 
 @inner()
 def _sum_up(weights, values, chunk, heads, paths, places, window, attended):
-    """attended [num_queries, width] += the values, weighted."""
+    """attended [num_queries, width] += weights times values."""
     first_head, num_heads, groups = heads
     numbers, stride, value_dim = values
     width, row_len, num_rows = _up(value_dim, LANES), _up(chunk[4], TILE), chunk[2]
@@ -248,7 +249,7 @@ def _sum_up(weights, values, chunk, heads, paths, places, window, attended):
 
 @inner()
 def _add(weights, row_len, first, i, end, cache, count, attended, width):
-    """To the rows [i, end) of attended, a tile of which the first values count, weighted from column first on."""
+    """Add a tile to the rows [i, end) of attended: its first values, with weights from column `first` on."""
     values, stride, offset, places, place = cache
     while i < end:
         w, a = i * row_len + first, i * width
@@ -263,7 +264,7 @@ def _add(weights, row_len, first, i, end, cache, count, attended, width):
         i += 4
 
 
-@inner(error_model="numpy")  # a token that sees nothing is NaN, not an exception
+@inner(error_model="numpy")  # a token that attends to nothing gets NaN, not an exception
 def _store(attended, sums, chunk, heads, output):
     first_head, num_heads, groups = heads
     width, i = _up(output.shape[2], LANES), 0

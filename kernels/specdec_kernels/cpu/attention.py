@@ -1,8 +1,8 @@
-"""Attention over paged keys and values on a CPU, read where they lie: nothing is gathered, padded or masked.
+"""Paged attention and tree attention on a CPU, reading keys and values in place: no gathering, padding or mask tensor.
 
-A query's result depends on the query, on the keys that it sees and on their order along its path, and on nothing else
-in the batch: not on the number of rows, nor on the slots in which the keys lie. So a node of a tree, however it
-branches, gets to the last bit what plain decoding computes for the same tokens.
+A query's result depends only on the query, the keys that it attends to and their order along its path: not on the
+number of rows in the batch, nor on the slots of the keys. So a node of any tree gets, to the last bit, what plain
+decoding computes for the same tokens.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def paged_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `specdec_core.ops.attention.paged_attention`. Long prefills, which are matrix products, are left to it, and
-    mixed types, to say what is wrong."""
+    """See `specdec_core.ops.attention.paged_attention`, which still computes long prefills (they are matrix products)
+    and raises the errors for mixed dtypes."""
     if not query.dtype == keys.dtype == values.dtype:
         reference = ops.REFERENCE["paged_attention"]
         return reference(query, keys, values, plan, scaling, window=window, softcap=softcap, sinks=sinks)
@@ -79,7 +79,7 @@ _NO_SINKS = np.empty(0, dtype=np.float32)
 
 
 def _rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """[n, heads, width] with contiguous rows, and the way from one to the next."""
+    """[n, heads, width] with contiguous rows, and the stride between rows."""
     stride, *inner = tensor.stride()
     if inner != [tensor.shape[2], 1]:
         tensor = tensor.contiguous()
@@ -89,10 +89,10 @@ def _rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 @frozen(eq=False)
 class _Paths:
-    """What `attend_part` needs to know of a pass; the arrays are `lay_out`'s."""
+    """The inputs of `attend_part` for one forward pass; `lay_out` makes the arrays."""
 
     num_tokens: int  # without padding
-    num_pairs: int  # of a token and a key that it sees, about
+    num_pairs: int  # pairs of a token and a key that it attends to, roughly
     chunks: np.ndarray
     paths: np.ndarray
     places: np.ndarray
@@ -119,7 +119,7 @@ _NO_SLOTS = np.empty((1, 0), dtype=np.int64)
 def store_kv(
     keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> None:
-    """See `specdec_core.ops.attention.store_kv`. What does not fit is left to it, to say so."""
+    """See `specdec_core.ops.attention.store_kv`, which gets all inputs that do not fit and raises the errors."""
     if not (_fits(keys, slot_mapping, key) and _fits(values, slot_mapping, value) and keys.dtype == values.dtype):
         ops.REFERENCE["store_kv"](keys, values, slot_mapping, key, value)
         return
@@ -149,8 +149,8 @@ _SLOT = np.empty(0, dtype=np.int64)
 
 @compiled()
 def _store(like, slots, keys, values):
-    """slots: address and number. keys and values: a cache's address and shape, the address of what to store in it, and
-    the way from one of its rows to the next. False, and nothing is stored, if there is no such slot."""
+    """Store keys and values at slots (address and number). keys, values: a cache's address and shape, the address of
+    the data to store, and its row stride. Returns False, and stores nothing, if a slot does not exist."""
     places = array_at(slots[0], (slots[1],), _SLOT)
     num_slots = min(keys[1], values[1])
     for place in places:

@@ -1,6 +1,6 @@
-"""bfloat16 in compiled code: the upper half of a float32, kept in an array of uint16. Arithmetic is in float32.
+"""bfloat16 in compiled code: the upper half of a float32, stored as uint16. Arithmetic is in float32.
 
-Written as LLVM instructions: a conversion costs one or a few of them, and loops around it become vectors.
+Written as LLVM instructions, since a conversion takes one or a few of them, and loops around it are vectorized.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., None]], Any]:
-    """numba's njit, with its cache where it finds a folder for it."""
+    """numba's njit, with its cache if a folder for it is writable."""
 
     def decorate(function: Callable[..., None]) -> Any:
         try:
             return njit(cache=True, **options)(function)
-        except RuntimeError:  # there is none that it may write to
+        except RuntimeError:  # no folder is writable
             return njit(**options)(function)
 
     return decorate
 
 
 def inner(**options: Any) -> Any:
-    """numba's njit for functions that only compiled ones call: it saves compiling a way in for Python."""
+    """numba's njit for functions that only compiled functions call; it compiles no entry point for Python."""
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor on the CPU, without a copy; bfloat16 as uint16."""
+    """A tensor on the CPU as an array, without a copy; bfloat16 as uint16."""
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 @njit
 def array_at(address, shape, like):
-    """The contiguous array of like's type that lies at an address: that of a tensor (`data_ptr()`), which costs a tenth
-    of what a numpy view of the tensor does."""
+    """The contiguous array at an address, with the dtype of `like`. A tensor's address (`data_ptr()`) costs a tenth of
+    a numpy view."""
     return carray(_pointer(address), shape, like.dtype)
 
 
@@ -63,7 +63,7 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 
 @intrinsic
 def bits_to_float(typing_context: Any, bits: Any) -> Any:
-    """int32 -> the float32 with these bits."""
+    """Reinterpret an int32 as float32."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], _F32)
@@ -73,7 +73,7 @@ def bits_to_float(typing_context: Any, bits: Any) -> Any:
 
 @intrinsic
 def load(typing_context: Any, number: Any) -> Any:
-    """An element of an array of float32 or bfloat16, as float32."""
+    """An element of a float32 or bfloat16 array, as float32."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _widened(builder, args[0]) if number == types.uint16 else args[0]
@@ -83,7 +83,7 @@ def load(typing_context: Any, number: Any) -> Any:
 
 @intrinsic
 def as_stored(typing_context: Any, array: Any, value: Any) -> Any:
-    """value, a float32, in the type of the array's elements."""
+    """Convert a float32 value to the dtype of the array's elements."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _narrowed(builder, args[1]) if array.dtype == types.uint16 else args[1]
@@ -96,7 +96,7 @@ def _widened(builder: Any, bits: Any) -> Any:
 
 
 def _narrowed(builder: Any, value: Any) -> Any:
-    """Rounded to the nearest, ties to even, as torch does; NaN to the one that torch makes of it."""
+    """Round to the nearest bfloat16, ties to even, as torch does; NaN becomes the NaN that torch makes."""
     bits = builder.bitcast(value, _I32)
     is_nan = builder.icmp_unsigned(">", builder.and_(bits, _I32(0x7FFFFFFF)), _I32(0x7F800000))
     is_odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))

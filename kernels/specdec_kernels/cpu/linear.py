@@ -1,4 +1,5 @@
-"""Linear layers whose weights are read once, in order, for all rows of a pass, and whose rows ignore each other."""
+"""Linear layers that read their weights once, in order, for all rows of a forward pass; each row's result is
+independent."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from specdec_kernels.cpu.threads import in_parallel
 from specdec_kernels.cpu.tiles import LANES
 
 WORTH_A_THREAD = 2**17
-"""Multiplications that take about as long as it takes to have a thread do half of them."""
+"""From this many multiplications on, another thread saves more time than it costs."""
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """See `specdec_core.ops.linear.pack_linear`. Left to it: processors without the instructions, and in bfloat16 an
-    odd number of inputs."""
+    """See `specdec_core.ops.linear.pack_linear`, which is used on processors without the instructions, and in bfloat16
+    for an odd number of inputs."""
     num_out, num_in = weight.shape
     inputs_per_step = 2 if weight.dtype == torch.bfloat16 else 1
     if not is_supported(weight.dtype) or num_in % inputs_per_step:
@@ -34,7 +35,7 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[to
     dtype, weight_size = weight.dtype, weight.numel()
 
     def product(rows: torch.Tensor) -> torch.Tensor:
-        if rows.dtype != dtype or rows.shape[-1] != num_in:  # what is compiled would read past their end
+        if rows.dtype != dtype or rows.shape[-1] != num_in:  # compiled code would read past the end
             raise ValueError(
                 f"rows are {rows.dtype} {list(rows.shape)}: give {dtype} [..., {num_in}], as the layer's weight has it"
             )
@@ -57,7 +58,7 @@ def _in_parts(
     biases,  # float32 [out_features]
     rows_address,  # of [num_rows, in_features]
     num_rows,
-    num_parts,  # into which the strips are cut, for as many threads
+    num_parts,  # number of parts that the strips are cut into, one per thread
     output_address,  # of [num_rows, out_features]
 ):
     for part in prange(num_parts):
@@ -76,7 +77,8 @@ def _one_part(strips, biases, rows_address, num_rows, part, num_parts, output_ad
 
 @njit
 def _some_strips(strips, strip, num_left, biases, rows, output, sums):
-    """All rows, so that the strips' weights come from memory once. Returns how many strips that were."""
+    """Multiply all rows with some strips, so that their weights are read from memory once. Returns the number of
+    strips."""
     num_strips = MOST_STRIPS if num_left >= MOST_STRIPS else 1
     row = 0
     while row < len(rows):
@@ -107,7 +109,7 @@ def _some_strips(strips, strip, num_left, biases, rows, output, sums):
 
 @njit
 def _store(sums, biases, row, num_rows, first, width, output):
-    """output[row + i, first:] = sums[i * width:] plus the bias, without the outputs that only fill the last strip."""
+    """output[row + i, first:] = sums[i * width:] plus the bias, without the outputs that only pad the last strip."""
     for i in range(num_rows):
         for j in range(min(width, output.shape[1] - first)):
             output[row + i, first + j] = as_stored(output, sums[i * width + j] + biases[first + j])

@@ -10,7 +10,7 @@ from specdec_kernels.cpu.bits import FAST, LIKE, array_at, as_stored, compiled, 
 
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See `specdec_core.ops.elementwise.rms_norm`. The sum of squares is added up in another order."""
+    """See `specdec_core.ops.elementwise.rms_norm`. The squares are summed in another order."""
     if hidden.dtype != weight.dtype or hidden.dtype not in LIKE or hidden.shape[-1:] != weight.shape:
         return ops.REFERENCE["rms_norm"](hidden, weight, eps)
     hidden, weight, width = hidden.contiguous(), weight.contiguous(), weight.shape[0]
@@ -22,7 +22,7 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
 
 @compiled(fastmath=FAST)
 def _rms_norm(like, hidden_address, shape, weight_address, eps, output_address):
-    """hidden and output [num_rows, width], weight [width]."""
+    """hidden, output: [num_rows, width]; weight: [width]."""
     num_rows, width = shape
     hidden = array_at(hidden_address, shape, like)
     output = array_at(output_address, shape, like)

@@ -1,7 +1,8 @@
-"""Where the tokens lie that each token of a pass sees: worked out once, for all layers.
+"""The attention mask as paths: for each token of a forward pass the cache rows that it attends to, computed once for
+all layers.
 
-A token's path is what it sees: its prefix, then its ancestors below that, then itself. Paths are cut into tiles at
-multiples of TILE. A request's tokens share the tiles that lie within their prefixes; what is left is each one's tail.
+A token's path is its prefix, then its ancestors after that, then itself. Paths are cut into tiles at multiples of TILE.
+A request's tokens share the tiles within their prefixes; the rest of each path is the token's tail.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ def lay_out(
     block_tables,  # int64 [batch, max_blocks]
     block_size,
 ):
-    """chunks int64 [num_chunks, 5], of up to MAX_ROWS tokens: where their prefix begins in places, first token, number
-    of tokens, tiles within everyone's prefix, length of the longest path.
-    paths int64 [num_tokens, 3]: length, tiles within the prefix, where the tail begins in places.
-    places int64 [...]: rows of the caches. The last of a tail is repeated until its last tile is full.
+    """Compute chunks, paths and places.
+
+    chunks: int64 [num_chunks, 5], groups of up to MAX_ROWS tokens: where their prefix begins in places, first token,
+        number of tokens, tiles within all prefixes, length of the longest path.
+    paths: int64 [num_tokens, 3]: length, tiles within the prefix, where the tail begins in places.
+    places: int64 [...], rows of the caches. A tail repeats its last row until its last tile is full.
     """
     num_chunks, num_places = 0, 0
     paths = np.zeros((len(prefix_lens), 3), dtype=np.int64)
-    prefixes = np.zeros((len(spans), 2), dtype=np.int64)  # tiles within anyone's prefix, where they begin in places
+    prefixes = np.zeros((len(spans), 2), dtype=np.int64)  # tiles within any prefix, where they begin in places
     for span in range(len(spans)):
         start, end = spans[span, 1], spans[span, 2]
         num_chunks += (end - start + MAX_ROWS - 1) // MAX_ROWS
@@ -67,7 +70,7 @@ def _rounded_up(num_tokens):
 
 @inner()
 def _num_more(prefix_len, more_slots, row):
-    """How many of more_slots[row], which go up to the root and then repeat it, lie beyond the prefix."""
+    """How many entries of more_slots[row] are beyond the prefix. They go up to the root, whose slot then repeats."""
     num_more, last = 0, np.int64(-1)
     for i in range(more_slots.shape[1]):
         slot = more_slots[row, i]
@@ -78,7 +81,7 @@ def _num_more(prefix_len, more_slots, row):
 
 @inner()
 def _add_slots(places, start, first, end, block_tables, request, block_size):
-    """places[start:] = where the caches hold the slots [first, end) of a request."""
+    """places[start:] = the cache rows of the slots [first, end) of a request."""
     slot = first
     while slot < end:
         past = min((slot // block_size + 1) * block_size, end)

@@ -1,7 +1,7 @@
-"""The inner loop of linear layers: several rows times strips of LANES outputs, for vectors of LANES float32.
+"""The inner loop of linear layers: several rows times strips of LANES outputs, with vectors of LANES float32.
 
-A strip holds its weights in the order in which they are multiplied: for each step along the input, LANES outputs side
-by side. A step is one input in float32, a pair of them in bfloat16, which AVX512-BF16 multiplies and adds at once.
+A strip holds its weights in the order of use: for each step along the input, LANES outputs side by side. A step is one
+input in float32, and a pair of inputs in bfloat16, which AVX512-BF16 multiplies and adds at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_supported(dtype: torch.dtype) -> bool:
 
 
 class _BFloat(ir.types.Type):
-    """LLVM's bfloat, which llvmlite has no name for."""
+    """LLVM's bfloat, which llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -48,11 +48,14 @@ _PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def multiply(typing_context, weight, strip, rows, row, sums, num_rows, num_strips):
-    """sums[(i * num_strips + s) * LANES:] = rows[row + i] times the strip + s, for i < num_rows and s < num_strips.
+    """sums[(i * num_strips + s) * LANES:] = rows[row + i] times strip + s, for i < num_rows and s < num_strips.
 
-    weight [strips, steps, LANES], or [..., 2 * LANES] of bfloat16; rows [n, in_features]: past the last it is the last
-    again; sums float32 [...]; all contiguous. num_rows and num_strips are literals. Each row is added up in the order
-    of its inputs, whatever is computed beside it.
+    weight: [strips, steps, LANES], or [..., 2 * LANES] in bfloat16.
+    rows: [n, in_features]; rows past the end repeat the last one.
+    sums: float32 [...].
+    num_rows, num_strips: literals.
+
+    All arrays are contiguous. Each row is summed in the order of its inputs, independently of the other rows.
     """
     is_pairs = weight.dtype == types.uint16
 
@@ -102,7 +105,7 @@ def _weights(builder: Any, strip: Any, step: Any, is_pairs: bool) -> Any:
 
 
 def _spread(builder: Any, inputs: Any, step: Any, is_pairs: bool) -> Any:
-    """The input of a step, in every lane."""
+    """The input of a step, copied to every lane."""
     place = builder.gep(inputs, [builder.mul(step, step.type(2 if is_pairs else 1))])
     number = builder.load(builder.bitcast(place, (_I32 if is_pairs else ir.FloatType()).as_pointer()), align=2)
     undefined = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)

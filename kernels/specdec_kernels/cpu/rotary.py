@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021) of queries and keys in one pass."""
+"""Rotary position embedding (Su et al. 2021) of queries and keys in one pass over memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specdec_kernels.cpu.bits import LIKE, array_at, as_stored, compiled, inner,
 def rotary(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `specdec_core.ops.elementwise.rotary`. The results have the tokens first in memory, as attention wants."""
+    """See `specdec_core.ops.elementwise.rotary`. In memory, the results have tokens first, as attention needs them."""
     if query.dtype not in LIKE or not query.dtype == key.dtype == cos.dtype == sin.dtype:
         return ops.REFERENCE["rotary"](query, key, cos, sin)
     cos, sin = cos.contiguous(), sin.contiguous()
@@ -31,7 +31,7 @@ def _with_contiguous_heads(heads: torch.Tensor) -> torch.Tensor:
 
 
 def _tokens_first(heads: torch.Tensor) -> torch.Tensor:
-    """Room for as many heads [1, num_heads, num_tokens, width]."""
+    """An empty tensor [1, num_heads, num_tokens, width] like `heads`, with tokens first in memory."""
     _, num_heads, num_tokens, width = heads.shape
     size = num_heads * width
     return heads.new_empty_strided(heads.shape, (num_tokens * size, width, size, 1))
@@ -39,8 +39,8 @@ def _tokens_first(heads: torch.Tensor) -> torch.Tensor:
 
 @compiled()
 def _rotate(like, angles, query, key):
-    """angles: addresses of cos and sin, and their shape. query and key: address and strides of the heads, how many
-    there are, address of the results."""
+    """Rotate queries and keys. angles: addresses of cos and sin, and their shape. query, key: address, strides and
+    number of heads, and the address of the results."""
     cos_address, sin_address, num_tokens, width = angles
     cos = array_at(cos_address, (num_tokens, width), like)
     sin = array_at(sin_address, (num_tokens, width), like)
@@ -50,7 +50,7 @@ def _rotate(like, angles, query, key):
 
 @inner()
 def _rotate_heads(like, cos, sin, there):
-    """Every product and the sum are rounded to the type of the numbers, as torch rounds them."""
+    """Rotate heads. Every product and every sum is rounded to the dtype, as in torch."""
     address, _, head_stride, token_stride, _, num_heads, output_address = there
     num_tokens, width = cos.shape
     half = width // 2

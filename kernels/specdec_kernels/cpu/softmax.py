@@ -1,4 +1,4 @@
-"""exp of scores, and their sum."""
+"""exp of scores, and its sum."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LOWEST = np.float32(-87.0)
 
 @inner()
 def exp_and_sum(scores, first, end, softcap, sink):
-    """Turn scores[first:end] into exp(score - highest), the others, up to whole tiles, into 0. Returns their sum, the
-    sink's share included. scores: whole tiles.
+    """In place: scores[first:end] become exp(score - highest), and the others up to whole tiles 0. Returns the sum,
+    including the sink's share. scores: whole tiles.
 
-    All roundings are spelled out, so that every loop which this is compiled into gets the same bits.
+    All roundings are explicit, so that the bits are the same in every loop that this is compiled into.
     """
     seen = scores[first:end]
     if softcap > 0:
@@ -35,7 +35,7 @@ def exp_and_sum(scores, first, end, softcap, sink):
 
 @inner(fastmath=FAST | {"nnan"})
 def _highest(row, highest):
-    """The greatest of row and highest, passing over NaN: it comes up again in the sums."""
+    """The maximum of row and `highest`, ignoring NaN, which shows again in the sums."""
     for score in row:
         highest = max(highest, score)
     return highest
@@ -43,8 +43,8 @@ def _highest(row, highest):
 
 @inner()
 def _exp(x):
-    """exp for x <= 0 in float32, by branch-free arithmetic that compilers turn into vectors: 2**n times a polynomial
-    (Taylor, degree 7) on [-ln 2 / 2, ln 2 / 2]. The error is below 3e-7 of the value."""
+    """exp for x <= 0 in float32, with branch-free arithmetic that compilers vectorize: 2**n times a polynomial (Taylor,
+    degree 7) on [-ln 2 / 2, ln 2 / 2]. The error is below 3e-7 of the value."""
     x = max(x, _LOWEST)
     n = np.int32(x * _LOG2_E - np.float32(0.5))
     r = multiply_add(np.float32(n), np.float32(-0.693359375), x)

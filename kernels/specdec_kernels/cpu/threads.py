@@ -1,4 +1,4 @@
-"""Parallel loops on as many threads as torch uses, one loop at a time."""
+"""Runs parallel loops on as many threads as torch uses, one loop at a time."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numba
 import torch
 
 _ONE_AT_A_TIME = Lock()
-"""Engines may run in threads of their own. numba gives up the interpreter's lock in a parallel loop, and "workqueue",
-the threading layer that it takes where it finds no other, ends the process when two threads are in such loops."""
+"""Engines may run in different threads. numba releases the interpreter's lock in a parallel loop, and its fallback
+threading layer "workqueue" kills the process when two threads are in such loops."""
 
 _OF_THIS_THREAD = local()
-"""num_threads: how many numba was told to use, which costs more to ask than to remember."""
+"""num_threads: the number last given to numba, since asking numba costs more."""
 
 
 def in_parallel(loop: Callable[..., None], *args: object) -> None:
-    """Call a function compiled with parallel=True."""
+    """Call a function compiled with parallel=True, while no other thread does."""
     num_threads = torch.get_num_threads()
     if getattr(_OF_THIS_THREAD, "num_threads", None) != num_threads:
         _OF_THIS_THREAD.num_threads = num_threads

@@ -1,7 +1,7 @@
-"""The two inner loops of attention, over tiles of up to TILE tokens of a cache, for vectors of LANES float32.
+"""The two inner loops of attention, over tiles of up to TILE tokens of a cache, with vectors of LANES float32.
 
-Several queries share a tile: its numbers are loaded, and widened where they are bfloat16, once for all of them. What is
-computed for a query does not depend on how many there are: the same operations in the same order.
+Several queries share a tile: its numbers are loaded once for all of them, and converted once if they are bfloat16. A
+query's result does not depend on the number of queries: the operations and their order are the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ZERO = ir.Constant(_VECTOR, [0.0] * LANES)
 
 
 def array_data(context: Any, builder: Any, signature: Any, args: Any, i: int) -> Any:
-    """Pointer to the numbers of the i-th argument, an array."""
+    """A pointer to the numbers of the i-th argument, an array."""
     return context.make_array(signature.args[i])(context, builder, args[i]).data
 
 
@@ -87,10 +87,10 @@ def dot_tile(
 
 
 def _sum_lanes(builder: Any, vectors: Sequence[Any], distance: int) -> Any:
-    """Vectors whose lanes are to be summed -> one, by adding lanes at this distance, then at twice it, and so on.
+    """Sum vectors across lanes, by adding lanes at this distance, then at twice it, and so on.
 
-    Of two vectors, the lanes in which the distance's bit is 0 go on with the first's sums, the others with the
-    second's. After the last round, with all LANES vectors in one, lane j is the sum over vector j.
+    Of two vectors, the lanes in which the distance's bit is 0 continue the first one's sums, the other lanes the second
+    one's. After the last round, with all LANES vectors in one, lane j is the sum over vector j.
     """
     while len(vectors) > 1:
         own = [i + (LANES if i & distance else 0) for i in range(LANES)]
@@ -166,7 +166,7 @@ def add_tile(
 
 @intrinsic  # type: ignore[untyped-decorator]
 def sum_of(typing_context, numbers, start, end):
-    """The sum over float32 numbers[start:end], a multiple of LANES: lane by lane, then across the lanes."""
+    """The sum of float32 numbers[start:end], whose count is a multiple of LANES: by lane, then across the lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data, total = array_data(context, builder, signature, args, 0), _variable(builder)
@@ -191,7 +191,7 @@ def multiply_add(typing_context, a, b, c):
 
 @intrinsic  # type: ignore[untyped-decorator]
 def prefetch_tile(typing_context, cache, places, first_place, stride, offset, width):
-    """Have the processor bring the width numbers of a tile's tokens near: `dot_tile` says where they are."""
+    """Prefetch the numbers of a tile's tokens, at the addresses described in `dot_tile`."""
     step = _CACHE_LINE // (cache.dtype.bitwidth // 8)
 
     def body(builder: Any, cache_data: Any, places_data: Any, stride: Any, offset: Any, width: Any) -> None:
@@ -219,7 +219,7 @@ def _for_strips(builder: Any, start: Any, stop: Any, num_vectors: int, body: Cal
 
 
 def _call(builder: Any, name: str, body: Callable[..., None], *args: Any) -> None:
-    """Call a function that is not to be merged into its callers, which would be compiled several times over."""
+    """Call a function without inlining it, which would compile it several times."""
     kind = ir.FunctionType(ir.VoidType(), [each.type for each in args])
     function = cgutils.get_or_insert_function(builder.module, kind, f"specdec_{name}")
     if function.is_declaration:
@@ -232,25 +232,25 @@ def _call(builder: Any, name: str, body: Callable[..., None], *args: Any) -> Non
 
 
 def _at(builder: Any, cache_data: Any, places_data: Any, i: Any, stride: Any, offset: Any) -> Any:
-    """Pointer to the numbers of the token at places[i]."""
+    """A pointer to the numbers of the token at places[i]."""
     place = builder.load(builder.gep(places_data, [i]))
     return builder.gep(cache_data, [builder.add(builder.mul(place, stride), offset)])
 
 
 def _variable(builder: Any, value: Any = _ZERO) -> Any:
-    """One that ends up in a register; set anew wherever this is reached."""
+    """A variable for a register, initialized each time this point is reached."""
     variable = cgutils.alloca_once(builder, _VECTOR)
     builder.store(value, variable)
     return variable
 
 
 def _vector_at(builder: Any, data: Any, i: Any) -> Any:
-    """Pointer to the LANES numbers from data[i] on."""
+    """A pointer to the LANES numbers from data[i] on."""
     return builder.bitcast(builder.gep(data, [i]), _VECTOR.as_pointer())
 
 
 def _loader(cache: Any) -> Callable[[Any, Any, Any], Any]:
-    """What loads LANES numbers of a cache as float32."""
+    """A function that loads LANES numbers of a cache as float32."""
     return _widened if cache.dtype == types.uint16 else _vector
 
 
@@ -259,7 +259,7 @@ def _vector(builder: Any, data: Any, i: Any) -> Any:
 
 
 def _widened(builder: Any, data: Any, i: Any) -> Any:
-    """LANES bfloat16 as float32."""
+    """Convert LANES bfloat16 to float32."""
     halves = ir.VectorType(ir.IntType(16), LANES)
     bits = builder.load(builder.bitcast(builder.gep(data, [i]), halves.as_pointer()), align=2)
     wide = ir.VectorType(_I32, LANES)
@@ -267,14 +267,14 @@ def _widened(builder: Any, data: Any, i: Any) -> Any:
 
 
 def _spread(builder: Any, number: Any) -> Any:
-    """A vector of one number."""
+    """A vector with one number in all lanes."""
     undefined = ir.Constant(_VECTOR, ir.Undefined)
     everywhere = ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
     return builder.shuffle_vector(builder.insert_element(undefined, number, _I32(0)), undefined, everywhere)
 
 
 def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, rounded once, always: were it left to the compiler, two callers might get different bits."""
+    """a * b + c, always rounded once; if the compiler decided, two callers might get different bits."""
     name = f"llvm.fma.v{LANES}f32" if a.type == _VECTOR else "llvm.fma.f32"
     kind = ir.FunctionType(a.type, [a.type] * 3)
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [a, b, c])

@@ -1,4 +1,4 @@
-"""The conformance kit: what a proposer must do, as tests that say so.
+"""The conformance kit: one test for each rule that a proposer must keep.
 
 From the command line, for a plugin that is installed:
 

@@ -1,4 +1,5 @@
-"""Requests that begin alike, run one after another: each may find what those before it left in the cache."""
+"""Requests with common prefixes, run one after another, so that each may find blocks of earlier ones in the prefix
+cache."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from specdec_testing.conformance.workload import BLOCK_SIZE, MAX_TOKENS, Ask
 
 
 def asks() -> dict[str, list[Ask]]:
-    """Greedy and sampled requests, in groups that share nothing with each other.
+    """Greedy and sampled requests, in groups whose prefixes differ.
 
-    "prefix": all share three blocks and some tokens after them; one prompt is these three blocks alone, and one is
-    another request's prompt and output (`continued`, once the output is known).
+    "prefix": all share three blocks and some tokens after them. One prompt is exactly these three blocks, and one is
+        another request's prompt and output (`continued`, once the output is known).
     "fill": the first one ends before it is drafted for; the others begin with its whole prompt.
-    "lookahead": all share three blocks, and no two the token after them.
+    "lookahead": all share three blocks but differ in the next token.
     """
     size = 3 * BLOCK_SIZE
     prefix = tuple(token * 11 % 37 for token in range(size + 2))
@@ -41,12 +42,12 @@ def _asks(prompts: Sequence[tuple[int, ...]], first_seed: int) -> list[Ask]:
 
 
 def continued(ask: Ask, output: Sequence[int]) -> Ask:
-    """A request whose prompt is another's prompt and output, and one token more."""
+    """A request whose prompt is another request's prompt and output, and one more token."""
     return Ask((*ask.prompt, *output, 4), evolve(ask.params, seed=1000 + (ask.params.seed or 0)))
 
 
 def run_in_turn(llm: LLM, asked: Sequence[Ask], journal: Journal) -> Run:
-    """In one engine, each when the one before it has ended."""
+    """Run requests in one engine, one after another."""
     runs = [run_engine(llm, [ask], journal) for ask in asked]
     return Run(
         journal, [output for run in runs for output in run.outputs], num_cached=sum(run.num_cached for run in runs)

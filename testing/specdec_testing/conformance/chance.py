@@ -1,4 +1,4 @@
-"""Drafts depend on a request's own tokens and noise, and sampled nodes are what they claim to be."""
+"""Rules of randomness: drafts depend only on a request's own tokens and noise, and sampled nodes follow `q`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Score = Callable[[torch.Tensor], torch.Tensor]
 
 
 def signs(seed: int) -> Score:
-    """1 for half of the tokens and -1 for the others: what takes the same one of several equally likely tokens each
-    time shows in no score of their probabilities."""
+    """1 for half of the tokens and -1 for the others. Detects a draft that always takes the same one of several equally
+    likely tokens, which the scores of probabilities do not show."""
 
     def of_tokens(probs: torch.Tensor) -> torch.Tensor:
         return 2.0 * torch.randint(2, probs.shape, generator=torch.Generator().manual_seed(seed)).double() - 1
@@ -40,13 +40,14 @@ SCORES |= {f"sign (of {seed + 1})": signs(seed) for seed in range(4)}
 
 
 def difference(situations: Situations, other: Run, *, only_after_reset: bool = False) -> str | None:
-    """The first draft that differs from the greedy and the sampled run's though the same was asked, if there is one."""
+    """The first draft that differs from the greedy and sampled runs' draft for the same question; None if there is
+    none."""
     known = situations.greedy.drafts() | situations.sampled.drafts()
     return first_difference(known, other.drafts(only_after_reset=only_after_reset))
 
 
 def first_difference(known: Mapping[Asked, Any], then: Mapping[Asked, Any]) -> str | None:
-    """Between two runs' `drafts()`, where the same was asked."""
+    """The first difference between two runs' `drafts()` for the same question; None if there is none."""
     for asked, draft in then.items():
         if asked in known and known[asked] != draft:
             return f"\nasked: {asked}\nfirst: {known[asked]}\nthen:  {draft}"
@@ -54,7 +55,7 @@ def first_difference(known: Mapping[Asked, Any], then: Mapping[Asked, Any]) -> s
 
 
 def skip_unless_repeatable(situations: Situations) -> None:
-    """For tests that compare drafts: if those of two equal runs differ, nothing can be learned."""
+    """Skip tests that compare drafts if two equal runs draft differently."""
     if difference(situations, situations.sampled_again):
         pytest.skip("its drafts differ from run to run: see test_same_tokens_same_draft")
 
@@ -69,17 +70,17 @@ class ChanceChecks:
     learns: ClassVar[bool] = False
 
     def test_same_tokens_same_draft(self, specdec_situations: Situations) -> None:
-        """Two equal runs draft the same. All chance comes from batch.random, which is keyed by the request's seed.
+        """Two equal runs draft the same. Take all randomness from batch.random, which is keyed by the request's seed.
 
-        Noise from anywhere else (torch, numpy, the order of a set of strings, the time) cannot be reproduced by users.
+        Users cannot reproduce randomness from elsewhere (torch, numpy, the order of a set of strings, the time).
         """
         found = difference(specdec_situations, specdec_situations.sampled_again)
         assert not found, f"draw with batch.random only; two equal runs drafted differently{found}"
 
     def test_batch_does_not_matter(self, specdec_situations: Situations) -> None:
-        """A request is drafted for in the same way alone and among others, in any order.
+        """A request gets the same draft alone and among others, in any order.
 
-        Keep state under the request's id, never by its place in the batch, and let no request see another's tokens.
+        Keep state under the request's id, never by its place in the batch, and do not mix the tokens of requests.
         """
         skip_unless_repeatable(specdec_situations)
         found = difference(specdec_situations, specdec_situations.rearranged)
@@ -88,18 +89,18 @@ class ChanceChecks:
     def test_sampled_nodes_exist_whatever_they_are(self, specdec_situations: Situations) -> None:
         """Whether a sampled node exists never depends on its own token.
 
-        Stop, prune and merge before a node's token is drawn, or keep the node: to drop what turned out unlikely (or to
-        mark it dead) changes the distribution that is verified. After the same tokens, what is decided first must be
-        the same for every seed: whether there is a node, and its row of q.
+        Stop, prune and merge before a node's token is drawn, or keep the node: dropping an unlikely node (or marking it
+        dead) changes the distribution that is verified. After the same tokens, the first decisions must be the same for
+        every seed: whether there is a node, and its row of `q`.
         """
         faults = list(existence_faults(_sampled(specdec_situations), learns=self.learns))
         assert not faults, faults[0]
 
     def test_sampled_tokens_follow_q(self, specdec_situations: Situations) -> None:
-        """Sampled tokens are distributed as their row of q says, after temperature.
+        """Sampled tokens have the distribution of their row of `q`, after temperature.
 
-        Over many seeds, the probability of what was drawn, its logarithm, and numbers that have nothing to do with
-        it, are on average what q leads one to expect. The best token is no sample: call it chosen, and give no q.
+        Over many seeds, the mean probability of the drawn tokens, of its logarithm, and of unrelated numbers must be as
+        expected under `q`. A token that was not drawn, such as the best one, is chosen and needs no `q`.
         """
         drafts = _sampled(specdec_situations)
         if any(existence_faults(drafts, learns=self.learns)):
@@ -119,7 +120,7 @@ Trees = tuple[tuple[tuple[int, int], ...], ...]
 
 
 class SeededDraft(NamedTuple):
-    """One request's tree."""
+    """One request's tree, drafted with one seed."""
 
     proposal: Proposal
     asked: Asked
@@ -127,7 +128,7 @@ class SeededDraft(NamedTuple):
 
 
 def _sampled(situations: Situations) -> list[SeededDraft]:
-    """Drafts after the same tokens with many seeds; the test is skipped if no node of any draft is sampled."""
+    """Drafts after the same tokens with many seeds. Skips the test if no node is sampled."""
     sound = [p for p in situations.proposals if not any(rules.faults_of(p))]
     if not any(node.q_row >= 0 for p in sound for tree in rules.trees(p) for node in tree):
         pytest.skip("none of its nodes is sampled from a distribution, so that q is not given")
@@ -136,7 +137,7 @@ def _sampled(situations: Situations) -> list[SeededDraft]:
 
 
 def draws(draft: SeededDraft) -> Iterator[tuple[Node, torch.Tensor]]:
-    """Sampled nodes, each with the distribution that it was drawn from: float64 [vocab]."""
+    """Sampled nodes, each with the distribution float64 [vocab] that it was drawn from."""
     left: dict[int, torch.Tensor] = {}
     for node in rules.live(draft.tree):
         if node.q_row >= 0:
@@ -149,7 +150,7 @@ def draws(draft: SeededDraft) -> Iterator[tuple[Node, torch.Tensor]]:
 
 
 def excess(drafts: list[SeededDraft], score: Score) -> float:
-    """By how many standard deviations the score of the drawn tokens' probabilities exceeds its expectation under q."""
+    """The number of standard deviations by which the score of the drawn tokens exceeds its expectation under `q`."""
     total = variance = 0.0
     for draft in drafts:
         for node, probs in draws(draft):
@@ -161,7 +162,8 @@ def excess(drafts: list[SeededDraft], score: Score) -> float:
 
 
 def first_decided(tree: list[Node]) -> list[Node | None]:
-    """The nodes whose order of decision is known, None standing for the end: a chain's, or the first node of a tree."""
+    """The nodes whose order of decision is known, then None for the end: those of a chain, or the first node of a
+    tree."""
     alive = [node for node in tree if node.parent != DEAD]
     above = [-1, *(node.index for node in alive)]
     if all(node.parent == parent for node, parent in zip(alive, above, strict=False)):
@@ -170,9 +172,9 @@ def first_decided(tree: list[Node]) -> list[Node | None]:
 
 
 def existence_faults(drafts: list[SeededDraft], *, learns: bool) -> Iterator[str]:
-    """Walk down the chains (of a tree: to its first child, for what was decided before the others is not known). Among
-    drafts that agree so far, the next node is there for all or for none, drawn from the same row. learns: what
-    became of a request's earlier drafts may decide, too, so these must have been the same."""
+    """Walk down the chains (in trees, only to the first child, because the order of other decisions is unknown). Among
+    drafts that agree so far, the next node must exist in all or in none, drawn from the same row. learns: drafts may
+    also depend on the acceptance of the request's earlier drafts, so compare only drafts for which it was equal."""
     same: dict[tuple[tuple[int, ...], Trees, tuple[int, ...]], list[tuple[SeededDraft, Node | None]]]
     same, earlier = defaultdict(list), defaultdict[int, Trees](tuple)
     for draft in drafts:

@@ -1,4 +1,4 @@
-"""What a draft must look like: `specdec_core.contracts.draft.Draft`."""
+"""Rules for a draft: `specdec_core.contracts.draft.Draft`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from specdec_testing.conformance.situations import Situations
 
 
 def hold(situations: Situations, rule: Rule) -> None:
-    """Apply a rule to all that was drafted in the engine, and after any history if the proposer is model-free."""
+    """Check a rule on all drafts made in the engine, and on drafts after arbitrary histories if the proposer is
+    model-free."""
 
     def check(proposal: Proposal) -> None:
         __tracebackhide__ = True
@@ -24,12 +25,12 @@ def hold(situations: Situations, rule: Rule) -> None:
 
 
 class DraftChecks:
-    """One rule each. A draft may be empty for any request: the engine then decodes it plainly."""
+    """One test per rule. A draft may always be empty for a request, which is then decoded without a draft."""
 
     def test_drafts_something(self, specdec_situations: Situations) -> None:
-        """Not a rule, but without drafts the other tests would say nothing.
+        """The proposer drafts in at least one situation; otherwise the other tests would prove nothing.
 
-        The prompts repeat themselves. Choose options with which it drafts, or num_speculative_tokens.
+        The prompts repeat themselves. Choose options, or num_speculative_tokens, with which the proposer drafts.
         """
         assert any(map(rules.has_draft, specdec_situations.proposals)), (
             f"it drafted nothing in {len(specdec_situations.proposals)} calls of propose, after prompts that repeat "
@@ -37,11 +38,12 @@ class DraftChecks:
         )
 
     def test_tensors(self, specdec_situations: Situations) -> None:
-        """`propose` returns a Draft with a tree per request: dtypes, shapes, offsets and devices as its fields say."""
+        """`propose` returns a Draft with a tree per request, with the dtypes, shapes, offsets and devices given at its
+        fields."""
         hold(specdec_situations, rules.tensors)
 
     def test_budgets(self, specdec_situations: Situations) -> None:
-        """Request i has at most max_draft_tokens[i] nodes, whatever the others may have: more have no KV slots."""
+        """Request i has at most max_draft_tokens[i] nodes. Further nodes would have no KV slots."""
         hold(specdec_situations, rules.budgets)
 
     def test_vocabulary(self, specdec_situations: Situations) -> None:
@@ -53,53 +55,53 @@ class DraftChecks:
         hold(specdec_situations, rules.parents)
 
     def test_max_depth(self, specdec_situations: Situations) -> None:
-        """No node lies deeper than max_depth: verification goes no deeper than it."""
+        """No node is deeper than max_depth, where verification stops."""
         hold(specdec_situations, rules.max_depth)
 
     def test_is_chain(self, specdec_situations: Situations) -> None:
-        """is_chain is set for chains only, whose dead nodes come last: the engine then leaves out what trees need."""
+        """is_chain is set only for chains, with dead nodes last: the engine then skips work that only trees need."""
         hold(specdec_situations, rules.chain)
 
     def test_host_copies(self, specdec_situations: Situations) -> None:
-        """What the host is to know of a draft on a device is what is there: the engine goes by either."""
+        """Host copies of a draft's tensors equal the tensors on the device, since the engine reads either."""
         hold(specdec_situations, rules.host_copies)
 
     def test_scores(self, specdec_situations: Situations) -> None:
-        """Scores, where there are any, are probabilities."""
+        """Scores are probabilities, if there are any."""
         hold(specdec_situations, rules.scores)
 
     def test_sampled_siblings_come_first(self, specdec_situations: Situations) -> None:
-        """Among siblings, those that were sampled stand before those that were chosen."""
+        """Among siblings, sampled nodes come before chosen ones."""
         hold(specdec_situations, rules.sampled_first)
 
     def test_q_rows(self, specdec_situations: Situations) -> None:
-        """q_rows names rows of q, one for each set of sampled siblings, and -1 for chosen nodes."""
+        """q_rows has rows of `q`, one for each set of sampled siblings, and -1 for chosen nodes."""
         hold(specdec_situations, rules.q_rows)
 
     def test_q(self, specdec_situations: Situations) -> None:
-        """Rows of q are distributions."""
+        """Rows of `q` are distributions."""
         hold(specdec_situations, rules.q)
 
     def test_q_to_target(self, specdec_situations: Situations) -> None:
-        """A draft vocabulary of its own is mapped into the target's, one to one."""
+        """q_to_target maps the draft's vocabulary one to one into the target's."""
         hold(specdec_situations, rules.q_to_target)
 
     def test_q_ids(self, specdec_situations: Situations) -> None:
-        """Where q names the tokens of each of its rows, each row names them once, and there is no q_to_target."""
+        """If q_ids names the tokens of each row of `q`, no token is twice in a row, and there is no q_to_target."""
         hold(specdec_situations, rules.q_ids)
 
     def test_sampled_tokens_are_possible(self, specdec_situations: Situations) -> None:
-        """A sampled token has a positive probability in its row of q: acceptance divides by it."""
+        """A sampled token has a positive probability in its row of `q`, since the acceptance rule divides by it."""
         hold(specdec_situations, rules.sampled_tokens)
 
     def test_one_token_contexts(self, specdec_situations: Situations) -> None:
-        """A prompt may be a single token. Draft nothing where there is nothing to go by."""
+        """A prompt may be a single token. Return an empty draft if there is nothing to draft from."""
         specdec_situations.run(workload.one_token())
         if specdec_situations.is_model_free:
             ask(specdec_situations, [[5], [1, 2]], [2, 1], 0.0)
 
     def test_long_contexts(self, specdec_situations: Situations) -> None:
-        """A request may be as long as the target allows. Keep no buffer that is shorter."""
+        """A request may be as long as the target allows. Do not keep shorter buffers."""
         specdec_situations.run(workload.long())
         if specdec_situations.is_model_free:
             ask(specdec_situations, [[3, 1, 4, 1, 5] * 4000], [specdec_situations.subject.num_speculative_tokens], 0.0)

@@ -1,6 +1,6 @@
-"""The rules for one draft (`specdec_core.Draft`), each a function that yields what is wrong and what to do.
+"""The rules for one draft (`specdec_core.Draft`): functions that yield faults, with advice.
 
-A rule that cannot be judged because another is broken yields nothing: that other one says so.
+A rule that cannot be checked because another one is broken yields nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Node:
 
 
 def trees(proposal: Proposal) -> list[list[Node]]:
-    """The draft on the host, one list of nodes per request. It must have the right shapes."""
+    """The draft on the host, one list of nodes per request. The draft must have the right shapes."""
     draft = proposal.draft
     rows = draft.q_rows.tolist() if draft.q_rows is not None else [-1] * draft.num_nodes
     tokens, parents = draft.token_ids.tolist(), draft.parents.tolist()
@@ -109,7 +109,7 @@ def can_be_walked(proposal: Proposal) -> bool:
 
 
 def depths(tree: list[Node]) -> list[int]:
-    """0 for dead nodes and what is below one."""
+    """The depth of each node; 0 for dead nodes and their descendants."""
     found: list[int] = []
     for node in tree:
         above = 0 if node.parent == -1 else None if node.parent == DEAD else found[node.parent] or None
@@ -118,7 +118,7 @@ def depths(tree: list[Node]) -> list[int]:
 
 
 def is_live(proposal: Proposal) -> torch.Tensor:
-    """Of each node, bool [num_nodes]."""
+    """bool [num_nodes]   whether each node is live."""
     return torch.tensor([depth > 0 for tree in trees(proposal) for depth in depths(tree)], dtype=torch.bool)
 
 
@@ -156,7 +156,7 @@ def is_a_chain(tree: list[Node]) -> bool:
 
 
 def host_copies(proposal: Proposal) -> Iterator[str]:
-    """On a CPU nobody reads them."""
+    """Compare host copies with their tensors. The engine reads them only for drafts that are not on a CPU."""
     if is_readable(proposal):
         for copy in proposal.draft.host_copies:
             if copy.values.dtype != copy.of.cpu().numpy().dtype or not np.array_equal(copy.values, copy.of.cpu()):
@@ -205,7 +205,7 @@ def q_rows(proposal: Proposal) -> Iterator[str]:
 
 
 def used_rows(proposal: Proposal) -> list[int]:
-    """Of q: those that live nodes were sampled from."""
+    """The rows of `q` that live nodes were sampled from."""
     num_rows = len(proposal.draft.q) if proposal.draft.q is not None else 0
     return sorted({node.q_row for tree in trees(proposal) for node in live(tree) if 0 <= node.q_row < num_rows})
 
@@ -263,7 +263,7 @@ def sampled_tokens(proposal: Proposal) -> Iterator[str]:
 
 
 def target_probs(proposal: Proposal, row: int) -> torch.Tensor:
-    """float64 [vocab]   a row of q over the target's vocabulary."""
+    """float64 [vocab]   a row of `q` over the target's vocabulary."""
     draft = proposal.draft
     assert draft.q is not None
     probs = draft.q[row].double()

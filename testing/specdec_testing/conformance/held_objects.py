@@ -1,4 +1,4 @@
-"""What an object holds on to."""
+"""Finds the objects that an object keeps alive."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ SHARED = (type, ModuleType, FrameType, CodeType, BuiltinFunctionType, Logger)
 
 @attrs.frozen
 class HeldObjects:
-    """strings: all that can be reached. size: references between objects, and elements of arrays and tensors."""
+    """strings: all strings that can be reached. size: the number of references between objects, plus elements of arrays
+    and tensors."""
 
     strings: set[str]
     size: int
 
     @classmethod
     def of(cls, root: object, lent: Sequence[object]) -> HeldObjects:
-        """lent: objects to leave out; methods stand for what they are methods of."""
+        """The objects that can be reached from an object. lent: objects to leave out; a bound method stands for its
+        object."""
         owners = [value.__self__ for value in lent if hasattr(value, "__self__")]
         seen = {id(value) for value in (*lent, *owners)}
         strings: set[str] = set()

@@ -1,4 +1,4 @@
-"""Any history at all, for a proposer that needs no model."""
+"""Arbitrary histories of tokens, for proposers that need no model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdec_testing.drive import SimpleRequest, batch_of, one_step
 
 @frozen
 class Question:
-    """Requests to draft for: the tokens, and the budget of each."""
+    """Requests to draft for: their tokens and max_draft_tokens."""
 
     histories: list[list[int]]
     max_draft_tokens: list[int]
@@ -34,9 +34,9 @@ def questions(vocab_size: int, most: int) -> st.SearchStrategy[Question]:
 
 
 def for_any_history(situations: Situations, check: Callable[[Proposal], None]) -> None:
-    """Call check(proposal) with drafts after all kinds of histories, the same each time.
+    """Call check(proposal) with drafts after many kinds of histories, the same in each run.
 
-    hypothesis reports the simplest that fails.
+    hypothesis reports the simplest history that fails.
     """
     most = situations.subject.num_speculative_tokens
 
@@ -49,7 +49,7 @@ def for_any_history(situations: Situations, check: Callable[[Proposal], None]) -
 
 
 def after_any_history(situations: Situations) -> list[Proposal]:
-    """What `for_any_history` comes to see; nothing for a proposer that needs a model."""
+    """All drafts of `for_any_history`; none for a proposer that needs a model."""
     if situations.histories is None:
         situations.histories = []
         if situations.is_model_free:
@@ -60,7 +60,7 @@ def after_any_history(situations: Situations) -> list[Proposal]:
 def ask(
     situations: Situations, histories: Sequence[Sequence[int]], max_draft_tokens: Sequence[int], temperature: float
 ) -> Proposal:
-    """What the proposer drafts after these tokens, as if they had just been prefilled."""
+    """The proposer's draft after these tokens, as if they had just been prefilled."""
     requests = [SimpleRequest(f"history-{i}", tokens, seed=i) for i, tokens in enumerate(histories)]
     batch = batch_of(requests, max_draft_tokens, temperature=temperature)
     draft = one_step(situations.lone_proposer, batch, observes=situations.plan.observes)

@@ -1,4 +1,4 @@
-"""The class that a plugin's author subclasses, and the rule that its tests are not rewritten."""
+"""The class that plugin authors subclass, which forbids overriding the kit's tests."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from specdec_testing.tiny import tiny_target
 
 
 class ProposerConformance(SpecChecks, DraftChecks, ChanceChecks, LifecycleChecks, ObservationChecks, OutputChecks):
-    """Every rule of the contract in `specdec_core.contracts`, one test each.
+    """Checks every rule of the contracts in `specdec_core.contracts`, one test each.
 
-    method: the proposer's name. options: its own keys of speculative_config. modules: where it is, if it is not
-    installed. skips: {test: why it does not apply to this proposer}. A test that is overridden instead is an error when
-    the class is defined: it would look as if the proposer had passed. learns: how far it drafts may depend on what
-    became of the request's earlier drafts.
+    method: the proposer's name.
+    options: its own keys of speculative_config.
+    modules: modules to load it from, if it is not installed.
+    skips: {test: the reason why it does not apply to this proposer}. Overriding a test instead raises an error when the
+        class is defined, since the proposer would seem to have passed it.
+    learns: whether the length of drafts may depend on the acceptance of the request's earlier drafts.
 
-    Each proposer runs in the real engine, with a random target that is made on the fly. One that needs a checkpoint
-    which fits the target makes it in `make_options`.
+    Each proposer runs in the real engine with a random target. Override `make_options` if it needs a checkpoint that
+    fits the target.
     """
 
     method: ClassVar[str]
@@ -39,22 +41,24 @@ class ProposerConformance(SpecChecks, DraftChecks, ChanceChecks, LifecycleChecks
 
     @staticmethod
     def make_target(folder: Path) -> Path:
-        """Save the target in `folder`. It has no end-of-text token, 48 token ids or more, and room for 512 tokens."""
+        """Save a target in `folder`. It must have no end-of-text token, at least 48 token ids and room for 512
+        tokens."""
         return tiny_target(folder)
 
     @classmethod
     def make_options(cls, target: Path, folder: Path) -> Mapping[str, Any]:
-        """The options to run with. target: the target's folder. folder: an empty one for whatever they name."""
+        """The method's options. target: the target's folder. folder: an empty folder for files that the options
+        name."""
         return cls.options
 
     @classmethod
     def subject(cls, config: pytest.Config) -> Subject:
-        """What is checked. config: pytest's, for those who take it from the command line."""
+        """The proposer to check. config: pytest's, for subclasses that read the command line."""
         return Subject(cls.method, cls.modules, cls.num_speculative_tokens, cls.make_target, cls.make_options)
 
     @classmethod
     def reasons_to_skip(cls, config: pytest.Config) -> Mapping[str, str]:
-        """Why tests are left out, by their names."""
+        """{test: the reason why it is skipped}."""
         return cls.skips
 
     def __init_subclass__(cls) -> None:
@@ -73,7 +77,7 @@ def kit_tests() -> list[str]:
 
 
 def check_skips(skips: Mapping[str, str], where: str) -> None:
-    """Raise PluginError for a test that there is not, or a skip without a reason."""
+    """Raise PluginError for an unknown test, or a skip without a reason."""
     for name, reason in skips.items():
         if name not in kit_tests():
             raise PluginError(f"{where} skips {name!r}, which is no test of the kit: it has {', '.join(kit_tests())}")

@@ -1,4 +1,4 @@
-"""The life of a request, as a proposer sees it: `specdec_core.contracts.proposer.Proposer`."""
+"""Rules for the order of calls: `specdec_core.contracts.proposer.Proposer`."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from specdec_testing.conformance.situations import Situations
 
 class LifecycleChecks:
     def test_draft_after_preemption(self, specdec_situations: Situations) -> None:
-        """A request that was preempted is drafted for as if it had not been.
+        """A request gets the same drafts after a preemption as without one.
 
-        `reset` forgets what was observed of it: it is observed again from its first token.
+        `reset` must forget the request's observations: it is observed again from its first token.
         """
         skip_unless_independent(specdec_situations)
         found = difference(specdec_situations, specdec_situations.preempted, only_after_reset=True)
         assert not found, f"a draft is another since the request was preempted: forget it in reset{found}"
 
     def test_reused_ids(self, specdec_situations: Situations) -> None:
-        """An id may come again after `finish`, for another request. Nothing of the first may be left."""
+        """After `finish`, another request may get the same id. No state of the first one may be left."""
         skip_unless_independent(specdec_situations)
         found = difference(specdec_situations, Run(specdec_situations.rounds.journal))
         assert not found, f"a draft is another where the id was in use before: forget it in finish{found}"
 
     def test_finish_at_any_moment(self, specdec_situations: Situations) -> None:
-        """`finish` may come at any time after `start`: before the first draft or observation, between the chunks of a
+        """`finish` may come at any time after `start`: before the first draft or observation, between chunks of a
         prompt, and after `reset`. It must not raise."""
         asked = specdec_situations.asks
         journal = Journal()
@@ -34,8 +34,8 @@ class LifecycleChecks:
         run_engine(llm, asked, journal, cancel_preempted=True)
 
     def test_close(self, specdec_situations: Situations) -> None:
-        """`close` may come at any time: before the first request, or while some run, which are finished first. It must
-        not raise."""
+        """`close` may come at any time: before the first request, or while requests run, which are finished first. It
+        must not raise."""
         for num_requests in (0, 3):
             journal = Journal()
             with specdec_situations.llm(journal) as llm:
@@ -48,11 +48,11 @@ class LifecycleChecks:
             )
 
     def test_nothing_is_kept_after_finish(self, specdec_situations: Situations) -> None:
-        """After `finish` the proposer holds nothing of the request: a server runs millions of them.
+        """After `finish` the proposer keeps nothing of the request, since a server runs millions of them.
 
-        The objects that can be reached from the proposer (not through what the engine lent it) are searched for the
-        ids of finished requests and for their views; and they must not have become more when the same requests have
-        run once again. One more request is run before each look, so that a proposer may hold on to its last batch.
+        The test searches the objects that can be reached from the proposer (without those that the engine provides) for
+        ids and views of finished requests; and their number must not grow when the same requests run again. One more
+        request runs before each search, so a proposer may keep its last batch.
         """
         held = specdec_situations.rounds
         known = {name for name in held.names if name in held.strings}
@@ -64,7 +64,7 @@ class LifecycleChecks:
         )
 
     def test_arguments_are_not_changed(self, specdec_situations: Situations) -> None:
-        """Nothing that a proposer is given may be written to: copy what is to be changed."""
+        """A proposer must not write to its arguments: copy what you need to change."""
         situations = specdec_situations
         changed = [line for run in (situations.greedy, situations.sampled) for line in run.journal.changed]
         assert not changed, f"{changed[0]}: copy it first"

@@ -1,4 +1,4 @@
-"""What a proposer never sees, because it was found in the cache, and what it sees late."""
+"""Rules for observations: tokens found in the prefix cache are not observed, and others may be observed late."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from specdec_testing.conformance.situations import Situations
 
 
 def cached_difference(situations: Situations, group: str) -> str | None:
-    """The first draft that is another with prefix caching than without, in a group of `beginnings`.
+    """The first draft that differs between runs with and without prefix caching, in a group of `beginnings`.
 
-    The test is skipped if nothing of the proposer's can be found again.
+    Skips the test if no KV of the proposer can be cached.
     """
     if situations.plan.kv_layout is None:
         pytest.skip("it has no KV of its own (Plan.kv_layout) that could be found again")
@@ -33,12 +33,12 @@ class ObservationChecks:
     learns: ClassVar[bool]
 
     def test_draft_after_cached_prefix(self, specdec_situations: Situations) -> None:
-        """A request whose beginning was found in the cache is drafted for as if all of it had been computed.
+        """A request whose prefix was found in the cache gets the same drafts as if all of it had been computed.
 
-        Observing begins at `request.num_cached_tokens`: what lies before it has no features and is not observed. The
-        slots of the draft's own KV below it are filled already, and other requests read them, too. The number may be
-        another after `reset`. A proposer that goes by features of the whole text besides, such as a sum of them, cannot
-        keep this: skip the test and say so.
+        Observations begin at `request.num_cached_tokens`; earlier tokens have no features and are not observed. Their
+        slots of the draft's own KV are filled already and shared with other requests. The number may change after
+        `reset`. A proposer that needs features of the whole text, such as their sum, cannot keep this rule: skip the
+        test with that reason.
         """
         found = cached_difference(specdec_situations, "prefix")
         if not found and not self.learns:
@@ -53,10 +53,10 @@ class ObservationChecks:
         )
 
     def test_fill(self, specdec_situations: Situations) -> None:
-        """`attention.fill(requests, num_tokens)` claims no more than was stored by then.
+        """`attention.fill(requests, num_tokens)` reports only tokens that are stored by then.
 
-        A request may end, or be cancelled, at any moment. What was claimed of it is found by the next one with the same
-        beginning, and is not computed again.
+        A request may end at any moment. The next request with the same prefix uses the slots that were reported,
+        without computing them.
         """
         skip_unless_cacheable(specdec_situations)
         found = cached_difference(specdec_situations, "fill")
@@ -66,9 +66,9 @@ class ObservationChecks:
         )
 
     def test_lookahead(self, specdec_situations: Situations) -> None:
-        """`Plan.lookahead` says how many tokens after its own a slot of the draft's KV depends on.
+        """`Plan.lookahead` is the number of later tokens that a slot of the draft's KV depends on.
 
-        Requests share a block if they agree up to its end, and in so many tokens after it.
+        Requests share a block only if they agree up to its end and in that many tokens after it.
         """
         skip_unless_cacheable(specdec_situations)
         found = cached_difference(specdec_situations, "lookahead")
@@ -78,11 +78,11 @@ class ObservationChecks:
         )
 
     def test_draft_after_late_observations(self, specdec_situations: Situations) -> None:
-        """A request that was observed late is drafted for as if it had been observed after every pass.
+        """A request that was observed late gets the same drafts as if it had been observed after every forward pass.
 
-        While a request is not to draft, the engine keeps what was computed of it, and hands it over in one observation
-        before the next draft. So an observation may begin at the prompt and end in the output, and have more rows than
-        a draft has nodes: `observation.starts` and `host_num_valid` say which tokens they are.
+        While a request may not draft, the engine keeps its hidden states and hands them over in one observation before
+        the next draft. So an observation may begin in the prompt and end in the output, and have more rows than a draft
+        has nodes: `observation.starts` and `host_num_valid` tell which tokens they are.
         """
         situations = specdec_situations
         if not situations.plan.observes:

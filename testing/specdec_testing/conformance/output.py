@@ -1,4 +1,4 @@
-"""What users see: the target's own output, faster."""
+"""The rule for users: the output is the target's own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CANCELLED = {1: 2, 4: 0, 6: 5, 8: 3}
 
 
 def outputs_of(situations: Situations, situation: str) -> tuple[Sequence[Ask], list[list[int]]]:
-    """What was asked, and what came out."""
+    """Requests and their outputs."""
     match situation:
         case "greedy":
             return situations.asks[:5], situations.greedy.outputs
@@ -32,7 +32,7 @@ def outputs_of(situations: Situations, situation: str) -> tuple[Sequence[Ask], l
             run = run_engine(situations.llm(journal), situations.asks, journal, cancel_after=CANCELLED)
             return situations.asks, run.outputs
         case "cached":
-            groups = "prefix", "lookahead"  # none of "fill": what may end before its first draft is shown elsewhere
+            groups = "prefix", "lookahead"  # not "fill", some of whose requests may end before their first draft
             asked = chain(*(situations.target.alike[group] for group in groups), situations.asks)
             runs = [*(situations.in_turn(group, "prefix") for group in groups), situations.cached_and_preempted]
             return [*asked], [*chain(*(run.outputs for run in runs))]
@@ -44,13 +44,12 @@ def outputs_of(situations: Situations, situation: str) -> tuple[Sequence[Ask], l
 class OutputChecks:
     @pytest.mark.parametrize("situation", ["greedy", "sampled", "chunked", "preempted", "cancelled", "cached", "late"])
     def test_output_is_the_targets(self, specdec_situations: Situations, situation: str) -> None:
-        """With the proposer the engine writes what it writes without, token for token: greedily and sampled, with
-        prompts prefilled in chunks, when requests are preempted, beside requests that are cancelled, where a KV manager
-        found the beginning of a prompt (so that observing begins at `request.num_cached_tokens`), and where requests
-        are observed late, several steps' worth at once.
+        """The output with the proposer equals plain decoding, token for token: greedy and sampled, with prompts
+        prefilled in chunks, with preempted and cancelled requests, with prompts found in the prefix cache (observations
+        begin at `request.num_cached_tokens`), and with late observations of several steps at once.
 
-        Drafts cannot change the output. If it differs, the proposer writes where it must not: into the target's
-        weights, into KV slots that are not its group's, or into tensors that it was given.
+        Drafts cannot change the output. If it differs, the proposer writes where it must not: to the target's weights,
+        to KV slots outside its group, or to tensors that it was given.
         """
         situations = specdec_situations
         asked, outputs = outputs_of(situations, situation)

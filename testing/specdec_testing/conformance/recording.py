@@ -1,4 +1,4 @@
-"""A proposer in the engine, with everything that it is asked and answers written down."""
+"""Runs a proposer in the engine and records its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from specdec_testing.conformance.faults import faults_of
 
 @attrs.frozen
 class Asked:
-    """What a proposer was asked for one request."""
+    """The state of one request when a draft was requested."""
 
     seed: int
     token_ids: tuple[int, ...]
@@ -40,7 +40,7 @@ class Asked:
 
 @attrs.frozen(eq=False)
 class Proposal:
-    """One call of `propose`. draft: whatever came back, with tensors of its own."""
+    """One call of `propose`. draft: the returned object, with copied tensors."""
 
     asked: tuple[Asked, ...]
     after_reset: tuple[bool, ...]  # [batch]   the request was preempted before
@@ -61,7 +61,7 @@ class Proposal:
 
 
 def _copied(draft: Any) -> Any:
-    """A proposer may use its tensors again."""
+    """Copy a draft's tensors, which the proposer may reuse."""
     if not isinstance(draft, Draft):
         return draft
     given = {name: value for name, value in _fields(draft) if torch.is_tensor(value)}
@@ -81,7 +81,7 @@ def _fields(value: Any) -> list[tuple[str, Any]]:
 
 @attrs.frozen(eq=False, weakref_slot=True)
 class View:
-    """A `RequestView` under a name that the kit chooses, of which it can tell whether a proposer still holds it."""
+    """A `RequestView` with an id that the kit chooses. The kit can detect whether a proposer still holds it."""
 
     id: str
     request: RequestView
@@ -104,7 +104,7 @@ class View:
 
 
 class LentAttention:
-    """The engine's attention, which does not know requests by the names that the kit gives them."""
+    """The engine's attention, for views with the kit's ids instead of the engine's requests."""
 
     def __init__(self, inner: LayerAttention, journal: Journal) -> None:
         self._inner, self._journal = inner, journal
@@ -126,13 +126,13 @@ def own_name(request: RequestView) -> str:
 
 @attrs.define(eq=False)
 class Journal:
-    """name: the id under which a proposer is to know a request."""
+    """The record of one run. name: the id under which the proposer gets a request."""
 
     name: Callable[[RequestView], str] = own_name
     proposals: list[Proposal] = attrs.field(factory=list)
     changed: list[str] = attrs.field(factory=list)  # arguments that the proposer wrote to
     num_fills: int = 0  # calls of `LayerAttention.fill`
-    num_late: int = 0  # observations of several passes at once, each request's by itself
+    num_late: int = 0  # observations of several forward passes at once, counted per request
     reset: set[str] = attrs.field(factory=set)  # engine's ids of requests that were preempted
     closed: list[BaseException | None] = attrs.field(factory=list)  # what `close` raised, each time it was called
     views: list[weakref.ref[View]] = attrs.field(factory=list)  # of every request that was started
@@ -142,8 +142,8 @@ class Journal:
 
 
 class RecordingProposer(Proposer):
-    """Stands between the engine and a proposer. A draft that breaks a rule is written down and not used, so that one
-    fault does not show as many."""
+    """Sits between the engine and a proposer. A draft that breaks a rule is recorded but not used, so that one fault
+    does not cause others."""
 
     def __init__(self, inner: Proposer, context: BuildContext, journal: Journal) -> None:
         self._inner: Any = inner
@@ -203,12 +203,13 @@ class RecordingProposer(Proposer):
 
 
 def _is_late(request: View, start: int, num_valid: int) -> bool:
-    """Whether it covers a prompt and more, or tokens before the last one, which a pass shows at once."""
+    """Whether an observation has more than one forward pass would show: a prompt and further tokens, or tokens before
+    the last one."""
     return start < len(request.token_ids) - 1 and start + num_valid > request.num_prompt_tokens
 
 
 class _Closed:
-    """In the place of a proposer that was closed."""
+    """Replaces a proposer after it was closed."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AssertionError(f"the engine's own fault: it asked for {name} of a proposer that was closed")
@@ -225,7 +226,7 @@ def _tensors(argument: ProposerBatch | Observation) -> dict[str, torch.Tensor]:
 
 
 class RecordingPlugins(Plugins):
-    """What is installed; the proposer of the name `recorded` writes into `journal`."""
+    """The installed plugins, with the proposer named `recorded` replaced by one that records to `journal`."""
 
     journal: Journal
     recorded: str

@@ -1,4 +1,4 @@
-"""Requests that come and go in one engine, and what its proposer still holds."""
+"""Rounds of requests in one engine, for detecting what its proposer still holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_testing.conformance.workload import Ask
 
 @frozen(eq=False)
 class ReuseRounds:
-    """What a proposer held after each of several rounds of requests that had the same ids."""
+    """The objects that a proposer held after each of several rounds of requests with the same ids."""
 
     journal: Journal
     names: list[str]  # of the requests
@@ -25,7 +25,8 @@ class ReuseRounds:
 
 
 def run_rounds(llm: LLM, journal: Journal, some: list[Ask], others: list[Ask], last: list[Ask]) -> ReuseRounds:
-    """One round of some requests, then two of others under the same ids, and the last one after each round."""
+    """Run one round of some requests, then two rounds of others with the same ids, and one last request after each
+    round."""
     names = [f"reused-{i}" for i in range(len(some))]
     name_of = {ask.params.seed: name for asks in (some, others) for ask, name in zip(asks, names, strict=True)}
     journal.name = lambda request: name_of.get(request.seed, "last")

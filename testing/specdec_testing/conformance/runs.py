@@ -1,4 +1,4 @@
-"""Engines with a recorded proposer, and what came of requests in them."""
+"""Engines with a recorded proposer, and the results of their requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL_POOL = {"num_kv_blocks": 24, "max_model_len": 64}
 
 @define(eq=False)
 class Run:
-    """What came of some requests, in their order."""
+    """The results of some requests, in order."""
 
     journal: Journal
     outputs: list[list[int]] = field(factory=list)
@@ -31,8 +31,8 @@ class Run:
     num_cached: int = 0  # tokens that were found in the cache
 
     def drafts(self, *, only_after_reset: bool = False) -> dict[Asked, Any]:
-        """What was asked, with the tree that came back and which of its nodes were sampled; without those that break a
-        rule."""
+        """The questions with their drafts: each tree, and which of its nodes were sampled. Drafts that break a rule are
+        left out."""
         return {
             asked: (tree, is_sampled)
             for proposal in self.journal.proposals
@@ -52,7 +52,7 @@ def _trees(proposal: Proposal) -> list[tuple[Asked, bool, Any, Any]]:
 
 
 def quietly(load: Callable[[], P]) -> P:
-    """Without warnings of plugins that cannot be loaded: test_is_offered speaks of the one that is checked."""
+    """A context without warnings about plugins that cannot be loaded; test_is_offered checks the one in question."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)
         return load()
@@ -76,7 +76,7 @@ def run_engine(
     cancel_after: Mapping[int, int] | None = None,
     cancel_preempted: bool = False,
 ) -> Run:
-    """Run requests to their end. cancel_after: {index of an ask: steps after which it is cancelled}."""
+    """Run requests to their end. cancel_after: {index of a request: number of steps after which it is cancelled}."""
     run = Run(journal)
     engine = llm.engine
     ended: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""One proposer in real engines: each situation runs once, when a test first asks for it."""
+"""Runs one proposer in real engines: each situation once, when a test first needs it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from specdec_testing.conformance.workload import Ask
 
 
 class Situations:
-    """The proposer of one kit class. A property that needs it to be loaded skips the test if it is not."""
+    """The situations of one kit class. A property that needs to load the proposer skips the test if it cannot be
+    loaded."""
 
     def __init__(self, subject: Subject, target: Target, folder: Path) -> None:
         self.subject = subject
         self.target = target
         self._folder = folder
         self._in_turn: dict[tuple[str, str], Run] = {}
-        self.histories: list[Proposal] | None = None  # what it drafted in no engine, once a test has asked for it
+        self.histories: list[Proposal] | None = None  # drafts made outside of an engine, once a test needs them
 
     @cached_property
     def plugins(self) -> RecordingPlugins:
@@ -62,17 +63,17 @@ class Situations:
 
     @cached_property
     def config(self) -> Any:
-        """The instance of the method's config class."""
+        """The config of the method."""
         return SpeculativeConfig.from_mapping(self.speculative_config, self.spec.config).options
 
     @cached_property
     def asks(self) -> list[Ask]:
-        """Greedy and sampled requests."""
+        """The greedy and sampled requests."""
         most = self.subject.num_speculative_tokens
         return [*workload.asks(0.0, 100, most), *workload.asks(0.8, 200, most)]
 
     def run(self, asked: Sequence[Ask], **settings: Any) -> Run:
-        """In a new engine, hence with a new proposer. settings: the engine's."""
+        """Run requests in a new engine, hence with a new proposer. settings: the engine's."""
         journal = Journal()
         return run_engine(self.llm(journal, **settings), asked, journal)
 
@@ -112,12 +113,13 @@ class Situations:
         return run
 
     def in_turn(self, group: str, kv_manager: str) -> Run:
-        """Requests of `beginnings` that begin alike, one after another: "prefix", with caching, or "paged"."""
+        """Requests of `beginnings` with common prefixes, one after another, on the KV manager "prefix" (with caching)
+        or "paged"."""
         if (group, kv_manager) not in self._in_turn:
             journal = Journal()
             llm = self.llm(journal, kv_manager=kv_manager)
             run = beginnings.run_in_turn(llm, self.target.alike[group], journal)
-            # What is found depends on what the proposer says of KV of its own.
+            # How much is cached depends on the KV that the proposer reports with `fill`.
             assert run.num_cached or kv_manager != "prefix" or self.plan.kv_layout, (
                 "the kit's own fault: nothing was found in the cache"
             )
@@ -126,7 +128,7 @@ class Situations:
 
     @cached_property
     def cached_and_preempted(self) -> Run:
-        """Where a request that starts over may find what it had computed itself."""
+        """Preempted requests may find their own blocks in the prefix cache when they start over."""
         run = self.run(self.asks, kv_manager="prefix", **SMALL_POOL)
         assert run.num_preempted > 0, "the kit's own fault: nothing was preempted"
         assert run.num_cached or self.plan.kv_layout, "the kit's own fault: nothing was found in the cache"
@@ -134,7 +136,7 @@ class Situations:
 
     @cached_property
     def late(self) -> Run:
-        """Each request is now and then not drafted for, and then not observed until it is."""
+        """Each request is sometimes not drafted for, and then observed late."""
         journal = Journal()
         llm = self.llm(journal)
         for drafter in llm.engine._speculation.drafters:
@@ -167,11 +169,11 @@ class Situations:
 
     @cached_property
     def is_model_free(self) -> bool:
-        """Whether it drafts from token ids alone, so that any history will do."""
+        """Whether the proposer drafts from token ids alone, so that it can be tested with arbitrary histories."""
         plan = self.plan
         return not (plan.taps or plan.output_rows or plan.kv_layout or plan.scratch_slots)
 
     @cached_property
     def lone_proposer(self) -> Proposer:
-        """In no engine."""
+        """A proposer outside of an engine."""
         return self.spec.build(self.config, self.context)

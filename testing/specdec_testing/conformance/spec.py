@@ -1,4 +1,4 @@
-"""What a plugin says of itself before anything is computed: `specdec_core.contracts.proposer.ProposerSpec`."""
+"""Rules for a plugin's declarations: `specdec_core.contracts.proposer.ProposerSpec`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(json.dumps([name for name in {heavy!r} if name in sys.modules]))
 
 class SpecChecks:
     def test_is_offered(self, specdec_situations: Situations) -> None:
-        """The plugin loads, and offers a proposer of this name through the hook `specdec_proposers`."""
+        """The plugin loads, and its hook `specdec_proposers` offers a proposer of this name."""
         if not _listed(specdec_situations):
             plugins, modules = specdec_situations.plugins, specdec_situations.subject.modules
             errors = [str(info.error) for info in plugins.listing() if info.error and info.name in modules]
@@ -43,12 +43,12 @@ class SpecChecks:
             pytest.fail("\n".join([str(caught.value), *errors]))
 
     def test_api_number(self, specdec_situations: Situations) -> None:
-        """ProposerSpec.api is the number of the plugin API that the plugin was written for, and of this core."""
+        """ProposerSpec.api is the plugin API that the plugin was written for, and equals this core's."""
         for info in _listed(specdec_situations):
             assert info.status != "incompatible", info.error
 
     def test_required_modules_are_installed(self, specdec_situations: Situations) -> None:
-        """Every module in ProposerSpec.requires can be found: the plugin's dependencies bring it."""
+        """Every module in ProposerSpec.requires is installed with the plugin's dependencies."""
         for info in _listed(specdec_situations):
             if info.status != "incompatible":
                 Plugins.proposer(
@@ -56,9 +56,9 @@ class SpecChecks:
                 )  # says which ones are missing
 
     def test_entry_module_is_light(self, specdec_situations: Situations) -> None:
-        """The entry module imports neither torch nor what `requires` names: import them in `build`.
+        """The entry module imports neither torch nor modules in `requires`: import them in `build`.
 
-        Plugins are imported to be listed, also by those who use another.
+        Plugins are imported whenever they are listed, also for users of other methods.
         """
         values = [*specdec_situations.subject.modules]
         values += [entry.value for entry in entry_points(group=GROUP, name=specdec_situations.spec.name)]
@@ -66,23 +66,23 @@ class SpecChecks:
         assert not imported, f"importing {', '.join(values)} imported {', '.join(imported)}, too: do that in build"
 
     def test_defaults_are_allowed(self, specdec_situations: Situations) -> None:
-        """The config class accepts its own defaults: only options without one have to be given."""
+        """The config class accepts its own defaults; only options without a default must be given."""
         config = specdec_situations.spec.config
         needed = {attribute.name for attribute in attrs.fields(config) if attribute.default is attrs.NOTHING}
         config(**{name: value for name, value in specdec_situations.options.items() if name in needed})
 
     def test_unknown_options_are_refused(self, specdec_situations: Situations) -> None:
-        """An option that the config class does not have is an error: leave __init__ to attrs."""
+        """An unknown option raises an error: leave __init__ to attrs."""
         with pytest.raises((TypeError, ValueError)):
             specdec_situations.spec.config(**specdec_situations.options, no_such_option_of_any_method=1)
 
     def test_options_are_its_own(self, specdec_situations: Situations) -> None:
-        """No option has the name of one of the engine's own keys of speculative_config, which it would hide."""
+        """No option has the name of one of core's keys of speculative_config, which it would hide."""
         own = {attribute.name for attribute in attrs.fields(specdec_situations.spec.config)}
         assert not own & SpeculativeConfig.core_keys(), "the engine has keys of these names: rename the options"
 
     def test_plan_is_pure(self, specdec_situations: Situations) -> None:
-        """`plan` gives the same answer each time and computes nothing: it is asked before any weights are loaded."""
+        """`plan` returns the same each time and computes nothing, because it is called before weights are loaded."""
         situations = specdec_situations
         arguments = (situations.config, situations.context.target, situations.subject.num_speculative_tokens)
         with _NoTensors():
@@ -92,7 +92,7 @@ class SpecChecks:
 
 @cache
 def imported_alone(values: tuple[str, ...], heavy: tuple[str, ...]) -> list[str]:
-    """Which of the heavy modules are imported by listing what these entry points offer, in a new interpreter."""
+    """The heavy modules that listing these entry points imports, in a new interpreter."""
     code = IMPORT_ALONE.format(values=values, heavy=heavy)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     result = subprocess.run(
@@ -104,8 +104,8 @@ def imported_alone(values: tuple[str, ...], heavy: tuple[str, ...]) -> list[str]
 
 
 class _NoTensors(TorchFunctionMode):
-    """Tensors on the meta device, which have a shape and no storage, are allowed, and so is what core's `outline_draft`
-    makes of a model's configuration."""
+    """Forbids tensors with storage. Allows tensors on the meta device, and what core's `outline_draft` makes of a
+    model's configuration."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **kwargs or {})
@@ -122,6 +122,6 @@ def _is_outlining() -> bool:
 
 
 def _listed(situations: Situations) -> list[PluginInfo]:
-    """The plugin that provides the method: none if it could not be imported, or has a rival."""
+    """The plugin that provides the method; None if it could not be imported, or if another plugin has the same name."""
     offer = f"proposer {situations.subject.method}"
     return [info for info in situations.plugins.listing() if offer in info.provides and info.status != "duplicate"]

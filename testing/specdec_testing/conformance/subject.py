@@ -1,4 +1,4 @@
-"""Which proposer is checked, with what, on which target."""
+"""The proposer to check, with its options and its target."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attrs import frozen
 
 @frozen(eq=False)
 class Subject:
-    """A proposer by its name. modules: where it is, if it is not installed. make_target(folder), and
+    """A proposer by its name. modules: modules to load it from, if it is not installed. make_target(folder) and
     make_options(target's folder, folder): see `ProposerConformance`."""
 
     method: str

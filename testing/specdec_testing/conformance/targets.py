@@ -1,4 +1,4 @@
-"""Random targets, and what they say without speculation."""
+"""Random targets, and their outputs without speculation."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from specdec_testing.conformance.workload import Ask
 
 @frozen(eq=False)
 class Target:
-    """A target's folder, and what it says without speculation: {ask: output}. alike: asks that begin alike, by what
-    they are for (`beginnings`)."""
+    """A target's folder and its outputs without speculation, {ask: output}. alike: requests with common prefixes, by
+    group (`beginnings`)."""
 
     folder: Path
     outputs: Mapping[Ask, list[int]]
@@ -28,7 +28,7 @@ class Target:
 
 
 class Targets:
-    """One target for each way of making them: kits that share it share the outputs, too."""
+    """One target for each way of making them: kits that share a target share its outputs, too."""
 
     def __init__(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         self._factory = tmp_path_factory

@@ -1,4 +1,4 @@
-"""The kit for the proposer that the command line names."""
+"""The kit for the proposer given on the command line."""
 
 from __future__ import annotations
 

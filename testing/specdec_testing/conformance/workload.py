@@ -1,4 +1,4 @@
-"""The requests that every proposer is run with."""
+"""The requests with which every proposer is run."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PROMPTS: tuple[tuple[int, ...], ...] = (
 
 @frozen
 class Ask:
-    """A prompt and how to sample after it. Seeds tell the asks of a run from each other."""
+    """A prompt with sampling parameters. Each request of a run has another seed."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
 
 
 def asks(temperature: float, first_seed: int, num_speculative_tokens: int) -> list[Ask]:
-    """Five requests, each with a budget of its own."""
+    """Five requests, each with its own num_speculative_tokens."""
     budgets = cycle([None, 1, 3, 2, None])
     return [
         Ask(
@@ -51,12 +51,12 @@ def asks(temperature: float, first_seed: int, num_speculative_tokens: int) -> li
 
 
 def plain(ask: Ask) -> Ask:
-    """The same without a number of draft tokens, which an engine that does not speculate would refuse."""
+    """The same request without num_speculative_tokens, which an engine without speculation refuses."""
     return evolve(ask, params=evolve(ask.params, num_speculative_tokens=None))
 
 
 def off_now_and_then(request: Request) -> bool:
-    """For `Observer.is_off`: two steps on, two steps off, where requests of odd seeds begin on."""
+    """For `Observer.is_off`: off for two steps, on for two steps, starting with "on" for requests with odd seeds."""
     return ((request.num_tokens - request.num_prompt_tokens) // 2 + request.seed) % 2 == 0
 
 
@@ -65,16 +65,17 @@ def one_token() -> list[Ask]:
 
 
 def last() -> list[Ask]:
-    """A short one, whose seed is none of the others'."""
+    """A short request with a seed of its own."""
     return [Ask((8, 9, 2, 8, 9), SamplingParams(temperature=0.0, max_tokens=3, seed=2, ignore_eos=True))]
 
 
 def long() -> list[Ask]:
-    """Up to the end of what the target can take."""
+    """A request up to the target's maximum length."""
     return [Ask((3, 1, 4, 1, 5) * (LONG // 5), SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True))]
 
 
 def many_seeds() -> list[Ask]:
-    """top_k=1: the output is the same whatever the seed, so the proposer draws many times after the same tokens."""
+    """Requests with different seeds and top_k=1: their output is the same, so the proposer draws after the same tokens
+    many times."""
     params = SamplingParams(temperature=0.7, top_k=1, max_tokens=MAX_TOKENS, ignore_eos=True)
     return [Ask(PROMPTS[1], evolve(params, seed=1000 + i)) for i in range(48)]

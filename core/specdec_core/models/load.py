@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -19,9 +18,7 @@ from specdec_core.errors import CompatibilityError, ConfigError
 from specdec_core.models.attention import IMPLEMENTATION
 from specdec_core.models.families import check_layer_types
 from specdec_core.models.quantization import quantized_loading
-
-MODEL_GROUP = "specdec.models"
-"""Entry points that name models which come inside a distribution: name -> a function that returns the folder."""
+from specdec_core.plugins.embedded import EmbeddedModels
 
 
 @frozen(kw_only=True, eq=False)
@@ -63,11 +60,8 @@ class ModelSource:
 
 
 def resolve_model(model: str | Path) -> str:
-    """The name of an embedded model ("tiny") becomes its folder; anything else, "./tiny" too, stays as it is."""
-    for entry in entry_points(group=MODEL_GROUP):
-        if entry.name == str(model):
-            return str(entry.load()())
-    return str(model)
+    """As `Plugins.resolve_model`, where there is none at hand: what SPECDEC_DISABLE names is disabled."""
+    return EmbeddedModels.load().resolve(model)
 
 
 def find_device(device: str | None) -> torch.device:
@@ -116,7 +110,7 @@ def load_config(source: ModelSource) -> PretrainedConfig:
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=source.trust_remote_code, **given)
     except Exception as error:  # whatever a broken config.json makes transformers raise
-        embedded = sorted(entry.name for entry in entry_points(group=MODEL_GROUP))
+        embedded = EmbeddedModels.load().names
         named = "".join(f", {key}={shown(value)}," for key, value in given.items())
         raise ConfigError(
             f"model={path!r}{named} cannot be read: {error}. Give a folder with a transformers checkpoint, a name on "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -17,7 +19,7 @@ from specdec_core.contracts.target import TargetInfo
 from specdec_core.errors import CompatibilityError, ConfigError
 from specdec_core.models.attention import IMPLEMENTATION
 from specdec_core.models.families import check_layer_types
-from specdec_core.models.quantization import quantized_loading
+from specdec_core.models.quantization import own_quantization, quantized_loading, refuse_unknown_quantization
 from specdec_core.plugins.embedded import EmbeddedModels
 
 
@@ -109,13 +111,16 @@ def load_config(source: ModelSource) -> PretrainedConfig:
     refuse_revision(path, "model", "revision", source.revision)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=source.trust_remote_code, **given)
+        own = own_quantization(config)
     except Exception as error:  # whatever a broken config.json makes transformers raise
+        refuse_unknown_quantization(_written(path, given).get("quantization_config"), path)
         embedded = EmbeddedModels.load().names
         named = "".join(f", {key}={shown(value)}," for key, value in given.items())
         raise ConfigError(
             f"model={path!r}{named} cannot be read: {error}. Give a folder with a transformers checkpoint, a name on "
             f"the model hub, or an embedded model ({', '.join(embedded) or 'none is installed'})"
         ) from error
+    refuse_unknown_quantization(own, path)
     if config.is_encoder_decoder:
         raise CompatibilityError(
             f"{config.model_type!r} is an encoder-decoder model: only causal language models (decoders) are supported"
@@ -127,6 +132,14 @@ def load_config(source: ModelSource) -> PretrainedConfig:
         )
     check_layer_types(config.get_text_config())
     return config
+
+
+def _written(path: str, revisions: Mapping[str, str]) -> dict[str, Any]:
+    """What config.json holds, of a model that no configuration could be made of; empty if it cannot be read."""
+    with suppress(OSError, ValueError):
+        written, _ = PretrainedConfig.get_config_dict(path, **revisions)
+        return written if isinstance(written, dict) else {}
+    return {}
 
 
 def load_weights(

@@ -86,6 +86,43 @@ def refusal(load: Callable[..., Any], *args: Any, **kwargs: Any) -> str | None:
     return None
 
 
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ({"quant_method": "custom_evil"}, "quant_method='custom_evil', which transformers does not know"),
+        ({"quant_method": ["fp8"]}, r"quant_method=\['fp8'\], which transformers does not know"),
+        ({"quant_method": "bitsandbytes"}, "quant_method='bitsandbytes', which transformers does not know"),
+        ({"bits": 4}, "quant_method=None, which transformers does not know"),
+        ({}, "quant_method=None, which transformers does not know"),
+        ("text", "its quantization_config is 'text', not a mapping with a quant_method"),
+        ([1], r"its quantization_config is \[1\], not a mapping"),
+        (7, "its quantization_config is 7, not a mapping"),
+        (True, "its quantization_config is True, not a mapping"),
+    ],
+    ids=str,
+)
+def test_a_quantization_that_transformers_does_not_know(quantized: Path, written: Any, says: str) -> None:
+    """It would load the weights as if they were not quantized."""
+    config = json.loads((quantized / "config.json").read_text())
+    config["quantization_config"] = written
+    (quantized / "config.json").write_text(json.dumps(config))
+    for load in (dry_run, LLM):
+        for keywords in ({}, {"quantization": "fp8"}):
+            with pytest.raises(ConfigError, match=says) as caught:
+                load(quantized, **keywords)
+            said = str(caught.value)
+            assert f"the checkpoint {str(quantized)!r} cannot be loaded as it is quantized" in said
+            assert "Supported are aqlm, auto-round, awq" in said
+            assert "take quantization_config out of config.json" in said
+
+
+def test_a_checkpoint_that_says_nothing_of_its_quantization(quantized: Path) -> None:
+    config = json.loads((quantized / "config.json").read_text())
+    config["quantization_config"] = None
+    (quantized / "config.json").write_text(json.dumps(config))
+    assert tokens(LLM(quantized, dtype="float32"))
+
+
 def test_what_is_missing_is_found_before_weights_are_loaded(
     checkpoint: Path, quantized: Path, rounding: list[str]
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import fields_dict, frozen
+from attrs import evolve, fields_dict, frozen
 
 from specdec_core.api.old_vllm_arguments import OLD_KEYS, bracketed, unbracketed, without_old_keys
 from specdec_core.api.prompts import load_tokenizer
@@ -21,7 +21,7 @@ from specdec_core.engine.build import Design
 from specdec_core.engine.plugin_errors import blaming
 from specdec_core.errors import ConfigError
 from specdec_core.models.checkpoint import Checkpoint
-from specdec_core.models.load import ModelSource, find_device, load_config, resolve_model
+from specdec_core.models.load import ModelSource, find_device, load_config
 from specdec_core.plugins import Plugins
 
 DRAFTS = "drafts"
@@ -65,6 +65,8 @@ def prepare(
                 f"one or the other"
             )
     plugins, device = plugins or Plugins.load(), find_device(config.device)
+    config = evolve(config, model=plugins.resolve_model(config.model))
+    tokenizer = None if tokenizer is None else plugins.resolve_model(tokenizer)
     speculative = None
     if speculative_config is not None:
         speculative = _speculative(fill_in(speculative_config, model, plugins), plugins, device)
@@ -95,12 +97,15 @@ def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:
     """Complete speculative_config: find the method that runs a draft checkpoint, and the model of a method that needs
     one. Raises ConfigError, or PluginError if not exactly one installed method recognizes the checkpoint."""
     mapping = speculative_mapping(given)
+    if isinstance(mapping.get("model"), str | Path):
+        mapping["model"] = plugins.resolve_model(mapping["model"])
     if "method" not in mapping:
         checkpoint = Checkpoint(str(mapping["model"]), mapping.get("revision"))
         mapping = {"method": plugins.detect(checkpoint.config, checkpoint.shapes).name, **mapping}
     method = plugins.proposer(mapping["method"])
     if mapping.get("model") is None and "model" in fields_dict(method.config):
-        mapping["model"] = _shipped(method, target, mapping.get("revision"))
+        folder = Path(plugins.resolve_model(target), DRAFTS, method.name)
+        mapping["model"] = _shipped(method, folder, target, mapping.get("revision"))
     return mapping
 
 
@@ -125,9 +130,8 @@ def speculative_mapping(mapping: Any) -> dict[str, Any]:
     return {**plain, "method": method}
 
 
-def _shipped(method: ProposerSpec, target: str | Path, revision: Any) -> str:
-    """The draft that comes with the target, in a subfolder of its folder."""
-    folder = Path(resolve_model(target), DRAFTS, method.name)
+def _shipped(method: ProposerSpec, folder: Path, target: str | Path, revision: Any) -> str:
+    """The draft in this folder, which is a subfolder of the target's."""
     if folder.is_dir():
         if revision is None:
             return str(folder)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -18,10 +19,8 @@ from specdec_core.contracts.target import TargetInfo
 from specdec_core.errors import CompatibilityError, ConfigError
 from specdec_core.models.attention import IMPLEMENTATION
 from specdec_core.models.families import check_layer_types
-from specdec_core.models.quantization import quantized_loading
-
-MODEL_GROUP = "specdec.models"
-"""Entry points that name models which come inside a distribution: name -> a function that returns the folder."""
+from specdec_core.models.quantization import own_quantization, quantized_loading, refuse_unknown_quantization
+from specdec_core.plugins.embedded import EmbeddedModels
 
 
 @frozen(kw_only=True, eq=False)
@@ -62,12 +61,8 @@ class ModelSource:
 
 
 def resolve_model(model: str | Path) -> str:
-    """Replace the name of an embedded model ("tiny") by its folder. Returns any other name or path, such as "./tiny",
-    unchanged."""
-    for entry in entry_points(group=MODEL_GROUP):
-        if entry.name == str(model):
-            return str(entry.load()())
-    return str(model)
+    """As `Plugins.resolve_model`, for callers without `Plugins`. Names in SPECDEC_DISABLE are disabled."""
+    return EmbeddedModels.load().resolve(model)
 
 
 def find_device(device: str | None) -> torch.device:
@@ -115,13 +110,16 @@ def load_config(source: ModelSource) -> PretrainedConfig:
     refuse_revision(path, "model", "revision", source.revision)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=source.trust_remote_code, **given)
+        own = own_quantization(config)
     except Exception as error:  # whatever a broken config.json makes transformers raise
-        embedded = sorted(entry.name for entry in entry_points(group=MODEL_GROUP))
+        refuse_unknown_quantization(_written(path, given).get("quantization_config"), path)
+        embedded = EmbeddedModels.load().names
         named = "".join(f", {key}={shown(value)}," for key, value in given.items())
         raise ConfigError(
             f"model={path!r}{named} cannot be read: {error}. Give a folder with a transformers checkpoint, a name on "
             f"the model hub, or an embedded model ({', '.join(embedded) or 'none is installed'})"
         ) from error
+    refuse_unknown_quantization(own, path)
     if config.is_encoder_decoder:
         raise CompatibilityError(
             f"{config.model_type!r} is an encoder-decoder model: only causal language models (decoders) are supported"
@@ -133,6 +131,14 @@ def load_config(source: ModelSource) -> PretrainedConfig:
         )
     check_layer_types(config.get_text_config())
     return config
+
+
+def _written(path: str, revisions: Mapping[str, str]) -> dict[str, Any]:
+    """What config.json holds, of a model that no configuration could be made of; empty if it cannot be read."""
+    with suppress(OSError, ValueError):
+        written, _ = PretrainedConfig.get_config_dict(path, **revisions)
+        return written if isinstance(written, dict) else {}
+    return {}
 
 
 def load_weights(

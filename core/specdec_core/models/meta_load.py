@@ -19,7 +19,7 @@ from specdec_core.models.checkpoint import stored_bytes
 from specdec_core.models.compatibility import check_masks, refusing_failures
 from specdec_core.models.load import ModelSource, load_config, no_attention
 from specdec_core.models.model import KVGroups, kv_groups_of, target_info_of
-from specdec_core.models.quantization import quantized_loading
+from specdec_core.models.quantization import own_quantization, quantized_loading
 from specdec_core.models.rope import pin_positions
 
 
@@ -52,7 +52,7 @@ def outline(source: ModelSource) -> Outline:
     empty = _empty_model(source, config, info.dtype)
     weight_bytes = sum({id(t): t.nbytes for t in (*empty.parameters(), *empty.buffers())}.values())
     stored = stored_bytes(source.path, source.revision)
-    if getattr(config, "quantization_config", None) is not None and stored is not None:
+    if own_quantization(config) is not None and stored is not None:
         weight_bytes = stored
     return Outline(info, _kv_groups(empty, info), weight_bytes)
 

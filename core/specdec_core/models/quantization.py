@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 from transformers.quantizers import AutoQuantizationConfig
-from transformers.quantizers.auto import get_hf_quantizer
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, get_hf_quantizer
 
 from specdec_core.config.fields import shown
 from specdec_core.errors import ConfigError
@@ -23,7 +24,7 @@ def quantized_loading(asked: Any, config: PretrainedConfig, device: torch.device
 
     Raises ConfigError, before anything is loaded, if a package, hardware or a calibrated checkpoint is missing.
     """
-    chosen, own = quantization_config(asked, config), getattr(config, "quantization_config", None)
+    chosen, own = quantization_config(asked, config), own_quantization(config)
     if chosen is None and own is None:
         return {}
     # Quantized weights may not be movable, so they are loaded directly to their device.
@@ -39,13 +40,45 @@ def quantized_loading(asked: Any, config: PretrainedConfig, device: torch.device
     return {"quantization_config": chosen, "device_map": device_map}
 
 
+def own_quantization(config: PretrainedConfig) -> Any:
+    """What a checkpoint's configuration says of its quantization, where transformers looks for it, or None."""
+    return getattr(config, "quantization_config", None) or getattr(
+        config.get_text_config(decoder=True), "quantization_config", None
+    )
+
+
+def refuse_unknown_quantization(own: Any, model: str) -> None:
+    """Raises ConfigError if transformers would load the weights as if they were not quantized, and only log it.
+
+    own: `quantization_config` of the checkpoint's config.json. model: its name, for the error.
+    """
+    if own is None:
+        return
+    if isinstance(own, Mapping):
+        method = own.get("quant_method")
+        method = getattr(method, "value", method)
+        has_bits = own.get("load_in_8bit") or own.get("load_in_4bit")
+        if has_bits or (isinstance(method, str) and method in AUTO_QUANTIZATION_CONFIG_MAPPING):
+            return
+        what = f"its quantization_config has quant_method={shown(method)}, which transformers does not know"
+    else:
+        what = f"its quantization_config is {shown(own)}, not a mapping with a quant_method"
+    known = sorted({re.sub("_[48]bit$", "", name) for name in AUTO_QUANTIZATION_CONFIG_MAPPING})
+    raise ConfigError(
+        f"the checkpoint {model!r} cannot be loaded as it is quantized: {what}. Supported are {', '.join(known)} "
+        f"(bitsandbytes with load_in_4bit or load_in_8bit). Use another checkpoint, or import the package that "
+        f"registers the method with transformers; if the weights are not quantized, take quantization_config out of "
+        f"config.json"
+    )
+
+
 def quantization_config(asked: Any, config: PretrainedConfig) -> Any:
     """The quantization_config for transformers' from_pretrained; None: the checkpoint's own.
 
     asked: EngineConfig.quantization, a name, a mapping or one of transformers' own configurations. config: the
     checkpoint's. Raises ConfigError if the two differ, if the name is unknown, or if it needs further choices.
     """
-    own = getattr(config, "quantization_config", None)
+    own = own_quantization(config)
     if asked is None:
         return None
     method = asked if isinstance(asked, str) else _method(asked)
@@ -69,7 +102,8 @@ def _method(given: Any) -> str | None:
     if values.get("load_in_8bit") or values.get("load_in_4bit"):
         return "bitsandbytes"
     method = values.get("quant_method")
-    return None if method is None else str(getattr(method, "value", method))
+    method = getattr(method, "value", method)
+    return method if isinstance(method, str) else None
 
 
 def _chosen(mapping: Mapping[str, Any], asked: Any) -> Any:

@@ -19,18 +19,22 @@ from specdec_core.errors import PluginError
 
 GROUP = "specdec"
 
+VARIABLE = "the environment variable SPECDEC_DISABLE"
+
 Status = Literal["ok", "failed", "incompatible", "duplicate", "disabled"]
 Spec = ProposerSpec | VerifierSpec | KVManagerSpec
 
 
 @define(eq=False)
 class Plugin:
-    """An entry point of group `specdec`, or a module that is loaded like one, with its status."""
+    """An entry point of group `specdec`, or a module that is loaded like one, with its status. Or an entry point that
+    names an embedded model (`embedded`), which has neither hooks nor specs."""
 
     name: str
     distribution: str
     version: str
     value: str  # "package.module" or "package.module:object"
+    word: str = "plugin"  # or "model"
     builtin: bool = False  # no entry point: a module of core, or one named by the caller
     status: Status = "ok"
     error: str | None = None  # why the status is not ok, and what to do
@@ -55,8 +59,8 @@ class Plugin:
             yield
         except (Exception, SystemExit) as error:
             raise PluginError(
-                f"plugin {self.label} failed to {what}: {type(error).__name__}: {error}. {advice}, or disable it with "
-                f"SPECDEC_DISABLE={self.name}"
+                f"{self.word} {self.label} failed to {what}: {type(error).__name__}: {error}. {advice}, or disable it "
+                f"with SPECDEC_DISABLE={self.name}"
             ) from error
 
     def refuse(self, status: Status, error: str, cause: BaseException | None = None) -> None:
@@ -73,11 +77,16 @@ def find(builtins: Iterable[str], modules: Iterable[str] = ()) -> list[Plugin]:
     core = ("specdec-core", specdec_core.__version__)
     found = [Plugin(module.rpartition(".")[2], *core, module, builtin=True) for module in builtins]
     found += [Plugin(module, module, "(not installed)", module, builtin=True) for module in modules]
-    entries = []
-    for entry in importlib.metadata.entry_points(group=GROUP):
+    return found + entries(GROUP)
+
+
+def entries(group: str, word: str = "plugin") -> list[Plugin]:
+    """The entry points of a group, by name. word: what messages call one."""
+    found = []
+    for entry in importlib.metadata.entry_points(group=group):
         assert entry.dist is not None, "entry_points() sets it"
-        entries.append(Plugin(entry.name, entry.dist.name, entry.dist.version, entry.value))
-    return found + sorted(entries, key=lambda plugin: (plugin.name, plugin.distribution))
+        found.append(Plugin(entry.name, entry.dist.name, entry.dist.version, entry.value, word))
+    return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution))
 
 
 def names_in(text: str | Iterable[str]) -> list[str]:
@@ -92,7 +101,7 @@ def refuse_disabled(plugins: Sequence[Plugin], names: Sequence[str], origin: str
     for name in names:
         hit = [p for p in plugins if not p.builtin and (name == p.name or _same(name, p.distribution))]
         for plugin in hit:
-            plugin.refuse("disabled", f"plugin {plugin.label} is disabled by {origin}, which names {name!r}")
+            plugin.refuse("disabled", f"{plugin.word} {plugin.label} is disabled by {origin}, which names {name!r}")
         if not hit:
             idle.append(name)
     return idle

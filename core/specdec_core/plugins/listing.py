@@ -24,7 +24,7 @@ class PluginInfo:
     distribution: str
     version: str
     status: Status
-    provides: tuple[str, ...]  # "proposer ngram", "verifier greedy", "kv_manager paged", "command ngram", "ops" ...
+    provides: tuple[str, ...]  # "proposer ngram", "verifier greedy", "kv_manager paged", "model tiny", "ops" ...
     error: str | None  # why the status is not "ok", and what to do
     options: Mapping[str, tuple[Option, ...]] = field(factory=dict)  # {"proposer ngram": keys of its config class ...}
 

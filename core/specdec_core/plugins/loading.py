@@ -65,7 +65,9 @@ def load(entries: Sequence[Plugin], declared: set[str]) -> None:
 
 
 def provides(plugin: Plugin) -> tuple[str, ...]:
-    """What a plugin offers, such as "proposer ngram", "command ngram", "ops", "step_finished"."""
+    """What the plugin offers, such as "proposer ngram", "command ngram", "ops", "step_finished", "model tiny"."""
+    if plugin.word == "model":
+        return (f"model {plugin.name}",) if plugin.status == "ok" else ()
     named = [f"{KINDS[type(spec)]} {spec.name}" for spec in plugin.specs]
     if _implements(plugin, "specdec_commands"):
         named += _commands(plugin)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from specdec_core.contracts.kv import KVManagerSpec
 from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.contracts.verifier import VerifierSpec
 from specdec_core.errors import PluginError
-from specdec_core.plugins import discovery, loading
+from specdec_core.plugins import discovery, embedded, loading
 from specdec_core.plugins.discovery import Plugin
+from specdec_core.plugins.embedded import EmbeddedModels
 from specdec_core.plugins.listing import PluginInfo, listing
 from specdec_core.plugins.offers import Offers
 from specdec_core.plugins.operations import OfferedOps
@@ -35,8 +37,9 @@ class PluginWarning(UserWarning):
 class Plugins:
     """The plugins that one engine, command or test uses. `Plugins.load()` makes one; there is no global state."""
 
-    def __init__(self, plugins: Sequence[Plugin]) -> None:
+    def __init__(self, plugins: Sequence[Plugin], models: Sequence[Plugin] = ()) -> None:
         self._plugins = plugins
+        self._models = EmbeddedModels(models)
         self._offers = Offers(plugins)
         hooks = [(plugin, plugin.loaded_hooks.hook.specdec_step_finished) for plugin in self._offers.modules]
         self._listeners = [(plugin, hook) for plugin, hook in hooks if hook.get_hookimpls()]
@@ -55,17 +58,25 @@ class Plugins:
         A plugin that cannot be loaded causes one PluginWarning now, and a PluginError when it is asked for; the others
         load.
         """
-        plugins = discovery.find(builtins, modules)
+        plugins, models = discovery.find(builtins, modules), embedded.find()
         for origin, names in {
-            "the environment variable SPECDEC_DISABLE": os.environ.get("SPECDEC_DISABLE", ""),
+            discovery.VARIABLE: os.environ.get("SPECDEC_DISABLE", ""),
             "the argument disable (--disable)": disable,
         }.items():
-            for name in discovery.refuse_disabled(plugins, discovery.names_in(names), origin):
+            for name in discovery.refuse_disabled([*plugins, *models], discovery.names_in(names), origin):
                 warnings.warn(f"{origin} names {name!r}, which is not installed", stacklevel=2)
         discovery.refuse_duplicates(plugins)
-        for error in loading.load_all(plugins):
+        discovery.refuse_duplicates(models)
+        refused = [str(model.error) for model in models if model.status == "failed"]
+        for error in (*loading.load_all(plugins), *refused):
             warnings.warn(f"{error}. The other plugins are loaded", PluginWarning, stacklevel=2)
-        return cls(plugins)
+        return cls(plugins, models)
+
+    def resolve_model(self, model: str | Path) -> str:
+        """The name of an embedded model ("tiny") becomes its folder; anything else, "./tiny" too, stays as it is.
+
+        Raises PluginError if the model is disabled, if two distributions claim it, or if its own one fails."""
+        return self._models.resolve(model)
 
     def proposer(self, name: str) -> ProposerSpec:
         """The proposer of that name. Raises PluginError, with the reason and advice, if it is not available."""
@@ -122,5 +133,5 @@ class Plugins:
         return found
 
     def listing(self, core_commands: Collection[str] = ()) -> list[PluginInfo]:
-        """Every plugin, including unusable ones, with its errors. core_commands: see `commands`."""
-        return listing(self._plugins, self.commands(core_commands))
+        """Every plugin and embedded model, including unusable ones, with its errors. core_commands: see `commands`."""
+        return listing([*self._plugins, *self._models.models], self.commands(core_commands))

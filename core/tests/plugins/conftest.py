@@ -36,14 +36,19 @@ class Site:
         path.mkdir()
 
     def install(
-        self, distribution: str, entries: Mapping[str, str], modules: Mapping[str, str], version: str = "1.0"
+        self,
+        distribution: str,
+        entries: Mapping[str, str],
+        modules: Mapping[str, str],
+        version: str = "1.0",
+        group: str = "specdec",
     ) -> None:
         """entries: {entry-point name: value}; modules: {module: source}."""
         info = f"{distribution.replace('-', '_')}-{version}.dist-info"
         files = {f"{module}.py": source for module, source in modules.items()}
         files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
         lines = [f"{name} = {value}\n" for name, value in entries.items()]
-        files[f"{info}/entry_points.txt"] = "[specdec]\n" + "".join(lines)
+        files[f"{info}/entry_points.txt"] = f"[{group}]\n" + "".join(lines)
         files[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in files)
         (self.path / info).mkdir()
         for file, text in files.items():
@@ -60,6 +65,14 @@ class Site:
     def proposer(self, name: str, more: str = "", distribution: str | None = None, api: int = 1) -> str:
         """A working proposer plugin; `more` is added to the arguments of its ProposerSpec."""
         return self.plugin(name, PROPOSER.format(name=name, more=more, api=api), distribution)
+
+    def model(self, name: str, distribution: str, source: str | None = None) -> Path:
+        """A distribution with an embedded model; source: of its function `path`. Returns its folder, which is empty."""
+        module, folder = f"{distribution.replace('-', '_')}_module", self.path / f"{distribution}-weights"
+        folder.mkdir()
+        source = source or f"def path():\n    return {str(folder)!r}"
+        self.install(distribution, {name: f"{module}:path"}, {module: source}, group="specdec.models")
+        return folder
 
     def python(self, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run code in a new interpreter that sees this folder."""

@@ -69,6 +69,11 @@ class Plugins:
         """The proposer of that name. Raises PluginError, which says why there is none and what to do."""
         return self._offers.find(ProposerSpec, name)
 
+    def proposers(self) -> list[str]:
+        """The names of those that are installed, in alphabetical order. `proposer` may still refuse one that lacks a
+        module."""
+        return self._offers.names(ProposerSpec)
+
     def verifier(self, name: str) -> VerifierSpec:
         """The verifier of that name. Raises PluginError, which says why there is none and what to do."""
         return self._offers.find(VerifierSpec, name)

@@ -26,7 +26,7 @@ class Text:
 
 def read_texts(paths: Iterable[Path], tokenizer: Any, vocab_size: int) -> list[Text]:
     """Every text under the paths, whole. tokenizer: None if the target has none. Raises ConfigError."""
-    texts = [text for path in paths for file in _files(path) for text in _read(file, tokenizer)]
+    texts = [text for path in paths for file in files_in(path) for text in _read(file, tokenizer)]
     for text in texts:
         if len(text.token_ids) and not 0 <= text.token_ids.min() <= text.token_ids.max() < vocab_size:
             raise ConfigError(
@@ -59,7 +59,8 @@ def token_counts(texts: Sequence[Text], vocab_size: int) -> np.ndarray:
     return np.bincount(np.concatenate(learned), minlength=vocab_size)
 
 
-def _files(path: Path) -> list[Path]:
+def files_in(path: Path) -> list[Path]:
+    """The file, or all visible files of the folder. Raises ConfigError if there is none."""
     if path.is_file():
         return [path]
     if not path.is_dir():

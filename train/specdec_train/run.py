@@ -44,6 +44,8 @@ def train(spec: ProposerSpec, settings: Settings, options: Any) -> None:
     recipe = spec.train
     if recipe is None:
         raise ConfigError(f"the method {spec.name!r} has nothing to train: choose another")
+    for path in (*settings.data, *settings.held_out):
+        data.files_in(path)  # a misspelt name is told before the target is loaded
     prepare_folder(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)

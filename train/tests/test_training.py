@@ -175,6 +175,8 @@ class TestWhatIsWrongIsExplained:
         ("given", "message"),
         [
             ({"data": (Path("no/such"),)}, "is not there"),
+            ({"data": (Path("no/such"),), "target": "no/such/model"}, "data 'no/such' is not there"),
+            ({"held_out": (Path("no/such"),), "target": "no/such/model"}, "data 'no/such' is not there"),
             ({"target": "no/such/model"}, "cannot be read"),
             ({"length": 600}, "length=600, but the target takes 512"),
             ({"generate": 500}, "a prompt has 32 tokens, and with generate=500 the target has room for 12"),

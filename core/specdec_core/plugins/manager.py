@@ -82,6 +82,11 @@ class Plugins:
         """The proposer of that name. Raises PluginError, with the reason and advice, if it is not available."""
         return self._offers.find(ProposerSpec, name)
 
+    def proposers(self) -> list[str]:
+        """The names of those that are installed, in alphabetical order. `proposer` may still refuse one that lacks a
+        module."""
+        return self._offers.names(ProposerSpec)
+
     def verifier(self, name: str) -> VerifierSpec:
         """The verifier of that name. Raises PluginError, with the reason and advice, if it is not available."""
         return self._offers.find(VerifierSpec, name)

@@ -50,10 +50,13 @@ class Offers:
             if plugin.name == name:
                 offers = ", ".join(provides(plugin))
                 raise PluginError(f"plugin {plugin.label} offers no {word}, only: {offers}. {self._installed(kind)}")
-        known = {offered for kind_, offered in self._specs if kind_ is kind}
-        near = get_close_matches(name, known | {p.name for p in self._plugins if p.error}, n=1)
+        near = get_close_matches(name, {*self.names(kind), *(p.name for p in self._plugins if p.error)}, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise PluginError(f"unknown {word} {shown(name)}.{hint} {self._installed(kind)}")
+
+    def names(self, kind: type[S]) -> list[str]:
+        """In alphabetical order."""
+        return sorted(name for kind_, name in self._specs if kind_ is kind)
 
     def detect(self, config: Mapping[str, Any], tensor_shapes: Mapping[str, tuple[int, ...]]) -> ProposerSpec:
         """See `Plugins.detect`."""
@@ -84,9 +87,9 @@ class Offers:
         self._specs.update({key: (spec, plugin) for key, spec in keys.items()})
         self._first_of_value.setdefault(plugin.value, plugin)
 
-    def _installed(self, kind: type[Spec]) -> str:
+    def _installed(self, kind: type[S]) -> str:
         word = KINDS[kind]
-        names = sorted(name for kind_, name in self._specs if kind_ is kind)
+        names = self.names(kind)
         text = f"Installed: {', '.join(names)}." if names else f"No {word} is installed: pip install one."
         unusable = sorted({f"{plugin.name} ({plugin.status})" for plugin in self._plugins if plugin.error})
         return text + (f" Not usable: {', '.join(unusable)}, see `spec-decode plugins`." if unusable else "")

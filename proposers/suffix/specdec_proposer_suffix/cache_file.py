@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import tempfile
+import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from fcntl import LOCK_EX, flock
+from functools import partial
 from pathlib import Path
-from threading import Lock
+from typing import BinaryIO
 from zlib import crc32
 
 import numpy as np
 from attrs import define, field
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors.numpy import save as to_bytes
 
 SAVE_EVERY_S = 60.0
-
-SAVING = Lock()
-"""Engines of one process that share a file read and write it one after the other."""
 
 FORMAT = "specdec-suffix-cache-1"
 
@@ -27,24 +27,63 @@ class UnusableFileError(Exception):
     """Says why a file cannot be loaded, in words that follow its name."""
 
 
+Save = Callable[[Sequence[np.ndarray]], None]
+
+
+@contextmanager
+def sole_writer(path: Path) -> Iterator[Save]:
+    """Yields what saves sequences of token ids to the file. Waits until no other process or thread saves to it, and
+    keeps them waiting meanwhile, so the caller can read the file and add to it. Raises OSError.
+
+    Whoever reads the file meanwhile, or after the process was killed, finds it whole: this one or the last one.
+    """
+    path = path.resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.partial")
+    with _locked(unfinished) as file:
+        try:
+            yield partial(_replace, path, unfinished, file)
+        finally:
+            if _is_at(unfinished, file):  # else it took the place of path, and the name may be another writer's
+                unfinished.unlink()
+
+
 def save_sequences(path: Path, sequences: Sequence[np.ndarray]) -> None:
-    """Write sequences of token ids. Whoever reads the file meanwhile, or after the process was killed, finds it whole:
-    this one or the last one. Raises OSError."""
+    """Whatever the file has. Raises OSError."""
+    with sole_writer(path) as save:
+        save(sequences)
+
+
+def _replace(path: Path, unfinished: Path, file: BinaryIO, sequences: Sequence[np.ndarray]) -> None:
     token_ids = np.concatenate([np.empty(0, np.int32), *sequences]).astype(np.int32)
     lengths = np.array([len(sequence) for sequence in sequences], np.int64)
     described = {"format": FORMAT, "crc32": str(_checksum(token_ids, lengths))}
-    path = path.resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    number, name = tempfile.mkstemp(prefix=".suffix-", dir=path.parent)
-    unfinished = Path(name)
+    file.truncate(0)  # what a process that was killed had written
+    file.write(to_bytes({"token_ids": token_ids, "lengths": lengths}, described))
+    file.flush()
+    if path.exists():
+        unfinished.chmod(path.stat().st_mode & 0o777)
+    unfinished.replace(path)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[BinaryIO]:
+    """The file, made if there is none, and locked: the system unlocks it when a process ends, however it does. Its
+    content stays. Raises OSError, also where the file system knows no locks."""
+    while True:
+        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
+            flock(file, LOCK_EX)
+            if _is_at(path, file):
+                yield file
+                return
+        # While this one waited, the file became another's cache, or was removed.
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
     try:
-        with open(number, "wb") as file:
-            file.write(save({"token_ids": token_ids, "lengths": lengths}, described))
-        if path.exists():
-            unfinished.chmod(path.stat().st_mode & 0o777)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+        return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def load_sequences(path: Path, vocab_size: int) -> list[np.ndarray]:
@@ -76,9 +115,9 @@ def _checksum(token_ids: np.ndarray, lengths: np.ndarray) -> int:
 class SavedCache:
     """The file that outputs are loaded from and added to; without a path, nothing happens.
 
-    Several engines may share a file: each adds what it saw, to what the file has by then. Of two processes that save in
-    the same instant, one's may be lost. most: sequences that a file is to have, of which the oldest are dropped, but no
-    fewer than it has; and how many may wait to be saved.
+    Several engines may share a file, in one process or in several: each adds what it saw, to what the file has by then.
+    most: sequences that a file is to have, of which the oldest are dropped, but no fewer than it has; and how many may
+    wait to be saved.
     """
 
     path: Path | None
@@ -114,12 +153,13 @@ class SavedCache:
     def save(self) -> None:
         """A file that cannot be written causes a warning."""
         self._next_save_s = time.monotonic() + SAVE_EVERY_S
-        with SAVING:
-            before = self.load() if self._new else []
-            if self.path is None or not self._new:
-                return
-            try:
-                save_sequences(self.path, [*before, *self._new][-max(self.most, len(before)) :])
-                self._new.clear()
-            except OSError as error:
-                warnings.warn(f"suffix_decoding_cache_path={str(self.path)!r} cannot be saved: {error}", stacklevel=2)
+        if self.path is None or not self._new:
+            return
+        try:
+            with sole_writer(self.path) as save:
+                before = self.load()
+                if self.path is not None:
+                    save([*before, *self._new][-max(self.most, len(before)) :])
+                    self._new.clear()
+        except OSError as error:
+            warnings.warn(f"suffix_decoding_cache_path={str(self.path)!r} cannot be saved: {error}", stacklevel=2)

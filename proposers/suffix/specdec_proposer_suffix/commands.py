@@ -28,7 +28,7 @@ def build(corpus: tuple[Path, ...], out: Path, model: str, field: str) -> None:
     added to. Name it in suffix_decoding_cache_path.
     """
     from specdec_core import EngineConfig, load_tokenizer
-    from specdec_proposer_suffix.cache_file import UnusableFileError, load_sequences, save_sequences
+    from specdec_proposer_suffix.cache_file import UnusableFileError, load_sequences, sole_writer
 
     tokenizer = load_tokenizer(EngineConfig(model=model))
     new = []
@@ -37,11 +37,12 @@ def build(corpus: tuple[Path, ...], out: Path, model: str, field: str) -> None:
             token_ids = tokenizer(text, add_special_tokens=False, return_tensors="np")["input_ids"][0]
             if len(token_ids):
                 new.append(token_ids.astype("int32"))
-    try:
-        sequences = load_sequences(out, len(tokenizer)) if out.exists() else []
-    except UnusableFileError as error:
-        raise ConfigError(f"--out {str(out)!r} {error}: name another file, or delete it") from error
-    save_sequences(out, [*sequences, *new])
+    with sole_writer(out) as save:
+        try:
+            sequences = load_sequences(out, len(tokenizer)) if out.exists() else []
+        except UnusableFileError as error:
+            raise ConfigError(f"--out {str(out)!r} {error}: name another file, or delete it") from error
+        save([*sequences, *new])
     num_tokens = sum(map(len, new))
     click.echo(f"{out}: {len(new)} outputs of {num_tokens} tokens added, {len(sequences) + len(new)} in all")
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
@@ -195,3 +199,74 @@ def test_what_cannot_be_saved_does_not_pile_up(tmp_path: Path):
     for _ in range(20):
         driver.run([1], OUTPUT)
     assert len(driver.proposer._saved._new) == 5
+
+
+SAVES_FOR_EVER = """
+import sys
+from pathlib import Path
+
+import numpy as np
+from specdec_proposer_suffix.cache_file import save_sequences
+
+while True:
+    save_sequences(Path(sys.argv[1]), [np.arange(5_000_000)])
+"""
+
+ADDS_TWENTY = """
+import sys
+from pathlib import Path
+
+import numpy as np
+from specdec_proposer_suffix.cache_file import SavedCache
+
+cache = SavedCache(Path(sys.argv[1]), 100, 1000)
+print("ready", flush=True)
+sys.stdin.readline()
+for i in range(20):
+    cache.add(np.array([int(sys.argv[2]), i]))
+    cache.save()
+"""
+
+
+def test_what_a_killed_process_had_written_is_gone_with_the_next_save(path: Path):
+    before, command = path.read_bytes(), [sys.executable, "-c", SAVES_FOR_EVER, path]
+    for _ in range(20):  # now and then it is killed just after a save
+        with subprocess.Popen(command) as process:
+            while process.poll() is None and not _has_begun(path.parent):
+                time.sleep(0.001)
+            process.kill()
+        if _has_begun(path.parent):
+            break
+    else:
+        pytest.fail("it was never killed while it saved")
+    assert path.read_bytes() == before or len(load_sequences(path, 5_000_000)) == 1
+    save_sequences(path, [np.arange(3)])
+    assert list(path.parent.iterdir()) == [path]
+    assert [sequence.tolist() for sequence in load_sequences(path, 100)] == [[0, 1, 2]]
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether there is an unfinished copy with something in it."""
+    with suppress(FileNotFoundError):  # it was renamed meanwhile
+        return any(each.stat().st_size for each in folder.glob(".*"))
+    return False
+
+
+def test_processes_that_share_a_file_lose_nothing(path: Path):
+    command = [sys.executable, "-c", ADDS_TWENTY, path]
+    processes = [
+        subprocess.Popen([*command, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for number in (1, 2, 3)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate()
+    found = sorted(tuple(sequence.tolist()) for sequence in load_sequences(path, 100)[1:])
+    assert found == [(number, i) for number in (1, 2, 3) for i in range(20)]
+    assert list(path.parent.iterdir()) == [path]

@@ -24,8 +24,8 @@ class Methods(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         plugins = _plugins(ctx)
-        provided = [each.split(" ", 1) for info in plugins.listing() for each in info.provides]
-        return sorted(name for kind, name in provided if kind == "proposer" and _recipe(plugins, name) is not None)
+        provided = [each.partition(" ") for info in plugins.listing() for each in info.provides]
+        return sorted(name for kind, _, name in provided if kind == "proposer" and _recipe(plugins, name) is not None)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         spec = _recipe(_plugins(ctx), cmd_name)

@@ -5,11 +5,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-PROJECTS := core/pyproject.toml $(sort $(wildcard kernels/pyproject.toml kv_managers/*/pyproject.toml testing/pyproject.toml tools/pyproject.toml train/pyproject.toml \
-	proposers/*/pyproject.toml models/*/pyproject.toml integrations/*/pyproject.toml))
+# Every folder, one or two levels down, that has a pyproject.toml; setup.py finds them in the same way.
+PROJECTS := $(sort $(wildcard */pyproject.toml */*/pyproject.toml))
 PACKAGES := $(PROJECTS:/pyproject.toml=)
+# What setuptools leaves behind.
+BUILT := $(foreach folder,. $(PACKAGES),$(folder)/build $(folder)/*.egg-info)
+WHEELS := dist
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint bench wheels clean
 
 setup: $(VENV)/.installed
 
@@ -37,7 +40,16 @@ lint: setup
 bench: setup
 	$(BIN)/python benchmarks/ngram.py
 
+# The same commit gives the same bytes: files get the time of the commit, and nothing of an earlier build is there to be packed
+# again. pip builds with the setuptools of .venv, so that the network is not used.
+wheels: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+wheels: setup
+	rm -rf $(BUILT)
+	umask 022; $(BIN)/python -m pip wheel --disable-pip-version-check \
+		--no-index --no-deps --no-build-isolation --wheel-dir $(WHEELS) $(addprefix ./,$(PACKAGES))
+	rm -rf $(BUILT)
+
 # Keeps .venv, which is costly to fill; delete it by hand to start over.
 clean:
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis $(addsuffix /build,$(PACKAGES))
-	find . -path ./$(VENV) -prune -o -type d \( -name __pycache__ -o -name '*.egg-info' \) -print0 | xargs -0 rm -rf
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis $(WHEELS) $(BUILT)
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -print0 | xargs -0 rm -rf

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from specdec_core import (
@@ -22,6 +23,7 @@ from specdec_core import (
     ProposerSpec,
     SamplingParams,
     TrainingRecipe,
+    cli,
 )
 from specdec_testing import tiny_target
 from specdec_train.commands import command_of
@@ -270,3 +272,11 @@ def test_the_command_has_the_recipes_options(specs, folder, tmp_path):
     )
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["draft_vocab_size"], config["eagle_aux_hidden_state_layer_ids"]) == (30, [0])
+
+
+def test_the_command_lists_what_can_be_trained_beside_plugins_of_other_kinds():
+    """Operations (`specdec-kernels`) are provided without a name."""
+    listed = CliRunner().invoke(cli.main, ["train", "--help"], catch_exceptions=False)
+    assert listed.exit_code == 0
+    assert {"draft_model", "eagle", "eagle3"} <= set(listed.output.split())
+    assert "ngram" not in listed.output.split()

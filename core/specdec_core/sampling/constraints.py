@@ -129,7 +129,8 @@ class ConstrainedRows:
     @cached_property
     def counts(self) -> np.ndarray:
         """int64 [num_requests]   rows of each: its root's and its nodes'."""
-        return np.array([self.paths.draft.num_nodes_per_request[b] + 1 for b in self.batch_indices])
+        num_nodes = self.paths.draft.num_nodes_per_request  # computed each time that it is asked for
+        return np.array([num_nodes[b] + 1 for b in self.batch_indices])
 
     @cached_property
     def owners(self) -> np.ndarray:

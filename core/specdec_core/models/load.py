@@ -64,10 +64,13 @@ class ModelSource:
 
 def resolve_model(model: str | Path) -> str:
     """The name of an embedded model ("tiny") becomes its folder; anything else, "./tiny" too, stays as it is."""
+    name = str(model)
+    if "/" in name:  # to look through all installed distributions takes longer than the rest of a tiny model
+        return name
     for entry in entry_points(group=MODEL_GROUP):
-        if entry.name == str(model):
+        if entry.name == name:
             return str(entry.load()())
-    return str(model)
+    return name
 
 
 def find_device(device: str | None) -> torch.device:

@@ -1,16 +1,13 @@
-"""The kit itself: every test of it fails for a proposer with one fault, and passes for all others."""
+"""The kit from the command line, and what its classes refuse. What its tests notice: test_conformance_cases.py."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
-from xml.etree import ElementTree
 
-import broken_proposers
 import example_proposer
 import pytest
 
@@ -18,7 +15,6 @@ from specdec_core import PluginError
 from specdec_testing import ProposerConformance, tiny_target
 from specdec_testing.conformance import test_proposer
 from specdec_testing.conformance.held_objects import HeldObjects
-from specdec_testing.conformance.kit import kit_tests
 
 HERE = Path(__file__).parent
 HELPERS = HERE, Path(example_proposer.__file__).parent
@@ -30,51 +26,6 @@ def run_pytest(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, cwd=cwd, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
     )
-
-
-@pytest.fixture(scope="module")
-def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """{kit class: the tests that failed}, of every class in conformance_cases."""
-    report = tmp_path_factory.mktemp("report") / "report.xml"
-    result = run_pytest(str(HERE / "conformance_cases.py"), f"--junitxml={report}", "--tb=no", cwd=report.parent)
-    assert result.returncode == 1, result.stdout + result.stderr
-    found: dict[str, set[str]] = defaultdict(set)
-    for case in ElementTree.parse(report).getroot().iter("testcase"):
-        tests = found[case.attrib["classname"].rpartition(".")[2]]
-        if case.find("failure") is not None or case.find("error") is not None:
-            tests.add(case.attrib["name"])
-    return dict(found)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "TestRecent",
-        "TestBranching",
-        "TestSampling",
-        "TestFading",
-        "TestSelecting",
-        "TestFeeling",
-        "TestAddressing",
-        "TestAttending",
-    ],
-)
-def test_good_proposers_pass(failed: dict[str, set[str]], name: str) -> None:
-    assert failed[name] == set()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", broken_proposers.CASES, ids=lambda case: case.method)
-def test_a_fault_fails_its_own_test_and_no_other(failed: dict[str, set[str]], case: broken_proposers.Case) -> None:
-    tests = failed[f"TestBroken_{case.method}"]
-    assert tests
-    assert {name if name == case.fails else name.partition("[")[0] for name in tests} == {case.fails}
-
-
-def test_every_test_has_a_proposer_that_fails_it() -> None:
-    shown = {case.fails.partition("[")[0] for case in broken_proposers.CASES if not case.is_variant}
-    assert shown == set(kit_tests())
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:

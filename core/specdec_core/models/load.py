@@ -62,6 +62,8 @@ class ModelSource:
 
 def resolve_model(model: str | Path) -> str:
     """As `Plugins.resolve_model`, for callers without `Plugins`. Names in SPECDEC_DISABLE are disabled."""
+    if "/" in str(model):  # no embedded model's name; reading the metadata of all distributions takes a while
+        return str(model)
     return EmbeddedModels.load().resolve(model)
 
 

@@ -130,7 +130,8 @@ class ConstrainedRows:
     @cached_property
     def counts(self) -> np.ndarray:
         """int64 [num_requests]   the number of rows of each request: one for the root and one per node."""
-        return np.array([self.paths.draft.num_nodes_per_request[b] + 1 for b in self.batch_indices])
+        num_nodes = self.paths.draft.num_nodes_per_request  # computed at every access
+        return np.array([num_nodes[b] + 1 for b in self.batch_indices])
 
     @cached_property
     def owners(self) -> np.ndarray:

@@ -22,9 +22,7 @@ def replace_section(card: str, name: str, content: str) -> str:
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not pattern.search(card):
-        raise ValueError(
-            f"the model card has no section {name!r}; add the lines {begin} and {end} to README.md"
-        )
+        raise ValueError(f"the model card has no section {name!r}; add the lines {begin} and {end} to README.md")
     return pattern.sub(lambda _: f"{begin}\n{content.strip()}\n{end}", card)
 
 
@@ -80,8 +78,7 @@ def figures_section(figures: dict[str, Any]) -> str:
 def samples_section(samples: list[dict[str, str]]) -> str:
     """Prompts and their greedy continuations; a comment marks where the model goes on."""
     blocks = [
-        f"````python\n{s['prompt']}# ---- the model goes on:\n{s['continuation'].rstrip()}\n````"
-        for s in samples
+        f"````python\n{s['prompt']}# ---- the model goes on:\n{s['continuation'].rstrip()}\n````" for s in samples
     ]
     return "\n\n".join(blocks)
 

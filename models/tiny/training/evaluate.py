@@ -59,9 +59,7 @@ def group(document: Document) -> str:
     return document.source if document.source != "stdlib" else document.path.split("/")[0].removesuffix(".py")
 
 
-def heldout(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: list[Document]
-) -> dict[str, Any]:
+def heldout(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: list[Document]) -> dict[str, Any]:
     """Bits per byte in all and by module, and the mean loss by position in the document."""
     nats: dict[str, float] = defaultdict(float)
     sizes: dict[str, int] = defaultdict(int)
@@ -86,9 +84,7 @@ def heldout(
 
 
 @torch.inference_mode()
-def copying(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: list[Document]
-) -> dict[str, Any]:
+def copying(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: list[Document]) -> dict[str, Any]:
     """How often the most likely token is the right one in the result of unseen edit documents."""
     rng = random.Random(0)
     names = common_names(documents)

@@ -72,9 +72,7 @@ AttentionInterface.register("blocked", blocked_attention)
 
 
 @torch.compile(dynamic=False)
-def chunk_loss(
-    hidden: Tensor, weight: Tensor, targets: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def chunk_loss(hidden: Tensor, weight: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Summed cross-entropy of one chunk, and scale times its gradients by hidden and by weight transposed."""
     logits = torch.mm(hidden, weight.t()).float()
     normaliser = torch.logsumexp(logits, 1)

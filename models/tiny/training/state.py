@@ -56,9 +56,7 @@ def truncate_history(path: Path, tokens: int) -> None:
 def rewind(work: Path) -> None:
     """Go back to the checkpoint before the decay, so that a longer run can continue from it."""
     if not (work / "stable.pt").exists():
-        raise FileNotFoundError(
-            f"no stable.pt in {work}: the decay has not begun, so plain training continues"
-        )
+        raise FileNotFoundError(f"no stable.pt in {work}: the decay has not begun, so plain training continues")
     (work / "stable.pt").replace(work / "checkpoint.pt")
     for name in ("decay", "finished"):
         (work / name).unlink(missing_ok=True)

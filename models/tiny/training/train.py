@@ -75,9 +75,7 @@ def decay_due(work: Path, progress: Progress, stable_tokens: int, default: int) 
     return default if progress.tokens >= stable_tokens else None
 
 
-def update(
-    trainee: Trainee, optimizers: list[torch.optim.Optimizer], ids: torch.Tensor, learning_rate: float
-) -> float:
+def update(trainee: Trainee, optimizers: list[torch.optim.Optimizer], ids: torch.Tensor, learning_rate: float) -> float:
     """One optimizer step on a batch of ids [B, T + 1]; returns its loss."""
     loss = trainee.loss(ids)
     torch.autograd.backward(loss)
@@ -163,9 +161,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--tokens", type=float, default=18e6, help="tokens to train on")
     options.add_argument("--decay-tokens", type=float, default=3.2e6, help="tokens of the final decay")
     options.add_argument("--peak", type=float, default=3e-3, help="peak learning rate")
-    options.add_argument(
-        "--rewind", action="store_true", help="continue a finished run from before its decay"
-    )
+    options.add_argument("--rewind", action="store_true", help="continue a finished run from before its decay")
     return options
 
 

@@ -15,26 +15,30 @@ SPECS = []
 @frozen
 class Case:
     method: str
-    fails: str  # the test, with its parameter if only one of them is to fail
+    fails: tuple[str, ...]  # the test, or with their parameters, those of its variants that are to fail
     module: str = __package__
     options: Mapping[str, Any] = field(factory=dict)
     is_variant: bool = False  # of the case before: that it passes the other tests need not be shown again
 
+    @property
+    def test(self) -> str:
+        return self.fails[0].partition("[")[0]
+
 
 CASES = [
-    Case("nobody", "test_is_offered"),
-    Case("foreign", "test_api_number", "broken_api"),
-    Case("heavy", "test_entry_module_is_light", "broken_heavy"),
+    Case("nobody", ("test_is_offered",)),
+    Case("foreign", ("test_api_number",), "broken_api"),
+    Case("heavy", ("test_entry_module_is_light",), "broken_heavy"),
 ]
 
 
-def breaks(test, *, is_variant=False, **spec):
-    """Offer the decorated class under its own name, as a proposer that fails this test."""
+def breaks(*tests, is_variant=False, **spec):
+    """Offer the decorated class under its own name, as a proposer that fails this test, or these variants of one."""
 
     def register(cls):
         name = cls.__name__.lower()
         SPECS.append(offer(name, cls, **spec))
-        CASES.append(Case(name, test, is_variant=is_variant))
+        CASES.append(Case(name, tests, is_variant=is_variant))
         return cls
 
     return register
@@ -46,7 +50,7 @@ def recent(test, options=None, *, is_variant=False, **spec):
     def register(value):
         key, name = ("config", value.__name__.lower()) if isinstance(value, type) else ("plan", value.__name__)
         SPECS.append(offer(name, build, **{"config": RecentConfig, "plan": plan, key: value} | spec))
-        CASES.append(Case(name, test, options=options or {}, is_variant=is_variant))
+        CASES.append(Case(name, (test,), options=options or {}, is_variant=is_variant))
         return value
 
     return register

@@ -18,7 +18,7 @@ class Scribbling(Recent):
         return super().propose(batch)
 
 
-@breaks("test_output_is_the_targets", is_variant=True)
+@breaks("test_output_is_the_targets[preempted]", "test_output_is_the_targets[cached]", is_variant=True)
 class Spiteful(Recent):
     """It does so where requests are preempted, with prefix caching or without."""
 

@@ -1,0 +1,21 @@
+"""Of a broken proposer, the test of the kit that is to notice its fault passes if it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    case = getattr(pyfuncitem.cls, "case", None)
+    if case is None or not {pyfuncitem.name, pyfuncitem.originalname} & set(case.fails):
+        return (yield)
+    try:
+        yield
+    except pytest.skip.Exception as skipped:
+        pytest.fail(f"the test that is to notice {case.method!r} was skipped: {skipped}")
+    except (Exception, pytest.fail.Exception):
+        return True
+    pytest.fail(f"{case.method!r} went unnoticed")

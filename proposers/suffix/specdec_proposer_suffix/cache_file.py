@@ -1,4 +1,4 @@
-"""A file of token sequences: what a cache of outputs is saved as, and made from again."""
+"""Saving a cache of outputs to a file of token sequences, and loading it again."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from safetensors.numpy import save
 SAVE_EVERY_S = 60.0
 
 SAVING = Lock()
-"""Engines of one process that share a file read and write it one after the other."""
+"""Held while a file is read and written, so that engines of one process can share it."""
 
 FORMAT = "specdec-suffix-cache-1"
 
 
 class UnusableFileError(Exception):
-    """Says why a file cannot be loaded, in words that follow its name."""
+    """A file cannot be loaded. The message gives the reason and is meant to follow the file's name."""
 
 
 def save_sequences(path: Path, sequences: Sequence[np.ndarray]) -> None:
-    """Write sequences of token ids. Whoever reads the file meanwhile, or after the process was killed, finds it whole:
-    this one or the last one. Raises OSError."""
+    """Write sequences of token ids atomically: readers see the old file or the new one, also if the process is killed.
+
+    Raises OSError if the file cannot be written.
+    """
     token_ids = np.concatenate([np.empty(0, np.int32), *sequences]).astype(np.int32)
     lengths = np.array([len(sequence) for sequence in sequences], np.int64)
     described = {"format": FORMAT, "crc32": str(_checksum(token_ids, lengths))}
@@ -48,19 +50,22 @@ def save_sequences(path: Path, sequences: Sequence[np.ndarray]) -> None:
 
 
 def load_sequences(path: Path, vocab_size: int) -> list[np.ndarray]:
-    """int32 each, in the order in which they were saved. Raises UnusableFileError."""
+    """Sequences of token ids, int32 arrays, in the order in which they were saved.
+
+    Raises UnusableFileError if the file is damaged or has token ids from vocab_size on.
+    """
     try:
         with safe_open(path, "numpy") as file:
             if (file.metadata() or {}).get("format") != FORMAT:
-                raise UnusableFileError("is no such cache, or one of another version")
+                raise UnusableFileError("is not a suffix cache, or has another format version")
             token_ids, lengths = file.get_tensor("token_ids"), file.get_tensor("lengths")
             checksum = file.metadata()["crc32"]
     except (SafetensorError, OSError, KeyError) as error:
         raise UnusableFileError(f"cannot be read: {error}") from error
     if token_ids.dtype != np.int32 or lengths.dtype != np.int64 or token_ids.ndim != 1 or lengths.ndim != 1:
-        raise UnusableFileError("has other tensors than a cache")
+        raise UnusableFileError("has tensors of other types than a suffix cache")
     if str(_checksum(token_ids, lengths)) != checksum:
-        raise UnusableFileError("is damaged: its checksum is another")
+        raise UnusableFileError("is damaged: its checksum does not match")
     if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < vocab_size:
         raise UnusableFileError(f"has token ids up to {token_ids.max()}, where the model's are below {vocab_size}")
     if (lengths < 0).any() or lengths.sum() != len(token_ids):
@@ -74,11 +79,13 @@ def _checksum(token_ids: np.ndarray, lengths: np.ndarray) -> int:
 
 @define
 class SavedCache:
-    """The file that outputs are loaded from and added to; without a path, nothing happens.
+    """The file that outputs are loaded from and appended to. Without a path, all methods do nothing.
 
-    Several engines may share a file: each adds what it saw, to what the file has by then. Of two processes that save in
-    the same instant, one's may be lost. most: sequences that a file is to have, of which the oldest are dropped, but no
-    fewer than it has; and how many may wait to be saved.
+    Several engines may share a file: each appends its new outputs to the file's current contents. If two processes save
+    at the same instant, the new outputs of one may be lost.
+
+    most: most sequences in the file, and most unsaved sequences in memory; the oldest are dropped. A file that already
+    has more keeps its number.
     """
 
     path: Path | None
@@ -88,22 +95,22 @@ class SavedCache:
     _next_save_s: float = field(init=False, factory=lambda: time.monotonic() + SAVE_EVERY_S)
 
     def load(self) -> list[np.ndarray]:
-        """Nothing if there is no file. One that is unusable causes a warning, and is left alone from then on."""
+        """The file's sequences; none without a file. An unusable file causes a warning and is not touched again."""
         if self.path is None or not self.path.exists():
             return []
         try:
             return load_sequences(self.path, self.vocab_size)
         except UnusableFileError as error:
             warnings.warn(
-                f"suffix_decoding_cache_path={str(self.path)!r} {error}. It is not used and not written to, and what "
-                f"is not saved yet will be lost: delete the file, or name another",
+                f"suffix_decoding_cache_path={str(self.path)!r} {error}. The file is neither used nor written to, and "
+                f"unsaved outputs will be lost: delete the file, or name another",
                 stacklevel=2,
             )
             self.path = None
             return []
 
     def add(self, token_ids: np.ndarray) -> None:
-        """An output to save: now, if the last time was a minute ago."""
+        """Queue an output to be saved; saves the queue if the last save was SAVE_EVERY_S ago."""
         if self.path is None or not len(token_ids):
             return
         self._new.append(token_ids.astype(np.int32))
@@ -112,7 +119,7 @@ class SavedCache:
             self.save()
 
     def save(self) -> None:
-        """A file that cannot be written causes a warning."""
+        """Append the queued outputs to the file. A file that cannot be written causes a warning."""
         self._next_save_s = time.monotonic() + SAVE_EVERY_S
         with SAVING:
             before = self.load() if self._new else []

@@ -1,8 +1,8 @@
-"""Tokens of a request's own text, drafted by a head whose vocabulary lacks them.
+"""Drafting recent tokens of a request's text that are outside an EAGLE-3 head's reduced vocabulary.
 
-A head of EAGLE-3 says the tokens that are most frequent anywhere. In one text others are frequent: the pieces of its
-names. A head that learned to put out the target's features leaves what the target's output layer takes, so the rows of
-that layer say how likely these are, and a few dozen rows cost little beside the head's own.
+An EAGLE-3 head predicts only the tokens that are most frequent overall, but a single text repeats others, for instance
+the pieces of its names. If the head was trained to predict the target's hidden states, its outputs times rows of the
+target's LM head are logits of these tokens. A few dozen rows cost little beside the head's own LM head.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from specdec_core import RequestView
 
 
 class ContextVocabulary:
-    """Keeps the most recent tokens of each request that the head lacks, and adds their logits to the head's.
+    """Tracks the most recent tokens of each request that the head lacks, and adds their logits to the head's.
 
-    own_ids: int64 [draft_vocab], the target's ids of the head's tokens. num_tokens: most tokens to add, for each
-    request. rows_of: int64 [...] -> [..., hidden], rows of the target's output layer.
+    own_ids: int64 [draft_vocab], the target's ids of the head's tokens.
+    vocab_size: size of the target's vocabulary.
+    num_tokens: most tokens to add per request.
+    rows_of: token ids int64 [...] -> rows [..., hidden] of the target's LM head.
     """
 
     def __init__(
@@ -33,23 +35,23 @@ class ContextVocabulary:
         self._num_tokens = min(num_tokens, vocab_size - len(own_ids))
         self._lacks = np.ones(vocab_size, dtype=bool)
         self._lacks[own_ids.cpu().numpy()] = False
-        self._recent: dict[str, dict[int, None]] = {}  # of each request, the oldest first
+        self._recent: dict[str, dict[int, None]] = {}  # token ids by request, the least recent first
         self._num_read: dict[str, int] = {}
-        self._ids = torch.empty(0)  # int64 [batch, num_tokens]   vocab_size: none
+        self._ids = torch.empty(0)  # int64 [batch, num_tokens], filled up with vocab_size
         self._rows = torch.empty(0)  # float32 [batch, num_tokens, hidden]
 
     def finish(self, request: RequestView) -> None:
-        self._recent.pop(request.id, None)  # there is none if nothing was drafted for it
+        self._recent.pop(request.id, None)  # absent if nothing was drafted for the request
         self._num_read.pop(request.id, None)
 
     def begin(self, requests: Sequence[RequestView]) -> None:
-        """A draft, of a batch of these."""
+        """Read the requests' new tokens and gather the added tokens' rows for the next draft."""
         ids = np.full((len(requests), self._num_tokens), self._vocab_size)
         for row, request in zip(ids, requests, strict=True):
             recent = self._read(request)
             row[: len(recent)] = list(recent)
         self._ids = torch.from_numpy(ids).to(self._own_ids.device)
-        # In float32, as small products in bfloat16 take a CPU longer.
+        # float32, as small matrix products in bfloat16 are slower on a CPU
         self._rows = self._rows_of(self._ids.clamp(max=self._vocab_size - 1)).float()
 
     def _read(self, request: RequestView) -> dict[int, None]:
@@ -64,10 +66,11 @@ class ContextVocabulary:
         return recent
 
     def logits(self, own: torch.Tensor, outputs: torch.Tensor, requests: np.ndarray) -> torch.Tensor:
-        """[n, vocab], -inf for tokens that are neither the head's nor of the request's text.
+        """Logits over the target's vocabulary [n, vocab], -inf for tokens that cannot be drafted.
 
-        own [n, draft_vocab]: of the head's tokens. outputs [n, hidden]: what it made them of, as many rows of each
-        request. requests int64 [num_requests]: indices into the batch, ascending.
+        own: [n, draft_vocab], the head's logits.
+        outputs: [n, hidden], the inputs of the head's LM head, with equally many rows per request.
+        requests: int64 [num_requests], indices into the batch, ascending.
         """
         ids, rows = self._ids, self._rows
         if len(requests) < len(ids):
@@ -76,6 +79,6 @@ class ContextVocabulary:
         width = len(outputs) // max(1, len(requests))
         by_request = outputs.float().view(len(requests), width, outputs.shape[1])
         added = torch.bmm(by_request, rows.mT).flatten(0, 1).to(own.dtype)
-        found = own.new_full((len(own), self._vocab_size + 1), -torch.inf)  # the last column is of no token
+        found = own.new_full((len(own), self._vocab_size + 1), -torch.inf)  # the last column is padding
         found.scatter_(1, self._own_ids.expand(len(own), -1), own)
         return found.scatter_(1, ids if width == 1 else ids.repeat_interleave(width, 0), added)[:, :-1]

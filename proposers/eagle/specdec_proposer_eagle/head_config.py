@@ -1,4 +1,4 @@
-"""What a head is, read off its published configuration and the names and shapes of its tensors."""
+"""A head's configuration, read from its config.json and the names and shapes of its tensors."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ from specdec_proposer_eagle.published import aux_layers
 
 Shapes = Mapping[str, tuple[int, ...]]
 NESTED = ("transformer_layer_config", "eagle_config")
-"""Where `speculators`, and the authors of EAGLE, keep a part of the configuration."""
+"""Keys of config.json that hold a nested part of the configuration, in `speculators` and in EAGLE's own heads."""
 
 ALIGNED = "output_is_target_feature"
-"""Our own key: what such a head puts out is near what the target's output layer takes. Others ignore it."""
+"""Key of config.json, written by `spec-decode train`: the target's LM head can read the head's outputs."""
 
 TABLES = frozenset({"d2t", "t2d"})
-"""From the draft's vocabulary to the target's, and back."""
+"""Tensors that map the draft's vocabulary to the target's, and back."""
 
 
 @frozen(eq=False)
 class HeadConfig:
-    """shapes: of the head's tensors, by our modules' names for them. layer: a layer's sizes and rotary positions."""
+    """The architecture of a head.
+
+    layer: sizes, norms and rotary embedding of a decoder layer.
+    shapes: shapes of the head's tensors by their names in `modules`; an absent name is an absent part.
+    """
 
     is_eagle3: bool
     layer: LlamaConfig
@@ -35,10 +39,10 @@ class HeadConfig:
     target_hidden_size: int
     vocab_size: int
     draft_vocab_size: int
-    aux_layer_ids: tuple[int, ...]  # layers of the target before which its features are; (): its final output is
+    aux_layer_ids: tuple[int, ...]  # layers of the target whose inputs the head reads; (): the last hidden states
     norm_before_residual: bool
     norm_output: bool
-    is_aligned: bool = False  # its outputs are meant for the target's output layer, too
+    is_aligned: bool = False  # the target's LM head can read the head's outputs
 
     def has(self, name: str) -> bool:
         return name in self.shapes
@@ -53,7 +57,7 @@ class HeadConfig:
 
     @property
     def feature_size(self) -> int:
-        """Of all taps together."""
+        """Width of all tapped hidden states together."""
         return self.target_hidden_size * max(1, len(self.aux_layer_ids))
 
 
@@ -62,9 +66,14 @@ def our_name(published: str) -> str:
 
 
 def read(config: Mapping[str, Any], shapes: Shapes, target: TargetInfo, *, is_eagle3: bool) -> HeadConfig:
-    """config: the published config.json. shapes: by the published names. Raises CompatibilityError for a head of
-    another target."""
-    flat = flattened(config)
+    """Read a published head's configuration.
+
+    config: the contents of config.json.
+    shapes: shapes of all tensors by their published names.
+
+    Raises CompatibilityError if the configuration is not valid or belongs to another target.
+    """
+    flat = flatten(config)
     ours = {our_name(name): shape for name, shape in shapes.items() if name not in TABLES}
     layer = _layer_config(flat)
     layers = {match[0] for name in ours if (match := re.match(r"layers\.\d+\.", name))}
@@ -84,8 +93,8 @@ def read(config: Mapping[str, Any], shapes: Shapes, target: TargetInfo, *, is_ea
     )
     if not head.draft_vocab_size:
         raise CompatibilityError(
-            f"lm_head.weight of the draft head is {list(ours['lm_head.weight'])}, and should be [tokens, hidden_size]: "
-            f"download or save it again"
+            f"lm_head.weight of the draft head has the shape {list(ours['lm_head.weight'])}, and should have [tokens, "
+            f"hidden_size]: download or save it again"
         )
     _check_target(head, flat, shapes, target)
     return head
@@ -95,8 +104,8 @@ def _length(shape: tuple[int, ...]) -> int:
     return shape[0] if shape else 0
 
 
-def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The outermost key counts."""
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without nesting. A key at the top level takes precedence over a nested one."""
     flat: dict[str, Any] = {}
     for name in NESTED:
         part = config.get(name) or {}
@@ -113,8 +122,8 @@ def _layer_config(flat: Mapping[str, Any]) -> LlamaConfig:
     missing = [key for key in known[:3] if key not in given]
     if missing:
         raise CompatibilityError(
-            f"the draft head's config.json says no {', '.join(missing)}: it is not one of EAGLE's. "
-            "Name the method that it is for"
+            f"the draft head's config.json lacks {', '.join(missing)}: it is not an EAGLE head. Name the method that "
+            f"it is for"
         )
     try:
         layer = LlamaConfig(**given)
@@ -122,29 +131,32 @@ def _layer_config(flat: Mapping[str, Any]) -> LlamaConfig:
         if not (0 < theta < inf and 0 <= layer.rms_norm_eps < inf):
             raise ValueError(f"rope_theta is {theta} and rms_norm_eps {layer.rms_norm_eps}")
         return layer
-    except Exception as error:  # whatever values that make no sense make transformers raise
+    except Exception as error:  # transformers raises many types for invalid values
         raise CompatibilityError(
-            f"the draft head's config.json makes no sense: {error}. Download or save it again"
+            f"the draft head's config.json is not valid: {error}. Download or save it again"
         ) from error
 
 
 def _aux_layer_ids(config: Mapping[str, Any], flat: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    """Two conventions are in use. At the top level ids are of layers whose inputs are taken; in `eagle_config`, as
-    SpecForge writes them, of layers whose outputs are, which is the next one's input."""
+    """Layers of the target whose inputs the head reads.
+
+    Two conventions are in use: ids at the top level name layers whose inputs are read, and ids in `eagle_config`, as
+    SpecForge writes them, name layers whose outputs are read, which are the inputs of the following layers.
+    """
     ids = config.get("eagle_aux_hidden_state_layer_ids")
     if ids is None:
         nested = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
         ids = aux_layers(num_layers) if nested is None else _following(nested)
     if not isinstance(ids, (list, tuple)) or not all(type(i) is int and 0 <= i <= num_layers for i in ids):
         raise CompatibilityError(
-            f"the draft head takes the inputs of the layers {ids}, and the target has {num_layers}: it was made "
-            f"for another target, or its config.json lacks eagle_aux_hidden_state_layer_ids"
+            f"the draft head reads the inputs of layers {ids}, but the target has {num_layers} layers: the head was "
+            f"trained for another target, or its config.json lacks eagle_aux_hidden_state_layer_ids"
         )
     return tuple(ids)
 
 
 def _following(ids: Any) -> Any:
-    """What makes no sense stays as it is: it is refused later."""
+    """Each layer's next layer. Invalid values stay unchanged; `_aux_layer_ids` refuses them."""
     return [i + 1 if type(i) is int else i for i in ids] if isinstance(ids, list) else ids
 
 
@@ -157,6 +169,6 @@ def _check_target(head: HeadConfig, flat: Mapping[str, Any], shapes: Shapes, tar
     for what, (its, wanted) in stated.items():
         if its is not None and its != wanted:
             raise CompatibilityError(
-                f"the draft head was made for another target: {what} is {its}, and this target's is {wanted}. Use a "
+                f"the draft head was trained for another target: {what} is {its}, and this target's is {wanted}. Use a "
                 f"head that was trained for {target.model!r}"
             )

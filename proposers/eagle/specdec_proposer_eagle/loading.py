@@ -1,4 +1,4 @@
-"""From a published checkpoint to a head that is ready to run, or an error that names what is wrong with it."""
+"""Checking and loading a published checkpoint of a head."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from specdec_proposer_eagle.head_config import TABLES, HeadConfig, our_name
 from specdec_proposer_eagle.modules import Head
 
 IGNORED = ("rotary_emb.inv_freq",)
-"""Endings of tensors that old versions of transformers saved, and that are computed."""
+"""Name suffixes of tensors that old versions of transformers saved and that the head computes itself."""
 
 
 @frozen(eq=False)
 class Found:
-    """What is known of a head before its weights are read. options: with the defaults for this device."""
+    """A head whose weights are not loaded yet. options: with the device's defaults filled in."""
 
     options: EagleConfig
     head: HeadConfig
@@ -28,20 +28,25 @@ class Found:
 
 
 def find(options: EagleConfig, target: TargetInfo, *, is_eagle3: bool) -> Found:
-    """What the checkpoint is, checked by shapes alone. Raises ConfigError or CompatibilityError."""
+    """Read a checkpoint's configuration and check its tensors' shapes, without loading weights.
+
+    Raises ConfigError if it cannot be found, CompatibilityError if it does not fit the target or is incomplete.
+    """
     checkpoint = Checkpoint(str(options.model), options.revision)
     shapes = {name: shape for name, shape in checkpoint.shapes.items() if not name.endswith(IGNORED)}
     head = head_config.read(checkpoint.config, shapes, target, is_eagle3=is_eagle3)
     outline = _outline(head)
     checkpoint.check_shapes(outline, _name_in_module)
-    _check_ends(checkpoint.name, target, head)
+    _check_embedding_and_head(checkpoint.name, target, head)
     _check_tables(checkpoint.name, head, shapes)
     return Found(options.on(target.device), head, checkpoint, sum(each.numel() for each in outline.parameters()))
 
 
 def load(found: Found, target: TargetInfo) -> tuple[Head, torch.Tensor | None]:
-    """The head, in the target's dtype and on its device, and int64 [draft_vocab], the target's id of each token of the
-    draft's; None if they are the same."""
+    """Load the weights in the target's dtype and onto its device.
+
+    Returns the head and the target's ids of the draft's tokens, int64 [draft_vocab]; None if the ids are the same.
+    """
     module = Head(found.head)
     others = found.checkpoint.load_into(module, _name_in_module, dtype=target.dtype, device=target.device)
     return module, _to_target(found.checkpoint.name, others, found.head, target)
@@ -52,17 +57,17 @@ def _name_in_module(published: str) -> str | None:
 
 
 def _outline(head: HeadConfig) -> Head:
-    """Without memory."""
+    """The head on the meta device, without memory."""
     try:
         with torch.device("meta"):
             return Head(head)
-    except Exception as error:  # whatever values that make no sense make transformers raise
+    except Exception as error:  # transformers raises many types for invalid values
         raise CompatibilityError(
-            f"the draft head's config.json makes no sense: {type(error).__name__}: {error}. Download or save it again"
+            f"the draft head's config.json is not valid: {type(error).__name__}: {error}. Download or save it again"
         ) from error
 
 
-def _check_ends(model: str, target: TargetInfo, head: HeadConfig) -> None:
+def _check_embedding_and_head(model: str, target: TargetInfo, head: HeadConfig) -> None:
     lacking = [name for name in ("embed_tokens.weight", "lm_head.weight") if not head.has(name)]
     if lacking and head.layer.hidden_size != target.hidden_size:
         raise CompatibilityError(
@@ -74,26 +79,26 @@ def _check_ends(model: str, target: TargetInfo, head: HeadConfig) -> None:
 def _check_tables(model: str, head: HeadConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
     if "d2t" not in shapes and not head.has_all_tokens:
         raise CompatibilityError(
-            f"the draft head {model!r} has {head.draft_vocab_size} tokens of the target's {head.vocab_size}, and no "
-            f"d2t [{head.draft_vocab_size}] that says which: the checkpoint is not complete"
+            f"the draft head {model!r} has {head.draft_vocab_size} of the target's {head.vocab_size} tokens, but no "
+            f"d2t [{head.draft_vocab_size}] with their ids: the checkpoint is not complete"
         )
     if "d2t" in shapes and shapes["d2t"] != (head.draft_vocab_size,):
         raise CompatibilityError(
-            f"d2t of the draft head {model!r} is {list(shapes['d2t'])}, not [{head.draft_vocab_size}] as "
-            f"lm_head.weight has it"
+            f"d2t of the draft head {model!r} has the shape {list(shapes['d2t'])}, but lm_head.weight needs "
+            f"[{head.draft_vocab_size}]"
         )
 
 
 def _to_target(
     model: str, tensors: Mapping[str, torch.Tensor], head: HeadConfig, target: TargetInfo
 ) -> torch.Tensor | None:
-    """d2t holds differences: a token's id in the target's vocabulary less that in the draft's."""
+    """The target's ids of the draft's tokens. d2t holds differences: target id minus draft id."""
     if "d2t" not in tensors:
         return None
     ids = tensors["d2t"].to(torch.int64) + torch.arange(head.draft_vocab_size)
     if int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size or len(ids.unique()) < len(ids):
         raise CompatibilityError(
-            f"d2t of the draft head {model!r} does not lead to {len(ids)} different ids below {target.vocab_size}: the "
-            f"head was made for another target, or is damaged"
+            f"d2t of the draft head {model!r} does not map to {len(ids)} different ids below {target.vocab_size}: the "
+            f"head was trained for another target, or is damaged"
         )
     return ids.to(target.device)

@@ -1,7 +1,7 @@
 """The heads of EAGLE (Li et al. 2024) and EAGLE-3 (Li et al. 2025) as modules.
 
-Shapes: tokens are a flat batch, [num_tokens, ...]. Keys and values are no business of these modules: `attend` stores
-them and answers queries.
+Tokens form a flat batch, [num_tokens, ...]. The modules hold no KV cache: `attend` stores keys and values and computes
+attention.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from specdec_proposer_eagle.head_config import HeadConfig
 Rotation = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, [1, n, head_dim] each."""
 Attend = Callable[..., torch.Tensor]
-"""`LayerAttention.attend`: (layer, query, key, value [n, num_kv_heads, head_dim], rows=...)."""
+"""`LayerAttention.attend`: (layer, query [n, num_heads, head_dim], key and value [n, num_kv_heads, head_dim], rows)."""
 Rows = torch.Tensor | None
-"""int64 [n]: tokens whose outputs are wanted; None: all."""
+"""int64 [n]: tokens whose outputs are computed; None: all."""
 
 
 class Attention(nn.Module):
@@ -54,8 +54,8 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """A decoder layer. EAGLE-3's first one takes an embedding and a feature side by side; EAGLE's has no norm at its
-    input."""
+    """A decoder layer. EAGLE-3's first layer takes the embedding and the hidden state concatenated; EAGLE's first layer
+    has no input norm."""
 
     def __init__(self, head: HeadConfig, layer: int) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Layer(nn.Module):
 
 
 class Head(nn.Module):
-    """Everything of a head but what it borrows of the target: `embed_tokens` and `lm_head` are None where it does."""
+    """A draft head. `embed_tokens` and `lm_head` are None where the head uses the target's."""
 
     def __init__(self, head: HeadConfig) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Head(nn.Module):
         self.lm_head = nn.Linear(size, head.draft_vocab_size, bias=False) if own_output else None
         in_size = head.feature_size if head.is_eagle3 else size + head.target_hidden_size
         self.fc = nn.Linear(in_size, size, bias=head.has("fc.bias"))
-        # Variants of the input: EAGLE-3's features normed one by one, or side by side; EAGLE's and the embedding.
+        # Variants: norms of EAGLE-3's hidden states one by one or concatenated; norms of EAGLE's two inputs.
         self.fc_norm = nn.ModuleList(
             LlamaRMSNorm(head.target_hidden_size, eps)
             for i in range(len(head.aux_layer_ids))
@@ -115,7 +115,7 @@ class Head(nn.Module):
         self.rotary = LlamaRotaryEmbedding(head.layer)
 
     def fused(self, features: torch.Tensor) -> torch.Tensor:
-        """The target's features [n, feature_size] as the head takes them: EAGLE's as they are."""
+        """Project the target's hidden states [n, feature_size] to the head's width; EAGLE's stay unchanged."""
         if not self._is_eagle3:
             return features
         if self.fc_norm:
@@ -124,7 +124,7 @@ class Head(nn.Module):
         return self.fc(self.input_norm(features))
 
     def rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
-        """positions: int64 [n]."""
+        """Rotary cosines and sines, [1, n, head_dim] each. positions: int64 [n]."""
         like = torch.empty(0, dtype=dtype, device=positions.device)
         cosines, sines = self.rotary(like, positions.unsqueeze(0))
         return cosines, sines
@@ -132,11 +132,14 @@ class Head(nn.Module):
     def forward(
         self, embedded: torch.Tensor, feature: torch.Tensor, rotation: Rotation, attend: Attend, rows: Rows = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """embedded [n, hidden], of the next token; feature: what `fused` gave, or this did for the slot before;
-        rotation: of the tokens' positions.
+        """Run the head over a flat batch of tokens.
 
-        Returns what the head's output layer takes, and what the next node takes as its feature, at the rows: of other
-        tokens the last layer has keys and values alone.
+        embedded: [n, hidden], embeddings of the next tokens.
+        feature: [n, hidden], from `fused` for known tokens, or this method's second result for a node's parent.
+        rotation: for the tokens' positions.
+        rows: tokens whose outputs are returned; the last layer stores only keys and values of the others.
+
+        Returns [rows, hidden] each: the input of the LM head, and the feature for the next level's nodes.
         """
         if self._is_eagle3:
             hidden = feature

@@ -1,4 +1,4 @@
-"""Drafts from the target's own features: EAGLE's heads, in chains, in trees of a given shape or in dynamic ones."""
+"""Drafts from the target's hidden states with EAGLE heads: chains, fixed trees, and dynamic trees."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ from specdec_proposer_eagle.modules import Head
 
 
 class EagleProposer(Proposer):
-    """Slot i of the head's cache has (the embedding of token i + 1, the target's features of token i), and says what
-    token i + 2 is. `observe` fills it with what became final; what was drafted in the slots from the root's on, of
-    features that the head made itself, is overwritten. The last slot that is filled has the root's embedding, so its
-    output, kept for each request, is where the next draft begins.
+    """Drafts with an EAGLE head, whose KV cache is a group beside the target's.
+
+    Slot i holds the embedding of token i + 1 and the target's hidden states of token i; its output predicts token
+    i + 2. `observe` fills the slots of tokens that became final and overwrites slots that were drafted, which hold the
+    head's own hidden states. The last filled slot holds the root's embedding, so its output, kept per request, gives
+    the logits of the next draft's first level.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class EagleProposer(Proposer):
         self._config, self._context, self._attention = config, context, context.attention
         self._taps, self._head = head.taps, module
         self._vocabulary = _context_vocabulary(config, context, head, to_target)
-        self._to_target = to_target if self._vocabulary is None else None  # of the tokens that `_logits` is about
+        self._to_target = to_target if self._vocabulary is None else None  # target ids of the columns of `_logits`
         self._depth = config.depth(context.num_speculative_tokens)
         self._shape = config.shape(context.num_speculative_tokens)
         self._is_dynamic, self._top_k, self._min_prob = config.is_dynamic, config.top_k, config.min_prob
@@ -58,11 +60,11 @@ class EagleProposer(Proposer):
         context.speed_up(module)
         size = context.max_num_seqs, head.layer.hidden_size
         kind = {"device": context.device, "dtype": context.target.dtype}
-        # A dynamic tree's levels are the same for all requests, and may go beyond the end of one that is nearly full.
+        # A dynamic tree has the same levels for all requests, and may exceed the length limit of some.
         positions = torch.arange(context.target.max_model_len + self._depth, device=context.device)
         self._rotation = module.rotation(positions, context.target.dtype)
-        self._outputs, self._features = torch.zeros(size, **kind), torch.zeros(size, **kind)  # of each last slot
-        self._rows = RequestRows(context.max_num_seqs)  # of those
+        self._outputs, self._features = torch.zeros(size, **kind), torch.zeros(size, **kind)  # each request's last slot
+        self._rows = RequestRows(context.max_num_seqs)  # the requests' rows in both
 
     def start(self, request: RequestView) -> None:
         self._rows.start(request)
@@ -120,7 +122,7 @@ class EagleProposer(Proposer):
     def _forward(
         self, passed: DraftPass, features: torch.Tensor, rows: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """features [num_tokens, hidden]; what comes out is padded: see `Head`."""
+        """Run the head. features: [num_tokens, hidden]. The results, as of `Head.forward`, are padded."""
         if passed.num_tokens < len(passed.token_ids):
             features = pad(features, (0, 0, 0, len(passed.token_ids) - passed.num_tokens))
         with self._attention.forwarding(passed.metadata, passed.visibility, window=self._config.draft_window):
@@ -133,7 +135,11 @@ class EagleProposer(Proposer):
         return self._context.embed(token_ids) if own is None else own(token_ids)
 
     def _logits(self, outputs: torch.Tensor, requests: np.ndarray) -> torch.Tensor:
-        """outputs [n, hidden], as many of each request; requests int64 [num_requests], indices into the batch."""
+        """Logits [n, draft_vocab], or [n, vocab] with context tokens.
+
+        outputs: [n, hidden], with equally many rows per request.
+        requests: int64 [num_requests], indices into the batch.
+        """
         lm_head = self._head.lm_head
         own = self._context.output_head(outputs) if lm_head is None else lm_head(outputs)
         if self._vocabulary is None:
@@ -155,5 +161,5 @@ def _context_vocabulary(
     except CompatibilityError as error:
         if config.eagle_context_tokens is None:
             return None
-        raise CompatibilityError(f"eagle_context_tokens={num_tokens} cannot be: {error}") from error
+        raise CompatibilityError(f"eagle_context_tokens={num_tokens} is not possible: {error}") from error
     return ContextVocabulary(to_target, context.target.vocab_size, num_tokens, context.output_rows)

@@ -1,5 +1,7 @@
-"""How to tell heads apart by their tensors, and which were published for whom. No torch here: it runs when plugins are
-listed."""
+"""Detecting the kind of a head by its tensors, and the published heads of well-known targets.
+
+Imports no torch, as it runs when plugins are listed.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,17 @@ EAGLE3 = {
 
 
 def aux_layers(num_layers: int) -> tuple[int, ...]:
-    """Layers of the target whose inputs a head of EAGLE-3 reads that does not say which."""
+    """Default layers of the target whose inputs an EAGLE-3 head reads: low, middle and high."""
     return 2, num_layers // 2, num_layers - 3
 
 
 def is_eagle3(config: Mapping[str, Any], shapes: Shapes) -> bool:
-    """EAGLE-3 norms the feature that stands beside the embedding."""
+    """Whether the tensors are an EAGLE-3 head's: only EAGLE-3 has a norm of the hidden state beside the embedding."""
     return _is_head(shapes) and any(name.endswith(".hidden_norm.weight") for name in shapes)
 
 
 def is_eagle(config: Mapping[str, Any], shapes: Shapes) -> bool:
-    """EAGLE's layer has no norm at its input."""
+    """Whether the tensors are an EAGLE-1 or EAGLE-2 head's, whose first layer has no input norm."""
     return _is_head(shapes) and "layers.0.input_layernorm.weight" not in shapes and not is_eagle3(config, shapes)
 
 

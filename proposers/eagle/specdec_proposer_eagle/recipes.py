@@ -1,4 +1,4 @@
-"""How heads are trained: EAGLE's as in Li et al. 2024, EAGLE-3's with the training-time test of Li et al. 2025."""
+"""Training recipes: EAGLE as in Li et al. 2024, EAGLE-3 with the training-time test of Li et al. 2025."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 MOST_DRAFT_VOCAB = 32000
-"""Tokens that a head of EAGLE-3 has by default, at most: as many as the authors' have."""
+"""Default limit of an EAGLE-3 head's vocabulary, the size of the authors' heads."""
 
 
 def _described(text: str, **kwargs: Any) -> Any:
@@ -29,7 +29,7 @@ class HeadOptions:
         "Width of its MLP. Default: the target's.", default=None, validator=whole_number(1, optional=True)
     )
     decay: float = _described(
-        "The loss of each further step of the training-time test counts this much of the one before.",
+        "Weight of each training-time test step's loss relative to the step before.",
         default=0.8,
         validator=number(0, 1, low_open=True),
     )
@@ -38,40 +38,42 @@ class HeadOptions:
 @frozen(kw_only=True)
 class EagleOptions(HeadOptions):
     ttt_steps: int = _described(
-        "Steps of drafting that are trained at once; 1: as the paper of EAGLE has it.",
+        "Steps of the training-time test. 1: as in the EAGLE paper.",
         default=1,
         validator=whole_number(1, MOST_LEVELS),
     )
-    noise: float = _described("Width of the uniform noise on features.", default=0.2, validator=number(0, 100))
-    feature_weight: float = _described("Of the distance to the feature.", default=1.0, validator=number(0, 1e6))
-    token_weight: float = _described("Of the cross entropy.", default=0.1, validator=number(0, 1e6))
+    noise: float = _described("Width of the uniform noise on hidden states.", default=0.2, validator=number(0, 100))
+    feature_weight: float = _described(
+        "Weight of the smooth L1 loss on hidden states.", default=1.0, validator=number(0, 1e6)
+    )
+    token_weight: float = _described(
+        "Weight of the cross entropy with the target's distribution.", default=0.1, validator=number(0, 1e6)
+    )
     bias: bool = _described("Whether fc has a bias.", default=True, validator=flag)
 
 
 @frozen(kw_only=True)
 class Eagle3Options(HeadOptions):
-    ttt_steps: int = _described(
-        "Steps of drafting that are trained at once.", default=7, validator=whole_number(1, MOST_LEVELS)
-    )
+    ttt_steps: int = _described("Steps of the training-time test.", default=7, validator=whole_number(1, MOST_LEVELS))
     draft_vocab_size: int | None = _described(
-        f"Tokens that can be drafted: the data's most frequent. Default: {MOST_DRAFT_VOCAB}, or all if fewer.",
+        f"Size of the head's vocabulary: the data's most frequent tokens. Default: {MOST_DRAFT_VOCAB}, at most all.",
         default=None,
         validator=whole_number(1, optional=True),
     )
     feature_weight: float = _described(
-        "Of the distance between what goes into the output layer and the target's; 0: as the paper has it.",
+        "Weight of the smooth L1 loss between the LM head's inputs and the target's. 0: as in the EAGLE-3 paper.",
         default=0.0,
         validator=number(0, 1e6),
     )
     aux_layers: tuple[int, ...] | None = _described(
-        "Layers of the target before which the features are, as in 2,16,29; its number of layers: after the last. "
-        "Default: a low, the middle and a high one.",
+        "Layers of the target whose inputs the head reads, as in 2,16,29; the number of layers for the last one's "
+        "output. Default: a low, the middle and a high layer.",
         default=None,
         converter=lambda given: _numbers(given) if isinstance(given, str) else given,
     )
 
     def layers(self, target: TargetInfo) -> tuple[int, ...]:
-        """Raises ConfigError for one that the target has not."""
+        """Layers of the target whose inputs the head reads. Raises ConfigError if the target lacks one of them."""
         num_layers = target.num_layers
         if self.aux_layers is None:
             if num_layers >= 7:
@@ -80,12 +82,12 @@ class Eagle3Options(HeadOptions):
         if not self.aux_layers or not all(0 <= layer <= num_layers for layer in self.aux_layers):
             raise ConfigError(
                 f"aux_layers={','.join(map(str, self.aux_layers))}, but the target's layers are 0 to {num_layers - 1}: "
-                f"give some of these, or {num_layers} for what the last one leaves"
+                f"give some of these, or {num_layers} for the last one's output"
             )
         return self.aux_layers
 
     def vocab_size(self, target: TargetInfo) -> int:
-        """Raises ConfigError if it is larger than the target's."""
+        """Size of the head's vocabulary. Raises ConfigError if it exceeds the target's."""
         if self.draft_vocab_size is not None and self.draft_vocab_size > target.vocab_size:
             raise ConfigError(
                 f"draft_vocab_size={self.draft_vocab_size}, but the target has {target.vocab_size} tokens: give at "

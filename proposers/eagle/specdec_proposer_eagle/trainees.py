@@ -1,4 +1,4 @@
-"""Heads in training: their losses, and the checkpoints they leave."""
+"""Trainable heads: their losses and the checkpoints that they save."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ Metrics = Mapping[str, torch.Tensor]
 
 
 class EagleTrainee(nn.Module):
-    """A head of EAGLE: its outputs shall be the target's next features, and say the same with the target's head."""
+    """Trains an EAGLE head: smooth L1 to the target's next hidden state, and cross entropy of its token distribution,
+    computed with the target's LM head, to the target's (Li et al. 2024)."""
 
     def __init__(self, options: EagleOptions, target: TrainingTarget) -> None:
         super().__init__()
@@ -58,9 +59,12 @@ class EagleTrainee(nn.Module):
 
 
 class Eagle3Trainee(nn.Module):
-    """A head of EAGLE-3: at each step of the training-time test it shall say what the target says, of the tokens that
-    it has. Where the target's likeliest token is none of those, nothing is learned of tokens. With feature_weight, what
-    goes into its output layer shall be what goes into the target's, too, which a head learns from far fewer texts."""
+    """Trains an EAGLE-3 head with the training-time test (Li et al. 2025): at each step, cross entropy to the target's
+    distribution over the draft vocabulary. Positions whose argmax target token is outside that vocabulary are masked.
+
+    With feature_weight, a smooth L1 loss pulls the inputs of the head's LM head towards the target's, which a head
+    learns from far fewer texts.
+    """
 
     target_ids: torch.Tensor  # int64 [draft_vocab], ascending
     is_drafted: torch.Tensor  # bool [vocab]
@@ -80,7 +84,7 @@ class Eagle3Trainee(nn.Module):
         self.register_buffer("is_drafted", is_drafted)
         output = target.model.get_output_embeddings()
         assert self.head.lm_head is not None
-        with torch.no_grad():  # what the target says of the same feature is where to begin
+        with torch.no_grad():  # initialize with the target's LM head
             self.head.lm_head.weight.copy_(output.weight[ids.to(output.weight.device)])
 
     def forward(self, batch: TrainingBatch) -> tuple[torch.Tensor, Metrics]:
@@ -119,29 +123,31 @@ class Eagle3Trainee(nn.Module):
             "architectures": ["LlamaForCausalLMEagle3"],
             "draft_vocab_size": len(self.target_ids),
             "target_hidden_size": self._target.info.hidden_size,
-            "eagle_aux_hidden_state_layer_ids": list(self._taps),  # layers whose inputs are taken
+            "eagle_aux_hidden_state_layer_ids": list(self._taps),  # layers whose inputs the head reads
             "eagle_config": {"use_aux_hidden_state": True},
         }
         if self._options.feature_weight:
             keys[ALIGNED] = True
-        if min(self._taps) > 0:  # layers whose outputs are
+        if min(self._taps) > 0:  # the other convention: layers whose outputs the head reads
             keys["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [layer - 1 for layer in self._taps]
         _write(folder, self._config, self._target, tensors, keys)
 
 
 def _distance(outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """[batch, n] of features [batch, n, hidden]."""
+    """Smooth L1 distance [batch, n] between hidden states [batch, n, hidden]."""
     return smooth_l1_loss(outputs, wanted, reduction="none").mean(-1)
 
 
 def most_frequent(token_counts: torch.Tensor, size: int) -> torch.Tensor:
-    """The ids of the tokens that occur most often, ascending; of equally frequent ones those with the lower ids."""
+    """The ids of the most frequent tokens, ascending. For equal counts lower ids win."""
     return token_counts.cpu().argsort(descending=True, stable=True)[:size].sort().values
 
 
 def _weight(counts: torch.Tensor, step: int) -> torch.Tensor:
-    """Of each slot that has something to learn at a step, [batch, length - 1 - step]: together 1. A slot says the token
-    2 + step after its own, and a text's last slot one that is not known to count."""
+    """Loss weight of each slot at a step, [batch, length - 1 - step], which sum to 1.
+
+    A slot predicts the token 2 + step after its own, so the last slot of a text has no token to learn.
+    """
     weight = torch.zeros_like(counts[:, 1 + step :], dtype=torch.float32)
     weight[:, :-1] = counts[:, 2 + step :]
     return weight / weight.sum().clamp(min=1)
@@ -155,11 +161,17 @@ def _head_config(
     is_eagle3: bool,
     layers: tuple[int, ...] = (),
 ) -> HeadConfig:
-    """shapes: of the parts that not every head has. Raises ConfigError if the target does not say its sizes."""
+    """The configuration of a new head.
+
+    shapes: tensors of optional parts.
+    layers: layers of the target whose inputs an EAGLE-3 head reads.
+
+    Raises ConfigError if the target's config lacks num_attention_heads.
+    """
     its, size = target.config, target.info.hidden_size
     num_heads = getattr(its, "num_attention_heads", None)
     if not isinstance(num_heads, int):
-        raise ConfigError(f"the target {target.info.model!r} does not say its num_attention_heads: use another")
+        raise ConfigError(f"the config of the target {target.info.model!r} lacks num_attention_heads: use another")
     num_kv_heads = getattr(its, "num_key_value_heads", None) or num_heads
     layer = LlamaConfig(
         vocab_size=target.info.vocab_size,
@@ -189,7 +201,7 @@ def _head_config(
 
 
 def _rope(config: Any) -> dict[str, Any]:
-    """A head rotates as its target does, where that does it in one of the plain ways."""
+    """The target's rotary embedding if it is of a common type, else a plain one with the same base."""
     found = getattr(config, "rope_parameters", None) or {}
     if found.get("rope_type", "default") in ("default", "linear", "llama3") and "partial_rotary_factor" not in found:
         return {"rope_type": "default", "rope_theta": 10000.0, **found}
@@ -201,7 +213,7 @@ def _write(
 ) -> None:
     dtype = getattr(target.config, "dtype", None) or torch.float32
     config = head.layer.to_dict() | {"dtype": str(dtype).removeprefix("torch."), "vocab_size": head.vocab_size} | keys
-    config["rope_theta"] = config["rope_parameters"]["rope_theta"]  # where older versions look for it
+    config["rope_theta"] = config["rope_parameters"]["rope_theta"]  # for older versions of transformers
     if config["rope_parameters"]["rope_type"] != "default":
         config["rope_scaling"] = config["rope_parameters"]
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

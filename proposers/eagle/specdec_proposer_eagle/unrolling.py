@@ -1,9 +1,9 @@
-"""The training-time test (Li et al. 2025, section 3.2): in training a head drafts from its own outputs, as it will.
+"""The training-time test (Li et al. 2025, section 3.2): a head is trained on its own outputs, as it drafts from them.
 
-At step k, slot i has the embedding of token i + 1 + k, teacher-forced, and as its feature the output of slot i at the
-step before. It stands for the node at depth k of the draft that would begin at slot i, so its rotary position is i + k,
-and of the keys it sees step 0's up to slot i, which are what the cache would have, and those of slot i at steps 1 to k,
-which are its ancestors and itself.
+At step k, the input of slot i is the embedding of token i + 1 + k (teacher forcing) and the output of slot i at step
+k - 1. It represents the node at depth k of a draft that begins at slot i, so its rotary position is i + k. Its
+attention mask has step 0's keys up to slot i, which the KV cache would hold, and slot i's keys of steps 1 to k, which
+belong to its ancestors and itself.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from specdec_proposer_eagle.modules import Head
 
 
 class SlotAttention:
-    """Attention of all slots of [batch, length] texts, step after step: `attend` is what `Head` asks for."""
+    """Attention over all slots of [batch, length] texts, for one step after the other. `Head` calls `attend`."""
 
     def __init__(self, batch: int, length: int) -> None:
         self._shape = batch, length
-        self._stored: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # by layer, of each step
+        self._stored: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # by layer, a pair for each step
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, rows: None = None
@@ -38,7 +38,7 @@ class SlotAttention:
         return attended.transpose(1, 2).flatten(0, 1)
 
     def _attend_own(self, query: torch.Tensor, steps: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """query: [batch, num_heads, length, head_dim], as is the result."""
+        """Attention from the second step on. Query and result: [batch, num_heads, length, head_dim]."""
         (key, value), *later = steps
         length = query.shape[2]
         query = query * query.shape[-1] ** -0.5
@@ -59,10 +59,13 @@ def unroll(
     features: torch.Tensor,
     num_steps: int,
 ) -> Iterator[torch.Tensor]:
-    """What the head's output layer takes at each step: [batch, length, hidden], of which the last 1 + step slots of a
-    text mean nothing, since the token they embed is not in it.
+    """Yields the inputs of the LM head at each step, [batch, length, hidden]. The last 1 + step slots of each text are
+    meaningless, since the tokens that they would embed lie behind the text.
 
-    token_ids: int64 [batch, length]. features: [batch, length, hidden], as `Head.fused` gives them.
+    embed: token ids -> embeddings.
+    token_ids: int64 [batch, length].
+    features: [batch, length, hidden], from `Head.fused`.
+    num_steps: steps of the training-time test.
     """
     batch, length = token_ids.shape
     attention = SlotAttention(batch, length)

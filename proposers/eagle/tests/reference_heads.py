@@ -1,11 +1,11 @@
-"""EAGLE and EAGLE-3 draft heads, written to be read: float64, no cache, everything computed again for each node.
+"""Reference implementations of EAGLE and EAGLE-3 heads: float64, no KV cache, recomputed for each node.
 
 Sources: Li et al. 2401.15077 (EAGLE), 2406.16858 (EAGLE-2), 2503.01840 (EAGLE-3), and the projects' own forwards.
 
 Both functions take a head as published: `tensors` by the names in its file, `config` as in its config.json. Slot i of a
-request holds the embedding of x_{i+1} and the target's feature of x_i, at rotary position i. A node at depth d (from 1)
-holds its own token's embedding and what the head put out for its parent, at rotary position n - 1 + d; it sees the n
-slots, its ancestors and itself. So the path to a node is a plain causal sequence, and that is what runs here.
+request holds the embedding of x_{i+1} and the target's hidden state of x_i, at rotary position i. A node at depth d
+(from 1) holds its own token's embedding and the head's output for its parent, at rotary position n - 1 + d. It attends
+to the n slots, its ancestors and itself. So the path to a node is a plain causal sequence, which is computed here.
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ def reference_eagle3(
 
 
 def flat_config(config: Config) -> dict[str, Any]:
-    """A speculators config as one flat dict, its layer's keys below its own; of any other, eagle_config spread."""
+    """A config as one flat dict: a speculators config's own keys before its layer's, or eagle_config spread."""
     nested = {**config.get("transformer_layer_config", {}), **(config.get("eagle_config") or {})}
     return {**nested, **{key: value for key, value in config.items() if value is not None}}
 
 
 def target_token_ids(tensors: Tensors, draft_vocab_size: int) -> Tensor:
-    """The target's token id of each draft token id, int64 [draft_vocab_size]: d2t holds offsets. None: the same."""
+    """The target's ids of the draft's tokens, int64 [draft_vocab_size]; d2t holds offsets. None: the same ids."""
     token_ids = torch.arange(draft_vocab_size)
     return token_ids + tensors["d2t"] if "d2t" in tensors else token_ids
 
@@ -107,7 +107,7 @@ def target_token_ids(tensors: Tensors, draft_vocab_size: int) -> Tensor:
 def next_log_probs(
     logits: Callable[[Tree], Tensor], token_ids: Tensor | None = None
 ) -> Callable[[tuple[int, ...]], dict[int, float]]:
-    """The head as `reference_tree.dynamic_tree` takes it: a path of tokens below the root -> what may follow it.
+    """The head as a function for `reference_tree.dynamic_tree`: a path of tokens below the root -> log-probabilities.
 
     Args:
         logits: one of the references above with all but its tree given.
@@ -125,7 +125,7 @@ def next_log_probs(
 def _at_root_and_nodes(
     head: Head, forward: Callable[[Tensor, Tensor], Tensor], tokens: Sequence[int], features: Tensor, tree: Tree
 ) -> Tensor:
-    """What `forward` puts out at the root's slot and at each node, [1 + len(tree), hidden_size]."""
+    """The outputs of `forward` at the root's slot and at each node, [1 + len(tree), hidden_size]."""
     if not len(tokens) - 1 == len(features) > 0:
         raise ValueError(
             f"{len(tokens)} tokens, {len(features)} features: allowed is one feature less, and at least one"
@@ -135,7 +135,7 @@ def _at_root_and_nodes(
     for node in range(len(tree)):
         path = _path(tree, node)
         hidden = features
-        for depth in range(len(path)):  # the parent's output is found from the root on, in a pass for each ancestor
+        for depth in range(len(path)):  # one forward pass for each ancestor, from the root on
             parent_output = forward(head.embeddings([*known, *path[:depth]]), hidden)[-1]
             hidden = torch.cat([hidden, parent_output[None]])
         outputs.append(forward(head.embeddings([*known, *path]), hidden)[-1])
@@ -150,7 +150,7 @@ def _path(tree: Tree, node: int) -> list[int]:
 
 
 def _fused_features(head: Head, features: Tensor) -> Tensor:
-    """The auxiliary features brought to the head's width, [n, hidden_size]."""
+    """The auxiliary hidden states projected to the head's width, [n, hidden_size]."""
     features = features.double()
     if head.config.get("norm_before_fc", False):
         features = head.norm("input_norm", features)

@@ -14,7 +14,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class Head:
-    """A head's tensors in float64, and the parts of a Llama layer: all on one sequence from position 0, [s, ...]."""
+    """A head's tensors in float64 and the operations of a Llama layer, on one sequence [s, ...] from position 0."""
 
     def __init__(self, tensors: Tensors, config: Config, embed: Callable[[Tensor], Tensor]) -> None:
         _refuse_unknown(config)
@@ -32,7 +32,7 @@ class Head:
         return self._tensors[name].double()
 
     def check_all_used(self) -> None:
-        """Raises ValueError for a tensor that had no part in the result: the config does not fit the tensors."""
+        """Raises ValueError for a tensor that no operation read: the config does not fit the tensors."""
         if unused := sorted(self._tensors.keys() - self._used - {"d2t", "t2d"}):
             raise ValueError(f"tensors without use in this head: {unused}")
 
@@ -51,7 +51,7 @@ class Head:
         return self.tensor(f"{name}.weight") * x / (mean_square + self.config.get("rms_norm_eps", 1e-6)).sqrt()
 
     def layer(self, name: str, x: Tensor, residual: Tensor) -> Tensor:
-        """A layer's output, its attention reading `x` and added to `residual`."""
+        """A layer's output. x: the input of attention, whose output is added to `residual`."""
         h = residual + self._attention(f"{name}.self_attn", x)
         return h + self._mlp(f"{name}.mlp", self.norm(f"{name}.post_attention_layernorm", h))
 
@@ -64,7 +64,7 @@ class Head:
         num_kv_heads = self.config.get("num_key_value_heads") or num_heads
         angles = torch.arange(len(x)).double()[:, None] * inverse_frequencies(self.config)
         hidden = torch.ones(len(x), len(x), dtype=torch.bool).triu(diagonal=1)
-        if window := self.config.get("draft_window"):  # not of the head itself: how far the engine lets it see
+        if window := self.config.get("draft_window"):  # the engine's option, not part of the head
             hidden |= torch.ones(len(x), len(x), dtype=torch.bool).tril(diagonal=-window)
         queries = self.linear(f"{name}.q_proj", x).chunk(num_heads, dim=-1)
         keys = self.linear(f"{name}.k_proj", x).chunk(num_kv_heads, dim=-1)
@@ -78,7 +78,7 @@ class Head:
         return self.linear(f"{name}.o_proj", torch.cat(outputs, dim=-1))
 
     def _head_norm(self, name: str, x: Tensor) -> Tensor:
-        """Qwen3's norm of each head's queries and keys, where the head has it."""
+        """Qwen3's norm of each attention head's queries or keys, if the checkpoint has it."""
         return self.norm(name, x) if self.has(f"{name}.weight") else x
 
 
@@ -89,7 +89,7 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
 
 
 def inverse_frequencies(config: Config) -> Tensor:
-    """Rotary angle per position, float64 [head_dim / 2], for both ways in which configs say it."""
+    """Rotary angle per position, float64 [head_dim / 2], for the old and the new keys of configs."""
     rope = _rope(config)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     frequencies = [rope["theta"] ** (-2 * j / head_dim) for j in range(head_dim // 2)]
@@ -101,7 +101,7 @@ def inverse_frequencies(config: Config) -> Tensor:
 
 
 def _llama3_frequency(frequency: float, rope: Mapping[str, Any]) -> float:
-    turns = rope["original_max_position_embeddings"] * frequency / (2 * pi)  # made within the original context
+    turns = rope["original_max_position_embeddings"] * frequency / (2 * pi)  # within the original context
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     kept = min(max((turns - low) / (high - low), 0.0), 1.0)
     return float(kept * frequency + (1 - kept) * frequency / rope["factor"])
@@ -114,7 +114,7 @@ def _rope(config: Config) -> dict[str, Any]:
 
 
 def _refuse_unknown(config: Config) -> None:
-    """Raises NotImplementedError for what a config may ask and this reference does not do."""
+    """Raises NotImplementedError for config values that this reference does not implement."""
     rope = _rope(config)
     rotated = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     asked: dict[str, tuple[Any, set[Any]]] = {

@@ -1,10 +1,10 @@
-"""EAGLE-2's dynamic draft tree (Li et al. 2406.16858, section 4), written to be read.
+"""Reference implementation of EAGLE-2's dynamic draft tree (Li et al. 2406.16858, section 4).
 
-Candidates are numbered as they are generated: the root's children by their rank first, then level by level those of the
-frontier's nodes, the frontier in the order in which it was chosen (best first) and each node's children by their rank.
+Nodes are numbered as they are generated: first the root's children by rank, then level by level the children of the
+frontier's nodes. The frontier is in the order in which it was selected (best first), each node's children by rank.
 
-Ties: of equal values the one that stands first wins, everywhere. Among a node's children that is the lower token id, or
-the earlier entry of a mapping (the draft vocabulary's order); among candidates the lower number.
+Ties: of equal values the first wins. Among a node's children that is the lower token id, or the earlier entry of a
+mapping (the draft vocabulary's order); among generated nodes the lower number.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ class DynamicTree(NamedTuple):
 @frozen
 class _Candidate:
     path: tuple[int, ...]  # the tokens below the root, its own last
-    parent: int  # number of the candidate; -1 the root
+    parent: int  # number of the parent node; -1 the root
     score: float
 
 
 def dynamic_tree(
     next_log_probs: Callable[[tuple[int, ...]], LogProbs], top_k: int, depth: int, num_nodes: int
 ) -> DynamicTree:
-    """The best `num_nodes` of all candidates, in the order of their numbers; all of them if there are fewer.
+    """The best `num_nodes` of all generated nodes, in the order of their numbers; all of them if there are fewer.
 
     Args:
         next_log_probs: the draft's log-probabilities after a path of token ids below the root, () the root itself.
-        top_k: children of a node, and nodes of a level that get children; all there are if there are fewer.
-        depth: how many times a frontier gets children, as the method's authors count: the deepest nodes stand at
-            depth + 1, and 0 leaves the root's children alone.
-        num_nodes: the root not included (the authors' total_token includes it).
+        top_k: number of children of a node, and of expanded nodes of a level; all if there are fewer.
+        depth: number of times that a frontier is expanded, as the method's authors count: the deepest nodes are at
+            depth + 1; with 0 there are only the root's children.
+        num_nodes: number of nodes without the root (the authors' total_token includes it).
     """
     candidates = _children(next_log_probs, (), -1, 0.0, top_k)
     level = list(range(len(candidates)))
@@ -79,5 +79,5 @@ def _children(
 
 
 def _best(numbers: Sequence[int], candidates: Sequence[_Candidate], count: int) -> list[int]:
-    """The numbers of the `count` best candidates, best first."""
+    """The numbers of the `count` best nodes, best first."""
     return sorted(numbers, key=lambda number: -candidates[number].score)[:count]

@@ -1,4 +1,4 @@
-"""The kit's rules, with random heads."""
+"""The conformance kit on random heads."""
 
 from __future__ import annotations
 

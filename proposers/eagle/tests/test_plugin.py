@@ -1,4 +1,4 @@
-"""What the methods say before weights are loaded, what they find by themselves, and which heads they refuse."""
+"""Plans before weights are loaded, detection of methods and heads, and refused heads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def planned(target: Path, **config: Any) -> Plan:
 
 
 def changed(head: TinyHead, change: Change) -> Path:
-    """A head of safetensors with something else in its configuration or tensors."""
+    """Change the configuration or tensors of a safetensors head in its folder."""
     config, tensors = json.loads((head.folder / "config.json").read_text()), load_file(head.folder / SAFETENSORS)
     change(config, tensors)
     (head.folder / "config.json").write_text(json.dumps(config))
@@ -81,12 +81,12 @@ def test_rows_of_the_targets_output_layer_are_for_heads_that_lack_tokens(target,
     assert planned(target, **aligned).output_rows
     assert not planned(target, **aligned, eagle_context_tokens=0).output_rows
     whole = write_eagle(tmp_path / "eagle", SIZES)
-    with pytest.raises(ConfigError, match="eagle_context_tokens=5 is of tokens that a draft head lacks"):
+    with pytest.raises(ConfigError, match="eagle_context_tokens=5 adds tokens that a draft head lacks"):
         planned(target, method="eagle", model=str(whole.folder), eagle_context_tokens=5)
 
 
 def test_a_target_whose_logits_are_no_such_products_has_the_heads_tokens_alone(tmp_path):
-    """Gemma 2 caps them."""
+    """Gemma 2 caps its logits, so rows of its LM head alone do not give them."""
     sizes = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 8, "head_dim": 16}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "query_pre_attn_scalar": 16}
     capping = Gemma2Config(**sizes, max_position_embeddings=64, final_logit_softcapping=1.0, initializer_range=0.3)
@@ -100,7 +100,7 @@ def test_a_target_whose_logits_are_no_such_products_has_the_heads_tokens_alone(t
     with LLM(tmp_path / "target", speculative_config=config, **SETTINGS) as llm:
         (output,) = llm.generate(prompts, params, use_tqdm=False)
         assert output.speculation.num_drafts > 0
-    with pytest.raises(CompatibilityError, match="eagle_context_tokens=5 cannot be: the target's logits"):
+    with pytest.raises(CompatibilityError, match="eagle_context_tokens=5 is not possible: the target's logits"):
         LLM(tmp_path / "target", speculative_config={**config, "eagle_context_tokens": 5}, **SETTINGS)
 
 
@@ -128,7 +128,7 @@ def test_a_hub_that_cannot_be_reached_is_not_a_repository_that_lacks_files(targe
     shutil.copytree(head.folder, repository / "snapshots" / commit)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
-    assert offline(target, tmp_path) == "eagle3\n", "it has no safetensors, which nobody can ask the hub for"
+    assert offline(target, tmp_path) == "eagle3\n", "it has no safetensors, and the hub cannot be asked for them"
 
 
 @pytest.mark.parametrize(
@@ -193,32 +193,35 @@ MISFITS: dict[str, tuple[Change, str]] = {
         lambda config, tensors: tensors.update({"fc.weight": tensors["fc.weight"].to(torch.int8)}),
         "fc.weight torch.int8",
     ),
-    "no table": (_tensor("d2t", None), r"no d2t \[20\] that says which"),
-    "a table of another length": (_tensor("d2t", torch.zeros(19, dtype=torch.int64)), r"is \[19\], not \[20\]"),
+    "no table": (_tensor("d2t", None), r"no d2t \[20\] with their ids"),
+    "a table of another length": (
+        _tensor("d2t", torch.zeros(19, dtype=torch.int64)),
+        r"has the shape \[19\], but lm_head.weight needs \[20\]",
+    ),
     "a table beyond the target": (
         _tensor("d2t", torch.full((20,), 40)),
-        "does not lead to 20 different ids below 48",
+        "does not map to 20 different ids below 48",
     ),
-    "a table with repetitions": (_tensor("d2t", -torch.arange(20)), "does not lead to 20 different ids below 48"),
+    "a table with repetitions": (_tensor("d2t", -torch.arange(20)), "does not map to 20 different ids below 48"),
     "a layer without a number": (_tensor("layers.x.weight", torch.zeros(3)), r"layers.x.weight \[3\] is not known"),
     "a layer far away": (_tensor("layers.999999.weight", torch.zeros(3)), r"layers.999999.weight \[3\] is not known"),
     "layers that are no list": (
         lambda config, tensors: config.update(eagle_aux_hidden_state_layer_ids=4),
-        "takes the inputs of the layers 4",
+        "reads the inputs of layers 4",
     ),
     "nested layers that are no list": (
         lambda config, tensors: config.update(eagle_config={"eagle_aux_hidden_state_layer_ids": 4}),
-        "takes the inputs of the layers 4",
+        "reads the inputs of layers 4",
     ),
     "no mapping": (lambda config, tensors: config.update(eagle_config=5), "eagle_config of .* is 5"),
-    "an unknown activation": (lambda config, tensors: config.update(hidden_act="loud"), "makes no sense: .*loud"),
+    "an unknown activation": (lambda config, tensors: config.update(hidden_act="loud"), "is not valid: .*loud"),
     "layers that the target lacks": (
         lambda config, tensors: config.update(eagle_aux_hidden_state_layer_ids=[2, 4, 9]),
-        r"takes the inputs of the layers \[2, 4, 9\], and the target has 8",
+        r"reads the inputs of layers \[2, 4, 9\], but the target has 8 layers",
     ),
     "other heads": (lambda config, tensors: config.update(num_attention_heads=8), "k_proj.weight is"),
-    "sizes that make no sense": (lambda config, tensors: config.update(hidden_size=-3), "makes no sense"),
-    "no sizes": (lambda config, tensors: config.pop("hidden_size"), "says no hidden_size"),
+    "sizes that make no sense": (lambda config, tensors: config.update(hidden_size=-3), "is not valid"),
+    "no sizes": (lambda config, tensors: config.pop("hidden_size"), "lacks hidden_size"),
 }
 
 
@@ -262,7 +265,7 @@ def test_a_file_that_was_cut_off_is_refused(file, target, tmp_path):
 
 
 class _Code:
-    """Makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -287,7 +290,7 @@ ODD: dict[str, tuple[Change, str]] = {
     "infinite": (lambda config, tensors: tensors["fc.weight"].fill_(torch.inf), "not finite in fc.weight"),
     "no rows": (
         lambda config, tensors: tensors.update({"lm_head.weight": torch.empty(0, 32), "d2t": torch.empty(0).long()}),
-        r"lm_head.weight of the draft head is \[0, 32\]",
+        r"lm_head.weight of the draft head has the shape \[0, 32\]",
     ),
     "a number": (lambda config, tensors: tensors.update({"lm_head.weight": torch.tensor(1.0)}), "lm_head.weight"),
     "t2d": (lambda config, tensors: tensors.update({"t2d": torch.tensor(1)}), "the length of t2d is 0"),
@@ -315,7 +318,7 @@ def test_a_name_that_is_no_path(name, target):
         ({"eagle_topk": 0}, "eagle_topk=0"),
         ({"draft_window": 0}, "draft_window=0"),
         ({"eagle_depth": -1}, "eagle_depth=-1"),
-        ({"quantization": "int8"}, "quantization is for draft models"),
+        ({"quantization": "int8"}, "quantization is for the method draft_model"),
         ({"eagle_topk": 2, "speculative_token_tree": "[(0,)]"}, "leave either out"),
         ({"eagle_topk": 2, "draft_sample_method": "probabilistic"}, "leave eagle_topk out for a chain"),
         ({"eagle_top_k": 2}, "did you mean 'eagle_topk'"),
@@ -323,8 +326,8 @@ def test_a_name_that_is_no_path(name, target):
         ({"eagle_min_prob": 0.5, "adaptive_draft_length": True}, "leave it out, or else adaptive_draft_length"),
         ({"eagle_min_prob": 0.5, "speculative_token_tree": "[(0,)]"}, "by a fixed rule"),
         ({"eagle_min_prob": 0.5, "draft_sample_method": "probabilistic"}, "by a fixed rule"),
-        ({"eagle_topk": 2, "eagle_depth": 1, "num_speculative_tokens": 7}, "never more than 6 nodes"),
-        ({"eagle_topk": 1, "eagle_depth": 1, "num_speculative_tokens": 3}, "never more than 2 nodes"),
+        ({"eagle_topk": 2, "eagle_depth": 1, "num_speculative_tokens": 7}, "at most 6 nodes"),
+        ({"eagle_topk": 1, "eagle_depth": 1, "num_speculative_tokens": 3}, "at most 2 nodes"),
         ({"speculative_token_tree": "[(0,)]", "num_speculative_tokens": 2}, "speculative_token_tree has 1 nodes"),
         ({"max_model_len": 513}, "max_model_len=513, but the target takes 512"),
         ({"revision": "v2"}, "revision='v2' is one of a repository, but model='.*' is a folder"),
@@ -369,7 +372,7 @@ def test_only_the_default_tree_ends_early_by_itself(options, min_prob):
 
 
 def test_the_default_tree_is_for_the_engines_device(target, tmp_path):
-    """Not for the best one that the machine has."""
+    """Not for the machine's best device."""
     for device, size in ((CPU, ON_CPU), (torch.device("cuda"), AUTHORS)):
         config = EagleConfig(model="any")
         found = config.on(device)

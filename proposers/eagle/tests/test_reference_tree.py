@@ -1,4 +1,4 @@
-"""The reference of the dynamic tree, by hand and by property."""
+"""Tests of the dynamic tree's reference, by hand and by property."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_by_hand() -> None:
     probs = {(): [0.5, 0.3, 0.2], (0,): [0.1, 0.1, 0.8], (1,): [0.9, 0.1, 0.0001], (0, 2): [0.4, 0.6, 0.0001]}
     after = {path: [log(p) for p in ps] for path, ps in probs.items()} | {(1, 0): [log(0.5)] * 3}
     tree = dynamic_tree(after.__getitem__, top_k=2, depth=2, num_nodes=6)
-    # Candidates: 0 0.5, 1 0.3 | of 0: 2 (token 2) 0.4, 3 (token 0) 0.05, of 1: 4 (token 0) 0.27, 5 (token 1) 0.03 |
+    # Nodes: 0 0.5, 1 0.3 | of 0: 2 (token 2) 0.4, 3 (token 0) 0.05, of 1: 4 (token 0) 0.27, 5 (token 1) 0.03 |
     # of 2: 6 (token 1) 0.24, 7 (token 0) 0.16, of 4: 8 (token 0) 0.135, 9 (token 1) 0.135
     assert tree.token_ids == [0, 1, 2, 0, 1, 0]
     assert tree.parents == [-1, -1, 0, 1, 2, 2]

@@ -1,4 +1,4 @@
-"""The reference heads against transformers' layers, the trees that the authors' code drafts, and by property."""
+"""Tests of the reference heads against transformers' layers, against trees of the authors' code, and by property."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Logits = Callable[..., Tensor]  # (tokens, features, tree) -> logits
 
 
 def weights(seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
-    """Embeddings and output head of a target, and a source for more."""
+    """A target's embedding and LM head, and a random generator."""
     generator = torch.Generator().manual_seed(1000 + seed)
     embeddings = torch.randn(TARGET.vocab_size, TARGET.hidden_size, generator=generator).double()
     output = torch.randn(TARGET.vocab_size, TARGET.hidden_size, generator=generator).double()
@@ -164,10 +164,10 @@ def test_each_input_counts(tmp_path: Path) -> None:
 
 
 def test_drafted_slots_are_slots_with_the_features_that_the_head_fed_back(tmp_path: Path) -> None:
-    """A chain of nodes is a context whose last features are the head's own outputs."""
+    """A chain of nodes equals a context whose last hidden states are the head's own outputs."""
     embeddings, _, _ = weights(0)
     head = write_eagle(tmp_path / "eagle", TARGET, 5)
-    # An EAGLE-3 head without fc and lm_head reads features of its own width and shows what it feeds back.
+    # An EAGLE-3 head without fc and lm_head reads hidden states of its own width and returns its feedback.
     head3 = write_eagle3(tmp_path / "eagle3", TARGET, 6, shape=Shape(norm_output=True))
     bare = {name: tensor for name, tensor in head3.tensors.items() if name not in {"fc.weight", "lm_head.weight"}}
     for reference, tensors, config in [
@@ -203,7 +203,7 @@ def test_a_pre_norm_recurrence_and_a_post_norm_one_differ_from_the_first_node_on
     ],
 )
 def test_norms_forget_the_scale_of_what_they_norm(tmp_path: Path, shape: Shape, of_all: bool, of_each: bool) -> None:
-    """The scale of the auxiliary features together, and of each by itself."""
+    """Norms cancel the scale of the auxiliary hidden states, together and one by one."""
     logits = eagle3(write_eagle3(tmp_path, TARGET, 8, shape=evolve(shape, rms_norm_eps=1e-12)))
     tokens, features = context(7, 5, 96)
     rows = logits(tokens, features, TREE)

@@ -1,4 +1,4 @@
-"""Drafts that are stopped are the upper part of those that are not, whoever else is stopped."""
+"""A stopped draft equals the upper part of the full draft, whichever other requests are stopped."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from specdec_core import LLM, Draft, DraftStop, ProposerBatch, SamplingParams, S
 from specdec_proposer_eagle.proposer import EagleProposer
 from specdec_testing import tiny_target
 
-NUM_CANDIDATES = 14  # of the dynamic tree
+NUM_CANDIDATES = 14  # expanded nodes of the dynamic tree
 SIZES = Target(hidden_size=32, vocab_size=48, num_hidden_layers=6)
 
 
 class AnyStop(Stopping):
-    """Stops at any depth, at times before there is a draft."""
+    """Stops drafts at random depths, including 0."""
 
     generator = torch.Generator().manual_seed(0)
 
@@ -58,7 +58,7 @@ def test_a_stopped_draft_is_the_upper_part(write, options, tmp_path, monkeypatch
         for b, (depth, budget) in enumerate(zip(stopping.depths.tolist(), batch.max_draft_tokens, strict=True)):
             found, upper = paths(stopped, b), [path for path in paths(whole, b) if len(path) <= depth]
             compared.append(depth)
-            # Of a dynamic tree that is cut, what is not there below makes room above.
+            # In a dynamic tree that was cut, levels that are missing below leave more nodes for those above.
             assert found == upper or (budget < NUM_CANDIDATES and set(upper) < set(found))
         return stopped
 

@@ -1,4 +1,4 @@
-"""The heads that the writers leave are laid out as published, and the references read them."""
+"""The written heads have the layout of published ones, and the references can read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads in training say, at every slot and step, what they will say when they draft."""
+"""Heads give the same logits in training, at every slot and step, as when they draft."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def batch_of(target: TrainingTarget, taps: tuple[str, ...], seed: int = 1) -> Tr
 
 
 def sharpened(trainee: torch.nn.Module) -> torch.nn.Module:
-    """Weights so large that a wrong position or mask shows."""
+    """Weights so large that a wrong position or attention mask changes the results."""
     for parameter in trainee.head.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=1.5 * parameter.shape[1] ** -0.5)
@@ -111,7 +111,7 @@ def test_what_is_saved_is_what_the_proposer_loads(target, tmp_path):
     ],
 )
 def test_what_does_not_count_teaches_nothing(recipe, options, target):
-    """Neither a token that is not to be learned, nor what comes behind the last that is."""
+    """Neither a masked token nor the tokens behind the last unmasked one change the loss."""
     torch.manual_seed(0)
     trainee = recipe.make(options, target, torch.arange(48))
     taps = (*recipe.taps(options, target.info), "final")
@@ -160,7 +160,7 @@ def test_a_head_of_eagle3_learns_features_as_far_as_it_is_told(target):
     fused = trainee.head.fused(torch.cat([batch.features[tap] for tap in taps], dim=-1))
     expected = 0.0
     for step, outputs in enumerate(unroll(trainee.head, target.embed, batch.token_ids, fused, STEPS)):
-        last = LENGTH - 2 - step  # slot i says token i + 2 + step, by the feature of the one before
+        last = LENGTH - 2 - step  # slot i predicts token i + 2 + step
         distances = [
             torch.nn.functional.smooth_l1_loss(outputs[text, i], batch.features["final"][text, i + 1 + step])
             for text in range(2)

@@ -1,11 +1,11 @@
-"""Tiny random draft heads, written to a folder as the projects publish them.
+"""Tiny random draft heads, written to a folder in the layouts of the projects that publish heads.
 
-SafeAILab/EAGLE: config.json of a plain Llama and pytorch_model.bin (some have model.safetensors). SpecForge: what
-transformers' save_pretrained leaves. speculators: its own config around a layer's, model.safetensors.
+SafeAILab/EAGLE: config.json of a plain Llama and pytorch_model.bin (some have model.safetensors). SpecForge: as
+transformers' save_pretrained writes it. speculators: its own config around a layer's, model.safetensors.
 
-Weights are scaled so that the embedding, the feature, attention and the MLP all weigh in the output, and attention is
-sharp: one wrong position, mask, feature or stale entry among some ten slots changes the most likely token of about
-every second row, and the logits of all.
+Weights are scaled so that the embedding, the hidden state, attention and the MLP all affect the output, and attention
+is sharp: one wrong position, mask, hidden state or stale entry among some ten slots changes the most likely token of
+about every second row, and the logits of all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAFETENSORS = "model.safetensors"
 
 @frozen
 class TinyHead:
-    """A head as it lies in its folder."""
+    """A head's folder, configuration and tensors."""
 
     folder: Path
     config: dict[str, Any]
@@ -42,7 +42,7 @@ class TinyHead:
 
 
 def llama3_rope(original_max_position_embeddings: int = 16) -> dict[str, Any]:
-    """A scaling short enough to change the angles of a tiny head."""
+    """Llama 3's rope scaling with a context short enough to change a tiny head's angles."""
     return {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -62,11 +62,11 @@ def write_eagle(
     file: str = BIN,
     shape: Shape = DEFAULT,
 ) -> TinyHead:
-    """An EAGLE-1/2 head of SafeAILab/EAGLE. With `bias` the config says nothing of it, as published.
+    """Write an EAGLE-1/2 head of SafeAILab/EAGLE. The config does not mention `bias`, as in published heads.
 
     Args:
         file: BIN or SAFETENSORS.
-        para_norm: HASS's variant, norms of the embedding and of the feature before fc.
+        para_norm: HASS's variant, norms of the embedding and of the hidden state before fc.
     """
     draw = Draw(seed, shape, target, hidden_size=target.hidden_size)
     hidden_size = target.hidden_size
@@ -97,9 +97,9 @@ def write_eagle3(
     file: str = BIN,
     shape: Shape = DEFAULT,
 ) -> TinyHead:
-    """An EAGLE-3 head of SafeAILab/EAGLE: midlayer, and no d2t and t2d where the vocabularies are the same.
+    """Write an EAGLE-3 head of SafeAILab/EAGLE: midlayer, and d2t and t2d only if the vocabularies differ.
 
-    Its variants are not SafeAILab's own, but other projects' heads have them under the same names.
+    The variants are from other projects' heads, which use the same names.
     """
     draw, tensors = _eagle3_tensors(target, seed, shape, first="midlayer")
     config = {"architectures": ["LlamaForCausalLM"], **draw.config(), **_old_rope(shape), **_eagle3_keys(draw)}
@@ -107,7 +107,7 @@ def write_eagle3(
 
 
 def write_specforge(folder: Path, target: Target, seed: int = 0, *, shape: Shape = DEFAULT) -> TinyHead:
-    """An EAGLE-3 head of SpecForge: always d2t and t2d, rope said in the new way and in the old."""
+    """Write an EAGLE-3 head of SpecForge: always d2t and t2d, and both the new and the old keys of rope."""
     draw, tensors = _eagle3_tensors(target, seed, shape, first="midlayer")
     tensors.setdefault("d2t", torch.zeros(draw.draft_vocab_size, dtype=torch.int64))
     tensors.setdefault("t2d", torch.ones(target.vocab_size, dtype=torch.bool))
@@ -126,7 +126,7 @@ def write_speculators(
     num_speculative_tokens: int = 3,
     shape: Shape = DEFAULT,
 ) -> TinyHead:
-    """An EAGLE-3 head of speculators: its config around the layer's, layers.N, d2t an offset as everywhere."""
+    """Write an EAGLE-3 head of speculators: a config around the layer's, layers.N, and d2t with offsets."""
     draw, tensors = _eagle3_tensors(target, seed, shape, first="layers.0")
     layer = {**draw.config(), **_new_rope(shape), "model_type": "qwen3" if shape.qk_norm else "llama"}
     config = {
@@ -187,7 +187,7 @@ def _eagle3_tensors(target: Target, seed: int, shape: Shape, first: str) -> tupl
 
 
 def _eagle3_keys(draw: Draw) -> dict[str, Any]:
-    """What an EAGLE-3 config says beyond Llama's: a variant only where the head has it."""
+    """Keys of an EAGLE-3 config beyond Llama's. A variant's key is absent unless the head has it."""
     variants = ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"]
     keys: dict[str, Any] = {name: True for name in variants if getattr(draw.shape, name)}
     if draw.hidden_size != draw.target.hidden_size:

@@ -12,24 +12,24 @@ from torch import Tensor
 
 @frozen
 class Target:
-    """What a head must know of its target."""
+    """The target's sizes that a head depends on."""
 
     hidden_size: int
     vocab_size: int
     num_hidden_layers: int
-    embedding_rms: float = 1.0  # of an entry of an embedding
-    feature_rms: float = 1.0  # of an entry of a feature that the head reads
+    embedding_rms: float = 1.0  # root mean square of an embedding's entries
+    feature_rms: float = 1.0  # root mean square of the entries of hidden states that the head reads
 
     @property
     def aux_layer_ids(self) -> list[int]:
-        """The layers whose inputs EAGLE-3 reads unless told otherwise."""
+        """The layers whose inputs EAGLE-3 reads by default."""
         num_layers = self.num_hidden_layers
         return [2, num_layers // 2, num_layers - 3]
 
 
 @frozen(kw_only=True)
 class Shape:
-    """A head's own sizes and variants; what is None is the target's."""
+    """A head's own sizes and variants. None: the target's size."""
 
     hidden_size: int | None = None  # other than the target's: EAGLE-3 only, and it then has embeddings of its own
     intermediate_size: int = 48
@@ -57,7 +57,7 @@ DEFAULT = Shape()
 
 @frozen
 class Draw:
-    """Draws a head's tensors. A matrix by itself takes an input of unit entries to unit entries."""
+    """Draws a head's tensors. Each matrix maps an input with unit variance to an output with unit variance."""
 
     seed: int
     shape: Shape
@@ -91,14 +91,14 @@ class Draw:
         )
 
     def vocabulary(self) -> dict[str, Tensor]:
-        """d2t and t2d of a draft vocabulary: some of the target's tokens, ascending."""
+        """d2t and t2d of a draft vocabulary, which is a random ascending subset of the target's tokens."""
         token_ids = torch.randperm(self.target.vocab_size, generator=self._generator)[: self.draft_vocab_size]
         in_draft = torch.zeros(self.target.vocab_size, dtype=torch.bool)
         in_draft[token_ids] = True
         return {"d2t": token_ids.sort().values - torch.arange(self.draft_vocab_size), "t2d": in_draft}
 
     def layers(self, first_width: int, strength: float) -> dict[str, Tensor]:
-        """Layers by their names; `strength` is how much attention and MLP weigh against the residual stream."""
+        """Tensors of layers by name. strength: weight of attention and MLP relative to the residual stream."""
         tensors: dict[str, Tensor] = {}
         for i in range(self.shape.num_hidden_layers):
             layer = self._layer(first_width if i == 0 else self.hidden_size, strength)
@@ -128,7 +128,7 @@ class Draw:
         return tensors
 
     def config(self) -> dict[str, Any]:
-        """Llama's keys, without rope's."""
+        """Llama's config keys, without those of rope."""
         shape = self.shape
         return {
             "model_type": "llama",

@@ -1,13 +1,14 @@
-"""A suffix automaton with counts: all strings of up to `limit` tokens that occur in some sequences, and how often.
+"""A suffix automaton with counts: how often each string of up to `limit` tokens occurs in a set of sequences.
 
 Strings that end at the same places share a state (Blumer et al. 1985, here for several sequences and strings of bounded
-length). A state's strings are the suffixes of its longest one down to, and without, the longest of its `link`: so the
-states of all suffixes that end at one place lie on one path of links. That path is all that an occurrence more or less
-changes, and it is short: suffixes of many lengths share a state wherever they have one history.
+length). A state's strings are all suffixes of its longest string that are longer than the longest string of its `link`.
+So the states of all suffixes that end at one place lie on one path of links. Adding or removing an occurrence changes
+only that path, and the path is short because suffixes of many lengths share a state.
 
-A sequence that still grows is known by its position, int64 [2]: the state of its longest suffix that may be followed by
-another token (limit - 1 tokens, or all of it if it is shorter), and how many tokens it has. Another sequence may split
-that state; `settled` finds the right half. Removal may free it: `match` finds it again after a `remove`.
+A growing sequence is represented by its position, int64 [2]: the state of its longest suffix that another token may
+follow (limit - 1 tokens, or the whole sequence if it is shorter), and its number of tokens. Another sequence may split
+that state; `state_of_length` then finds the half that has the suffix. `remove` may free the state; `match` then finds
+the suffix again.
 
 The root, the state of the empty string, has no count and no link.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from specdec_proposer_suffix.compiled import compiled, inlined
+from specdec_proposer_suffix.compiled import jit, jit_inline
 from specdec_proposer_suffix.store import (
     BEST_TARGET,
     BEST_TOKEN,
@@ -39,28 +40,28 @@ from specdec_proposer_suffix.store import (
     free_state,
     has_room_for_token,
     last_seen_in,
+    mark_last_seen,
     move_edges,
     new_state,
     redirect,
-    see,
     target_of,
 )
 
 STATE, NUM_TOKENS = 0, 1
-"""Of a position."""
+"""Indices into a position."""
 
 DYING = -1
-"""The count of a state without occurrences, between the place where it lost its last one and the next place."""
+"""Count of a state that lost its last occurrence. `remove` frees it one token later, when its last edge is deleted."""
 
 
-@compiled
+@jit
 def new_root(store: Store) -> int:
     return new_state(store, 0, NONE)
 
 
-@inlined
-def settled(store: Store, state: int, length: int) -> int:
-    """The state of a suffix of that length, given one that once was it."""
+@jit_inline
+def state_of_length(store: Store, state: int, length: int) -> int:
+    """The state that now has the suffix of this length. state: the state that had it before any splits."""
     link = store.states[state, LINK]
     while link != NONE and length <= store.states[link, LENGTH]:
         state = link
@@ -68,9 +69,9 @@ def settled(store: Store, state: int, length: int) -> int:
     return state
 
 
-@compiled
+@jit
 def match(store: Store, root: int, limit: int, tokens: np.ndarray) -> tuple[int, int]:
-    """The state and the length of the longest suffix of tokens, of at most limit - 1 of them, that occurs."""
+    """The state and the length of the longest suffix of `tokens` that occurs, of at most limit - 1 tokens."""
     state, length = root, 0
     for token in tokens:
         target = target_of(store, state, token)
@@ -80,38 +81,40 @@ def match(store: Store, root: int, limit: int, tokens: np.ndarray) -> tuple[int,
             target = target_of(store, state, token)
         if target != NONE:
             length = min(length + 1, limit - 1)
-            state = settled(store, target, length)
+            state = state_of_length(store, target, length)
     return state, length
 
 
-@inlined
+@jit_inline
 def extend(store: Store, limit: int, vocab_size: int, position: np.ndarray, token_ids: np.ndarray, owner: int) -> bool:
-    """Append tokens to the sequence at a position, and move that. False if there was no room for all of them: those
-    that position[NUM_TOKENS] does not count are still to be appended."""
+    """Append tokens to a sequence and advance its position in place.
+
+    Returns False if the store had no room for all of them; position[NUM_TOKENS] then counts those that were appended.
+    """
     for token in token_ids:
         if not has_room_for_token(store, limit, vocab_size):
             return False
         length = min(position[NUM_TOKENS], limit - 1)
-        position[STATE] = _append(store, limit, settled(store, position[STATE], length), length, token, owner)
+        position[STATE] = _append(store, limit, state_of_length(store, position[STATE], length), length, token, owner)
         position[NUM_TOKENS] += 1
     return True
 
 
-@inlined
+@jit_inline
 def _append(store: Store, limit: int, state: int, length: int, token: int, owner: int) -> int:
     reached = target_of(store, state, token)
     if reached == NONE:
         reached = new_state(store, length + 1, NONE)
         _link_new(store, limit, state, reached, token)
-    elif store.states[reached, LENGTH] > length + 1:  # the longer ones do not occur here
+    elif store.states[reached, LENGTH] > length + 1:  # its longer strings do not occur here
         reached = _split(store, limit, reached, length + 1, state, token)
     _count(store, state, length, reached, token, owner)
     return reached
 
 
-@inlined
+@jit_inline
 def _link_new(store: Store, limit: int, state: int, reached: int, token: int) -> None:
-    """Lead all suffixes at state that never went on with token to the new state, and find its link."""
+    """Add edges to the new state `reached` from all suffixes of `state` that `token` never followed; set its link."""
     states = store.states
     while True:
         add_edge(store, state, token, reached)
@@ -129,19 +132,21 @@ def _link_new(store: Store, limit: int, state: int, reached: int, token: int) ->
     states[link, CHILDREN] ^= reached
 
 
-@inlined
+@jit_inline
 def _split(store: Store, limit: int, state: int, length: int, source: int, token: int) -> int:
-    """Give the strings of up to length tokens a state of their own. source: the state from which token leads to the
-    longest of them."""
+    """Move a state's strings of up to `length` tokens to a new state, which is returned.
+
+    source: the state from which `token` leads to the longest of these strings.
+    """
     states = store.states
     link = states[state, LINK]
     shorter = new_state(store, length, link)
     states[link, CHILDREN] ^= state ^ shorter
     states[shorter, CHILDREN] = state
     states[shorter, COUNT] = states[state, COUNT]
-    see(store, shorter, last_seen_in(store, state))
+    mark_last_seen(store, shorter, last_seen_in(store, state))
     states[state, LINK] = shorter
-    if length == limit - 1:  # what is left are strings of limit tokens, after which nothing is known
+    if length == limit - 1:  # the old state keeps the strings of `limit` tokens, which have no continuations
         move_edges(store, state, shorter)
     else:
         copy_edges(store, state, shorter)
@@ -151,16 +156,19 @@ def _split(store: Store, limit: int, state: int, length: int, source: int, token
     return shorter
 
 
-@inlined
+@jit_inline
 def _count(store: Store, state: int, length: int, reached: int, token: int, owner: int) -> None:
-    """One occurrence more of all suffixes that end in reached, where those at state went on with token."""
+    """Add one occurrence to every suffix in `reached` and its links, and update the edges with `token` into them.
+
+    state, length: the longest suffix before the token.
+    """
     states = store.states
     target = reached
     while states[target, LINK] != NONE:
         states[target, COUNT] += 1
-        see(store, target, owner)
+        mark_last_seen(store, target, owner)
         target = states[target, LINK]
-    state, target = settled(store, state, length), reached  # for it may just have been split
+    state, target = state_of_length(store, state, length), reached  # `_split` may have moved the suffix
     while states[state, LINK] != NONE:
         while states[states[target, LINK], LENGTH] > length:
             target = states[target, LINK]
@@ -169,23 +177,22 @@ def _count(store: Store, state: int, length: int, reached: int, token: int, owne
         length = states[state, LENGTH]
 
 
-@compiled
+@jit
 def remove(store: Store, limit: int, tokens: np.ndarray) -> None:
-    """Take a sequence out of the automaton of ROOT again, leaving the automaton of the others.
+    """Remove a sequence from the automaton of ROOT. The result equals an automaton built without the sequence.
 
-    It walks the sequence once more and takes one occurrence from every state on the path of each place. A state
-    without any is freed, a place later, when its last edge goes; one that has become indistinguishable from a longer
-    one, its only child, is merged into it. Edges into either come from the path of the place before, so they are at
-    hand.
+    `remove` walks the sequence and subtracts one occurrence from every state on each token's path of links. A state
+    without occurrences is freed one token later, when its last edge is deleted. A state whose only child has the same
+    count is merged into that child. Edges into both states start on the previous token's path, which is kept.
     """
     states = store.states
-    before, num_before = np.empty(limit + 1, np.int64), 0  # states of the suffixes that end one place earlier
+    before, num_before = np.empty(limit + 1, np.int64), 0  # states of the suffixes that end one token earlier
     state, length = ROOT, 0
     reached = NONE if len(tokens) == 0 else target_of(store, ROOT, tokens[0])
     for i in range(len(tokens)):
         length = min(length + 1, limit - 1)
-        state = settled(store, reached, length)
-        # The next place's state is looked up before this one's may vanish; it cannot, for it occurs there still.
+        state = state_of_length(store, reached, length)
+        # Look up the next token's state now: this token's state may be freed below, the next one still occurs.
         following = NONE
         if i + 1 < len(tokens):
             following = target_of(store, state, tokens[i + 1])
@@ -206,17 +213,20 @@ def remove(store: Store, limit: int, tokens: np.ndarray) -> None:
             free_state(store, before[i])
 
 
-@compiled
+@jit
 def _take_one(store: Store, limit: int, state: int, before: np.ndarray, token: int) -> int:
-    """One occurrence less of a state. Returns whose edges its strings now follow: its own, or those that its child took
-    over when it was merged into it; NONE if the child had edges already, for those do not lead to the next place."""
+    """Subtract one occurrence from a state, and merge the state into its child if both now have the same count.
+
+    Returns the state that has the edges of its strings afterwards: the state itself, or the child if the child took
+    over the edges. NONE if the child had edges already, which do not lead to the next token.
+    """
     states = store.states
     states[state, COUNT] -= 1
     if states[state, COUNT] == 0:
         states[states[state, LINK], CHILDREN] ^= state
         return state
     child = states[state, CHILDREN]
-    # If it has several children, then none of them has all of its occurrences, whatever their exclusive or points to.
+    # CHILDREN is an exclusive or: with several children it may look like any state, but no child has the same count.
     if not 0 < child < store.book[TOP] or states[child, LINK] != state or states[child, COUNT] != states[state, COUNT]:
         return state
     link = states[state, LINK]
@@ -227,7 +237,7 @@ def _take_one(store: Store, limit: int, state: int, before: np.ndarray, token: i
         if target_of(store, source, token) == state:
             redirect(store, source, token, child)
     heir = NONE
-    if states[state, LENGTH] == limit - 1:  # the child's strings were too long for edges, and now some are not
+    if states[state, LENGTH] == limit - 1:  # the child's strings were too long for edges, and now it has shorter ones
         heir = child
         before[before == state] = child
         move_edges(store, state, child)
@@ -237,10 +247,12 @@ def _take_one(store: Store, limit: int, state: int, before: np.ndarray, token: i
     return heir
 
 
-@compiled
+@jit
 def _repair(store: Store, before: np.ndarray, token: int) -> None:
-    """After the states of a place lost an occurrence: delete the edges to those that died, doubt what was best, and
-    free those of the place before that had died."""
+    """Repair the edges with `token` after their targets lost an occurrence.
+
+    Deletes edges to states without occurrences, marks best tokens as STALE, and frees the DYING states of `before`.
+    """
     states = store.states
     for i in range(-1, len(before)):
         source = ROOT if i < 0 else before[i]
@@ -251,12 +263,12 @@ def _repair(store: Store, before: np.ndarray, token: int) -> None:
             free_state(store, source)
 
 
-@compiled
+@jit
 def free_automaton(store: Store, root: int) -> None:
-    """Free all states that can be reached from a root, and the root."""
+    """Free a root and all states that can be reached from it."""
     states = store.states
     states[root, LINK] = NONE
-    pending = root  # a list of states through their links, which are not needed any more
+    pending = root  # a linked list of states that reuses LINK, which is not needed any more
     while pending != NONE:
         state = pending
         pending = states[state, LINK]
@@ -270,7 +282,7 @@ def free_automaton(store: Store, root: int) -> None:
         free_state(store, state)
 
 
-@compiled
+@jit
 def _reach(states: np.ndarray, state: int, pending: int) -> int:
     if states[state, COUNT] == 0:
         return pending

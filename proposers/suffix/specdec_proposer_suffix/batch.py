@@ -1,39 +1,39 @@
-"""What one step does for a whole batch: take over new tokens, then draft."""
+"""One step for a whole batch: append new tokens to the automata, then draft."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from specdec_proposer_suffix.automaton import NUM_TOKENS, STATE, extend, match, settled
-from specdec_proposer_suffix.compiled import compiled, inlined
+from specdec_proposer_suffix.automaton import NUM_TOKENS, STATE, extend, match, state_of_length
+from specdec_proposer_suffix.compiled import jit, jit_inline
 from specdec_proposer_suffix.paths import best_path, write_path
 from specdec_proposer_suffix.store import NONE, ROOT, Store, last_seen_in
 from specdec_proposer_suffix.trees import best_tree
 
-# Columns of what is known of each request, int64 [max_num_seqs, REQUEST_WIDTH]
-OWN = slice(0, 2)  # its position in the automaton of its own tokens
-CACHED = slice(2, 4)  # its output's in that of all outputs; the state is NONE if it is not in there
-NUM_PROMPT = 4  # tokens
-OWNER = 5  # its output's number
-OWN_ROOT = 6
+# Columns of the request table, int64 [max_num_seqs, REQUEST_WIDTH]
+OWN = slice(0, 2)  # the request's position in the automaton of its own tokens
+CACHED = slice(2, 4)  # its output's position in the automaton of all outputs; its state is NONE if it is not in there
+NUM_PROMPT = 4  # number of prompt tokens
+OWNER = 5  # the id of its output in the cache
+OWN_ROOT = 6  # the root of the automaton of its own tokens
 REQUEST_WIDTH = 7
 
 # Rows of a step's plan, int64 [4, batch]
-SLOTS = 0  # the request's row above
-TOTALS = 1  # how many tokens it has by now
-ENDS = 2  # where its last ones end in `tails`, which has all new ones, and as many as a context may have
-BUDGETS = 3
+SLOTS = 0  # the request's row in the request table
+TOTALS = 1  # number of tokens of the request
+ENDS = 2  # end of the request's tokens in `tails`, which has all new tokens and at least as many as a context has
+BUDGETS = 3  # most draft tokens
 
-# What the step leaves there
-COUNTS = 0  # nodes of its draft
-DEPTHS = 1  # of the deepest
-SOURCES = 2  # number of the output that the draft is from; NONE: of none, or that is not recorded
+# Rows that the step writes over the plan
+COUNTS = 0  # number of nodes in the draft
+DEPTHS = 1  # depth of the deepest node
+SOURCES = 2  # id of the output that the draft was copied from; NONE if there is none or it is not recorded
 
 DONE, OWN_IS_FULL, CACHE_IS_FULL = range(3)
-"""Whether a step is done, or which store must have more room before the same step is done again."""
+"""Result of a step: done, or the store that must be enlarged before the same step is run again."""
 
 
-@compiled
+@jit
 def draft_chains(
     own_states: np.ndarray,
     own_edges: np.ndarray,
@@ -51,8 +51,16 @@ def draft_chains(
     parents: np.ndarray,
     scores: np.ndarray,
 ) -> int:
-    """Take over new tokens and write a chain for each request, one after the other: from its own automaton, unless that
-    of all outputs promises more. Both stores come in parts, which numba unpacks several times as fast as tuples."""
+    """Append new tokens, then write one chain per request, one after the other.
+
+    A chain comes from the automaton with the higher score: the request's own or, if strictly higher, the one of all
+    outputs. The stores are passed as separate arrays because numba unpacks these several times as fast as tuples.
+
+    requests: the request table. plan, tails: see the constants above.
+    limits: int64 [tree depth], most draft tokens after a context of each length.
+    token_ids, parents, scores: written, [sum of budgets] each.
+    Returns DONE, OWN_IS_FULL or CACHE_IS_FULL.
+    """
     own, cache = Store(own_states, own_edges, own_book), Store(states, edges, book)
     full = take_over(own, cache, len(limits), vocab_size, requests, plan, tails)
     if full != DONE:
@@ -75,7 +83,7 @@ def draft_chains(
     return DONE
 
 
-@compiled
+@jit
 def draft_trees(
     store: Store,
     is_cache: bool,
@@ -88,7 +96,7 @@ def draft_trees(
     parents: np.ndarray,
     scores: np.ndarray,
 ) -> None:
-    """Write a tree for each request, one after the other, from one store or the other."""
+    """Write one tree per request, one after the other, from one of the two stores. Arguments as in `draft_chains`."""
     end, start = 0, 0
     for i in range(plan.shape[1]):
         request, budget, tail = requests[plan[SLOTS, i]], plan[BUDGETS, i], tails[start : plan[ENDS, i]]
@@ -107,7 +115,7 @@ def draft_trees(
             plan[SOURCES, i] = last_seen_in(store, first)
 
 
-@inlined
+@jit_inline
 def take_over(
     own: Store,
     cache: Store,
@@ -117,7 +125,7 @@ def take_over(
     plan: np.ndarray,
     tails: np.ndarray,
 ) -> int:
-    """Append each request's new tokens to its own automaton, and those of its output to that of all outputs."""
+    """Append each request's new tokens to its own automaton, and its new output tokens to the one of all outputs."""
     if not _take_over(own, limit, vocab_size, requests, OWN.start, plan, tails):
         return OWN_IS_FULL
     if not _take_over(cache, limit, vocab_size, requests, CACHED.start, plan, tails):
@@ -125,11 +133,11 @@ def take_over(
     return DONE
 
 
-@compiled
+@jit
 def _take_over(
     store: Store, limit: int, vocab_size: int, requests: np.ndarray, column: int, plan: np.ndarray, tails: np.ndarray
 ) -> bool:
-    """For the positions that requests have from a column on. False if there was no room."""
+    """Append new tokens at the positions in two columns of the request table. Returns False if there was no room."""
     for i in range(plan.shape[1]):
         request, end = requests[plan[SLOTS, i]], plan[ENDS, i]
         position = request[column : column + 2]
@@ -142,17 +150,20 @@ def _take_over(
     return True
 
 
-@inlined
+@jit_inline
 def own_context(store: Store, request: np.ndarray, limit: int) -> tuple[int, int]:
-    """Where the request's context lies in its own automaton: a state, and the length of the suffix."""
+    """The request's context in its own automaton: the state and the length of the suffix."""
     length = min(request[OWN][NUM_TOKENS], limit - 1)
-    return settled(store, request[OWN][STATE], length), length
+    return state_of_length(store, request[OWN][STATE], length), length
 
 
-@inlined
+@jit_inline
 def cached_context(store: Store, request: np.ndarray, limit: int, tail: np.ndarray) -> tuple[int, int]:
-    """Where it lies in the automaton of all outputs. Its own output says so once that is long enough; until then the
-    prompt, which ends in tail, belongs to the context as well."""
+    """The request's context in the automaton of all outputs: the state and the length of the suffix.
+
+    Once the request's output is as long as a context, its stored position is the answer. Until then the context reaches
+    into the prompt and is looked up. tail: the request's last tokens.
+    """
     if request[CACHED][STATE] != NONE and request[CACHED][NUM_TOKENS] >= limit - 1:
-        return settled(store, request[CACHED][STATE], limit - 1), limit - 1
+        return state_of_length(store, request[CACHED][STATE], limit - 1), limit - 1
     return match(store, ROOT, limit, tail[len(tail) - min(len(tail), limit - 1) :])

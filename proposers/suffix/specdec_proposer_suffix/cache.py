@@ -1,4 +1,4 @@
-"""The outputs of earlier requests, and of those that run: one automaton over all of them, bounded by eviction."""
+"""The outputs of finished and running requests in one suffix automaton, bounded by eviction."""
 
 from __future__ import annotations
 
@@ -7,27 +7,33 @@ from collections.abc import Iterable
 import numpy as np
 
 from specdec_proposer_suffix.automaton import NUM_TOKENS, STATE, extend, match, new_root, remove
-from specdec_proposer_suffix.store import ROOT, STATE_BYTES, Store, enlarged
+from specdec_proposer_suffix.store import ROOT, STATE_BYTES, Store, enlarge
 
 SMALLEST = 1024
-"""States that a store has room for at first."""
+"""Initial capacity of a store, in states."""
 
 STORE_SHARE = 0.9
-"""Of the memory that may be used. The rest is for the tokens of finished sequences, 4 bytes each."""
+"""Share of the memory limit for the automaton. The rest is for the tokens of finished sequences, 4 bytes each."""
 
 
 def most_states(max_bytes: int) -> int:
-    """That there may be room for."""
+    """Largest number of states of an automaton under a memory limit."""
     return int(max_bytes * STORE_SHARE / STATE_BYTES)
 
 
 class OutputCache:
-    """Sequences have numbers, which rise with their age.
+    """Output sequences, running and finished. Newer sequences have larger ids.
 
-    After one was removed (num_removed tells) the positions of those that run must be looked up again.
+    Finished sequences are evicted while there are more than max_sequences, running ones included, or more than
+    max_bytes: the one that finished first or, with is_lru, the one that was drafted from least recently.
 
-    Finished ones are kept, with their tokens, until there are more than max_sequences, running ones included, or no
-    more room in max_bytes: then the oldest is removed, or with is_lru the one that has not been of use for longest.
+    A removal invalidates the positions of running sequences: callers compare `num_removed` and call `look_up`.
+
+    limit: longest string of the automaton, in tokens.
+    vocab_size: number of token ids.
+    max_sequences: most sequences, running ones included.
+    max_bytes: memory limit in bytes; None for no limit.
+    is_lru: evict the least recently used sequence instead of the oldest.
     """
 
     def __init__(self, limit: int, vocab_size: int, max_sequences: int, max_bytes: int | None, is_lru: bool) -> None:
@@ -44,7 +50,7 @@ class OutputCache:
 
     @property
     def sequences(self) -> list[np.ndarray]:
-        """The finished ones, int32 each, the first to be removed at the front."""
+        """Finished sequences, int32 arrays, in order of eviction."""
         return list(self._finished.values())
 
     @property
@@ -52,14 +58,14 @@ class OutputCache:
         return self.store.num_bytes + self._num_token_bytes
 
     def begin(self) -> int:
-        """Count a new sequence. Returns its number."""
+        """Register a running sequence and return its id. May evict finished ones."""
         self._num_running += 1
         self._next += 1
         self._remove_surplus()
         return self._next - 1
 
     def finish(self, number: int, token_ids: np.ndarray) -> None:
-        """Keep a sequence that ran, all tokens of which are in the automaton."""
+        """Keep the tokens of a sequence that ran to its end. All of them must be in the automaton."""
         self._num_running -= 1
         if len(token_ids):
             self._finished[number] = token_ids.astype(np.int32)
@@ -67,12 +73,12 @@ class OutputCache:
         self._remove_surplus()
 
     def drop(self, token_ids: np.ndarray) -> None:
-        """Forget a sequence that runs, of which token_ids are in the automaton."""
+        """Remove a running sequence. token_ids: those of its tokens that are in the automaton."""
         self._num_running -= 1
         self._remove(token_ids)
 
     def add(self, token_ids: np.ndarray) -> None:
-        """A whole sequence, while none runs. What exceeds all the room that there may be is left out."""
+        """Add a finished sequence. No sequence may be running. Tokens beyond the memory limit are left out."""
         number, position, removed = self.begin(), np.array([ROOT, 0]), self.num_removed
         token_ids = token_ids.astype(np.int64)
         while not extend(self.store, self.limit, self.vocab_size, position, token_ids[position[NUM_TOKENS] :], number):
@@ -83,22 +89,22 @@ class OutputCache:
         self.finish(number, token_ids[: position[NUM_TOKENS]])
 
     def look_up(self, position: np.ndarray, token_ids: np.ndarray) -> None:
-        """Renew a position, of the sequence that begins with token_ids, after another was removed."""
+        """Update a position in place after a removal. token_ids: the sequence, at least up to the position."""
         num_tokens = position[NUM_TOKENS]
         last = token_ids[max(0, num_tokens - self.limit + 1) : num_tokens].astype(np.int64)
         position[STATE], _ = match(self.store, ROOT, self.limit, last)
 
     def used(self, numbers: Iterable[int]) -> None:
-        """Drafts were taken from these sequences, of which some may be gone."""
+        """Mark sequences as just drafted from, for LRU eviction. Ids that were evicted are ignored."""
         if self._is_lru:
             for number in numbers:
                 if number in self._finished:
                     self._finished[number] = self._finished.pop(number)
 
     def make_room(self) -> bool:
-        """Enlarge the store, or remove a finished sequence from it. False if neither can be."""
+        """Enlarge the store or evict a finished sequence. Returns False if neither is possible."""
         if self._max_states is None or len(self.store.states) < self._max_states:
-            self.store = enlarged(self.store, self._max_states)
+            self.store = enlarge(self.store, self._max_states)
             return True
         return self._remove_first()
 
@@ -121,5 +127,7 @@ class OutputCache:
         return True
 
     def _remove(self, token_ids: np.ndarray) -> None:
-        self.num_removed += 1  # first, so that an interrupt cannot leave positions that nobody looks up
+        self.num_removed += (
+            1  # before the removal: after an interrupt, positions are looked up once too often, not never
+        )
         remove(self.store, self.limit, token_ids.astype(np.int64))

@@ -1,4 +1,4 @@
-"""A file of token sequences: what a cache of outputs is saved as, and made from again."""
+"""Saving a cache of outputs to a file of token sequences, and loading it again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORMAT = "specdec-suffix-cache-1"
 
 
 class UnusableFileError(Exception):
-    """Says why a file cannot be loaded, in words that follow its name."""
+    """A file cannot be loaded. The message gives the reason and is meant to follow the file's name."""
 
 
 Save = Callable[[Sequence[np.ndarray]], None]
@@ -32,10 +32,10 @@ Save = Callable[[Sequence[np.ndarray]], None]
 
 @contextmanager
 def sole_writer(path: Path) -> Iterator[Save]:
-    """Yields what saves sequences of token ids to the file. Waits until no other process or thread saves to it, and
-    keeps them waiting meanwhile, so the caller can read the file and add to it. Raises OSError.
+    """Lock the file against other writers and yield a function that replaces its contents, atomically, by sequences of
+    token ids. Waits until no other process or thread writes to it. Raises OSError.
 
-    Whoever reads the file meanwhile, or after the process was killed, finds it whole: this one or the last one.
+    Readers see the old file or the new one, also if the process is killed.
     """
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def sole_writer(path: Path) -> Iterator[Save]:
 
 
 def save_sequences(path: Path, sequences: Sequence[np.ndarray]) -> None:
-    """Whatever the file has. Raises OSError."""
+    """Replace the file's contents by these sequences of token ids. Raises OSError if it cannot be written."""
     with sole_writer(path) as save:
         save(sequences)
 
@@ -87,19 +87,22 @@ def _is_at(path: Path, file: BinaryIO) -> bool:
 
 
 def load_sequences(path: Path, vocab_size: int) -> list[np.ndarray]:
-    """int32 each, in the order in which they were saved. Raises UnusableFileError."""
+    """Sequences of token ids, int32 arrays, in the order in which they were saved.
+
+    Raises UnusableFileError if the file is damaged or has token ids from vocab_size on.
+    """
     try:
         with safe_open(path, "numpy") as file:
             if (file.metadata() or {}).get("format") != FORMAT:
-                raise UnusableFileError("is no such cache, or one of another version")
+                raise UnusableFileError("is not a suffix cache, or has another format version")
             token_ids, lengths = file.get_tensor("token_ids"), file.get_tensor("lengths")
             checksum = file.metadata()["crc32"]
     except (SafetensorError, OSError, KeyError) as error:
         raise UnusableFileError(f"cannot be read: {error}") from error
     if token_ids.dtype != np.int32 or lengths.dtype != np.int64 or token_ids.ndim != 1 or lengths.ndim != 1:
-        raise UnusableFileError("has other tensors than a cache")
+        raise UnusableFileError("has tensors of other types than a suffix cache")
     if str(_checksum(token_ids, lengths)) != checksum:
-        raise UnusableFileError("is damaged: its checksum is another")
+        raise UnusableFileError("is damaged: its checksum does not match")
     if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < vocab_size:
         raise UnusableFileError(f"has token ids up to {token_ids.max()}, where the model's are below {vocab_size}")
     if (lengths < 0).any() or lengths.sum() != len(token_ids):
@@ -113,11 +116,13 @@ def _checksum(token_ids: np.ndarray, lengths: np.ndarray) -> int:
 
 @define
 class SavedCache:
-    """The file that outputs are loaded from and added to; without a path, nothing happens.
+    """The file that outputs are loaded from and appended to. Without a path, all methods do nothing.
 
-    Several engines may share a file, in one process or in several: each adds what it saw, to what the file has by then.
-    most: sequences that a file is to have, of which the oldest are dropped, but no fewer than it has; and how many may
-    wait to be saved.
+    Several engines may share a file, in one process or in several: each appends its new outputs to the file's current
+    contents.
+
+    most: most sequences in the file, and most unsaved sequences in memory; the oldest are dropped. A file that already
+    has more keeps its number.
     """
 
     path: Path | None
@@ -127,22 +132,22 @@ class SavedCache:
     _next_save_s: float = field(init=False, factory=lambda: time.monotonic() + SAVE_EVERY_S)
 
     def load(self) -> list[np.ndarray]:
-        """Nothing if there is no file. One that is unusable causes a warning, and is left alone from then on."""
+        """The file's sequences; none without a file. An unusable file causes a warning and is not touched again."""
         if self.path is None or not self.path.exists():
             return []
         try:
             return load_sequences(self.path, self.vocab_size)
         except UnusableFileError as error:
             warnings.warn(
-                f"suffix_decoding_cache_path={str(self.path)!r} {error}. It is not used and not written to, and what "
-                f"is not saved yet will be lost: delete the file, or name another",
+                f"suffix_decoding_cache_path={str(self.path)!r} {error}. The file is neither used nor written to, and "
+                f"unsaved outputs will be lost: delete the file, or name another",
                 stacklevel=2,
             )
             self.path = None
             return []
 
     def add(self, token_ids: np.ndarray) -> None:
-        """An output to save: now, if the last time was a minute ago."""
+        """Queue an output to be saved; saves the queue if the last save was SAVE_EVERY_S ago."""
         if self.path is None or not len(token_ids):
             return
         self._new.append(token_ids.astype(np.int32))
@@ -151,7 +156,7 @@ class SavedCache:
             self.save()
 
     def save(self) -> None:
-        """A file that cannot be written causes a warning."""
+        """Append the queued outputs to the file. A file that cannot be written causes a warning."""
         self._next_save_s = time.monotonic() + SAVE_EVERY_S
         if self.path is None or not self._new:
             return

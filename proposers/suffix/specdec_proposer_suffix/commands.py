@@ -1,4 +1,4 @@
-"""`spec-decode suffix`: caches of outputs, made before there are any."""
+"""`spec-decode suffix`: commands that build output caches from text files."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from specdec_core import ConfigError
 
 @click.group()
 def suffix() -> None:
-    """Caches for the method suffix."""
+    """Output caches for the method suffix."""
 
 
 @suffix.command()
 @click.argument("corpus", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The cache to write.")
-@click.option("--model", default="tiny", show_default=True, help="Whose tokenizer to use: a folder, or a name.")
-@click.option("--field", default="text", show_default=True, help="Where the text is, in a line of JSONL.")
+@click.option("--model", default="tiny", show_default=True, help="Model whose tokenizer is used: a folder, or a name.")
+@click.option("--field", default="text", show_default=True, help="Key of the text in each line of JSONL.")
 def build(corpus: tuple[Path, ...], out: Path, model: str, field: str) -> None:
-    """Make a cache from texts like those that will be generated.
+    """Build a cache from texts that resemble the expected outputs.
 
-    CORPUS: text files, each of them one output; or files called .jsonl, with one in each line. A cache that exists is
-    added to. Name it in suffix_decoding_cache_path.
+    CORPUS: text files, each one output, or .jsonl files with one output per line. If the cache exists, the outputs are
+    appended. Give its path as suffix_decoding_cache_path.
     """
     from specdec_core import EngineConfig, load_tokenizer
     from specdec_proposer_suffix.cache_file import UnusableFileError, load_sequences, sole_writer

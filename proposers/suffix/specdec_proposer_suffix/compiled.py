@@ -1,4 +1,4 @@
-"""How this plugin compiles its inner loops."""
+"""numba decorators for this plugin's inner loops."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from numba import njit
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def compiled(function: F) -> F:
-    """Compiled when first called with arguments of some types, and cached beside the source where that is writable."""
-    return _compiled(function)
+def jit(function: F) -> F:
+    """Compile a function with numba at its first call for each combination of argument types.
+
+    The machine code is cached beside the source if that folder is writable.
+    """
+    return _jit(function)
 
 
-def inlined(function: F) -> F:
-    """The same, and made part of its callers: a call with a store would copy the dozens of words that describe it."""
-    return _compiled(function, forceinline=True)
+def jit_inline(function: F) -> F:
+    """Like `jit`, but inlined into its callers: passing a `Store` to a call copies dozens of array descriptor words."""
+    return _jit(function, forceinline=True)
 
 
-def _compiled(function: F, **options: bool) -> F:
+def _jit(function: F, **options: bool) -> F:
     try:
         return njit(nogil=True, cache=True, **options)(function)
-    except RuntimeError:  # numba found no folder that it may write its cache to
+    except RuntimeError:  # numba found no writable folder for its cache
         return njit(nogil=True, **options)(function)

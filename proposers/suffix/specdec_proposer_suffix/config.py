@@ -14,10 +14,10 @@ from specdec_core.config.fields import flag, number, one_of, text, whole_number
 FIFO, LRU = "fifo", "lru"
 MOST = 1e9
 BYTES_PER_DEPTH = 256
-"""What a token may need at most: two edges for each of its suffixes, in a table with room to spare."""
+"""Most memory that one token needs per level of tree depth: two edges per suffix, in a table with free places."""
 
 LONGEST = 2**16
-"""As many tokens as a request may draft in a step."""
+"""The engine's limit of draft tokens per request and step."""
 
 
 def _path_as_text(value: Any) -> Any:
@@ -26,62 +26,64 @@ def _path_as_text(value: Any) -> Any:
 
 @frozen
 class SuffixConfig:
-    """Names, defaults and ranges are vLLM's where vLLM has the option. Raises ConfigError."""
+    """Options of suffix decoding. Names, defaults and ranges are vLLM's where vLLM has the option.
+
+    Raises ConfigError if a value is out of range or options contradict each other.
+    """
 
     suffix_decoding_max_tree_depth: int = field(
         default=24,
         validator=whole_number(1, LONGEST),
-        metadata={"help": "Most tokens of context and draft together: what lies further apart is not looked at."},
+        metadata={"help": "Most tokens of matched context and draft together."},
     )
     suffix_decoding_max_spec_factor: float = field(
         default=1.0,
         validator=number(0, MOST),
-        metadata={"help": "A context of n tokens allows n * factor + offset draft tokens."},
+        metadata={"help": "A matched context of n tokens allows n * factor + offset draft tokens."},
     )
     suffix_decoding_max_spec_offset: float = field(
         default=0.0,
         validator=number(0, MOST),
-        metadata={"help": "The offset of suffix_decoding_max_spec_factor: what a context of any length allows."},
+        metadata={"help": "The offset in that formula: draft tokens allowed after a context of any length."},
     )
     suffix_decoding_min_token_prob: float = field(
         default=0.1,
         validator=number(0, 1),
-        metadata={"help": "A draft ends where its path, given the context, would become less probable than this."},
+        metadata={"help": "A draft ends before the cumulative probability of its tokens falls below this."},
     )
     suffix_decoding_use_tree: bool = field(
         default=False,
         validator=flag,
-        metadata={"help": "Draft trees, of the most probable continuations on whatever branch. False: draft chains."},
+        metadata={"help": "Draft trees of the most probable continuations. False: draft chains."},
     )
     suffix_decoding_max_cached_requests: int = field(
         default=10000,
         validator=whole_number(0),
         metadata={
-            "help": "Outputs to remember, those of running requests included. 0: a request finds nothing but what it "
-            "has itself."
+            "help": "Most outputs to keep, including those of running requests. 0: requests draft from their own "
+            "tokens only."
         },
     )
     suffix_decoding_max_memory_mb: int | None = field(
         default=None,
         validator=whole_number(1, optional=True),
         metadata={
-            "help": "Most memory for remembered outputs, in MiB; what a running request has of its own is not counted. "
-            "None: no limit."
+            "help": "Memory limit of the kept outputs in MiB, without the automata of running requests. None: no limit."
         },
     )
     suffix_decoding_eviction: str = field(
         default=FIFO,
         validator=one_of(FIFO, LRU),
         metadata={
-            "help": "Which output to forget where there are too many: 'fifo' the one that finished first, 'lru' the "
-            "one that was not drafted from for longest."
+            "help": "Which output to evict at the limit: 'fifo' the one that finished first, 'lru' the one that was "
+            "drafted from least recently."
         },
     )
     suffix_decoding_cache_path: str | None = field(
         default=None,
         converter=_path_as_text,
         validator=text(optional=True),
-        metadata={"help": "File to load outputs from, and to save them to. None: they end with the engine."},
+        metadata={"help": "File to load outputs from and save them to. None: they are lost when the engine ends."},
     )
 
     def __attrs_post_init__(self) -> None:
@@ -89,7 +91,7 @@ class SuffixConfig:
         given = [key for key, value in defaults.items() if getattr(self, f"suffix_decoding_{key}") != value]
         if given and self.suffix_decoding_max_cached_requests == 0:
             raise ConfigError(
-                f"suffix_decoding_max_cached_requests=0 remembers no outputs, and suffix_decoding_{given[0]} says how: "
+                f"suffix_decoding_max_cached_requests=0 keeps no outputs, so suffix_decoding_{given[0]} has no effect: "
                 f"leave either out"
             )
         megabytes, depth = self.suffix_decoding_max_memory_mb, self.suffix_decoding_max_tree_depth
@@ -103,6 +105,6 @@ class SuffixConfig:
             if path is not None:
                 os.stat(Path(path).expanduser())
         except FileNotFoundError:
-            pass  # it will be made
+            pass  # `save_sequences` creates it
         except (OSError, RuntimeError, ValueError) as error:
-            raise ConfigError(f"suffix_decoding_cache_path={path!r} is no path of a file: {error}") from error
+            raise ConfigError(f"suffix_decoding_cache_path={path!r} is not a file path: {error}") from error

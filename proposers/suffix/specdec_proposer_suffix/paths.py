@@ -1,25 +1,30 @@
-"""Drafting a chain: what most often followed the longest context, or a shorter one if it promises more."""
+"""Drafting a chain: the most frequent continuation of the matched context whose chain has the highest score."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from specdec_proposer_suffix.compiled import inlined
+from specdec_proposer_suffix.compiled import jit_inline
 from specdec_proposer_suffix.store import BEST_COUNT, BEST_TOKEN, COUNT, LENGTH, LINK, NONE, Store, best_of
 
 ROUNDING = np.float32(1.00001)
-"""More than sums of a hundred float32 can be off by; of longer chains, one may lose to another that is no better."""
+"""Margin for the rounding error of a float32 sum of a hundred terms. Longer chains may lose against an equal score."""
 
 
-@inlined
+@jit_inline
 def best_path(
     store: Store, state: int, length: int, limits: np.ndarray, most: int, least_prob: np.float32, score: np.float32
 ) -> tuple[np.float32, int, int]:
-    """Where the chain with the highest score starts, and how many tokens it has; (score, NONE, 0) if none has more.
+    """The chain with the highest score: (its score, the state it starts from, its number of tokens).
 
-    A chain's score is the sum of its tokens' cumulative probabilities: how many are expected to be accepted. Contexts
-    are all suffixes of the position (state, length); of equal scores the longest context wins. limits int [limit]: the
-    most tokens to draft after a context of each length, of which those that share a state differ in nothing else.
+    A chain's score is the sum of its tokens' cumulative probabilities, the expected number of accepted tokens. All
+    suffixes of the context are tried; for equal scores the longest one wins.
+
+    state, length: the context's longest suffix in the automaton.
+    limits: int64 [limit], most draft tokens after a context of each length.
+    most: the request's budget.
+    least_prob: lowest cumulative probability of a draft token.
+    score: the score to exceed; without a better chain the result is (score, NONE, 0).
     """
     states = store.states
     start, num_tokens = NONE, 0
@@ -33,9 +38,9 @@ def best_path(
     return score, start, num_tokens
 
 
-@inlined
+@jit_inline
 def _follow(store: Store, state: int, most: int, least_prob: np.float32, score: np.float32) -> tuple[np.float32, int]:
-    """Score and length of the chain from a state; given up, with score 0, once it cannot exceed `score`."""
+    """Score and length of the chain from a state; (0, 0) as soon as it cannot exceed `score`."""
     states = store.states
     prob, total = np.float32(1), np.float32(0)
     for num_tokens in range(most):
@@ -52,9 +57,9 @@ def _follow(store: Store, state: int, most: int, least_prob: np.float32, score: 
     return total, most
 
 
-@inlined
+@jit_inline
 def write_path(store: Store, state: int, token_ids: np.ndarray, parents: np.ndarray, scores: np.ndarray) -> None:
-    """The tokens from a state, each's parent, and its probability given its parent."""
+    """Write the most frequent chain from a state: token ids, parents, and each token's probability given its parent."""
     states = store.states
     for i in range(len(token_ids)):
         target = best_of(store, state)

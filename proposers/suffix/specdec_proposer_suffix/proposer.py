@@ -1,4 +1,5 @@
-"""Suffix decoding (Oliaro et al. 2024): draft what most often followed the same context, in this request or others."""
+"""Suffix decoding (Oliaro et al. 2024): drafts the tokens that most often followed the same context earlier, in the
+request itself or in the outputs of others."""
 
 from __future__ import annotations
 
@@ -25,14 +26,16 @@ from specdec_proposer_suffix.batch import (
 from specdec_proposer_suffix.cache import SMALLEST, OutputCache
 from specdec_proposer_suffix.cache_file import SavedCache
 from specdec_proposer_suffix.config import LRU, SuffixConfig
-from specdec_proposer_suffix.store import NONE, ROOT, Store, enlarged, has_room
+from specdec_proposer_suffix.store import NONE, ROOT, Store, enlarge, has_room
 
 Nodes = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class SuffixProposer(Proposer):
-    """Every request has an automaton of its own prompt and output, all of them in one store, and all outputs share one
-    more. Tokens are taken over at `propose` and `finish`, so that a preemption changes nothing."""
+    """Drafts from suffix automata: one per running request over its prompt and output, and one over all outputs.
+
+    The requests' automata share one store. `propose` and `finish` append new tokens, so a preemption changes nothing.
+    """
 
     def __init__(self, config: SuffixConfig, context: BuildContext) -> None:
         limit = config.suffix_decoding_max_tree_depth
@@ -55,16 +58,16 @@ class SuffixProposer(Proposer):
         self._own = Store.empty(SMALLEST)
         self._requests = np.full((context.max_num_seqs, REQUEST_WIDTH), NONE, np.int64)
         self._all_slots = frozenset(range(context.max_num_seqs))
-        self._seen = [0] * context.max_num_seqs  # tokens taken over, as `requests` has them too
+        self._seen = [0] * context.max_num_seqs  # tokens appended, a copy of the counts in `_requests`
         self._num_removed = self.cache.num_removed
-        self._running: dict[str, tuple[int, ref[RequestView]]] = {}  # weak: it may lead to an engine
+        self._running: dict[str, tuple[int, ref[RequestView]]] = {}  # weak, as a view may keep an engine alive
 
     def start(self, request: RequestView) -> None:
         slot = min(self._all_slots.difference(slot for slot, _ in self._running.values()))
         self._running[request.id] = slot, ref(request)
         self._seen[slot] = 0
         while not has_room(self._own, 1, 0):
-            self._own = enlarged(self._own)
+            self._own = enlarge(self._own)
         root = new_root(self._own)
         state, number = (ROOT, self.cache.begin()) if self.cache.max_sequences > 0 else (NONE, NONE)
         self._requests[slot] = root, 0, state, 0, request.num_prompt_tokens, number, root
@@ -79,8 +82,11 @@ class SuffixProposer(Proposer):
         return merge_drafts(drafts, batch.max_draft_tokens)
 
     def finish(self, request: RequestView, reason: str) -> None:
-        """An interrupt may break it off, or may have broken off `start`: then it is called again. So what is done is
-        noted before it is done, since doing it twice would be worse than not at all."""
+        """Move the request's output to the finished ones and free its automaton.
+
+        If an interrupt aborts this or `start`, the engine calls `finish` again. Each step is recorded before it is
+        done: skipping it the second time is safer than doing it twice.
+        """
         if request.id not in self._running:
             return
         slot, _ = self._running[request.id]
@@ -101,14 +107,14 @@ class SuffixProposer(Proposer):
 
     @property
     def num_bytes(self) -> int:
-        """All that it holds."""
+        """Memory of the automata and the cache."""
         return self._own.num_bytes + self.cache.num_bytes
 
     def close(self) -> None:
         self._saved.save()
 
     def plan(self, batch: ProposerBatch) -> tuple[np.ndarray, np.ndarray, Nodes]:
-        """A step's plan and tails, which `batch.py` explains, and room for what it drafts."""
+        """A step's plan and tails (see `batch.py`), and empty arrays for its draft."""
         slots, totals, ends, tails = [], [], [], []
         end, depth, seen = 0, len(self._limits), self._seen
         for request in batch.requests:
@@ -125,7 +131,7 @@ class SuffixProposer(Proposer):
         return plan, np.concatenate(tails), _room_for_nodes(sum(batch.max_draft_tokens))
 
     def chains(self, plan: np.ndarray, tails: np.ndarray, nodes: Nodes) -> None:
-        """Do the step."""
+        """Append the new tokens and draft chains into `nodes`."""
         while True:
             state = draft_chains(
                 *self._own, *self.cache.store, self._vocab_size, self._requests, plan, tails, self._limits,
@@ -136,7 +142,7 @@ class SuffixProposer(Proposer):
             self._make_room(state)
 
     def trees(self, plan: np.ndarray, tails: np.ndarray, nodes: Nodes) -> list[tuple[np.ndarray, Nodes]]:
-        """The same with trees, from requests' own automata and from that of all outputs, with a plan and nodes each."""
+        """Append the new tokens and draft trees from both kinds of automata: (plan, nodes) for each."""
         limit = len(self._limits)
         while True:
             state = take_over(self._own, self.cache.store, limit, self._vocab_size, self._requests, plan, tails)
@@ -161,7 +167,7 @@ class SuffixProposer(Proposer):
 
     def _make_room(self, full: int) -> None:
         if full == OWN_IS_FULL:
-            self._own = enlarged(self._own)
+            self._own = enlarge(self._own)
         else:
             self._make_room_in_cache()
 
@@ -170,7 +176,7 @@ class SuffixProposer(Proposer):
         return extend(self.cache.store, len(self._limits), self._vocab_size, row[CACHED], new, row[OWNER])
 
     def _make_room_in_cache(self) -> None:
-        """If there is no finished output to remove, it is the oldest running one; its request goes on without."""
+        """Enlarge the cache or evict an output: if none has finished, the oldest running one, which stays uncached."""
         if not self.cache.make_room():
             cached = [entry for entry in self._running.values() if self._requests[entry[0]][CACHED][STATE] != NONE]
             slot, request = min(cached, key=lambda entry: self._requests[entry[0], OWNER])
@@ -180,7 +186,7 @@ class SuffixProposer(Proposer):
         self._look_up_after_removal()
 
     def _look_up_after_removal(self) -> None:
-        """Renew the positions of running outputs if one was removed since the last time."""
+        """Look up the positions of running outputs again if an output was removed since the last call."""
         if self.cache.num_removed == self._num_removed:
             return
         for slot, request in self._running.values():
@@ -191,7 +197,7 @@ class SuffixProposer(Proposer):
 
 
 def _room_for_nodes(num_nodes: int) -> Nodes:
-    """Token ids, parents and scores."""
+    """Empty arrays of token ids, parents and scores."""
     return np.empty(num_nodes, np.int64), np.empty(num_nodes, np.int32), np.empty(num_nodes, np.float32)
 
 
@@ -203,7 +209,7 @@ def _cached_output(request: ref[RequestView], row: np.ndarray) -> np.ndarray:
 
 
 def lengths_after(config: SuffixConfig) -> np.ndarray:
-    """int64 [tree depth]: at n, the most tokens to draft after a context of n. There is none of 0."""
+    """int64 [tree depth]: entry n is the most draft tokens after a context of n tokens. Entry 0 is unused."""
     limit = config.suffix_decoding_max_tree_depth
     contexts = np.arange(limit)
     factor = np.float32(config.suffix_decoding_max_spec_factor)

@@ -1,4 +1,4 @@
-"""Two requests before the first one, so that whatever has to be compiled is compiled when a model is loaded."""
+"""Warm-up: runs two small requests so that numba compiles everything while the engine is built."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from specdec_core import BuildContext, ProposerBatch
 from specdec_proposer_suffix.config import SuffixConfig
 from specdec_proposer_suffix.proposer import SuffixProposer
-from specdec_proposer_suffix.store import enlarged
+from specdec_proposer_suffix.store import enlarge
 
 
 @frozen(eq=False)
@@ -24,7 +24,7 @@ class _Request:
 
 @frozen
 class _Batch:
-    """What the proposer looks at of one."""
+    """The fields of a ProposerBatch that the proposer reads."""
 
     requests: list[_Request]
     max_draft_tokens: tuple[int, ...] = (1,)
@@ -43,4 +43,4 @@ def rehearse(config: SuffixConfig, context: BuildContext) -> None:
             proposer.propose(cast("ProposerBatch", _Batch([request])))
             proposer.finish(request, "stop")
     proposer.cache.add(token_ids)
-    proposer.cache.store = enlarged(proposer.cache.store)
+    proposer.cache.store = enlarge(proposer.cache.store)

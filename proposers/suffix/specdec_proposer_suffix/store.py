@@ -1,9 +1,9 @@
-"""Where automata live: states, and the edges between them, in flat arrays that are filled, freed and filled again.
+"""Storage of suffix automata: states and edges in flat arrays, whose entries are allocated and freed.
 
-Everything is an index, of a state into `states`, of an edge into `edges`. Most states have a single edge, which is kept
-in the state itself, as its best one. All edges of a state that has more are in `edges`, a hash table (open addressing,
-linear probing) and a doubly linked list for each state at once. Deleting an edge there moves later ones of its run up,
-so there are no tombstones and no slow decay.
+States and edges are indices into `states` and `edges`. Most states have a single edge, which the state itself holds as
+its best one. If a state has more, all of them are in `edges`, which is a hash table (open addressing, linear probing)
+and at the same time a doubly linked list per state. Deleting an edge moves later edges of its run up, so the table
+needs no tombstones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdec_proposer_suffix.compiled import compiled, inlined
+from specdec_proposer_suffix.compiled import jit, jit_inline
 
 NONE = -1
 
@@ -20,16 +20,16 @@ NONE = -1
 LENGTH = 0  # of its longest string, in tokens. A free state: NONE
 LINK = 1  # the state of the longest suffix that has other occurrences too. A free state: the next free one
 COUNT = 2  # occurrences of each of its strings
-FIRST_EDGE = 3  # of its edges in the table; NONE: it has at most one, its best
-BEST_TOKEN = 4  # the most frequent next one, of equally frequent ones the last seen (after a removal, any of them);
-#                 NONE: there is none; STALE
-BEST_TARGET = 5  # where that leads to
-BEST_COUNT = 6  # COUNT of BEST_TARGET: whatever changes that comes by here
-CHILDREN = 7  # exclusive or of the states whose link this is: tells which, if there is but one
-STATE_WIDTH = 8  # half a cache line: what is read together stands together
+FIRST_EDGE = 3  # the first of its edges in the table; NONE: it has at most one edge, its best
+BEST_TOKEN = 4  # the most frequent next token, for equal counts the last seen (after a removal, any of them);
+#                 NONE: no token follows; STALE
+BEST_TARGET = 5  # the state that BEST_TOKEN leads to
+BEST_COUNT = 6  # COUNT of BEST_TARGET, updated together with it
+CHILDREN = 7  # exclusive or of the states whose link this is: equals the child if there is only one
+STATE_WIDTH = 8  # half a cache line, so that one fetch reads a state
 
 STALE = -2
-"""The best token of a state that occurrences were removed from: to be found again when it is asked for."""
+"""BEST_TOKEN after occurrences were removed: `best_of` computes it again when it is needed."""
 
 # Columns of `edges`
 SOURCE = 0  # NONE: there is no edge here
@@ -40,23 +40,23 @@ PREVIOUS = 4  # NONE: the first
 EDGE_WIDTH = 5
 
 STATE_BYTES = 4 * (STATE_WIDTH + EDGE_WIDTH + 1)
-"""Of a store, per state that it has room for, with a place in the table: source code needs fewer than one."""
+"""Memory of a store per state of its capacity, with one edge in the table: source code needs less than one."""
 
 ROOT = 0
-"""The root of the one automaton in a store that sequences are removed from."""
+"""Root of the automaton in a store that sequences can be removed from. There is only one."""
 
 # Entries of `book`
-FREE = 0  # first free state, NONE: none
-NUM_STATES = 1  # in use
-NUM_EDGES = 2  # in the table
+FREE = 0  # first free state; NONE if there is none
+NUM_STATES = 1  # states in use
+NUM_EDGES = 2  # edges in the table
 TOP = 3  # states ever used
-LAST_SEEN = 4  # from here on, if it is recorded: the number of the sequence that each state was last seen in
+LAST_SEEN = 4  # from here on, if recorded: the id of the sequence that each state was last seen in
 
 
 class Store(NamedTuple):
     states: np.ndarray  # int32 [state capacity, STATE_WIDTH]
     edges: np.ndarray  # int32 [state capacity, EDGE_WIDTH]
-    book: np.ndarray  # int32 [LAST_SEEN]   or with the state capacity in addition
+    book: np.ndarray  # int32 [LAST_SEEN], or [LAST_SEEN + state capacity] if last sequences are recorded
 
     @classmethod
     def empty(cls, num_states: int, records_last_seen: bool = False) -> Store:
@@ -71,25 +71,25 @@ class Store(NamedTuple):
         return sum(array.nbytes for array in self)
 
 
-@inlined
+@jit_inline
 def has_room(store: Store, num_states: int, num_edges: int) -> bool:
-    """Whether as many more fit, with the quarter of the table left free that keeps probing short."""
+    """Whether that many more states and edges fit. A quarter of the table stays free to keep probing short."""
     return (
         store.book[NUM_STATES] + num_states <= len(store.states)
         and (store.book[NUM_EDGES] + num_edges) * 4 <= len(store.edges) * 3
     )
 
 
-@inlined
+@jit_inline
 def has_room_for_token(store: Store, limit: int, vocab_size: int) -> bool:
-    """Whether one more token fits into an automaton: two states, two edges for each of its suffixes, and copies of
-    all edges of another state."""
+    """Whether one more token fits into an automaton: two states, two edges per suffix, and a copy of all edges of
+    another state."""
     return has_room(store, 2, 2 * limit + min(vocab_size, store.book[NUM_EDGES]))
 
 
-@inlined
+@jit_inline
 def new_state(store: Store, length: int, link: int) -> int:
-    """A state without occurrences and edges. There must be room."""
+    """Allocate a state without occurrences and edges. The store must have room."""
     states, book = store.states, store.book
     state = book[FREE]
     if state == NONE:
@@ -109,18 +109,18 @@ def new_state(store: Store, length: int, link: int) -> int:
     return state
 
 
-@inlined
+@jit_inline
 def free_state(store: Store, state: int) -> None:
-    """Its edges must be deleted already."""
+    """Return a state to the free list. Its edges must be deleted already."""
     store.states[state, LENGTH] = NONE
     store.states[state, LINK] = store.book[FREE]
     store.book[FREE] = state
     store.book[NUM_STATES] -= 1
 
 
-@inlined
+@jit_inline
 def target_of(store: Store, source: int, token: int) -> int:
-    """The state that token leads to; NONE if there is no edge."""
+    """The state that the token leads to; NONE if there is no edge."""
     if store.states[source, BEST_TOKEN] == token:
         return store.states[source, BEST_TARGET]
     if store.states[source, FIRST_EDGE] == NONE:
@@ -129,9 +129,9 @@ def target_of(store: Store, source: int, token: int) -> int:
     return NONE if edge == NONE else store.edges[edge, TARGET]
 
 
-@inlined
+@jit_inline
 def add_edge(store: Store, source: int, token: int, target: int) -> None:
-    """There must be none yet with that token, and room for two."""
+    """Add an edge. The state must have no edge with this token, and the table room for two edges."""
     states = store.states
     if states[source, FIRST_EDGE] == NONE:
         if states[source, BEST_TOKEN] == NONE:
@@ -142,9 +142,9 @@ def add_edge(store: Store, source: int, token: int, target: int) -> None:
     _insert(store, source, token, target)
 
 
-@inlined
+@jit_inline
 def redirect(store: Store, source: int, token: int, target: int) -> None:
-    """Let the edge lead to another state."""
+    """Change the target of an existing edge."""
     states = store.states
     if states[source, BEST_TOKEN] == token:
         states[source, BEST_TARGET] = target
@@ -152,7 +152,7 @@ def redirect(store: Store, source: int, token: int, target: int) -> None:
         store.edges[_find(store.edges, source, token), TARGET] = target
 
 
-@inlined
+@jit_inline
 def delete_edge(store: Store, source: int, token: int) -> None:
     states = store.states
     if states[source, FIRST_EDGE] != NONE:
@@ -163,16 +163,16 @@ def delete_edge(store: Store, source: int, token: int) -> None:
         states[source, BEST_TOKEN] = STALE
 
 
-@inlined
+@jit_inline
 def delete_edges(store: Store, source: int) -> None:
     while store.states[source, FIRST_EDGE] != NONE:
         _take_out(store, store.states[source, FIRST_EDGE])
     store.states[source, BEST_TOKEN] = NONE
 
 
-@compiled
+@jit
 def copy_edges(store: Store, source: int, other: int) -> None:
-    """Give all edges of source to another state, which has none, as well."""
+    """Copy all edges of `source` to another state, which must have none."""
     edges = store.edges
     _copy_best(store.states, source, other)
     edge = store.states[source, FIRST_EDGE]
@@ -181,9 +181,9 @@ def copy_edges(store: Store, source: int, other: int) -> None:
         edge = edges[edge, NEXT]
 
 
-@compiled
+@jit
 def move_edges(store: Store, source: int, other: int) -> None:
-    """Give them to a state that has none, and leave source without."""
+    """Move all edges of `source` to another state, which must have none."""
     states, edges = store.states, store.edges
     _copy_best(states, source, other)
     states[source, BEST_TOKEN] = NONE
@@ -194,16 +194,16 @@ def move_edges(store: Store, source: int, other: int) -> None:
         _insert(store, other, token, target)
 
 
-@inlined
+@jit_inline
 def _copy_best(states: np.ndarray, source: int, other: int) -> None:
     states[other, BEST_TOKEN] = states[source, BEST_TOKEN]
     states[other, BEST_TARGET] = states[source, BEST_TARGET]
     states[other, BEST_COUNT] = states[source, BEST_COUNT]
 
 
-@inlined
+@jit_inline
 def count_edge(store: Store, source: int, token: int, target: int) -> None:
-    """After the target of one of its edges gained an occurrence: it may be the best now."""
+    """Update the best edge of `source` after the target of one of its edges gained an occurrence."""
     states = store.states
     count, best = states[target, COUNT], states[source, BEST_TOKEN]
     if best == token or (best != STALE and count >= states[source, BEST_COUNT]):
@@ -211,24 +211,26 @@ def count_edge(store: Store, source: int, token: int, target: int) -> None:
         states[source, BEST_COUNT] = count
 
 
-@inlined
+@jit_inline
 def discount_edge(store: Store, source: int, token: int, target: int) -> None:
-    """After it lost one: delete the edge if it has none left, and doubt that it is the best."""
+    """Update the edges of `source` after a target lost an occurrence: delete an edge without any, or mark it STALE."""
     states = store.states
     count = states[target, COUNT]
     if count == 0:
         delete_edge(store, source, token)
     elif states[source, BEST_TOKEN] == token:
         states[source, BEST_COUNT] = count
-        # If half of the occurrences go on like this, then nothing can be more frequent.
+        # An edge with at least half of the occurrences is the best one for certain.
         if 2 * count < states[source, COUNT] and states[source, FIRST_EDGE] != NONE:
             states[source, BEST_TOKEN] = STALE
 
 
-@inlined
+@jit_inline
 def best_of(store: Store, state: int) -> int:
-    """The state that the most frequent next token leads to; NONE if nothing follows. BEST_TOKEN is that token then,
-    BEST_COUNT how often it follows."""
+    """The state that the most frequent next token leads to; NONE if no token follows.
+
+    Recomputes a STALE best edge: afterwards BEST_TOKEN is that token and BEST_COUNT its count.
+    """
     states = store.states
     if states[state, BEST_TOKEN] == STALE:
         states[state, BEST_TOKEN], states[state, BEST_COUNT] = NONE, 0
@@ -239,28 +241,28 @@ def best_of(store: Store, state: int) -> int:
     return NONE if states[state, BEST_TOKEN] == NONE else states[state, BEST_TARGET]
 
 
-@inlined
+@jit_inline
 def last_seen_in(store: Store, state: int) -> int:
-    """The number of a sequence; NONE if that is not recorded."""
+    """Id of the sequence that the state was last seen in; NONE if the store does not record it."""
     return store.book[LAST_SEEN + state] if len(store.book) > LAST_SEEN else NONE
 
 
-@inlined
-def see(store: Store, state: int, number: int) -> None:
+@jit_inline
+def mark_last_seen(store: Store, state: int, number: int) -> None:
     if len(store.book) > LAST_SEEN:
         store.book[LAST_SEEN + state] = number
 
 
-@inlined
+@jit_inline
 def _home(edges: np.ndarray, source: int, token: int) -> int:
-    """Where the search for an edge begins."""
+    """The hash of an edge: the place in the table where probing begins."""
     mixed = (np.uint64(source) * np.uint64(0x9E3779B97F4A7C15)) ^ (np.uint64(token) * np.uint64(0xC2B2AE3D27D4EB4F))
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
     return np.int64(((mixed >> np.uint64(32)) * np.uint64(len(edges))) >> np.uint64(32))
 
 
-@inlined
+@jit_inline
 def _find(edges: np.ndarray, source: int, token: int) -> int:
     edge = _home(edges, source, token)
     while edges[edge, SOURCE] != NONE:
@@ -272,7 +274,7 @@ def _find(edges: np.ndarray, source: int, token: int) -> int:
     return NONE
 
 
-@inlined
+@jit_inline
 def _insert(store: Store, source: int, token: int, target: int) -> None:
     edges, states = store.edges, store.states
     edge = _home(edges, source, token)
@@ -292,9 +294,9 @@ def _insert(store: Store, source: int, token: int, target: int) -> None:
     store.book[NUM_EDGES] += 1
 
 
-@compiled
+@jit
 def _take_out(store: Store, edge: int) -> None:
-    """Delete an edge from the table. Others may move."""
+    """Delete an edge from the table. Other edges may move to other places."""
     edges = store.edges
     before, after = edges[edge, PREVIOUS], edges[edge, NEXT]
     if before == NONE:
@@ -318,7 +320,7 @@ def _take_out(store: Store, edge: int) -> None:
     edges[hole, SOURCE] = NONE
 
 
-@inlined
+@jit_inline
 def _move(store: Store, edge: int, place: int) -> None:
     edges = store.edges
     for column in range(EDGE_WIDTH):
@@ -332,9 +334,11 @@ def _move(store: Store, edge: int, place: int) -> None:
         edges[after, PREVIOUS] = place
 
 
-def enlarged(store: Store, most: int | None = None) -> Store:
-    """The same content with room for half as many states again, or for `most`, and for edges in proportion. States keep
-    their numbers, edges do not."""
+def enlarge(store: Store, most: int | None = None) -> Store:
+    """A copy of the store with 1.5 times the capacity in states and edges, but at most `most` states.
+
+    States keep their indices; edges do not.
+    """
     num_states = len(store.states) * 3 // 2
     if most is not None:
         num_states = min(num_states, most)
@@ -347,13 +351,13 @@ def enlarged(store: Store, most: int | None = None) -> Store:
     return larger
 
 
-@compiled
+@jit
 def _copy_edges(store: Store, larger: Store) -> None:
     for state in range(store.book[TOP]):
         edge = last = NONE if store.states[state, LENGTH] == NONE else store.states[state, FIRST_EDGE]
         while edge != NONE:
             last = edge
             edge = store.edges[edge, NEXT]
-        while last != NONE:  # from the last one on, since each goes to the front: the order stays
+        while last != NONE:  # backwards, since `_insert` prepends: this keeps the order
             _insert(larger, state, store.edges[last, TOKEN], store.edges[last, TARGET])
             last = store.edges[last, PREVIOUS]

@@ -1,10 +1,10 @@
-"""Drafting a tree: the most probable continuations of a context, on whatever branch they lie."""
+"""Drafting a tree: the most probable continuations of a context, over all branches."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from specdec_proposer_suffix.compiled import compiled
+from specdec_proposer_suffix.compiled import jit
 from specdec_proposer_suffix.store import (
     BEST_TARGET,
     BEST_TOKEN,
@@ -20,7 +20,7 @@ from specdec_proposer_suffix.store import (
 )
 
 
-@compiled
+@jit
 def best_tree(
     store: Store,
     state: int,
@@ -32,10 +32,12 @@ def best_tree(
     parents: np.ndarray,
     scores: np.ndarray,
 ) -> tuple[int, int, int]:
-    """Write the tree with the highest score, the sum of its nodes' cumulative probabilities. Returns how many nodes it
-    has, the depth of the deepest, and the context's state, NONE for no tree.
+    """Write the tree with the highest score, the sum of its nodes' cumulative probabilities.
 
-    Contexts and limits are as in `paths.best_path`. The arrays have room for `most` nodes; scores are given the parent.
+    Returns its number of nodes, its depth, and the state of the context that it continues, NONE for an empty tree.
+    Contexts and limits are as in `paths.best_path`.
+
+    token_ids, parents, scores: written, [most] each; a score is the node's probability given its parent.
     """
     states = store.states
     score, num_nodes, max_depth, chosen = np.float32(0), 0, 0, NONE
@@ -57,7 +59,7 @@ def best_tree(
     return num_nodes, max_depth, chosen
 
 
-@compiled
+@jit
 def _grow(
     store: Store,
     state: int,
@@ -68,9 +70,9 @@ def _grow(
     parents: np.ndarray,
     scores: np.ndarray,
 ) -> tuple[np.float32, int, int]:
-    """Add the most probable node that may be added, again and again. Returns their score, number and depth."""
+    """Grow a tree from a state, the most probable node first. Returns its score, number of nodes and depth."""
     states, edges = store.states, store.edges
-    probs = np.empty((most, 2), np.float32)  # of nodes that may be added next: cumulative, and given the parent
+    probs = np.empty((most, 2), np.float32)  # of waiting nodes: cumulative, and given the parent
     nodes = np.empty((most, 4), np.int64)  # their tokens, states, parents and depths
     num_waiting, num_nodes, total, deepest = 0, 0, np.float32(0), 0
     parent, level, prob = NONE, 1, np.float32(1)
@@ -81,7 +83,7 @@ def _grow(
             if edge != NONE:
                 token, target, edge = edges[edge, TOKEN], edges[edge, TARGET], edges[edge, NEXT]
             own = np.float32(states[target, COUNT]) / np.float32(states[state, COUNT])
-            # Where there are more than can be added, the turn of the least probable one would never come.
+            # The least probable node is replaced when there are more than can be added.
             place = num_waiting if num_waiting < most else probs[:, 0].argmin()
             if prob * own >= least_prob and (num_waiting < most or prob * own > probs[place, 0]):
                 probs[place, 0], probs[place, 1] = prob * own, own

@@ -1,4 +1,4 @@
-"""arctic-inference's suffix decoding, told of requests as a proposer is."""
+"""arctic-inference's suffix decoding behind the interface of a proposer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attrs import define, evolve, field
 from suffix_fuzz import Drafted, Plan, View
 
 DIFFERENT = {"evicts": "first started", "matches_whole_context": False}
-"""Of the reference's options, those that arctic differs in."""
+"""Options of the reference that reproduce arctic-inference's differences."""
 
 
 def like_arctic(plan: Plan) -> Plan:
@@ -29,7 +29,7 @@ class ArcticSubject:
         self.cache = SuffixDecodingCache(options.depth, options.max_cached_requests)
 
     def start(self, request: View) -> None:
-        self._num_lives += 1  # as the key: with a request's id, what an earlier request of that id said were forgotten
+        self._num_lives += 1  # as the key: ids come again, and would drop earlier outputs
         num_prompt_tokens = request.num_prompt_tokens
         self._lives[request.id] = self._num_lives, num_prompt_tokens
         self.cache.start_request(self._num_lives, request.token_ids[:num_prompt_tokens].astype(np.int32))

@@ -1,4 +1,4 @@
-"""A suffix proposer, driven by hand."""
+"""Drives a suffix proposer without an engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specdec_testing.drive import NO_TARGET, _build_context, batch_of
 
 
 def texts(number: int, length: int, *, seed: int, num_symbols: int = 50) -> list[list[int]]:
-    """Random walks with short memories: they repeat themselves, and each other."""
+    """Random walks in which each symbol has three usual successors, so that strings repeat within and across texts."""
     random = Random(seed)
     after = [[random.randrange(num_symbols) for _ in range(3)] for _ in range(num_symbols)]
     found = []
@@ -33,7 +33,7 @@ def texts(number: int, length: int, *, seed: int, num_symbols: int = 50) -> list
 
 @define(eq=False)
 class Speaker:
-    """A `RequestView` that goes on."""
+    """A `RequestView` whose tokens can be extended."""
 
     id: str
     tokens: list[int]
@@ -81,20 +81,20 @@ class Driver:
         return [draft.tree(i).token_ids for i in range(draft.batch_size)]
 
     def propose(self, *requests: Speaker) -> list[int]:
-        """The first one's draft."""
+        """Draft for all requests; returns the first request's draft."""
         return self.propose_all(requests)[0]
 
     def finish(self, request: Speaker) -> None:
         self.proposer.finish(request, "stop")
 
     def run(self, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """A request that is over before it is drafted for."""
+        """Run a request to its end without drafting for it."""
         request = self.start(prompt)
         request.say(*output)
         self.finish(request)
 
     def ask(self, context: Sequence[int]) -> list[int]:
-        """What is drafted after a prompt, by a request that says nothing."""
+        """The draft of a new request after a prompt; the request then ends without output."""
         request = self.start(context)
         draft = self.propose(request)
         self.finish(request)

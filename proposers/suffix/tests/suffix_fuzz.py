@@ -1,8 +1,7 @@
-"""Random lives of requests, in which every draft of a subject is compared with the reference.
+"""Random sequences of request operations, in which every draft of a subject is compared with the reference.
 
-A subject (`Subject`) hears of tokens as a proposer does: through a request's `token_ids` when it starts, when it is
-drafted for and when it finishes. So does the reference here: before a batch is drafted for, all of its requests are
-brought up to date.
+A subject (`Subject`) reads tokens as a proposer does: from a request's `token_ids` in `start`, `propose` and `finish`.
+The reference is updated at the same moments: before a batch is drafted for, all of its requests are brought up to date.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 from attrs import Factory, define, field, frozen
 from suffix_reference import Chain, Options, Reference, String, Tree, total
 
-VOCABULARY = (0, 1, 2, 7, 100, 30_000, 65_535, 65_536, 199_999)  # what the symbols of a text may stand for
+VOCABULARY = (0, 1, 2, 7, 100, 30_000, 65_535, 65_536, 199_999)  # token ids that a text's symbols are mapped to
 
 
 @define(eq=False)
@@ -48,12 +47,12 @@ class View:
 
 @frozen
 class Drafted:
-    """What a subject drafted for one request."""
+    """A subject's draft for one request."""
 
     token_ids: list[int]
     parents: list[int]
     scores: list[float]  # P(accepted | parent accepted)
-    total: float | None = None  # expected number of accepted tokens, where the subject says it
+    total: float | None = None  # expected number of accepted tokens, if the subject reports it
 
 
 class Subject(Protocol):
@@ -65,20 +64,20 @@ class Subject(Protocol):
 
 @frozen
 class Plan:
-    """One stretch of random operations on a new subject."""
+    """Parameters of one run of random operations on a new subject."""
 
     options: Options
     use_tree: bool = False
     num_symbols: int = 4
     max_active: int = 5
     longest_prompt: int = 40
-    budget: int = 24  # largest of any request
+    budget: int = 24  # largest draft budget of a request
     num_operations: int = 500
 
 
 @define
 class Figures:
-    """What happened, so that a test can tell that it tested something."""
+    """Counts of events, so that a test can check that the interesting cases occurred."""
 
     num_operations: int = 0
     num_evicted: int = 0
@@ -88,7 +87,7 @@ class Figures:
 
 @define
 class Text:
-    """Tokens that often, but not always, have been seen before."""
+    """Tokens most of which repeat earlier ones."""
 
     random: Random
     symbols: list[int]
@@ -120,7 +119,7 @@ class Text:
 
 @define
 class Fuzz:
-    """random: every choice comes from it. subject: new."""
+    """Runs a plan. random: the source of every choice. subject: must be new."""
 
     plan: Plan
     subject: Subject
@@ -147,7 +146,7 @@ class Fuzz:
         if len(self.active) == self.plan.max_active:
             return
         self.figures.num_operations += 1
-        key = self.random.choice(free)  # many ids come again
+        key = self.random.choice(free)  # ids are reused often
         symbols = [VOCABULARY[i % len(VOCABULARY)] + i // len(VOCABULARY) for i in range(self.plan.num_symbols)]
         text = Text(self.random, symbols, self._earlier)
         num_prompt_tokens = self.random.randint(1, self.plan.longest_prompt)
@@ -159,11 +158,11 @@ class Fuzz:
         self.subject.start(view)
         self.reference.start(key, num_prompt_tokens)
         self._catch_up(view)
-        if self.random.random() < 0.8:  # the target's first token is there unless the request ends before it
+        if self.random.random() < 0.8:  # most requests have the first output token already
             view.append(text.take(1, view.token_ids.tolist()))
 
     def extend(self) -> None:
-        """As a step would: some of the last draft, and a token that need not be of it. The subject is not told."""
+        """Append a part of the last draft and any one token, as a step does. The subject is not called."""
         for key in self._some_active():
             self.figures.num_operations += 1
             view, text = self.active[key]
@@ -190,7 +189,7 @@ class Fuzz:
             self.figures.longest_draft = max(self.figures.longest_draft, len(drafted.token_ids))
 
     def reset(self) -> None:
-        """Preempted: its tokens stay what they were."""
+        """Preempt a request: its tokens do not change."""
         for key in self._some_active()[:1]:
             self.figures.num_operations += 1
             self.figures.events["reset"] += 1
@@ -269,7 +268,7 @@ def is_chain(drafted: Drafted, chain: Chain) -> bool:
 
 
 def paths_of(drafted: Drafted) -> list[list[tuple[int, float]]]:
-    """(token, score) from the root to each node."""
+    """The path of (token, score) pairs from the root to each node."""
     paths: list[list[tuple[int, float]]] = []
     for node in zip(drafted.token_ids, drafted.scores, drafted.parents, strict=True):
         token_id, score, parent = node
@@ -279,7 +278,7 @@ def paths_of(drafted: Drafted) -> list[list[tuple[int, float]]]:
 
 
 def is_explained(path: list[tuple[int, float]], matches: list[tuple[Tree, String]]) -> bool:
-    """Whether the last node's score is that of some tree, as it continues the string matched in it."""
+    """Whether the last node's score equals the one that some tree gives it after the matched string."""
     *before, (token_id, score) = path
     for tree, matched in matches:
         string = (*matched, *(t for t, _ in before))

@@ -1,4 +1,4 @@
-"""What the random tests try: options, and texts of few or many symbols."""
+"""Plans of the random tests: combinations of options and texts of few or many symbols."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from suffix_fuzz import Plan
 from suffix_reference import Options
 
 NUM_OPERATIONS = 56_000 if os.environ.get("SPECDEC_NIGHTLY") else 500
-"""Of each plan: a million in all, or some thousands."""
+"""Operations per plan: a million in all with SPECDEC_NIGHTLY, else some thousands."""
 
 PLANS = {
     "defaults": Plan(Options(max_cached_requests=50), num_symbols=30),

@@ -1,7 +1,7 @@
-"""What `suffix` has to draft, in the plainest form: every string of tokens is counted in a dict.
+"""The reference of the method `suffix`: every string of tokens is counted in a dict.
 
-The method leaves one thing open: which of several equally frequent tokens comes next. So the reference answers with
-every draft that some way of settling these ties leads to.
+The method does not specify which of several equally frequent tokens comes next. So the reference returns every draft
+that some way of breaking these ties leads to.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Chain = tuple[Node, ...]
 
 
 def total(chain: Chain) -> np.float32:
-    """How many tokens of it are expected to be accepted, in the order in which float32 adds them up."""
+    """The expected number of accepted tokens, added up in float32 in the order of the nodes."""
     score = np.float32(0)
     for node in chain:
         score += np.float32(node.prob)
@@ -46,20 +46,20 @@ class Options:
     matches_whole_context: bool = True  # arctic does not: it leaves at least one token of the context unmatched
 
     def max_nodes(self, match_len: int, budget: int) -> int:
-        """Most nodes of a draft after a match of that many tokens."""
+        """Most nodes of a draft after a match of `match_len` tokens."""
         allowed = np.float32(match_len) * np.float32(self.factor) + np.float32(self.offset)
         return max(min(budget, int(float(allowed) + 1e-6)), 0)
 
 
 @define
 class Tree:
-    """How often each string of 1 to `depth` tokens occurs in some sequences, of which each may still grow."""
+    """Counts of each string of 1 to `depth` tokens in a set of sequences, each of which may still grow."""
 
     depth: int
     following: dict[String, Counter[int]] = field(factory=dict)  # string -> how often each token follows
 
     def append(self, sequence: list[int], token_id: int) -> None:
-        """Add a token to the end of a sequence whose tokens so far were all added like this."""
+        """Append a token to a sequence. All of its earlier tokens must have been added by this method."""
         sequence.append(token_id)
         for string in self._strings_that_end(sequence, len(sequence)):
             self.following.setdefault(string[:-1], Counter())[string[-1]] += 1
@@ -78,18 +78,18 @@ class Tree:
         return self.counts_after(string[:-1])[string[-1]]
 
     def counts_after(self, string: String) -> Counter[int]:
-        """How often each token follows a string that is shorter than the depth."""
+        """Counts of the tokens that follow a string. The string must be shorter than the depth."""
         return self.following.get(string, Counter())
 
     def score(self, string: String, token_id: int) -> np.float32:
-        """How often a token follows a string, of all the string's occurrences; a sequence may also end there."""
+        """The share of a string's occurrences that a token follows. Occurrences at the end of a sequence count too."""
         return np.float32(self.count((*string, token_id))) / np.float32(self.count(string))
 
     def chains(self, string: String, max_nodes: int, min_prob: float, prob: float = 1.0) -> list[Chain]:
-        """The most frequent continuations of a string: one for each way of settling ties.
+        """The most frequent continuations of a string: one for each way of breaking ties.
 
-        They are few: all of them but an empty one have a probability of at least min_prob, none is the beginning of
-        another, and each occurrence of the string is followed by at most one.
+        There are few: each non-empty one has a probability of at least min_prob, none is a prefix of another, and each
+        occurrence of the string is followed by at most one of them.
         """
         counts = self.counts_after(string) if len(string) < self.depth else None
         if max_nodes == 0 or not counts:
@@ -106,7 +106,7 @@ class Tree:
         return found
 
     def matches(self, context: Sequence[int], longest: int) -> Iterator[String]:
-        """The endings of the context that occur, shortest first."""
+        """The suffixes of the context that occur, shortest first."""
         for length in range(1, min(longest, self.depth - 1, len(context)) + 1):
             string = tuple(context[-length:])
             if not self.count(string):
@@ -127,7 +127,7 @@ class Request:
 
 @define
 class Reference:
-    """Requests are known by keys; a key may come again once its request has finished."""
+    """The reference proposer. A key names a request and may be reused once the request has finished."""
 
     options: Options
     new_tree: Callable[[int], Tree] = Tree
@@ -145,7 +145,7 @@ class Reference:
             self._evict(newest=request.number)
 
     def extend(self, key: str, token_ids: Sequence[int]) -> None:
-        """token_ids: of the prompt first, then of the output."""
+        """Append tokens to a request, those of the prompt first, then those of the output."""
         request = self.requests[key]
         for token_id in token_ids:
             request.tree.append(request.tokens, token_id)
@@ -170,7 +170,7 @@ class Reference:
             self.num_evicted += 1
 
     def trees(self, key: str) -> list[Tree]:
-        """Those that a request is drafted from: its own wins where drafts from both are equally good."""
+        """The trees that a request is drafted from: its own comes first and wins ties."""
         return [self.requests[key].tree, self.tree]
 
     def matches(self, key: str, tree: Tree) -> list[String]:
@@ -181,8 +181,8 @@ class Reference:
     def drafts(self, key: str, budget: int) -> set[Chain]:
         """Every chain that may be drafted for a request: the best of all matches in both trees.
 
-        Ties at different matches are settled independently of each other. So a chain may win if it does against the
-        worst that each of its rivals could come up with; of two equally good ones, `rank` decides.
+        Ties at different matches are broken independently. So a chain may win if it beats the worst chain of every
+        other match; between equal scores, `rank` decides.
         """
         rivals: list[tuple[tuple[int, int], list[Chain]]] = [((0, 0), [()])]
         for own, tree in zip((1, 0), self.trees(key), strict=True):

@@ -1,4 +1,4 @@
-"""What is kept of earlier outputs, for how long, and in how much memory."""
+"""The cache of earlier outputs: contents, eviction and memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_outputs_of_earlier_requests_are_drafted():
     driver = Driver()
     driver.run([1, 2], [10, 11, 12, 13, 14])
     assert driver.ask([10, 11]) == [12, 13]
-    assert driver.ask([1, 2]) == []  # prompts are not
+    assert driver.ask([1, 2]) == []  # prompts are not cached
 
 
 def test_the_first_to_finish_is_the_first_to_go():
@@ -25,7 +25,7 @@ def test_the_first_to_finish_is_the_first_to_go():
     for start in (10, 20):
         driver.run([1], [start, start + 1, start + 2, start + 3])
     driver.finish(slow)
-    assert driver.ask([10, 11]) == []  # for the one that asks takes a place, while it runs
+    assert driver.ask([10, 11]) == []  # the running request takes a place in the cache
     assert driver.ask([5, 6]) == [7, 8]
     assert driver.ask([20, 21]) == [22, 23]
 
@@ -67,7 +67,7 @@ def test_memory_is_the_same_after_20_times_as_much(requests):
 
 @pytest.mark.parametrize("eviction", ["fifo", "lru"])
 def test_outputs_that_are_all_alike_keep_within_the_memory(eviction):
-    """They share their states, so that tokens are what fills it."""
+    """Equal outputs share their automaton states, so their tokens fill the memory."""
     driver = Driver(max_memory_mb=1, eviction=eviction)
     for _ in range(600):
         driver.run([1], range(10, 1010))
@@ -89,7 +89,7 @@ def test_nothing_is_left_of_requests_without_a_cache():
 
 
 def test_where_only_running_requests_fill_the_memory_the_oldest_goes_on_without():
-    """It is drafted for from its own tokens, and from the others'."""
+    """A request without a cached output drafts from its own tokens and from other outputs."""
     driver = Driver(max_memory_mb=1)
     requests = [driver.start([i]) for i in range(4)]
     for text in zip(*texts(4, 12_000, seed=3, num_symbols=5000), strict=True):

@@ -1,4 +1,4 @@
-"""The file that a cache lives on in: whole or refused, never written over what is not a cache."""
+"""The cache file: it is loaded whole or refused, and a file that is not a cache is never overwritten."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OUTPUT = [10, 11, 12, 13, 14]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Of a cache with one output in it."""
+    """A cache file with one output."""
     path = tmp_path / "some" / "cache"
     driver = Driver(cache_path=path)
     driver.run([1], OUTPUT)
@@ -46,7 +46,7 @@ def test_the_oldest_are_dropped_where_fewer_may_be_kept(path: Path):
     assert [sequence[0] for sequence in driver.proposer.cache.sequences] == [20, 30]
     driver.run([1], OUTPUT)
     driver.proposer.close()
-    assert len(load_sequences(path, 100)) == 3  # of the file, none for an engine that keeps fewer
+    assert len(load_sequences(path, 100)) == 3  # an engine that keeps fewer outputs drops none from the file
 
 
 def test_engines_that_share_a_file_add_to_it(path: Path):
@@ -61,7 +61,7 @@ def test_engines_that_share_a_file_add_to_it(path: Path):
 
 def test_without_a_cache_the_file_stays(path: Path):
     content = path.read_bytes()
-    with pytest.raises(ConfigError, match="suffix_decoding_cache_path says how: leave either out"):
+    with pytest.raises(ConfigError, match="suffix_decoding_cache_path has no effect: leave either out"):
         Driver(cache_path=path, max_cached_requests=0)
     assert path.read_bytes() == content
 
@@ -85,12 +85,12 @@ def test_every_truncation_is_refused_and_starts_empty(path: Path):
         path.write_bytes(whole[:length])
         with pytest.raises(UnusableFileError):
             load_sequences(path, 100)
-    with pytest.warns(UserWarning, match=r"cache_path='.*cache' .* is not used and not written to, .*: delete"):
+    with pytest.warns(UserWarning, match=r"cache_path='.*cache' .* is neither used nor written to, .*: delete"):
         driver = Driver(cache_path=path)
     assert driver.ask([10, 11]) == []
     driver.run([1], OUTPUT)
     driver.proposer.close()
-    assert path.read_bytes() == whole[:-1]  # whatever it is, it is not overwritten
+    assert path.read_bytes() == whole[:-1]  # a damaged file is not overwritten
 
 
 @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -105,7 +105,7 @@ def test_a_byte_that_changed_is_noticed(path: Path, tmp_path: Path, place: int, 
         found = [sequence.tolist() for sequence in load_sequences(other, 100)]
     except UnusableFileError:
         return
-    assert found == [OUTPUT]  # white space of the header, and its like
+    assert found == [OUTPUT]  # a changed byte without effect, like white space in the header
 
 
 @pytest.mark.parametrize(
@@ -125,12 +125,12 @@ def test_another_safetensors_file_is_refused(tmp_path: Path):
 
     path = tmp_path / "model.safetensors"
     save_file({"weight": np.zeros(3, np.float32)}, path)
-    with pytest.raises(UnusableFileError, match="no such cache"):
+    with pytest.raises(UnusableFileError, match="is not a suffix cache"):
         load_sequences(path, 100)
 
 
 def test_a_folder_is_refused(tmp_path: Path):
-    with pytest.warns(UserWarning, match="is not used"):
+    with pytest.warns(UserWarning, match="is neither used nor written to"):
         Driver(cache_path=tmp_path)
 
 

@@ -37,7 +37,7 @@ def test_a_corpus_becomes_a_cache_that_drafts(tmp_path: Path):
     with LLM("tiny", dtype="float32", speculative_config=config) as llm:
         (output,) = llm.generate("def add(left, right):\n", SamplingParams(max_tokens=8, temperature=0), use_tqdm=False)
         assert output.speculation.num_drafts > 0
-    assert len(load_sequences(out, 8192)) == 5  # its own output, too
+    assert len(load_sequences(out, 8192)) == 5  # including the engine's own output
 
 
 @pytest.mark.parametrize(

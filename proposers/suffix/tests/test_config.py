@@ -31,10 +31,10 @@ def test_the_defaults_are_vllms():
         ("use_tree", 1, "use_tree=1 must be True or False"),
         ("cache_path", 3, "cache_path=3"),
         ("cache_path", "", "cache_path=''"),
-        ("cache_path", "a\0b", "no path of a file"),
-        ("cache_path", "~nosuchuser/c", "no path of a file"),
-        ("cache_path", "x" * 300, "no path of a file"),
-        ("cache_path", f"{__file__}/cache", "no path of a file"),
+        ("cache_path", "a\0b", "is not a file path"),
+        ("cache_path", "~nosuchuser/c", "is not a file path"),
+        ("cache_path", "x" * 300, "is not a file path"),
+        ("cache_path", f"{__file__}/cache", "is not a file path"),
     ],
 )
 def test_refused_with_the_value_and_what_is_allowed(name, value, says):
@@ -43,8 +43,8 @@ def test_refused_with_the_value_and_what_is_allowed(name, value, says):
 
 
 @pytest.mark.parametrize(("name", "value"), [("cache_path", "x"), ("eviction", "lru"), ("max_memory_mb", 5)])
-def test_how_to_remember_what_is_not_remembered(name, value):
-    says = f"max_cached_requests=0 remembers no outputs, and suffix_decoding_{name} says how: leave either out"
+def test_options_of_a_cache_that_is_off_are_refused(name, value):
+    says = f"max_cached_requests=0 keeps no outputs, so suffix_decoding_{name} has no effect: leave either out"
     with pytest.raises(ConfigError, match=says):
         SuffixConfig(suffix_decoding_max_cached_requests=0, **{f"suffix_decoding_{name}": value})
 

@@ -1,6 +1,6 @@
-"""Every draft of `suffix` against the reference, through thousands of random lives of requests.
+"""Compares every draft of `suffix` with the reference over thousands of random requests.
 
-With SPECDEC_NIGHTLY set it is a million operations.
+With SPECDEC_NIGHTLY set, a million operations are run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The reference itself: by hand, and against arctic-inference, whose algorithm it spells out. It notices mistakes."""
+"""Tests of the reference itself: by hand, against arctic-inference, and that it notices faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_by_hand():
     reference = Reference(Options(depth=4))
     reference.start("a", num_prompt_tokens=7)
     reference.extend("a", [1, 2, 3, 1, 2, 4, 1])
-    assert drafts(reference, "a") == [[2]]  # 2 of 2 after 1, which the end counts against: 2 of 3
+    assert drafts(reference, "a") == [[2]]  # 2 follows 1 in two of three occurrences, of which one ends the sequence
     (chain,) = reference.drafts("a", 9)
     assert chain[0].score == pytest.approx(2 / 3)
     reference.extend("a", [2])
@@ -98,7 +98,7 @@ def test_it_shows_where_arctic_differs(arctic, difference):
 
 @define
 class ReferenceSubject:
-    """What the reference drafts, as a proposer hears of the tokens."""
+    """The reference's drafts for tokens that arrive as a proposer reads them."""
 
     plan: Plan
     reference: Reference = field(default=Factory(lambda self: Reference(self.plan.options), takes_self=True))

@@ -1,4 +1,4 @@
-"""One kit class for each proposer, good or broken: what test_conformance.py runs in a process of its own."""
+"""One kit class for each proposer, correct or broken; test_conformance.py runs this module in a process of its own."""
 
 from __future__ import annotations
 

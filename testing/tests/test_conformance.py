@@ -1,4 +1,4 @@
-"""The kit itself: every test of it fails for a proposer with one fault, and passes for all others."""
+"""The conformance kit: each of its tests fails for a proposer with one fault, and passes for all others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_pytest(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """{kit class: the tests that failed}, of every class in conformance_cases."""
+    """{kit class: the tests that failed}, for every class in conformance_cases."""
     report = tmp_path_factory.mktemp("report") / "report.xml"
     result = run_pytest(str(HERE / "conformance_cases.py"), f"--junitxml={report}", "--tb=no", cwd=report.parent)
     assert result.returncode == 1, result.stdout + result.stderr
@@ -87,7 +87,7 @@ def test_from_the_command_line(tmp_path: Path) -> None:
 
 
 def command_line(**options: object) -> SimpleNamespace:
-    """pytest's config, with these options of the kit."""
+    """pytest's config with these options of the kit."""
     given = {"--specdec-proposer": None, "--specdec-option": [], "--specdec-module": [], "--specdec-skip": []}
     return SimpleNamespace(getoption=(given | {f"--specdec-{name}": value for name, value in options.items()}).get)
 

@@ -1,4 +1,4 @@
-"""A proposer with a layer of its own, whose KV is found again by later requests."""
+"""A proposer with an attention layer of its own, whose KV can be found in the prefix cache."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from specdec_core import Draft, DraftTree, KVLayout, Plan, Proposer
 
 
 class Attending(Proposer):
-    """The tokens that one layer of attention likes best: a flat tree.
+    """Drafts a flat tree of the tokens that score highest after one layer of attention.
 
-    Slot i of its KV has what is made of token i and of the one after it, as EAGLE's have. The root's slot is scratch:
-    no token after the root is known. Its weights are random and large, so that a wrong slot changes what it drafts.
+    Slot i of its KV depends on token i and the next one, as in EAGLE. The root's slot is scratch, since no token after
+    the root is known. Its weights are random and large, so that a wrong slot changes the draft.
     """
 
     WIDTH = 16
@@ -34,7 +34,7 @@ class Attending(Proposer):
         self.attention.fill(observation.requests, [start + num_valid for start, num_valid in pairs])
 
     def store(self, requests, starts, lengths, token_ids, following, positions):
-        """Slots [start, start + length) of each request; the tensors are int64 [sum of lengths]."""
+        """Store the slots [start, start + length) of each request. The tensors are int64 [sum of lengths]."""
         import torch
 
         passed = self.pass_over(requests, starts, lengths, token_ids, positions)

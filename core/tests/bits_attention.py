@@ -1,5 +1,4 @@
-"""An attention that knows a forward pass by the plan's device tensors alone, as a kernel does, and what may be wrong
-with one."""
+"""Attention that reads only the plan's device tensors, as a kernel does, and faulty variants of it."""
 
 from __future__ import annotations
 
@@ -21,7 +20,8 @@ def attention_by_bits(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As a kernel would do it, but for all rows at once and in float64. It reads no slot that a row does not see."""
+    """Attention as a kernel computes it, but for all rows at once and in float64. Reads only slots that a row attends
+    to."""
     num_tokens, num_heads, _ = query.shape
     num_kv_heads = keys.shape[1]
     slots, is_seen = seen_slots(plan, window)  # [num_tokens, num_slots]
@@ -41,7 +41,7 @@ def attention_by_bits(
 
 
 def seen_slots(plan: AttentionPlan, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """[num_tokens, num_slots]: rows of the caches (0 where nothing is seen), and whether they are seen."""
+    """[num_tokens, num_slots]: cache rows that each row attends to (0 elsewhere), and whether it attends to them."""
     owners, size = plan.token_requests.clamp(min=0), plan.metadata.block_size
     local = torch.arange(int(plan.context_lens.max())).expand(len(owners), -1)
     is_seen = local < plan.prefix_lens.unsqueeze(1)
@@ -57,7 +57,7 @@ def seen_slots(plan: AttentionPlan, window: int | None) -> tuple[torch.Tensor, t
 
 
 def attention_without_bits(query: Any, keys: Any, values: Any, plan: AttentionPlan, *args: Any, **features: Any) -> Any:
-    """A fault: nodes see the text before the tree and nothing of the tree."""
+    """A fault: nodes attend to the text before the tree and to no node."""
     return attention_by_bits(query, keys, values, Changed(plan, ancestors=plan.ancestors[:, :0]), *args, **features)
 
 
@@ -75,7 +75,7 @@ def lengths(plan: AttentionPlan) -> list[int]:
 
 
 class Changed:
-    """A plan with other tensors."""
+    """A plan with some tensors replaced."""
 
     def __init__(self, plan: AttentionPlan, **changed: torch.Tensor) -> None:
         self._plan = plan

@@ -1,4 +1,4 @@
-"""Chi-square tests for draws whose seeds are fixed, so that a failure is a fault and never bad luck."""
+"""Chi-square tests for draws with fixed seeds, which cannot fail by bad luck."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def p_value(statistic: float, degrees_of_freedom: int) -> float:
 
 
 def fit_p_value(draws: torch.Tensor, weights: torch.Tensor, min_expected: float = 8.0) -> float:
-    """Do draws int64 [n] follow weights [k]? Rare outcomes are counted together."""
+    """The p-value that draws int64 [n] follow weights [k]. Rare outcomes are counted together."""
     expected = weights.double() / weights.double().sum() * draws.numel()
     observed = torch.bincount(draws, minlength=weights.numel()).double()
     assert observed.numel() == weights.numel(), "a draw lies outside the weights"
@@ -28,6 +28,6 @@ def fit_p_value(draws: torch.Tensor, weights: torch.Tensor, min_expected: float 
 
 
 def independence_p_value(first: torch.Tensor, second: torch.Tensor, num_outcomes: int) -> float:
-    """Are two equally long draws, each uniform over range(num_outcomes), independent of each other?"""
+    """The p-value that two equally long draws, each uniform over range(num_outcomes), are independent."""
     pairs = first * num_outcomes + second
     return fit_p_value(pairs, torch.ones(num_outcomes**2))

@@ -1,4 +1,4 @@
-"""Short ways to draw from a CounterRandom."""
+"""Shortcuts for drawing from a CounterRandom."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def uniform(n: int, vocab: int = 1000) -> torch.Tensor:
 
 
 def target_tokens(weights: torch.Tensor, seeds: Sequence[int], position: int = 17) -> torch.Tensor:
-    """One draw for each seed from weights [vocab] or [n, vocab]."""
+    """One draw per seed from weights [vocab] or [n, vocab]."""
     n = len(seeds)
     weights = weights.expand(n, -1) if weights.dim() == 1 else weights
     return source(seeds, [position] * n).target_token(weights, ids(n), zeros(n))

@@ -1,4 +1,4 @@
-"""Drafts of several requests as one, and two requests of one batch over every outcome of chance."""
+"""Batches of several drafts, and two requests of one batch enumerated over all outcomes of random draws."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specdec_core.contracts.verifier import RandomSource, Stream, Verdict
 
 
 def joined(drafts: list[Draft]) -> Draft:
-    """Drafts with q, each of one request."""
+    """Join drafts with `q`, each of one request, to one batch."""
     first_rows = np.cumsum([0, *(len(draft.q) for draft in drafts)]).tolist()
     return evolve(
         drafts[0],
@@ -35,7 +35,7 @@ def joined(drafts: list[Draft]) -> Draft:
 
 @frozen
 class NoiseOf:
-    """The noise of one request of the batch, for whoever draws for that request alone."""
+    """The noise of one request of the batch, for draws of that request alone."""
 
     random: RandomSource
     request: int
@@ -47,8 +47,8 @@ class NoiseOf:
 
 
 def joint_error(verifier: Any, models: Sequence[tuple[Model, Model]], shapes: Sequence[Shape]) -> float:
-    """models: (target, q) of each request. The largest error of the probability of a pair of sequences, each one token
-    longer than its tree is deep and completed from its target."""
+    """The largest error in the joint probability of two requests' output sequences, each one token longer than its tree
+    is deep and completed from its target. models: (target, q) of each request."""
     emitted: dict[tuple[History, ...], float] = {}
 
     def step(random: RandomSource) -> tuple[History, ...]:

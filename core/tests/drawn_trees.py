@@ -1,4 +1,4 @@
-"""Drafts drawn from a small model and verified, over every outcome of chance: what is emitted, exactly."""
+"""Drafts sampled from a small model and verified, enumerated over all outcomes to get the exact output distribution."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLED = None
 
 @frozen
 class Shape:
-    """parents: as in a draft. tokens: SAMPLED, or the token of a chosen node."""
+    """The shape of a tree. parents: as in a draft. tokens: SAMPLED, or the token of a chosen node."""
 
     parents: tuple[int, ...]
     tokens: tuple[int | None, ...]
@@ -39,7 +39,7 @@ class Shape:
 
 
 def random_model(vocab: int, length: int, seed: int, impossible: float = 0.15) -> Model:
-    """Some tokens impossible, some nearly certain."""
+    """A model with some tokens impossible and some nearly certain."""
     rng = np.random.default_rng(seed)
     model = {}
     for n in range(length):
@@ -51,7 +51,7 @@ def random_model(vocab: int, length: int, seed: int, impossible: float = 0.15) -
 
 
 def histories(tokens: list[int], parents: tuple[int, ...]) -> list[History]:
-    """Of the nodes that have a token already."""
+    """The histories of the nodes that have a token so far."""
     found: list[History] = []
     for token, parent in zip(tokens, parents, strict=False):
         found.append((*(found[parent] if parent >= 0 else ()), token))
@@ -59,7 +59,7 @@ def histories(tokens: list[int], parents: tuple[int, ...]) -> list[History]:
 
 
 def draw(shape: Shape, q: Model, random: RandomSource) -> Draft:
-    """What a proposer would draft: chosen nodes as the shape says, the others drawn in order from q."""
+    """Draft as a proposer would: chosen nodes from the shape, the others sampled in order from `q`."""
     tokens: list[int] = []
     rows: dict[int, np.ndarray] = {}  # of each parent with sampled children
     weights: dict[int, np.ndarray] = {}  # of the tokens that its next child may be
@@ -67,7 +67,7 @@ def draw(shape: Shape, q: Model, random: RandomSource) -> Draft:
         if token is SAMPLED:
             rows.setdefault(parent, q[histories(tokens, shape.parents)[parent] if parent >= 0 else ()])
             left = weights.setdefault(parent, rows[parent].copy())
-            # With nothing left to draw, a proposer draws no more siblings: here the last one comes again.
+            # If no token is left, a proposer draws no more siblings; here the last one is repeated.
             token = _drawn(left if left.sum() > 0 else rows[parent], node, random)
             if not shape.with_replacement:
                 left[token] = 0
@@ -90,8 +90,8 @@ def _drawn(weights: np.ndarray, node: int, random: RandomSource) -> int:
 
 
 def target_logits(target: Model, draft: Draft) -> torch.Tensor:
-    """float64 [num_nodes + 1, vocab]   of the root and of every node with its own history. Those of a dead node mean
-    nothing: to rely on them is wrong."""
+    """float64 [num_nodes + 1, vocab]   logits of the root and of every node with its own history. Rows of dead nodes
+    are arbitrary, so that a verifier that uses them fails."""
     tokens, parents = draft.tree(0)
     rows = np.stack([target[history] for history in [(), *histories(tokens, tuple(parents))]])
     is_dead = [False]
@@ -103,8 +103,8 @@ def target_logits(target: Model, draft: Draft) -> torch.Tensor:
 
 @frozen
 class Emitted:
-    """What a verifier makes of every draft and all noise. error: against the target, over all sequences one token
-    longer than the tree is deep, completed from the target. num_accepted: expected."""
+    """A verifier's output over all drafts and all noise. error: of the distribution of sequences one token longer than
+    the tree is deep, completed from the target. num_accepted: expected value."""
 
     error: float
     num_accepted: float

@@ -1,4 +1,4 @@
-"""A RandomSource that walks through every outcome of a step and adds up exact probabilities."""
+"""A RandomSource that enumerates all outcomes of a step and adds up exact probabilities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class Split(Exception):  # noqa: N818
-    """The outcome differs within a key's interval of noise: go on in the two halves."""
+    """Raised if a draw's outcome differs within a key's interval of noise: continue with both halves."""
 
     def __init__(self, key: Hashable, point: float) -> None:
         self.key, self.point = key, point
@@ -22,9 +22,10 @@ class Split(Exception):  # noqa: N818
 
 @define
 class EnumeratingRandom:
-    """Noise uniform in [0, 1) for each key, known only to lie in an interval; draws invert the cumulative weights.
+    """A RandomSource whose noise for each key is only known to be in an interval of [0, 1). Draws invert the cumulative
+    weights.
 
-    Rows that share a key share its noise, as they do in the real source: whoever uses one draw twice is found out.
+    Rows with the same key share its noise, as in the real source, so using one draw twice is detected.
     """
 
     intervals: dict[Hashable, tuple[float, float]] = field(factory=dict)
@@ -73,7 +74,7 @@ class EnumeratingRandom:
 
 
 def enumerate_outcomes(step: Callable[[EnumeratingRandom], Result]) -> Iterator[tuple[float, Result]]:
-    """Every (probability, result) of a step whose only chance is the source that it is given."""
+    """All (probability, result) of a step whose only randomness is the given source."""
     pending: list[dict[Hashable, tuple[float, float]]] = [{}]
     while pending:
         intervals = pending.pop()

@@ -1,4 +1,4 @@
-"""A whole plugin: a token is followed by what followed it last time."""
+"""A complete plugin: predicts that a token is followed by the token that followed it last time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proposers of other kinds than `example_proposer` that keep the contract: a tree, sampled nodes, features, layers."""
+"""More proposers that keep the contract: a tree, sampled nodes, hidden states, layers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from specdec_core.contracts.draft import DEAD
 
 @frozen
 class NoOptions:
-    """It has none."""
+    """A method without options."""
 
 
 class Branching(Proposer):
-    """Each token is followed by the two that followed it last, breadth first. It keeps no state."""
+    """Drafts breadth first: each token is followed by the last two tokens that followed it. Keeps no state."""
 
     def __init__(self, config, context):
         self.context = context
@@ -43,9 +43,9 @@ class Branching(Proposer):
 
 
 class Sampling(Proposer):
-    """Draws from how often tokens followed each other: two sampled children of the root, a chosen one, and a sampled
-    chain below the first. Its draft vocabulary is a part of the target's, in another order. At temperature 0 it
-    chooses."""
+    """Samples from the frequencies with which tokens followed each other: two sampled children of the root, a chosen
+    one, and a sampled chain below the first. Its draft vocabulary is a part of the target's in another order. At
+    temperature 0 its nodes are chosen."""
 
     NUM_TOKENS = 32
 
@@ -114,8 +114,8 @@ class Sampling(Proposer):
 
 
 class Fading(Sampling):
-    """A sampled chain that ends where a token's follower was never seen, drafted as a device would: as many nodes as
-    are allowed, of which the last ones are dead."""
+    """A sampled chain that stops at a token without a known follower, with max_draft_tokens nodes as on a GPU: the last
+    ones are dead."""
 
     def propose(self, batch):
         import torch
@@ -151,8 +151,8 @@ class Fading(Sampling):
 
 
 class Selecting(Sampling):
-    """Draws from the few likeliest tokens, which q names row by row: two children of the root, no two alike, and a
-    chain below the first."""
+    """Samples from the likeliest tokens, with a sparse `q`: two different children of the root, and a chain below the
+    first."""
 
     NUM_SELECTED = 4
 
@@ -191,7 +191,8 @@ class Selecting(Sampling):
 
 
 class Feeling(Proposer):
-    """The tokens that the target's output head likes best after the mean of all features so far: a flat tree."""
+    """Drafts a flat tree of the tokens that the target's LM head finds likeliest for the mean of all hidden states so
+    far."""
 
     def __init__(self, config, context):
         self.context = context
@@ -227,7 +228,7 @@ class Feeling(Proposer):
 
 
 class Addressing(Branching):
-    """It has layers of its own, of which only the addresses are of interest here."""
+    """Has layers of its own, of which the tests use only the addresses."""
 
     def propose(self, batch):
         roots = batch.root_positions.tolist()

@@ -1,7 +1,7 @@
-"""A KV manager's naive model: what each request's slots must hold, kept in Python lists beside the real one.
+"""A naive model of a KV manager: the contents of each request's slots, kept in Python lists.
 
-Every write puts a value that was never used before, so that any slot that was lost, moved wrongly, aliased or shared
-shows up when `assert_matches` reads the committed slots back through `metadata` and `cache`.
+Every write uses a new value, so that `assert_matches` detects any slot that was lost, moved wrongly, aliased or shared,
+when it reads the committed slots back through `metadata` and `cache`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NaiveRequest:
 
 @frozen
 class View:
-    """What `advance` sees of a request."""
+    """The part of a RequestView that `advance` needs."""
 
     id: str
     token_ids: np.ndarray
@@ -51,7 +51,8 @@ NO_TREE = DraftTree([], [])
 
 @define
 class Pass:
-    """One request's part of a pass: tokens known before it, a tree, and the nodes that will be accepted, in order."""
+    """One request's part of a forward pass: tokens known before it, a tree, and the nodes that will be accepted, in
+    order."""
 
     request_id: str
     num_known: int
@@ -61,7 +62,7 @@ class Pass:
 
 
 def path_to(tree: DraftTree, node: int) -> tuple[int, ...]:
-    """From the root's child down to `node`; () for the root (-1) and for dead nodes with all below them."""
+    """The path from the root's child to `node`; () for the root (-1), dead nodes and their descendants."""
     path: list[int] = []
     while node >= 0:
         path.append(node)
@@ -83,7 +84,7 @@ def build_verdict(passes: Sequence[Pass], extra_width: int = 0) -> Verdict:
 
 
 class NaiveKV:
-    """Drives a manager and its naive model through the same operations."""
+    """Runs a manager and its naive model through the same operations."""
 
     def __init__(self, manager: KVManager, num_blocks: int, block_size: int) -> None:
         self.manager = manager
@@ -98,7 +99,7 @@ class NaiveKV:
         return self.num_blocks - sum(request.owned_blocks for request in self.requests.values())
 
     def reserve(self, request_id: str, num_tokens: int, num_scratch: int) -> bool:
-        """False if the model says that it cannot fit; the manager must say so too."""
+        """Returns False if, by the naive model, the slots do not fit; the manager must agree."""
         request = self.requests.get(request_id, NaiveRequest())
         if request_id not in self.requests:
             assert self.manager.admit(request_id, np.arange(num_tokens), "", ()) == 0
@@ -116,7 +117,7 @@ class NaiveKV:
         return True
 
     def run(self, passes: Sequence[Pass], *, commit: bool = True, observe: bool = True) -> list[Pass]:
-        """Reserve, write and commit; returns those that fitted."""
+        """Reserve, write and commit. Returns the requests that fitted."""
         passes = [p for p in passes if self._reserve_for(p)]
         for group, layout in enumerate(LAYOUTS):
             if layout.keeps_nodes:
@@ -175,13 +176,13 @@ class NaiveKV:
 
 
 def _fill(values: torch.Tensor, layer: int, shape: Sequence[int]) -> torch.Tensor:
-    """float32 [n, *shape]   a different number for each value, layer, head and dimension."""
+    """float32 [n, *shape]   with a different number for each value, layer, head and dimension."""
     pattern = torch.arange(torch.Size(shape).numel()).view(1, *shape) / 64 + layer / 4
     return values.view(-1, *(1 for _ in shape)).to(torch.float32) + pattern
 
 
 def assert_matches(naive: NaiveKV) -> None:
-    """The manager holds what the model says: contents, addresses, free blocks, integrity."""
+    """Compare the manager with the naive model: contents, addresses, free blocks, integrity."""
     manager, size = naive.manager, naive.block_size
     manager.check_integrity()
     assert manager.num_free_blocks == naive.num_free

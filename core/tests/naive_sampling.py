@@ -1,4 +1,4 @@
-"""Every sampling parameter written from its definition: one row at a time, in plain Python."""
+"""All sampling parameters implemented from their definitions: row by row, in plain Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from specdec_core import DraftTree, SamplingParams
 
 
 def histories(known: Sequence[int], tree: DraftTree) -> list[list[int] | None]:
-    """Of the root's row and each node's: prompt, output and the nodes down to it; None for dead ones."""
+    """The history of the root's row and of each node's: prompt, output and the nodes on its path; None for dead
+    nodes."""
     found: list[list[int] | None] = [list(known)]
     for token, parent in zip(*tree, strict=True):
         above = None if parent == -2 else found[parent + 1]
@@ -28,7 +29,7 @@ def naive_logits(
     bad_words: Sequence[Sequence[int]],
     eos_token_ids: frozenset[int],
 ) -> list[float]:
-    """Before temperature."""
+    """The logits before temperature."""
     values, output = list(logits), list(history[num_prompt_tokens:])
     if params.allowed_token_ids is not None:
         values = [x if token in params.allowed_token_ids else -math.inf for token, x in enumerate(values)]
@@ -51,7 +52,7 @@ def naive_logits(
 
 
 def naive_probs(values: Sequence[float], params: SamplingParams) -> list[float]:
-    """Of the logits that naive_logits gives, of which one at least is finite."""
+    """The probabilities for the result of naive_logits, at least one of which is finite."""
     if params.is_greedy:
         best = values.index(max(values))
         return [float(token == best) for token in range(len(values))]

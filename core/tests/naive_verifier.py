@@ -1,4 +1,4 @@
-"""Rule 1 as anyone would write it: one request, one row, one token at a time. And random batches to compare on."""
+"""A naive verifier by rule 1: one request, one row, one token at a time; and random batches to compare on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_bad(row: torch.Tensor) -> bool:
 
 
 def walk(logits: torch.Tensor, tree: DraftTree, root_row: int, draw: Callable[[torch.Tensor, int], int]) -> list | None:
-    """[(row, token decided there), ...] along the path, or None if the path meets a row that is not finite."""
+    """[(row, token decided there), ...] along the path, or None if the path reaches a row that is not finite."""
     node, path = -1, []
     while True:
         row = root_row + 1 + node
@@ -37,7 +37,7 @@ def walk(logits: torch.Tensor, tree: DraftTree, root_row: int, draw: Callable[[t
 
 
 def assert_verdict(verdict: Verdict, logits: torch.Tensor, draft: Draft, draw: DrawToken) -> None:
-    """The verdict is the naive walk's, in every entry that the contract defines."""
+    """Compare every entry of a verdict that the contract defines with the naive walk."""
     width = draft.max_depth + 1
     assert verdict.token_ids.shape == verdict.rows.shape == (draft.batch_size, width)
     assert verdict.num_accepted.shape == (draft.batch_size,)
@@ -59,7 +59,8 @@ def assert_verdict(verdict: Verdict, logits: torch.Tensor, draft: Draft, draw: D
 
 @st.composite
 def draft_trees(draw: st.DrawFn, vocab: int, max_nodes: int = 9) -> DraftTree:
-    """Chains, bushes, empty trees; with few tokens, duplicate siblings abound; -2 among the parents: dead nodes."""
+    """Random drafts: chains, bushes and empty trees, with few tokens so that siblings are often equal, and with dead
+    nodes."""
     num_nodes = draw(st.integers(0, max_nodes))
     kind = draw(st.sampled_from(["chain", "chain with a dead tail", "tree", "tree with dead nodes"]))
     lowest = {"tree": -1, "tree with dead nodes": DEAD}.get(kind)
@@ -71,7 +72,7 @@ def draft_trees(draw: st.DrawFn, vocab: int, max_nodes: int = 9) -> DraftTree:
 
 
 def is_a_chain(tree: DraftTree) -> bool:
-    """Whether its live nodes are one, and the first."""
+    """Whether the live nodes come first and form a chain."""
     length = next((i for i, parent in enumerate(tree.parents) if parent != i - 1), len(tree.parents))
     return all(parent == DEAD or parent >= length for parent in tree.parents[length:])
 
@@ -102,9 +103,9 @@ def cases(draw: st.DrawFn) -> tuple[torch.Tensor, Draft]:
 
 
 class SmallestHash:
-    """Draws, per (request, depth), the token of positive weight that comes first in that key's own order.
+    """Draws, for each (request, depth), the first token of positive weight in an order that depends on the key.
 
-    Only the support of the weights matters, so that no rounding can make two ways of computing them differ.
+    Only the support of the weights matters, so that rounding makes no difference.
     """
 
     def __init__(self, num_requests: int, max_depth: int, vocab: int, seed: int) -> None:

@@ -1,7 +1,8 @@
-"""A CUDA device that is none: tensors that say they are on it, with data on the CPU, and CUDA's rules about the two.
+"""A pretend CUDA device: its tensors report device "cuda" but have their data on the CPU, and CUDA's rules are
+enforced.
 
-Where a real device refuses (tensors of both in one operation, an index on the device into a tensor on the host, numpy
-without a copy), this one raises, too. It sees what goes through torch's functions in the `with`; modules' parameters
+It raises where a real device does: for tensors of both devices in one operation, for an index on the device into a
+tensor on the host, for numpy without a copy. It handles torch functions called in its `with` block; modules' parameters
 cannot be moved to it.
 """
 
@@ -19,7 +20,7 @@ INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 
 
 class OnCuda(torch.Tensor):
-    """data: the same tensor on the CPU."""
+    """A tensor on the pretend device. data: the same tensor on the CPU."""
 
     data_on_cpu: torch.Tensor
 
@@ -50,14 +51,15 @@ class OnCuda(torch.Tensor):
 
 
 class PretendCuda(TorchFunctionMode):
-    """`with PretendCuda():`. Factories with device="cuda" make tensors on it, and `.to` and `.cuda` move them there."""
+    """`with PretendCuda():`. In the block, factories with device="cuda", `.to` and `.cuda` make tensors on the pretend
+    device."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return run(function, args, kwargs or {})
 
 
 def run(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Do on the CPU what was asked of either device, and say where the result is."""
+    """Run an operation on the CPU and mark its result with the right device."""
     if function in get_default_nowrap_functions():
         return _plainly(function, args, kwargs)
     leaves = tree_leaves((args, kwargs))
@@ -83,7 +85,7 @@ def run(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _check(function: Callable[..., Any], args: Any, leaves: list[Any]) -> None:
-    """Raise what CUDA raises where tensors of the host are among those of the device."""
+    """Raise CUDA's error if an operation mixes tensors of both devices."""
     if function is torch.Tensor.numpy:
         raise TypeError("can't convert cuda:0 device type tensor to numpy: copy it to the host first")
     if function in INDEXING:

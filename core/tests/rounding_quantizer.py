@@ -1,4 +1,4 @@
-"""A quantization that needs no package: it rounds every weight."""
+"""A quantization method that needs no package: it rounds every weight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MISSING = "rounding to 0 bits requires a package (`pip install a-package`)"
 
 
 class RoundingConfig(QuantizationConfigMixin):
-    """bits: after the point."""
+    """bits: after the binary point."""
 
     def __init__(self, bits: int = 2, **kwargs: Any) -> None:
         self.quant_method, self.bits = NAME, bits
@@ -23,7 +23,7 @@ class RoundingConfig(QuantizationConfigMixin):
 
 @contextmanager
 def rounding_quantizer() -> Iterator[list[str]]:
-    """Register it with transformers while the block runs. Yields the modes it ran in."""
+    """A context in which the method is registered with transformers. Yields the modes in which it ran."""
     ran: list[str] = []
 
     class Rounding(HfQuantizer):

@@ -1,4 +1,4 @@
-"""A module of a draft filled from a checkpoint: each tensor by its name, or an error that names what is wrong."""
+"""Loading a draft's checkpoint into a module: each tensor by its name, or an error that names the faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""spec-decode check, on a random model, against the engine that is then loaded."""
+"""spec-decode check on a random model, compared with the engine that is then loaded."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_what_is_wrong_is_said(check, arguments, says):
 
 
 def test_weights_are_not_read(check, checkpoint, tmp_path):
-    """With NaN for weights, which the engine would not take."""
+    """The check succeeds with NaN weights, which the engine refuses."""
     for file in checkpoint.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     weights = tmp_path / "model.safetensors"

@@ -1,4 +1,4 @@
-"""What commands make of a config file and of the options that override it."""
+"""Config files combined with command-line options that override them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPECULATION = {"method": "one", "num_speculative_tokens": 3, "size": 2}
 
 @pytest.fixture
 def keywords(tmp_path):
-    """Runs a command whose defaults are these, and returns what it would give to LLM, or how it ended."""
+    """Run a command with these defaults. Returns the keywords that it would give to LLM, or its error."""
     (tmp_path / "some.toml").write_text(FILE)
     (tmp_path / "plain.toml").write_text('model = "from-file"\n')
 
@@ -120,7 +120,7 @@ def test_keys_that_an_error_mentions(message, keys):
 
 @pytest.mark.parametrize("command", ["check", "generate"])
 def test_help_ends_with_the_keys(command):
-    """Each key of the engine and of speculative_config, but for those that have an option of their own."""
+    """The help lists each key of the engine and of speculative_config that has no command-line option of its own."""
     result = CliRunner().invoke(cli.main, [command, "--help"])
     assert result.exit_code == 0
     _, engine, speculation = re.split(r"\nKeys for --(?:engine|set)[^\n]*:\n", result.stdout)

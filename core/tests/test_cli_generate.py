@@ -22,7 +22,7 @@ SUMMARY = r"^\d+ tokens in \d+\.\d\d s, \d+\.\d tokens/s"
 
 @pytest.fixture
 def generate(checkpoint, bigram_site, monkeypatch):
-    """Runs the command in this process, in float32 on the random model unless told otherwise."""
+    """Runs the command in this process, in float32 on the random model by default."""
     monkeypatch.syspath_prepend(bigram_site)
     monkeypatch.delenv("SPECDEC_DISABLE", raising=False)
 
@@ -35,7 +35,7 @@ def generate(checkpoint, bigram_site, monkeypatch):
 
 @pytest.fixture(scope="session")
 def expected(checkpoint):
-    """What transformers' tokenizer and the engine say to PROMPT in 24 tokens."""
+    """The text of the first 24 tokens that the engine generates for PROMPT, by transformers' tokenizer."""
     (output,) = LLM(checkpoint, dtype="float32").generate(PROMPT, SamplingParams(temperature=0, max_tokens=24))
     return output.outputs[0].text + "\n"
 
@@ -144,12 +144,12 @@ def test_logits_that_are_not_finite(generate, tmp_path, arguments):
 
 @pytest.fixture
 def process(checkpoint, bigram_site):
-    """The installed command, well into a long completion."""
+    """The installed command as a process, in the middle of a long completion."""
     command = [Path(sys.executable).with_name("spec-decode"), "generate", "--model", checkpoint]
     options = ["--method", "bigram", "--max-tokens", "4000", "--temperature", "2", PROMPT]
     env = {**os.environ, "PYTHONPATH": str(bigram_site)}
     pipe = subprocess.PIPE
-    # What a shell runs in the background ignores interrupts, and so would what is started from it.
+    # Background jobs of a shell ignore interrupts, and so would their child processes.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen([*command, *options], env=env, stdout=pipe, stderr=pipe) as running:
         signal.signal(signal.SIGINT, before)

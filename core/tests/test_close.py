@@ -1,4 +1,5 @@
-"""What happens to a proposer when its engine ends: closed, dropped, or alive when the interpreter exits."""
+"""What happens to a proposer at the end of its engine: closed, garbage-collected, or alive when the interpreter
+exits."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ PROMPTS = [{"prompt_token_ids": [i, i + 1, i]} for i in range(3)]
 
 
 def nothing(*_: Any) -> None:
-    """A listener."""
+    """A listener that does nothing."""
 
 
 LIFE: list[str] = []
@@ -80,7 +81,7 @@ class Unfinished(Failing):
 
 
 class Without:
-    """No subclass, and from before there was `close`."""
+    """A proposer without `close`, which does not subclass Proposer."""
 
     def __init__(self, config: Any, context: Any) -> None:
         self.start = self.observe = self.reset = lambda *_: None
@@ -208,7 +209,7 @@ def test_plain_decoding_can_be_closed_too(folder: Path) -> None:
 
 @pytest.mark.parametrize("num_steps", [0, 3])
 def test_one_that_is_dropped(make: Any, num_steps: int) -> None:
-    """At once: nothing leads back to the engine, so that it does not wait for the garbage collector."""
+    """A dropped engine is closed at once: it is in no reference cycle that would wait for the garbage collector."""
     gc.collect()
     gc.disable()
     try:
@@ -229,7 +230,7 @@ def test_one_that_is_dropped(make: Any, num_steps: int) -> None:
 
 
 def test_one_that_is_dropped_in_a_cycle(make: Any) -> None:
-    """Its requests lead back to it."""
+    """An engine is closed by the garbage collector if its requests refer back to it."""
     llm = make()
     model = weakref.ref(llm.engine.target)
     llm.engine.add_request([1, 2], ENDLESS, partial(nothing, llm.engine))
@@ -263,7 +264,7 @@ def test_async(folder: Path) -> None:
 
 
 def test_async_that_is_dropped(folder: Path) -> None:
-    """Though its proposer still holds requests, whose listeners were its own."""
+    """A dropped AsyncLLM is closed although its proposer still holds requests, and their listeners refer to it."""
 
     async def run() -> Any:
         llm = AsyncLLM(folder, **settings("diary"))
@@ -278,7 +279,7 @@ def test_async_that_is_dropped(folder: Path) -> None:
 
 
 def test_at_the_interpreters_exit(folder: Path) -> None:
-    """It is closed, and an exception is a warning."""
+    """At exit the proposer is closed, and its exception becomes a warning."""
     code = f"""
         import test_close
         close = test_close.Diary.close

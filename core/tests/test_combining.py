@@ -1,4 +1,4 @@
-"""Several proposers' drafts as one: what hangs on where, and that what is verified keeps the target's distribution."""
+"""Combining several proposers' drafts: the resulting trees, and that verification keeps the target's distribution."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def deep(shape: Shape) -> Deep:
 
 
 def combined(most: int, *trees: DraftTree) -> Any:
-    """Chosen trees that were made without a look at what is drawn."""
+    """Chosen trees that do not depend on the sampled tokens."""
 
     def step(shape: Shape, q: Model, random: RandomSource) -> Draft:
         chosen = [Draft.from_trees([tree]) for tree in trees]
@@ -67,7 +67,7 @@ def test_lossless(rule: Any, shape: Shape, most: int) -> None:
 
 
 def test_sampled_nodes_that_go_for_others_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cutting the whole tree, where its token is one that a chosen node has anyway, bends the distribution."""
+    """A mutation: cutting the sampled tree at tokens that a chosen node also has makes the output biased."""
 
     def hang_on(self: Any, other: DraftTree, most: int) -> None:
         if self.token_ids[-1] == 1:

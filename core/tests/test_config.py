@@ -1,4 +1,4 @@
-"""What an engine is configured with: its keys, whose they are, and the digest of them."""
+"""Configurations of engines: keys, the classes that they belong to, and the digest."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from specdec_core.api.arguments import speculative_mapping
 
 @frozen(kw_only=True)
 class CopyConfig:
-    """Of a method without a draft model."""
+    """Options of a method without a draft model."""
 
     longest: int = field(default=4, validator=whole_number(1))
 
 
 @frozen(kw_only=True)
 class HeadConfig(DraftModelConfig):
-    """Of a method with one."""
+    """Options of a method with a draft model."""
 
     num_heads: int = field(default=3, validator=whole_number(1))
 

@@ -38,7 +38,7 @@ most = 2
 
 @pytest.fixture(scope="module")
 def load_text(tmp_path_factory):
-    """Loads a file of that suffix with that content."""
+    """Load a file with that suffix and content."""
     folder = tmp_path_factory.mktemp("config")
 
     def load(suffix, content):

@@ -1,4 +1,4 @@
-"""Drafts that the builder grows: budgets, order, and the distributions that their tokens were drawn from."""
+"""Drafts of DraftBuilder: max_draft_tokens, order, and the distributions that their tokens were drawn from."""
 
 from __future__ import annotations
 
@@ -125,7 +125,8 @@ def test_chains_are_marked() -> None:
 
 
 def grown_draft(shape: Shape, q: Model, random: RandomSource) -> Draft:
-    """As `drawn_trees.draw`, by the builder: the second level is two nodes below the first child of the root."""
+    """The draft of `drawn_trees.draw`, made by the builder; the second level is two nodes below the root's first
+    child."""
     builder = DraftBuilder(batch_of([4], [1.0], random), "probabilistic")
     request = torch.zeros(1, dtype=torch.int64)
     first = builder.grow(torch.tensor(np.log(q[()]))[None], request, torch.tensor([-1]), 2)
@@ -148,5 +149,5 @@ def test_what_it_draws_is_verified_losslessly(rule: Any, monkeypatch: pytest.Mon
 
 
 def first_key_again(draw: Any) -> Any:
-    """A mutation: the noise of the first draw at every other one."""
+    """A mutation: every draw uses the noise of the first one."""
     return lambda self, left, requests, keys, num_children: draw(self, left, requests, 0 * keys, num_children)

@@ -1,4 +1,4 @@
-"""A draft that shares the target's embedding and LM head gets what the target itself computes with them."""
+"""A draft that shares the target's embedding and LM head gets exactly the target's own values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256},
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
 }
-SCALES = {  # of the embedding, outside of its module; before the head; of the logits; their cap
+SCALES = {  # factor of the embedding outside its module; before the LM head; of the logits; softcap
     "llama": (1.0, 1.0, 1.0, None),
     "granite": (3.0, 1.0, 1 / 7, None),
     "gemma2": (1.0, 1.0, 1.0, 5.0),
@@ -78,7 +78,7 @@ def save(family: str, folder: Path) -> Path:
 
 @attrs.frozen(eq=False)
 class Stock:
-    """What transformers computes for TOKEN_IDS, each [num_tokens, width]."""
+    """Values that transformers computes for TOKEN_IDS, each [num_tokens, width]."""
 
     first_input: torch.Tensor
     learned_positions: torch.Tensor | int
@@ -116,7 +116,7 @@ def test_as_the_model_computes_them(family: tuple[str, Path], dtype: torch.dtype
 
 
 def check_raw(name: str, folder: Path, dtype: torch.dtype) -> None:
-    """Raw ends differ from the others by what the family does there, and by nothing else."""
+    """The raw embedding and LM head differ from the others exactly by the family's factors."""
     target = Model(ModelSource(model=folder, device=torch.device("cpu"), dtype=dtype))
     stock = Stock.of(folder, dtype)
     head_scale, logits_scale, cap = SCALES[name][1:]
@@ -141,7 +141,7 @@ def test_raw_ends_are_without_what_the_family_adds(family: tuple[str, Path], dty
 def test_raw_ends_that_are_scaled_are_noticed(
     end: str, family: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mutation: raw is not asked for."""
+    """A mutation: `raw` is not passed on."""
     name = family[0]
     original = getattr(Model, end)
     monkeypatch.setattr(Model, end, lambda self, given, raw=False: original(self, given))

@@ -1,4 +1,4 @@
-"""Levels of a fixed size, with dead entries, grow what levels grow from which everything dead is left out."""
+"""Levels of a fixed size, with dead entries, give the same drafts as levels without dead entries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Patch = pytest.MonkeyPatch
 
 
 class Stops(Stopping):
-    """Stops each request at a depth of its own, and checks that parents are numbered as `Stopping` counts them."""
+    """Stops each request at a given depth, and checks that parents are numbered as in `Stopping`."""
 
     def __init__(self, depths: list[int]) -> None:
         self._depths, self._depth = np.array(depths), 0

@@ -1,4 +1,4 @@
-"""The loss of drafts that learn a distribution."""
+"""The cross entropy for drafts that are trained on a distribution."""
 
 from __future__ import annotations
 

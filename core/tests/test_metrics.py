@@ -1,4 +1,4 @@
-"""Counters, the figures of one request, and the line in the log."""
+"""Counters, the counts of one request, and the line in the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options as they are shown: what their fields say, of core's classes and of anybody's."""
+"""Descriptions of options, read from the fields of core's classes and of other classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec_core.config.options import PARSED, Option, options_of
 
 @frozen(kw_only=True)
 class Shown:
-    """`allowed` is what each name stands for below."""
+    """A config class; `allowed` has the expected text for each field."""
 
     required: int = field(validator=whole_number(1, 64), metadata={"help": "One."})
     optional: int | None = field(default=None, validator=whole_number(1, optional=True))

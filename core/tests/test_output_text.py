@@ -1,4 +1,4 @@
-"""Text that is given out piece by piece is the whole text, wherever it is cut and whatever it stops at."""
+"""Pieces of text join to the whole text, wherever it is cut and wherever it stops."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_stop_string_longer_than_the_text_holds_all_of_it_back(tokenizer: Any)
 def test_a_stop_string_within_the_first_tokens_is_text(
     tokenizer: Any, stops: list[str], min_tokens: int, includes: bool
 ) -> None:
-    """It counts if a token after them completes it."""
+    """Within min_tokens a stop string is ordinary text; it counts if a later token completes it."""
     token_ids = tokenizer(TEXT).input_ids
     params = SamplingParams(stop=stops, min_tokens=min_tokens, max_tokens=None, include_stop_str_in_output=includes)
     text = OutputText(tokenizer, np.array([], dtype=np.int64), params)

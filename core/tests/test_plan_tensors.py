@@ -1,4 +1,4 @@
-"""The attention mask as kernels get it (a prefix and bits) against the dense one of the reference's rectangles."""
+"""The attention mask as kernels read it (a prefix and bits), compared with the dense mask of the reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WINDOWS = st.none() | st.integers(1, 120)
 
 @frozen
 class Request:
-    """num_computed slots are full; then come known tokens and the nodes of a tree."""
+    """A request with num_computed filled slots, then known tokens and the nodes of a tree."""
 
     num_computed: int
     num_known: int
@@ -39,7 +39,7 @@ class Request:
 
 @frozen(eq=False)
 class Tensors:
-    """What a kernel takes from a plan, on the host."""
+    """The tensors that a kernel reads from a plan, on the host."""
 
     token_requests: np.ndarray
     context_lens: np.ndarray
@@ -54,7 +54,7 @@ class Tensors:
         return cls(**{name: getattr(plan, name).numpy() for name in names})
 
     def local_slots(self, row: int) -> list[int]:
-        """What a row sees, as slots of its own request."""
+        """The slots of its own request that a row attends to."""
         prefix = list(range(self.prefix_lens[row]))
         if self.token_requests[row] < 0:
             return prefix
@@ -65,14 +65,14 @@ class Tensors:
         return prefix + [first + bit for bit in bits]
 
     def slots(self, row: int, block_size: int, window: int | None = None) -> list[int]:
-        """What a row sees, as rows of the caches."""
+        """The cache rows that a row attends to."""
         local = self.local_slots(row)[-(window or 0) :]
         table = self.block_tables[self.token_requests[row]].tolist()
         return sorted(table[slot // block_size] * block_size + slot % block_size for slot in local)
 
 
 def dense(plan: AttentionPlan, window: int | None = None) -> dict[int, list[int]]:
-    """{row of the flat batch: the rows of the caches that the reference lets it see}."""
+    """{row of the flat batch: cache rows that the reference's dense mask allows}."""
     found: dict[int, list[int]] = {}
     for segment in plan.segments:
         num_rows = segment.token_rows.shape[1]
@@ -92,7 +92,7 @@ def agree(plan: AttentionPlan, tensors: Tensors | None = None, window: int | Non
 
 @st.composite
 def parents(draw: Any) -> tuple[int, ...]:
-    """None, a chain, or a tree; a dead node is DEAD. Some have more nodes than a word has bits."""
+    """None, a chain, or a tree with DEAD nodes. Some have more nodes than a word has bits."""
     num_nodes = draw(st.sampled_from([0, 0, 1, 5, 20, 63, 64, 65, 150]))
     kind, rng = draw(st.sampled_from(["chain", "tree"])), draw(st.randoms(use_true_random=False))
     if kind == "chain":
@@ -112,7 +112,7 @@ def plans(draw: Any) -> AttentionPlan:
 def plan_of(
     requests: list[Request], num_padding: int = 3, padding: Padding | None = None, block_size: int = 4
 ) -> AttentionPlan:
-    """As the engine makes it, with blocks in random order."""
+    """A plan as the engine makes it, with blocks in random order."""
     num_blocks = [-(-request.num_slots // block_size) for request in requests]
     blocks = iter(np.random.default_rng(len(requests)).permutation(sum(num_blocks)).tolist())
     tables = torch.zeros(len(requests), max(num_blocks), dtype=torch.int64)
@@ -162,7 +162,7 @@ def test_what_a_kernel_may_rely_on(plan: AttentionPlan) -> None:
 @settings(deadline=None, max_examples=40)
 @given(plan=plans())
 def test_the_number_of_words(plan: AttentionPlan) -> None:
-    """As many as the largest tree takes; counted, where nobody says how large that is, it is no more."""
+    """The number of words follows from the largest tree; without num_tree_slots it is counted and not larger."""
     seen = plan.visibility
     assert seen.num_tree_slots is not None
     assert plan.ancestors.shape[1] == (0 if seen.more_slots is None else -(-seen.num_tree_slots // 64))
@@ -193,7 +193,7 @@ def test_chains_and_prefill_have_no_bits(parents: tuple[int, ...]) -> None:
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_a_level_of_a_draft(data: Any) -> None:
-    """A pass over nodes of one depth alone: their ancestors lie in slots that earlier passes filled."""
+    """A forward pass over nodes of one depth, whose ancestors are in slots that earlier forward passes filled."""
     block_size, batch = 4, data.draw(st.integers(1, 4))
     firsts = [data.draw(st.integers(0, 60)) for _ in range(batch)]  # the nodes' first slots
     before = [data.draw(st.integers(1, 90)) for _ in range(batch)]  # nodes of earlier levels
@@ -221,7 +221,7 @@ TREES = [Request(40, 70), Request(30, 1, (-1, -1, 0, 0, 1, DEAD, 4)), Request(9,
 
 
 def test_one_row_of_each_request() -> None:
-    """What a head asks for that needs no more than its last layer's last rows."""
+    """The plan for one row per request, as a head needs it that uses only its last layer's last rows."""
     plan = plan_of(TREES)
     rows = [3, 76, 79]
     some = plan.of_rows(torch.tensor([*rows, 0]))
@@ -286,7 +286,7 @@ def test_they_are_made_once_and_not_for_those_who_do_not_ask(monkeypatch: pytest
 
 
 def test_the_host_does_not_wait_for_the_device() -> None:
-    """A tensor without values refuses to be read."""
+    """A meta tensor raises if its values are read."""
     plan = plan_of(TREES)
     metadata = evolve(plan.metadata, block_tables=plan.metadata.block_tables.to("meta"))
     seen = plan.visibility

@@ -1,4 +1,4 @@
-"""What the engine computes beside the model, where the logits are on a GPU and the verdict on the host."""
+"""The engine's computations around the model, with logits on a GPU and the verdict on the host."""
 
 from __future__ import annotations
 

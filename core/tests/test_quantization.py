@@ -1,4 +1,4 @@
-"""Quantization is transformers' own: what it does not accept is reported by name, what it does is passed on."""
+"""Quantization by transformers: what it refuses is reported by name, and what it accepts is passed on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METHODS = sorted({*auto.AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"})
 
 @pytest.fixture
 def quantized(checkpoint: Path, tmp_path: Path) -> Path:
-    """A checkpoint that says it is quantized."""
+    """A checkpoint whose config.json has a quantization."""
     folder = tmp_path / "quantized"
     shutil.copytree(checkpoint, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -71,8 +71,8 @@ def test_a_name_that_is_not_the_checkpoint_s(quantized: Path, rounding: list[str
 @pytest.mark.filterwarnings("ignore")  # of transformers, about one method or another
 @pytest.mark.parametrize("method", METHODS)
 def test_whatever_a_method_lacks_here_is_a_config_error(checkpoint: Path, method: str) -> None:
-    """A package, a machine, a choice or a calibrated checkpoint; where nothing is missing, it runs. What is said
-    without loading weights is what is said then."""
+    """A missing package, hardware, choice or calibration is a ConfigError, the same with and without loading weights;
+    otherwise the method runs."""
     said = refusal(dry_run, checkpoint, quantization=method)
     at_load = refusal(lambda: tokens(LLM(checkpoint, quantization=method)))
     assert said in (None, at_load)

@@ -1,4 +1,4 @@
-"""CounterRandom's draws are independent across seeds, positions, nodes and streams."""
+"""Draws of CounterRandom are independent across seeds, positions, nodes and streams."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def over_positions_categorical() -> torch.Tensor:
 
 
 def over_nodes_bernoulli() -> torch.Tensor:
-    """Three bits make one of eight outcomes."""
+    """Three bits combined to one of eight outcomes."""
     bits = source([3], [41]).bernoulli(torch.full((3 * N,), 0.5), Stream.ACCEPT, zeros(3 * N), ids(3 * N))
     return (bits.view(N, 3).long() * torch.tensor([1, 2, 4])).sum(1)
 
@@ -84,7 +84,7 @@ def test_streams_are_independent_of_each_other() -> None:
 
 
 def test_neighboring_seeds_are_independent_at_every_position() -> None:
-    """What two requests seeded 0 and 1 draw along their outputs."""
+    """The draws of two requests with seeds 0 and 1 along their outputs."""
     for first, second in ((0, 1), (1, 2), (5, 2**32 + 5), (7, -8 % 2**63)):
         a = source([first], [0]).target_token(uniform(N, K), zeros(N), ids(N))
         b = source([second], [0]).target_token(uniform(N, K), zeros(N), ids(N))
@@ -105,7 +105,7 @@ def test_two_different_rows_of_weights_at_neighboring_nodes(vocab: int) -> None:
 
 
 def test_small_probabilities_are_reached() -> None:
-    """Coarse noise would round them away: 1 in 20,000 over 400,000 draws, 20 expected."""
+    """Coarse noise would never draw a probability of 1 in 20,000; here 20 of 400,000 draws are expected."""
     n = 400_000
     random = source([11], [0])
     drawn = random.categorical(torch.tensor([1.0, 19_999.0]).expand(n, -1), Stream.DRAFT, zeros(n), ids(n))

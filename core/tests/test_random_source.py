@@ -1,4 +1,4 @@
-"""CounterRandom: what its draws depend on, and that they have the distribution asked for."""
+"""CounterRandom: the keys that its draws depend on, and their distribution."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def agreement(first: torch.Tensor, second: torch.Tensor) -> float:
 
 
 def test_each_key_changes_the_draw() -> None:
-    """Among 1,000 equally likely tokens, draws for different keys agree about once in 1,000 times."""
+    """Among 1,000 equally likely tokens, draws with different keys agree about once in 1,000 times."""
     n = 2000
     weights = uniform(n)
     draws = {
@@ -109,7 +109,7 @@ def test_each_key_changes_the_draw() -> None:
 
 
 def test_seed_position_and_node_do_not_add_up() -> None:
-    """(seed s, position p + 1) and (seed s + 1, position p) are different keys; so are swapped numbers."""
+    """(seed s, position p + 1) and (seed s + 1, position p) are different keys, and so are swapped numbers."""
     n = 2000
     weights = uniform(n)
     assert agreement(target_tokens(weights, range(n), 6), target_tokens(weights, range(1, n + 1), 5)) < 0.006
@@ -150,7 +150,7 @@ def test_draws_follow_the_weights(draw: Callable[..., torch.Tensor], weights: li
 def test_draws_follow_the_weights_of_any_vocabulary(
     vocab: int, chunk: int, num_chunks: int, dtype: torch.dtype
 ) -> None:
-    """Large vocabularies are compared in up to 32 bins, strided and contiguous."""
+    """The distribution of draws; large vocabularies are compared in up to 32 bins, strided and contiguous."""
     weights = torch.rand(vocab, generator=torch.Generator().manual_seed(vocab), dtype=dtype)
     drawn = torch.cat([target_tokens(weights, range(i * chunk, (i + 1) * chunk)) for i in range(num_chunks)])
     assert int(drawn.min()) >= 0

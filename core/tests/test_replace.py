@@ -1,4 +1,4 @@
-"""Norms and rotary embeddings of models from transformers are replaced where the operation computes the same."""
+"""Norms and rotary embeddings of transformers' models are replaced if the operation computes the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specdec_core.ops import REFERENCE
 
 
 class Recording:
-    """The reference operations under other names, which count their calls."""
+    """The reference operations, counting their calls."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
@@ -33,7 +33,7 @@ class Recording:
 
 NEOX = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}
 CASES: list[tuple[str, dict[str, Any], tuple[int, int], tuple[int, int]]] = [
-    # Two layers: norms and rotations in a pass in float32, and in bfloat16.
+    # Two layers: norms and rotations in one forward pass in float32, and in bfloat16.
     ("llama", {}, (5, 2), (5, 2)),
     ("qwen3", {}, (9, 2), (9, 2)),
     ("mixtral", EXPERTS, (5, 2), (5, 2)),

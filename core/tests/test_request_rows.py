@@ -1,4 +1,4 @@
-"""Rows of requests: each has its own, and none is ever lost, wherever a call is broken off."""
+"""RequestRows: each request has its own row, and no interrupt loses a row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def request_of(name: str) -> Any:
 
 
 class FreeList(RequestRows):
-    """A mutation: what is free is written down beside what is taken."""
+    """A mutation: a list of free rows is kept beside the assigned ones."""
 
     def __init__(self, num_rows: int) -> None:
         super().__init__(num_rows)

@@ -1,4 +1,4 @@
-"""Parameters that no request of a batch uses cost nothing: operations of torch are counted."""
+"""Sampling parameters that no request of a batch uses cost nothing, measured by counting torch's operations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def counted(work: Callable[[], Any]) -> list[str]:
 
 
 def bare(logits: torch.Tensor, row_requests: torch.Tensor, params: Sequence[SamplingParams], *rest: Any) -> Any:
-    """Temperature and nothing else: what plain sampling takes."""
+    """Sampling with temperature only."""
     logits = logits.float()
     if params[0].is_greedy:
         return logits
@@ -73,7 +73,7 @@ def llm(checkpoint: Any) -> LLM:
 
 
 def decode_step(llm: LLM, **asked: Any) -> list[str]:
-    """The operations of a step of two requests, one of which asks for something."""
+    """The operations of a step with two requests, one of which uses a parameter."""
     plain = {"temperature": 0.8, "max_tokens": 40, "seed": 1}
     each = [llm.engine.add_request([5, 6, 7, 8], SamplingParams(**plain, **wanted)) for wanted in ({}, asked)]
     for _ in range(3):
@@ -85,7 +85,7 @@ def decode_step(llm: LLM, **asked: Any) -> list[str]:
 
 
 def test_a_plain_step_has_no_more_operations(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Than one that could do nothing else, nor after steps in which all the parameters were used."""
+    """A plain step needs no more operations than `bare`, also after steps that used all parameters."""
     before = decode_step(llm)
     for asked in ASKED:
         assert len(decode_step(llm, **asked)) > len(before), asked
@@ -97,6 +97,6 @@ def test_a_plain_step_has_no_more_operations(llm: LLM, monkeypatch: pytest.Monke
 
 
 def test_parameters_pay_for_themselves_alone(llm: LLM) -> None:
-    """Two of them take what each takes, and once more only what they share."""
+    """Two parameters need the operations that each needs, plus those that they share."""
     plain, bias, penalty = (len(decode_step(llm, **asked)) for asked in ({}, ASKED[6], ASKED[3]))
     assert len(decode_step(llm, **ASKED[6], **ASKED[3])) <= bias + penalty - plain

@@ -1,4 +1,4 @@
-"""Every outcome of drawing a draft and verifying it: what is emitted has exactly the target's distribution."""
+"""Drafts are sampled and verified over all outcomes: the output has exactly the target's distribution."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CASES = [
 
 
 def models(vocab: int, seed: int, shape: Shape) -> tuple[Model, Model]:
-    """Target and draft. Siblings drawn without replacement need as many tokens that can be drawn."""
+    """Target and draft. Siblings drawn without replacement need as many possible tokens."""
     q = random_model(vocab, 4, seed + 1000, impossible=0.15 if shape.with_replacement else 0)
     return random_model(vocab, 4, seed), q
 
@@ -82,7 +82,7 @@ def test_extreme_distributions(rule: Any, kind: str) -> None:
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
-    """Up to 4 nodes, 3 levels, some dead; sampled siblings before chosen ones."""
+    """Up to 4 nodes and 3 levels, some dead; sampled siblings before chosen ones."""
     depths: list[int] = []
     parents: list[int] = []
     tokens: list[int | None] = []
@@ -159,7 +159,7 @@ def test_earlier_siblings_that_are_not_taken_out_are_noticed(rule: Any, monkeypa
 
 
 def test_the_known_wrong_traversal_rule_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A public implementation keeps min(sum of what is left of the target / sum of what is left of the draft, 1)."""
+    """A mutation: a public implementation keeps min(sum of the target's residual / sum of the draft's residual, 1)."""
     right = traversal._State.refuse
 
     def wrong(self: Any, leaf: torch.Tensor, is_refused: torch.Tensor, draft: Draft, *rest: Any) -> torch.Tensor:
@@ -174,7 +174,7 @@ def test_the_known_wrong_traversal_rule_is_noticed(monkeypatch: pytest.MonkeyPat
 
 
 class Rekeyed:
-    """A source of noise that confuses what draws are keyed by."""
+    """A faulty source that confuses the keys of draws."""
 
     def __init__(self, source: Any, stream: Stream | None = None, node: int | None = None) -> None:
         self._source, self._stream, self._node = source, stream, node
@@ -199,7 +199,7 @@ class Rekeyed:
 
 
 class With:
-    """A rule, with noise that is not what it should be."""
+    """A verifier with a faulty source of noise."""
 
     def __init__(self, rule: Any, **confusion: Any) -> None:
         self._rule, self._confusion = rule, confusion
@@ -228,7 +228,7 @@ def test_dropping_an_unlikely_sampled_node_is_noticed(rule: Any) -> None:
 
 
 class DrawsFirst:
-    """Rule 1's draw and then, if no child equals it, rejection against the target as it was."""
+    """A mutation: rule 1's draw and then, if no child equals it, rejection sampling against the unchanged target."""
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         verdict = ChosenVerifier().verify(logits, draft, random)
@@ -243,7 +243,7 @@ def test_drawing_before_rejecting_is_noticed() -> None:
 
 
 def random_batch(shapes: list[Shape], vocab: int, seed: int) -> tuple[torch.Tensor, Draft]:
-    """Target logits float32 and drafts over q near them, one request for each shape."""
+    """Target logits float32 and drafts with `q` close to them, one request per shape."""
     generator = torch.Generator().manual_seed(seed)
     drafts, rows = [], []
     for shape in shapes:
@@ -313,7 +313,7 @@ def test_what_is_not_finite_fails_its_request_alone(rule: Any, poison: float) ->
 @pytest.mark.parametrize("rule", VERIFIERS.values(), ids=VERIFIERS.keys())
 @pytest.mark.parametrize("row", [1, 2, 3])
 def test_no_coin_decides_whether_a_request_fails(rule: Any, row: int) -> None:
-    """It starts over without a draft, so that a failure on some condition would bend what is emitted."""
+    """A request that fails starts over without a draft, so if a draw decided it, the output would be biased."""
     logits, draft = random_batch([CHAINS["chain"]], 5, 0)
     logits[row] = torch.nan
     for is_possible in (True, False):

@@ -1,4 +1,4 @@
-"""q over the tokens that q_ids names, row by row: every verifier of sampled nodes over every outcome of chance."""
+"""Sparse `q` (q_ids): every verifier of sampled nodes over all outcomes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def models(seed: int) -> tuple[Model, Model]:
 
 
 def in_few_columns(draft: Draft, num_columns: int = MOST) -> Draft:
-    """The same draft with a sparse q: the likeliest tokens, each row's in an order of its own."""
+    """The same draft with a sparse `q`: each row's likeliest tokens in an order of its own."""
     order = draft.q.argsort(dim=1, descending=True)[:, :num_columns]
     ids = torch.stack([row.roll(i) for i, row in enumerate(order)]) if len(order) else order
     return evolve(draft, q=draft.q.gather(1, ids), q_ids=ids)

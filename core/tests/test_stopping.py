@@ -1,4 +1,4 @@
-"""Drafts that end where more would not pay: what is emitted, what is left of trees, and what is learned."""
+"""Adaptive draft length: the output, the trees that are left, and the statistics."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def request_of(name: str = "any", num_tokens: int = 5) -> Any:
 
 
 def stopped_draft(tree: TokenTree, level: float, node: float) -> Callable[[Shape, Model, RandomSource], Draft]:
-    """Drawn from a model by a request that has learned that its unlikely tokens are refused."""
+    """Drafted by a request whose statistics have learned that its unlikely tokens are rejected."""
 
     def draw(shape: Shape, q: Model, random: RandomSource) -> Draft:
         stop, request = stop_at(level, node), request_of()
@@ -76,7 +76,7 @@ def stopped_draft(tree: TokenTree, level: float, node: float) -> Callable[[Shape
 
 
 def errors(rule: Any, tree: TokenTree, level: float, node: float) -> tuple[float, set[tuple[int, int]]]:
-    """What is emitted against the target, and which (depth, number of nodes) drafts had."""
+    """The error of the output distribution, and the (depth, number of nodes) that drafts had."""
     shape = Shape(tuple(range(-1, tree.depth - 1)), (None,) * tree.depth)
     draw = stopped_draft(tree, level, node)
     error = emit(rule(), random_model(3, 4, 1), random_model(3, 4, 10, 0), shape, draw).error
@@ -102,7 +102,7 @@ def test_sampled_drafts_that_stop_by_their_tokens_are_lossless(rule, tree, monke
 
 @pytest.mark.parametrize(("rule", "tree"), CASES)
 def test_a_stop_by_a_nodes_own_token_is_noticed(rule, tree, monkeypatch):
-    """A mutation: sampled nodes that came out unlikely are dropped at the end, as chosen ones are."""
+    """A mutation: unlikely sampled nodes are dropped at the end, as chosen ones are."""
     of = Nodes.of
 
     def all_chosen(draft: Draft) -> Nodes:
@@ -119,7 +119,7 @@ def test_a_stop_by_a_nodes_own_token_is_noticed(rule, tree, monkeypatch):
 
 
 class StopsAt(Stopping):
-    """Stops each request at a depth of its own, 0: before it drafts. It keeps everything."""
+    """Stops each request at a given depth (0: before it drafts). Drops no nodes."""
 
     def __init__(self, depths: list[int]) -> None:
         self._depths = np.array(depths)
@@ -217,7 +217,7 @@ def test_dead_nodes_are_worth_nothing(in_place):
 
 
 def test_dead_nodes_are_not_learned_from():
-    """Two that begin as the text goes on, of which one is dead."""
+    """Two nodes equal the text, one of them dead: only the live one counts."""
     draft = attrs.evolve(draft_of([([7, 7, 8], [DEAD, -1, 1])]), scores=torch.tensor([0.01, 0.9, 0.9]))
     nodes = Nodes.of(draft)
     assert [level.tolist() for level in nodes.levels] == [[1], [2]]
@@ -229,7 +229,7 @@ def test_dead_nodes_are_not_learned_from():
 
 
 class Simulated:
-    """A request whose draft claims much, and is right as often as it is told to be."""
+    """A request whose draft claims high probabilities, and whose nodes are accepted at a given rate."""
 
     def __init__(self, stop: DraftStop, budget: int = 6, claim: float = 0.9, seed: int = 0) -> None:
         self.stop, self.budget, self.request = stop, budget, request_of()
@@ -238,7 +238,7 @@ class Simulated:
         stop.start(self.request)
 
     def step(self, right: float, costs: StepCosts | None = None) -> tuple[int, int]:
-        """Drafted and accepted nodes."""
+        """Run one step. Returns the numbers of drafted and accepted nodes."""
         batch = attrs.evolve(batch_of([self.budget], [0.0]), requests=[self.request], costs=costs)
         grower: TreeGrower = StaticTree(batch, TokenTree.chain(self.budget), stopping=self.stop.begin(batch))
         roots = self.logits.expand(len(grower.roots), -1)
@@ -269,7 +269,7 @@ def test_a_draft_that_is_always_right_is_never_stopped():
 
 @pytest.mark.parametrize("right", [0.3, 0.6, 0.9])
 def test_drafts_are_about_as_long_as_pays(right):
-    """Tokens for the same cost, against those of the length that is best for this rate of acceptance."""
+    """Tokens per cost, compared with drafts of the best length for this acceptance rate."""
     level, node = 0.15, 0.02
     counts = Simulated(stop_at(level, node), budget=10).steps(200, right)[50:]
     reached = (counts[:, 1] + 1).sum() / (1 + (level + node) * counts[:, 0]).sum()
@@ -309,7 +309,7 @@ def test_without_the_option_nothing_stops():
 # What it costs
 
 
-SLOW_S = 1000.0  # a pass next to which drafting on any machine is cheap
+SLOW_S = 1000.0  # seconds of a forward pass, compared with which drafting is cheap on any machine
 
 
 def test_measured_costs_decide():
@@ -332,7 +332,7 @@ def test_drafts_of_one_node_are_measured_too():
 
 @pytest.mark.parametrize(("level_s", "num_levels"), [(0.9, 4), (1.5, 4), (2.5, 0)])
 def test_requests_share_the_cost_of_a_level(level_s, num_levels):
-    """Three, each of which expects a token of every level: one alone pays for no more than its share of a pass."""
+    """Three requests each expect a token per level. A single one may pay no more than its share of a forward pass."""
     stop = DraftStop(DraftStopConfig(adaptive_draft_length=True), 3, forwards_roots=True)
     requests = [request_of(name) for name in "abc"]
     for request in requests:

@@ -1,4 +1,4 @@
-"""Features of the target, as proposers observe them."""
+"""Hidden states of the target, as proposers observe them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapes that users write, and trees that grow from a model's probabilities, static and dynamic."""
+"""Tree shapes that users write, and static and dynamic trees grown from a model's probabilities."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SHAPES = [
 
 
 def logits_after(request: int, path: Path) -> torch.Tensor:
-    """Of the token after a path of tokens below the root: of all paths different ones."""
+    """Logits of the token after a path below the root, different for all paths."""
     generator = torch.Generator().manual_seed(hash((request, path)) % 2**31)
     return 2 * torch.randn(VOCAB, generator=generator)
 
 
 @contextmanager
 def levels(*, of_fixed_size: bool) -> Iterator[None]:
-    """of_fixed_size: as on a GPU, where nothing is left out of a level."""
+    """The levels of a tree. of_fixed_size: as on a GPU, where nothing is left out of a level."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (static, dynamic):
             patch.setattr(module, "may_shrink", lambda device: not of_fixed_size)
@@ -45,8 +45,8 @@ def levels(*, of_fixed_size: bool) -> Iterator[None]:
 
 
 def grown(grower: TreeGrower, num_requests: int, model: Callable[[int, Path], torch.Tensor] = logits_after) -> Draft:
-    """The draft of a model that knows each node's path by what the levels say about parents. After a dead entry, one
-    token is certain, or there is no number at all: a tree in which it grows is another one."""
+    """The draft of a model that finds each node's path from the levels' parents. After a dead entry the logits are
+    extreme or NaN, so that a tree that grows below it is detected."""
     entries: list[tuple[int, Path]] = [(b, ()) for b in grower.roots]
     by_number: list[dict[int, int]] = [{} for _ in range(num_requests)]
     written: list[set[int]] = [set() for _ in range(num_requests)]
@@ -70,7 +70,7 @@ def grown(grower: TreeGrower, num_requests: int, model: Callable[[int, Path], to
                 assert tuple(by_number[b][number] for number in numbers) == path  # the node itself last
                 logits.append(model(b, path))
             else:
-                path = (-1,)  # nobody's
+                path = (-1,)  # no node
                 assert i % level.width + 1 == level.width or not is_alive[i + 1], "dead entries come last"
                 assert 0 <= token < VOCAB
                 logits.append(torch.full((VOCAB,), torch.nan) if own % 2 else 99.0 * (torch.arange(VOCAB) == 1))
@@ -112,7 +112,8 @@ def test_a_static_tree_has_the_likeliest_tokens_in_its_shape(shape, budgets, of_
 
 
 def dynamic_reference(request: int, top_k: int, depth: int, budget: int) -> tuple[list[Path], list[float]]:
-    """Written for one request, without tensors: candidates (log probability, path), in the order they come up."""
+    """A reference for one request without tensors: (log probability, path) of all nodes, in the order in which they are
+    grown."""
 
     def children(score: float, path: Path) -> list[tuple[float, Path]]:
         log_probs = logits_after(request, path).log_softmax(0).tolist()

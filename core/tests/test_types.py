@@ -1,4 +1,4 @@
-"""Drafts from arrays are those from lists, and the host keeps what it knows of a draft that it sends to a device."""
+"""Drafts from arrays equal drafts from lists, and a draft that is sent to a device keeps host copies."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ MAKERS: dict[str, Callable[[Any], Draft]] = {
 
 
 class Downloads(TorchFunctionMode):
-    """Counts what is read of tensors on the device. data: what is found in them, as there is none on it."""
+    """Counts reads of tensors on the device. data: the values to return."""
 
     READ = (torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.__bool__)
 

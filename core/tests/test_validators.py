@@ -1,4 +1,4 @@
-"""Checks of configuration values: every kind of wrong one is called what it is."""
+"""Checks of configuration values: each kind of wrong value gets its own message."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Counted:
     ids=["list", "tuple", "dict"],
 )
 def test_no_more_of_a_value_is_written_than_is_shown(nest: Any) -> None:
-    """Lists in lists: a few objects, which a whole repr would write 9 ** 5 times."""
+    """Nested lists: few objects, whose whole repr would have 9 ** 5 entries."""
     value: Any = Counted()
     for _ in range(5):
         value = nest(value)

@@ -1,4 +1,4 @@
-"""Which verifier decides."""
+"""The choice of the verifier."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def test_the_choice(draft: Draft, auto: str, named: str) -> None:
 
 @pytest.mark.parametrize("name", ["auto", "rejection", "block", "traversal", "typical"])
 def test_what_others_draft_changes_no_tokens(name: str) -> None:
-    """Requests without a draft and, under "auto", with chosen nodes alone, get their tokens of plain decoding."""
+    """Requests without a draft and, if no verifier is named, with chosen nodes only, get the tokens of plain
+    decoding."""
     check_that_others_do_not_matter(name, [[1], []] if name == "auto" else [[], []])
 
 
@@ -72,7 +73,7 @@ def test_dead_nodes_that_count_are_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def check_that_others_do_not_matter(name: str, chosen: list[list[int]], num_dead: int = 0) -> None:
-    """num_dead: nodes of the first request, after its chosen ones."""
+    """num_dead: dead nodes of the first request, after its chosen ones."""
     num_nodes = sum(map(len, chosen)) + num_dead
     draft = Draft.from_chains([[*chosen[0], *[3] * num_dead], *chosen[1:], [2]])
     parents = draft.parents.clone()

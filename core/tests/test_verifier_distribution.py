@@ -1,4 +1,4 @@
-"""Every outcome of verification, enumerated: what is emitted has exactly the target's distribution."""
+"""Verification over all outcomes: the output has exactly the target's distribution."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TREES = {
 
 
 def random_target(vocab: int, length: int, seed: int) -> Target:
-    """Some tokens impossible, some nearly certain."""
+    """A target with some tokens impossible and some nearly certain."""
     rng = np.random.default_rng(seed)
     target = {}
     for n in range(length):
@@ -40,7 +40,7 @@ def random_target(vocab: int, length: int, seed: int) -> Target:
 
 
 def target_logits(target: Target, tree: DraftTree) -> torch.Tensor:
-    """float64 [num_nodes + 1, vocab]   of every node with its own history; a dead node's are of no meaning."""
+    """float64 [num_nodes + 1, vocab]   of every node with its own history; arbitrary at dead nodes."""
     histories: list[tuple[int, ...]] = []
     for token, parent in zip(*tree, strict=True):
         histories.append((*(histories[parent] if parent >= 0 else ()), token))
@@ -53,7 +53,7 @@ def sequence_probability(target: Target, sequence: tuple[int, ...], start: int =
 
 
 def largest_error(verifier: Any, target: Target, tree: DraftTree, vocab: int) -> float:
-    """Over all sequences of the longest length: what verification emits, completed from the target, against it."""
+    """The largest error of the probability of a sequence of the longest length, completed from the target."""
     draft = Draft.from_trees([tree])
     logits = target_logits(target, tree)
     length = draft.max_depth + 1
@@ -109,7 +109,7 @@ def test_chosen_verifier_is_lossless_on_random_trees(seed: int) -> None:
 
 
 class Walker:
-    """Walks down the tree; `step` says which child to go to (None: stop) and, if it drew one, the token."""
+    """Walks down the tree. `step` returns the child to go to (None: stop) and, if it drew one, the token."""
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         tree, node, tokens, rows = draft.tree(0), -1, [], []
@@ -150,7 +150,7 @@ class ReusesTheRootsDraw(Walker):
 
 
 class FollowsAChildWithoutDrawing(Walker):
-    """A child with any probability is as good as another."""
+    """A mutation: follows any child with a probability above 0.05, without a draw."""
 
     def step(self, probs, children, token_ids, draw):  # type: ignore[no-untyped-def]
         for child in children:

@@ -29,7 +29,7 @@ def greedy() -> Any:
 
 
 class NoChance:
-    """A source that must not be asked."""
+    """A source that raises if it is used."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} was drawn, which greedy verification has no use for")
@@ -129,7 +129,7 @@ def test_q_is_ignored() -> None:
 
 @pytest.mark.parametrize("verifier", [chosen, greedy])
 def test_the_first_of_duplicate_siblings_wins(verifier: Any) -> None:
-    """Both 1s match at the root; only the second has the child that would match next."""
+    """Two equal children match at the root; only the second one has a child that would match next."""
     draft = draft_of([([1, 1, 2], [-1, -1, 1])])
     logits = torch.full((4, 3), -math.inf)
     logits[0, 1] = logits[1, 2] = logits[2, 2] = logits[3, 0] = 0.0

@@ -1,4 +1,5 @@
-"""A random checkpoint with a tokenizer, and a proposer to run it with, made in a folder: core is tested alone."""
+"""A random checkpoint with a tokenizer, and a proposer, made in a folder, because core is tested without other
+packages."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def specdec_proposers():
 
 
 def install_bigram(folder: Path) -> Path:
-    """A folder that, on sys.path, is an installed distribution with the proposer `bigram`."""
+    """Make a folder that, on sys.path, is an installed distribution with the proposer `bigram`."""
     info = folder / "dist_bigram-1.0.dist-info"
     info.mkdir(parents=True)
     (folder / "dist_bigram_module.py").write_text(BIGRAM)
@@ -55,7 +56,8 @@ def install_bigram(folder: Path) -> Path:
 
 
 def save_checkpoint(folder: Path, *, seed: int = 0, is_broken: bool = False) -> Path:
-    """A Llama of two layers with random weights and a byte-level BPE. is_broken: its logits are NaN after text."""
+    """Save a Llama with two layers of random weights and a byte-level BPE. is_broken: its logits become NaN after some
+    text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 

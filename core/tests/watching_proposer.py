@@ -1,4 +1,4 @@
-"""The method `watching` drafts nothing and keeps the features that it observes."""
+"""The method `watching` drafts nothing and keeps the hidden states that it observes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random drafts that keep the contract, and what breaks it in one place or another."""
+"""Random drafts that keep the contract, and changes that may break it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VOCAB, MOST = 6, 7
 
 
 def random_draft(rng: np.random.Generator) -> Draft:
-    """Chains, trees, dead nodes, chosen and sampled ones; q over all tokens, some of them, or some for each row."""
+    """Chains and trees with dead, chosen and sampled nodes; `q` over all tokens, some of them, or some for each row."""
     is_chain, with_replacement = bool(rng.integers(2)), bool(rng.integers(2))
     kind = rng.choice(["none", "dense", "mapped", "sparse"])
     width = VOCAB if kind in ("none", "dense") else 4
@@ -85,7 +85,7 @@ STRANGE = {
 
 
 def changed_somewhere(draft: Draft, rng: np.random.Generator) -> Draft:
-    """In one entry of a tensor, or in what is no tensor; it may be right afterwards, too."""
+    """Change one entry of a tensor, or another field. The result may still keep the contract."""
     names = [name for name in STRANGE if (tensor := getattr(draft, name)) is not None and tensor.numel()]
     name = rng.choice([*names, "is_chain", "max_depth", "with_replacement"])
     if name == "max_depth":

@@ -1,4 +1,4 @@
-"""Deliberate faults in what stands before a row of logits, for tests that must notice them."""
+"""Deliberate faults in the history before a row of logits, which tests must detect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helpers beside the tests, however pytest imports them."""
+"""Makes helper modules in this folder importable in any import mode of pytest."""
 
 import sys
 from pathlib import Path

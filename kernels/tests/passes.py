@@ -1,4 +1,4 @@
-"""Passes as the engine makes them: requests behind a context, with known tokens and trees, in blocks of their own."""
+"""Forward passes as the engine makes them: requests with a context, known tokens and trees, each in its own blocks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Request:
         return self.num_computed + self.num_known + len(self.parents)
 
     def path(self, token: int) -> list[int]:
-        """The slots that the token at this place of the pass sees, from the first token on."""
+        """The slots that the token at this index attends to, from the first token on."""
         known = list(range(self.num_computed + min(token + 1, self.num_known)))
         if token < self.num_known:
             return known
@@ -54,7 +54,7 @@ class Pass:
         return self.query, self.keys, self.values, self.plan
 
     def slots(self, request: int, places: list[int]) -> torch.Tensor:
-        """Where the caches hold these tokens of a request."""
+        """The cache rows of these tokens of a request."""
         metadata, local = self.plan.metadata, torch.tensor(places)
         size = metadata.block_size
         return metadata.block_tables[request, local // size] * size + local % size
@@ -77,7 +77,7 @@ class Heads:
 
 @st.composite
 def parents(draw: Any, most: int = 12) -> tuple[int, ...]:
-    """A chain, or a tree with dead nodes; -1 is the root. Below a dead node all are dead, as the engine sees them."""
+    """A chain, or a tree with dead nodes; -1 is the root. All descendants of a dead node are dead, as in the engine."""
     num_nodes = draw(st.integers(0, most))
     if draw(st.booleans()):
         return tuple(range(-1, num_nodes - 1))
@@ -115,7 +115,7 @@ def make_pass(
     seed: int = 0,
     num_padding: int = 0,
 ) -> Pass:
-    """Random numbers, blocks in random order. The rows of the caches that nobody may read are NaN."""
+    """A forward pass with random numbers and blocks in random order. Cache rows that must not be read are NaN."""
     heads = heads or Heads()
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     num_blocks = [-(-request.num_tokens // block_size) for request in batch]

@@ -1,4 +1,4 @@
-"""Attention: as the reference has it, and to the last bit the same whatever else is in the pass."""
+"""Attention equals the reference, and gives the same bits whatever else is in the forward pass."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_it_agrees_with_the_reference(dtype: torch.dtype, data: Any, wanted: dic
     exact = reference(made.query.double(), made.keys.double(), made.values.double(), made.fresh_plan(), 0.3, **wanted)
     assert found.dtype == dtype
     n = sum(made.plan.metadata.lengths)
-    rtol = 2**-8 if dtype == torch.bfloat16 else 2e-6  # in bfloat16 the result alone is rounded
+    rtol = 2**-8 if dtype == torch.bfloat16 else 2e-6  # in bfloat16 only the result is rounded
     torch.testing.assert_close(found[:n].double(), exact[:n], rtol=rtol, atol=3e-6)
     assert not found[n:].any()
 
@@ -53,7 +53,8 @@ def test_it_agrees_with_the_reference(dtype: torch.dtype, data: Any, wanted: dic
 @settings(max_examples=12, deadline=None)
 @given(data=st.data(), wanted=features())
 def test_a_token_gets_the_bits_that_it_gets_when_decoded_alone(dtype: torch.dtype, data: Any, wanted: dict) -> None:
-    """In a batch, a chunk or a branch of a tree, or behind the same tokens in other slots and blocks of other sizes."""
+    """In a batch, in a chunk, in a branch of a tree, or after the same tokens in other slots and blocks of other
+    sizes."""
     made = data.draw(passes(dtype))
     wanted = with_sinks(wanted, made)
     together = attention(*made.features, 0.3, **wanted)
@@ -137,7 +138,7 @@ def test_what_is_not_finite_stays_on_its_branch(poison: float) -> None:
     before = attention(*made.features, 0.3)
     made.keys[made.slots(0, [41]), :, 3] = made.values[made.slots(0, [41]), :, 3] = poison  # the first node
     after = attention(*made.features, 0.3)
-    below = [1, 3, 4, 7, 8]  # rows of the pass: itself, and what descends from it
+    below = [1, 3, 4, 7, 8]  # rows of the forward pass: the node and its descendants
     assert not after[below].isfinite().all(dim=(1, 2)).any()
     others = [0, 2, 5, 6]
     assert torch.equal(after[others], before[others])
@@ -162,7 +163,7 @@ def test_keys_and_values_are_stored(dtype: torch.dtype) -> None:
 
 
 def test_numbers_of_another_type_are_not_stored() -> None:
-    """Bits of a float32 would be no bfloat16."""
+    """float32 bits must not be stored as bfloat16."""
     caches = [torch.zeros(11, 2, 7, dtype=torch.bfloat16) for _ in range(2)]
     with pytest.raises(RuntimeError, match="dtype"):
         OPS["store_kv"](*caches, torch.tensor([1]), torch.ones(1, 2, 7), torch.ones(1, 2, 7))

@@ -1,4 +1,4 @@
-"""The compiled operations under other circumstances: no folder for a cache, numba's simplest threads, other devices."""
+"""The compiled operations without a cache folder, with numba's simplest threading layer, and on other devices."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_other_types_are_left_to_the_reference(dtype: torch.dtype) -> None:
 
 
 def test_it_compiles_where_nothing_can_be_cached() -> None:
-    """numba has no place for the cache of a function without a file."""
+    """numba cannot cache a function that has no file."""
     names: dict = {}
     exec("def double(numbers):\n    numbers[:] *= 2", names)
     numbers = np.arange(3.0)
@@ -63,7 +63,7 @@ def test_listing_plugins_compiles_nothing() -> None:
 
 
 def test_threads_may_share_numbas_simplest_threading_layer() -> None:
-    """It ends the process if two threads are in a parallel loop at the same time."""
+    """That layer kills the process if two threads are in a parallel loop at the same time."""
     script = """
         from threading import Thread
         import numba, torch

@@ -16,7 +16,7 @@ class EchoConfig:
 
 
 class Echo(Proposer):
-    """Drafts the token `echo_back` places before the root, over and over; or draws every node."""
+    """Repeats the token `echo_back` places before the root; or samples every node."""
 
     def __init__(self, config, context):
         self.config, self.context = config, context
@@ -47,7 +47,7 @@ class Echo(Proposer):
 
 @pytest.fixture
 def echo(monkeypatch):
-    """Makes `echo` the one method installed, with the given plan."""
+    """Makes `echo` the only installed method, with the given plan."""
     CALLS.clear()
 
     def install(plan):

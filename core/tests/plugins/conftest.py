@@ -1,4 +1,4 @@
-"""Throw-away distributions, installed for real: files and metadata in a folder that is on sys.path."""
+"""Temporary distributions, really installed: files and metadata in a folder on sys.path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def specdec_proposers():
 
 
 class Site:
-    """A folder that distributions are installed into."""
+    """A folder into which distributions are installed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,7 +43,7 @@ class Site:
         version: str = "1.0",
         group: str = "specdec",
     ) -> None:
-        """entries: {entry-point name: value}; modules: {module: source}."""
+        """Install a distribution. entries: {entry-point name: value}; modules: {module: source}."""
         info = f"{distribution.replace('-', '_')}-{version}.dist-info"
         files = {f"{module}.py": source for module, source in modules.items()}
         files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
@@ -56,14 +56,14 @@ class Site:
         importlib.invalidate_caches()
 
     def plugin(self, name: str, source: str, distribution: str | None = None, version: str = "1.0") -> str:
-        """A distribution with one module and one entry point. Returns the distribution's name."""
+        """Install a distribution with one module and one entry point. Returns the distribution's name."""
         distribution = distribution or f"dist-{name}"
         module = f"{distribution.replace('-', '_')}_module"
         self.install(distribution, {name: module}, {module: source}, version)
         return distribution
 
     def proposer(self, name: str, more: str = "", distribution: str | None = None, api: int = 1) -> str:
-        """A working proposer plugin; `more` is added to the arguments of its ProposerSpec."""
+        """Install a working proposer plugin. more: further arguments of its ProposerSpec."""
         return self.plugin(name, PROPOSER.format(name=name, more=more, api=api), distribution)
 
     def model(self, name: str, distribution: str, source: str | None = None) -> Path:
@@ -75,7 +75,7 @@ class Site:
         return folder
 
     def python(self, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run code in a new interpreter that sees this folder."""
+        """Run code in a new interpreter with this folder on its path."""
         path = os.pathsep.join(filter(None, [str(self.path), os.environ.get("PYTHONPATH")]))
         env = {**os.environ, "PYTHONPATH": path, **environment}
         command = [sys.executable, "-W", "error", "-c", code]
@@ -84,7 +84,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """On sys.path of this process for the length of one test."""
+    """A Site on this process's sys.path during one test."""
     monkeypatch.delenv("SPECDEC_DISABLE", raising=False)
     folder = Site(tmp_path / "site")
     monkeypatch.syspath_prepend(folder.path)
@@ -96,7 +96,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.fixture
 def second_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: Site) -> Site:
-    """Another folder, searched after `site`."""
+    """Another Site, searched after `site`."""
     folder = Site(tmp_path / "second_site")
     monkeypatch.setattr(sys, "path", [sys.path[0], str(folder.path), *sys.path[1:]])
     return folder

@@ -1,4 +1,4 @@
-"""What can be wrong with a plugin: what is said when plugins load, and when somebody asks for that one."""
+"""Broken plugins: the messages when plugins load, and when the broken one is asked for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VERIFIERS = "from specdec_core import VerifierSpec, hookimpl\n@hookimpl\ndef spe
 
 
 def load_quietly(**kwargs: object) -> Plugins:
-    """Load; any warning is an error."""
+    """Load plugins; any warning is an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return Plugins.load(**kwargs)

@@ -1,4 +1,4 @@
-"""Every hook, used by a plugin that is installed for real."""
+"""Every hook, used by a plugin that is really installed."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def test_specdec_ops_replaced_twice(site):
 
 
 def test_specdec_ops_for_some_layers(site):
-    """Each is used where it says so; that two of them support the same matters for those layers alone."""
+    """Each operation is used for the layers that it supports; two plugins conflict only for layers that both
+    support."""
     narrow = "supports=lambda name, context: name == 'gather' and context.kv_layout.key_dim <= 64"
     half = "supports=lambda name, context: context.dtype == 'float16'"
     site.plugin("fast-a", OPS % f"api=1, ops={{'gather': len, 'sort': len}}, {narrow}")
@@ -120,7 +121,7 @@ def test_specdec_ops_failing(site, result, said):
 
 
 def test_specdec_ops_of_another_api(site):
-    """Whatever such a spec holds: it is not looked at."""
+    """A spec for another plugin API is refused without reading its other fields."""
     site.plugin("fast", OPS % "api=2, ops=None")
     with pytest.raises(
         PluginError, match=r"'fast' \(dist-fast 1.0\) is written for plugin API 2, .*SPECDEC_DISABLE=fast"
@@ -138,7 +139,7 @@ def test_specdec_ops_that_cannot_tell_what_they_support(site):
 
 
 def test_specdec_commands(site):
-    """The rest is in test_commands.py."""
+    """The hook's basics; test_commands.py has the rest."""
     source = HEAD + "import click\n@hookimpl\ndef specdec_commands():\n    return (click.Command('bake'),)\n"
     site.plugin("tools", source)
     plugins = Plugins.load()
@@ -213,7 +214,7 @@ def test_entry_point_may_name_an_object(site):
 
 
 def test_builtin_modules_come_through_the_same_hooks(site):
-    """Core's own modules need no entry points, and may offer any number of names."""
+    """Core's own modules need no entry points and may offer any names."""
     source = HEAD + "@hookimpl\ndef specdec_verifiers():\n    return [VerifierSpec(n, list, 1) for n in ('one', 'two')]"
     (site.path / "core_parts.py").write_text(source)
     plugins = Plugins.load(builtins=["core_parts"])

@@ -1,4 +1,4 @@
-"""spec-decode plugins, and what importing core costs."""
+"""spec-decode plugins, and the cost of importing core."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_every_public_name_exists():
 
 
 def test_public_names_are_where_the_stub_says():
-    """Type checkers read the stub, and so does the package."""
+    """Type checkers and the package itself read the public names from the stub."""
     tree = ast.parse(Path(specdec_core.__file__).with_suffix(".pyi").read_text())
     aliases = [(node.module, alias) for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
     for module, alias in aliases:

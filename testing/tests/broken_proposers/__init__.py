@@ -1,4 +1,4 @@
-"""For every test of the conformance kit, proposers that fail it and no other."""
+"""Proposers that fail exactly one test of the conformance kit, at least one for each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proposer that fails, and the test of the kit that it is to fail."""
+"""A faulty proposer, and the test of the kit that must fail for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Case:
     fails: tuple[str, ...]  # the test, or with their parameters, those of its variants that are to fail
     module: str = __package__
     options: Mapping[str, Any] = field(factory=dict)
-    is_variant: bool = False  # of the case before: that it passes the other tests need not be shown again
+    is_variant: bool = False  # of the case before: the other tests need not run again
 
     @property
     def test(self) -> str:
@@ -45,7 +45,7 @@ def breaks(*tests, is_variant=False, **spec):
 
 
 def recent(test, options=None, *, is_variant=False, **spec):
-    """Likewise `example_proposer`, with something else about its spec."""
+    """Offer `example_proposer` with a changed spec, as a proposer that fails this test."""
 
     def register(value):
         key, name = ("config", value.__name__.lower()) if isinstance(value, type) else ("plan", value.__name__)
@@ -57,7 +57,7 @@ def recent(test, options=None, *, is_variant=False, **spec):
 
 
 class Recent(RecentProposer):
-    """Without options."""
+    """`example_proposer` without options."""
 
     def __init__(self, config, context):
         super().__init__(RecentConfig(), context.device)

@@ -1,4 +1,4 @@
-"""What a draft may depend on, and how tokens are drawn."""
+"""Faults in what a draft depends on, and in how tokens are drawn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOODS = count()
 
 @breaks("test_same_tokens_same_draft")
 class Moody(Recent):
-    """What it drafts depends on how many of its kind were built before it."""
+    """Its drafts depend on how many instances were built before it."""
 
     def __init__(self, config, context):
         super().__init__(config, context)
@@ -26,7 +26,7 @@ class Moody(Recent):
 
 @breaks("test_batch_does_not_matter")
 class Placed(Recent):
-    """It drafts more for the first request than for others."""
+    """Drafts more for the first request than for others."""
 
     def propose(self, batch):
         budgets = [most if i == 0 else 1 for i, most in enumerate(batch.max_draft_tokens)]
@@ -35,7 +35,7 @@ class Placed(Recent):
 
 @breaks("test_sampled_nodes_exist_whatever_they_are")
 class Choosy(Sampling):
-    """It drops what it drew if that is unlikely."""
+    """Drops sampled tokens that are unlikely."""
 
     def propose(self, batch):
         import torch
@@ -56,7 +56,7 @@ class Stubborn(Sampling):
 
 @breaks("test_sampled_tokens_follow_q", is_variant=True)
 class Ranking(Selecting):
-    """Its children are the likeliest tokens in their order, and it gives q as if they had been drawn."""
+    """Its children are the likeliest tokens in order, but it gives `q` as if they had been drawn."""
 
     def draw(self, batch, request, node, probs):
         return int(probs.argmax())
@@ -64,7 +64,7 @@ class Ranking(Selecting):
 
 @breaks("test_sampled_tokens_follow_q", is_variant=True)
 class Completing(Selecting):
-    """The first child is drawn, and the second is the likeliest of the rest."""
+    """The first child is drawn, but the second is the likeliest of the remaining tokens."""
 
     def draw(self, batch, request, node, probs):
         return int(probs.argmax()) if node == 1 else super().draw(batch, request, node, probs)
@@ -72,7 +72,7 @@ class Completing(Selecting):
 
 @breaks("test_sampled_tokens_follow_q", is_variant=True)
 class Heated(Sampling):
-    """It gives q before temperature."""
+    """Gives `q` before temperature."""
 
     def propose(self, batch):
         import torch

@@ -1,4 +1,4 @@
-"""What a plugin says of itself."""
+"""Faults in a plugin's declarations."""
 
 from __future__ import annotations
 

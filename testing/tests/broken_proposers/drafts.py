@@ -1,4 +1,4 @@
-"""What a draft looks like."""
+"""Faults in a draft's tensors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Greedy(Recent):
 
 @breaks("test_budgets", is_variant=True)
 class Levelling(Recent):
-    """It gives all requests the largest budget."""
+    """Gives all requests the largest max_draft_tokens."""
 
     def propose(self, batch):
         budgets = [max(batch.max_draft_tokens)] * len(batch.requests)
@@ -75,7 +75,7 @@ class Straight(Branching):
 
 @breaks("test_is_chain", is_variant=True)
 class Interrupted(Recent):
-    """A chain whose second node is dead, and whose third is the root's child."""
+    """A chain whose second node is dead and whose third is a child of the root."""
 
     def propose(self, batch):
         draft = super().propose(batch)
@@ -88,7 +88,7 @@ class Interrupted(Recent):
 
 @breaks("test_host_copies")
 class Stale(Recent):
-    """It says of its tokens what they were before it changed its mind."""
+    """Its host copy has the tokens from before a change."""
 
     def propose(self, batch):
         draft = super().propose(batch)
@@ -107,7 +107,7 @@ class Scored(Branching):
 
 @breaks("test_sampled_siblings_come_first")
 class Unordered(Sampling):
-    """The second child of the root was drawn, and the first is said to be chosen."""
+    """The second child of the root was drawn, but the first is marked as chosen."""
 
     def propose(self, batch):
         draft = super().propose(batch)
@@ -143,7 +143,7 @@ class Doubled(Sampling):
 
 @breaks("test_q_ids")
 class Repeating(Selecting):
-    """Its rows of q name one token twice, neither of which was drawn."""
+    """A row of its sparse `q` has one token twice, which was not drawn."""
 
     def propose(self, batch):
         draft = super().propose(batch)
@@ -157,7 +157,7 @@ class Repeating(Selecting):
 
 @breaks("test_q_ids", is_variant=True)
 class Mapped(Selecting):
-    """It says in two ways which tokens q speaks of."""
+    """Gives both q_ids and q_to_target."""
 
     def propose(self, batch):
         return attrs.evolve(super().propose(batch), q_to_target=self.to_target[: self.NUM_SELECTED])
@@ -165,7 +165,7 @@ class Mapped(Selecting):
 
 @breaks("test_sampled_tokens_are_possible")
 class Unmapped(Sampling):
-    """It gives q over another order of the vocabulary than q_to_target says."""
+    """Gives `q` in another order of the vocabulary than q_to_target."""
 
     def propose(self, batch):
         import torch

@@ -1,4 +1,4 @@
-"""The life of a request."""
+"""Faults in the order of calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Nostalgic(Feeling):
 
 @breaks("test_reused_ids")
 class Suspicious(Recent):
-    """It drafts nothing for an id that it has seen before."""
+    """Drafts nothing for an id that it has seen before."""
 
     def __init__(self, config, context):
         super().__init__(config, context)
@@ -35,7 +35,7 @@ class Suspicious(Recent):
 
 @breaks("test_finish_at_any_moment")
 class Unprepared(Recent):
-    """It makes what it keeps of a request when it first drafts, and counts on that."""
+    """Creates a request's state at its first draft, and requires it in `finish`."""
 
     def start(self, request):
         pass
@@ -48,7 +48,7 @@ class Unprepared(Recent):
 
 @breaks("test_close")
 class Unsaved(Recent):
-    """It takes for granted that there was a request."""
+    """Assumes in `close` that there was a request."""
 
     def start(self, request):
         super().start(request)
@@ -67,7 +67,7 @@ class Hoarding(Recent):
 
 @breaks("test_nothing_is_kept_after_finish", is_variant=True)
 class Loyal(Recent):
-    """It keeps the requests themselves."""
+    """Keeps the request objects."""
 
     def __init__(self, config, context):
         super().__init__(config, context)
@@ -80,7 +80,7 @@ class Loyal(Recent):
 
 @breaks("test_nothing_is_kept_after_finish", is_variant=True)
 class Learning(Recent):
-    """It keeps all tokens."""
+    """Keeps all tokens."""
 
     def __init__(self, config, context):
         super().__init__(config, context)

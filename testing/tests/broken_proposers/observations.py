@@ -1,4 +1,4 @@
-"""What is never seen, because it was found in the cache, and what is seen late."""
+"""Faults with tokens that are never observed (prefix caching) or observed late."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from broken_proposers.case import breaks
 
 @breaks("test_output_is_the_targets[cached]", plan=plan_features)
 class Presuming(Feeling):
-    """It takes it for granted that observing begins at a request's first token."""
+    """Assumes that observations begin at a request's first token."""
 
     def begin(self, request):
         return 0
@@ -26,7 +26,7 @@ class Presuming(Feeling):
 
 @breaks("test_output_is_the_targets[cached]", plan=plan_features, is_variant=True)
 class Remembering(Presuming):
-    """It reads once, when a request starts, where observing begins."""
+    """Reads num_cached_tokens once, when a request starts."""
 
     def __init__(self, config, context):
         super().__init__(config, context)
@@ -41,7 +41,7 @@ class Remembering(Presuming):
 
 
 class Tallying(Attending):
-    """It keeps for each request how many slots it has stored."""
+    """Counts for each request how many slots it has stored."""
 
     def __init__(self, config, context):
         super().__init__(config, context)
@@ -59,7 +59,7 @@ class Tallying(Attending):
 
 @breaks("test_draft_after_cached_prefix", plan=plan_attending)
 class Rewriting(Tallying):
-    """It stores what it observes from slot 0 on."""
+    """Stores its observations from slot 0 on."""
 
     def observe(self, observation):
         starts = tuple(self.ends[request.id] for request in observation.requests)
@@ -70,7 +70,7 @@ class Rewriting(Tallying):
 
 @breaks("test_fill", plan=plan_attending)
 class Boasting(Tallying):
-    """It says of what it observes that it is stored, and stores it when it drafts."""
+    """Reports observed tokens with `fill` but stores them only when it drafts."""
 
     def observe(self, observation):
         self.fill(observation)
@@ -88,12 +88,12 @@ class Boasting(Tallying):
 
 @breaks("test_lookahead", plan=partial(plan_attending, lookahead=0))
 class Shortsighted(Attending):
-    """It does not say that a slot has the token after its own, too."""
+    """Does not declare that a slot depends on the next token, too."""
 
 
 class Hasty(Feeling):
-    """It believes that it sees every pass at once, so that an observation of a request that it has drafted for begins
-    at the last token of the text."""
+    """Assumes an observation after every forward pass, so that for a request that it has drafted for, an observation
+    begins at the last token of the text."""
 
     def __init__(self, config, context):
         super().__init__(config, context)
@@ -112,14 +112,14 @@ class Hasty(Feeling):
         self.drafted.discard(request.id)
 
     def num_behind(self, observation, i):
-        """Rows that it believes not to be there."""
+        """The number of rows that it ignores."""
         request = observation.requests[i]
         return len(request.token_ids) - 1 - observation.starts[i] if request.id in self.drafted else 0
 
 
 @breaks("test_draft_after_late_observations", plan=plan_features)
 class Forgetful(Hasty):
-    """It takes what lies before that token for something that it has seen."""
+    """Treats the tokens before that one as observed already."""
 
     def new_rows(self, observation, i):
         rows = super().new_rows(observation, i)

@@ -173,7 +173,7 @@ def test_outside_of_a_forward_pass_there_is_nowhere_to_store() -> None:
 
 
 def nothing_is_stored(patch: Patch) -> None:
-    patch.setattr(PagedAttention, "store", lambda self, layer, key, value: None)
+    patch.setattr(PagedAttention, "_store", lambda self, layer, key, value: self._kv.cache(*self._places[layer]))
 
 
 def rows_see_what_their_requests_first_token_does(patch: Patch) -> None:

@@ -1,0 +1,22 @@
+"""`pip install .` installs every package of this repository, each as the distribution that it is.
+
+The distribution `specdec` has no files of its own. What it depends on are the packages in the folders beside this file,
+which have to be there: it can be built from a clone, but not from an archive of itself.
+"""
+
+import glob
+import tomllib
+from pathlib import Path
+
+from setuptools import setup
+
+ROOT = Path(__file__).parent.resolve()
+PROJECTS = sorted(glob.glob("*/pyproject.toml", root_dir=ROOT) + glob.glob("*/*/pyproject.toml", root_dir=ROOT))
+
+
+def requirement(project: Path) -> str:
+    name = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["name"]
+    return f"{name} @ {project.parent.as_uri()}"
+
+
+setup(install_requires=[requirement(ROOT / project) for project in PROJECTS])

@@ -1,0 +1,52 @@
+"""The packages of the repository, as their files say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+@cache
+def files() -> list[str]:
+    """Paths of all files that are not ignored, relative to ROOT."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [name for name in listed.split("\0") if name and (ROOT / name).exists()]
+
+
+FOLDERS = {
+    tomllib.loads((ROOT / name).read_text())["project"]["name"]: (ROOT / name).parent
+    for name in files()
+    if name.endswith("/pyproject.toml")
+}
+"""{name of a distribution: its folder}"""
+
+
+def pyproject(folder: Path) -> dict[str, Any]:
+    return tomllib.loads((folder / "pyproject.toml").read_text())
+
+
+def name_of(requirement: str) -> str:
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+
+
+def package_of(distribution: str) -> str:
+    """The name that is imported."""
+    return distribution.replace("-", "_")
+
+
+def with_dependencies(distributions: tuple[str, ...]) -> set[str]:
+    """These and what they need of the others, extras aside."""
+    found: set[str] = set()
+    todo = list(distributions)
+    while todo:
+        found.add(name := todo.pop())
+        needed = {name_of(each) for each in pyproject(FOLDERS[name])["project"]["dependencies"]}
+        todo += needed & FOLDERS.keys() - found
+    return found

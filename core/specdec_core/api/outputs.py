@@ -32,7 +32,8 @@ class CompletionOutput:
 class RequestOutput:
     """A finished prompt with its n completions. `speculation` says what drafting did for them: see `DraftCounts`.
     prompt_logprobs: of each prompt token, the first one's None, if they were asked for. lossless: whether the tokens
-    have the target's distribution; False only under a verifier that gives that up. num_cached_tokens: of the prompt
+    have the target's distribution; False only where a verifier that gives that up decides on drafts, as it may above
+    temperature 0. num_cached_tokens: of the prompt
     whose keys and values were there already for the first completion (prefix caching)."""
 
     request_id: str

@@ -72,9 +72,13 @@ class Verifier(Protocol):
     A verifier sees processed logits only: temperature, penalties, masks and truncation have been applied to every
     row, with that row's own history. At temperature 0 they are -inf except at the argmax; where every request of a
     step is greedy, the verifier "greedy" decides and sees them as they are. A lossless verifier emits tokens with
-    exactly the distribution that these logits define. It is vectorized over requests and vocabulary; Python may loop
-    over depth and siblings. Dead nodes are for no rule to look at: a request's length is `draft.num_live_per_request`,
-    and `draft.layout.is_alive` says which nodes count.
+    exactly the distribution that these logits define. A lossy one decides only above temperature 0: of a request at
+    temperature 0 its verdict is not used, the argmax decides, and the output says `lossless=True`. So acceptance cannot
+    be relaxed for greedy decoding; give such requests a low temperature instead.
+
+    A verifier is vectorized over requests and vocabulary; Python may loop over depth and siblings. Dead nodes are for
+    no rule to look at: a request's length is `draft.num_live_per_request`, and `draft.layout.is_alive` says which nodes
+    count.
     """
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
@@ -88,7 +92,8 @@ class VerifierSpec:
     """A verifier as data: returned by the hook `specdec_verifiers`, before anything heavy is imported.
 
     build: () -> Verifier, or (config) -> Verifier if there is a config.
-    lossless: whether what it emits has the target's distribution. Only lossless ones are ever chosen unasked.
+    lossless: whether what it emits has the target's distribution. Only lossless ones are ever chosen unasked, and only
+    they decide at temperature 0.
     config: attrs class of the verifier's own keys in speculative_config; constructing it validates them.
     chains_only: it is never given a draft with live nodes that is not marked as a chain.
     greedy_only: it is never given requests with a temperature.

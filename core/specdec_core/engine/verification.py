@@ -37,8 +37,9 @@ class Verification:
     sampled chains and traversal for sampled trees, the rules that accept the most.
 
     Whatever is named, a request without live nodes gets the target's own tokens, since there is nothing to verify, and
-    a step of greedy requests is decided by the argmax, on which all rules agree. Where none is named, a request whose
-    nodes are all chosen gets the target's own tokens, too: what a request gets does not depend on what others draft.
+    a greedy request by the argmax: lossless rules agree on it, and a lossy one has no say. Where none is named, a
+    request whose nodes are all chosen gets the target's own tokens, too. So what a request gets does not depend on what
+    others ask for or draft.
     """
 
     def __init__(self, plugins: Plugins, config: SpeculativeConfig | None) -> None:
@@ -49,9 +50,14 @@ class Verification:
             self._named = plugins.verifier(config.verifier)
             self._built[config.verifier] = _build(self._named, config.verifier_options)
 
+    def is_lossless(self, params: SamplingParams) -> bool:
+        """Whether a request gets tokens of the target's distribution. A lossy verifier decides on no greedy request,
+        and on none that never drafts."""
+        return not self._is_lossy or params.is_greedy or params.num_speculative_tokens == 0
+
     @property
-    def is_lossless(self) -> bool:
-        return self._named is None or self._named.lossless
+    def _is_lossy(self) -> bool:
+        return self._named is not None and not self._named.lossless
 
     def check(self, params: SamplingParams) -> None:
         """Raise ConfigError if the verifier that was named cannot serve a request."""
@@ -70,7 +76,8 @@ class Verification:
         constraints = ConstrainedRows.of(schedule.whole_requests, draft)
         processed = process_logits(computed.logits, draft.layout.row_requests, params, constraints)
         name = self.choose(draft, params)
-        verdict = self.verify(name, processed, draft, noise)
+        greedy = [index for index, each in enumerate(params) if each.is_greedy]
+        verdict = self.verify(name, processed, draft, noise, greedy)
         for doubt in doubts:
             verdict = doubt.settle(verdict)
         return Decision(name, verdict.on_host())
@@ -90,14 +97,20 @@ class Verification:
             )
         return self._named.name
 
-    def verify(self, name: str, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
+    def verify(
+        self, name: str, logits: torch.Tensor, draft: Draft, random: RandomSource, greedy: Sequence[int] = ()
+    ) -> Verdict:
+        """greedy: the indices of the requests at temperature 0, whose rows are -inf except at the argmax."""
         if name not in self._built:
             self._built[name] = _build(self._plugins.verifier(name), None)
         with blaming_in_step(f"verifier {name!r}"):
             verdict = self._built[name].verify(logits, draft, random)
         if name in ("greedy", "chosen"):
             return verdict
-        return _with_own_tokens(verdict, self._is_plain(draft), logits, draft, random)
+        is_plain = self._is_plain(draft)
+        if self._is_lossy:
+            is_plain[list(greedy)] = True
+        return _with_own_tokens(verdict, is_plain, logits, draft, random)
 
     def _is_plain(self, draft: Draft) -> torch.Tensor:
         """bool [batch]   of requests whose tokens are the target's own, whatever decides on the others."""

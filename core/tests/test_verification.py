@@ -11,8 +11,9 @@ import torch
 from specdec_core import ConfigError, PluginError, Plugins, SamplingParams
 from specdec_core.config.speculative import SpeculativeConfig
 from specdec_core.contracts.draft import DEAD, Draft, DraftTree
-from specdec_core.contracts.verifier import VerifierSpec
+from specdec_core.contracts.verifier import Verdict, VerifierSpec
 from specdec_core.engine.verification import Verification
+from specdec_core.sampling.process import process_logits
 from specdec_core.sampling.random import CounterRandom
 
 GREEDY, SAMPLED = SamplingParams(temperature=0), SamplingParams(temperature=0.7)
@@ -102,6 +103,38 @@ def check_that_others_do_not_matter(name: str, chosen: list[list[int]], num_dead
     assert (num_accepted > 0) == any(chosen)
 
 
+class Lenient:
+    """Accepts whatever is drafted, and says 0 after it."""
+
+    def verify(self, logits: torch.Tensor, draft: Draft, random: Any) -> Verdict:
+        assert draft.is_chain
+        first = torch.tensor([[0, 1, 2]]) + 3 * torch.arange(draft.batch_size)[:, None]
+        tokens = torch.cat([draft.token_ids.view(-1, 2), torch.zeros(draft.batch_size, 1, dtype=torch.int64)], dim=1)
+        return Verdict(tokens, first.int(), torch.full((draft.batch_size,), 2, dtype=torch.int32))
+
+
+def test_a_lossy_verifier_does_not_decide_on_greedy_requests() -> None:
+    """Not beside others that sample, either; nor does it say anything of one that never drafts."""
+    plugins = Plugins.load()
+    plugins.verifier = lambda name: VerifierSpec(name, Lenient, 1, lossless=False)  # type: ignore[method-assign]
+    rule = Verification(plugins, SpeculativeConfig(method="mine", num_speculative_tokens=2, verifier="lenient"))
+    params = [SAMPLED, GREEDY, SAMPLED, GREEDY]
+    draft = Draft.from_chains([[1, 2]] * 4)
+    best = torch.tensor([0, 0, 0, 1, 3, 0, 0, 0, 0, 3, 0, 0])  # the first greedy request takes 1, the second nothing
+    logits = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    logits[torch.arange(12), best] = 9.0
+    logits = process_logits(logits, draft.layout.row_requests, params)
+    name = rule.choose(draft, params)
+    verdict = rule.verify(name, logits, draft, CounterRandom([1, 2, 3, 4], torch.tensor([5, 6, 7, 8])), [1, 3])
+    assert name == "lenient"
+    assert verdict.token_ids.tolist() == [[1, 2, 0], [1, 3, -1], [1, 2, 0], [3, -1, -1]]
+    assert verdict.num_accepted.tolist() == [2, 1, 2, 0]
+    assert [rule.is_lossless(each) for each in params] == [False, True, False, True]
+    assert rule.is_lossless(attrs.evolve(SAMPLED, num_speculative_tokens=0))
+    assert verification(verifier="block").is_lossless(SAMPLED)
+    assert verification().is_lossless(SAMPLED)
+
+
 def test_what_a_named_verifier_cannot_do_is_refused() -> None:
     with pytest.raises(PluginError, match="'block' takes chains only, and the draft is a tree"):
         verification(verifier="block").choose(TREE, [SAMPLED])
@@ -139,7 +172,7 @@ def test_options_of_a_verifier() -> None:
         rule = verification(verifier="typical", posterior_alpha=alpha, posterior_threshold=1.0)
         verdict = rule.verify("typical", logits, TREE, FirstToken())
         assert verdict.num_accepted.tolist() == [num_accepted]
-        assert not rule.is_lossless
+        assert not rule.is_lossless(SAMPLED)
     with pytest.raises(ConfigError, match="posterior_alpha=2 is out of range"):
         verification(verifier="typical", posterior_alpha=2)
     with pytest.raises(ConfigError, match="no key 'posterior_alpha'"):

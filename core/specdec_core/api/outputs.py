@@ -39,7 +39,8 @@ class RequestOutput:
 
     speculation: counts of drafts and accepted tokens: see `DraftCounts`.
     prompt_logprobs: of each prompt token, None for the first, if they were asked for.
-    lossless: whether the output has the target's distribution. False only with a lossy verifier.
+    lossless: whether the output has the target's distribution. False only if a lossy verifier decided on its drafts,
+        which it does only above temperature 0.
     num_cached_tokens: of the prompt, found in the prefix cache for the first completion.
     """
 

@@ -78,8 +78,12 @@ class Verifier(Protocol):
     A verifier gets processed logits: temperature, penalties, masks and truncation have been applied to every row, with
     that row's own history. At temperature 0 they are -inf except at the argmax; if every request of a step is greedy,
     the verifier "greedy" decides and gets them without that mask. A lossless verifier emits tokens with exactly the
-    distribution that these logits define. It is vectorized over requests and vocabulary; Python may loop over depth and
-    siblings. A verifier must ignore dead nodes: `draft.num_live_per_request` and `draft.layout.is_alive` exclude them.
+    distribution that these logits define. A lossy verifier decides only above temperature 0: for a greedy request the
+    engine uses the argmax instead of its verdict, and the output has `lossless=True`. So acceptance cannot be relaxed
+    for greedy decoding; give such requests a low temperature instead.
+
+    A verifier is vectorized over requests and vocabulary; Python may loop over depth and siblings. It must ignore dead
+    nodes: `draft.num_live_per_request` and `draft.layout.is_alive` exclude them.
     """
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
@@ -98,7 +102,8 @@ class VerifierSpec:
     name: what users give as `verifier`.
     build: () -> Verifier, or (config) -> Verifier if there is a config.
     api: the plugin API that the plugin is written for: see PLUGIN_API.
-    lossless: whether emitted tokens have the target's distribution. A lossy verifier is used only if users name it.
+    lossless: whether emitted tokens have the target's distribution. A lossy verifier is used only if users name it, and
+        only above temperature 0.
     config: attrs class of the verifier's own keys in speculative_config; constructing it validates them.
     chains_only: it cannot verify trees: every draft that it gets has is_chain or no live nodes.
     greedy_only: it gets only requests with temperature 0.

@@ -142,7 +142,7 @@ class Engine:
             text=text,
             listener=listener,
             is_streamed=is_streamed,
-            is_lossless=self._verification.is_lossless,
+            is_lossless=self._verification.is_lossless(params),
             cache_salt=cache_salt,
         )
         self._requests[request_id] = request

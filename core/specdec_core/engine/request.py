@@ -60,7 +60,7 @@ class Request:
         self.constraints = constraints
         self.text = text
         self.listener = listener
-        self.is_lossless = is_lossless  # whether the verifier that decides on its drafts is
+        self.is_lossless = is_lossless  # whether its tokens have the target's distribution
         self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
         self.counts = DraftCounts()

@@ -36,9 +36,10 @@ class Verification:
     argmax if every request is greedy; the target's own tokens (rule 1) if every node is chosen; block verification for
     sampled chains and traversal verification for sampled trees, which accept the most.
 
-    In any case, a request without live nodes gets the target's own tokens, and a step with only greedy requests is
-    decided by the argmax, on which all verifiers agree. If no verifier is named, a request with only chosen nodes also
-    gets the target's own tokens, so its output does not depend on other requests' drafts.
+    In any case, a request without live nodes gets the target's own tokens, as there is nothing to verify, and a greedy
+    request is decided by the argmax: lossless verifiers agree on it, and a lossy one does not decide on it. If no
+    verifier is named, a request with only chosen nodes also gets the target's own tokens, so its output does not depend
+    on other requests' drafts.
     """
 
     def __init__(self, plugins: Plugins, config: SpeculativeConfig | None) -> None:
@@ -49,9 +50,14 @@ class Verification:
             self._named = plugins.verifier(config.verifier)
             self._built[config.verifier] = _build(self._named, config.verifier_options)
 
+    def is_lossless(self, params: SamplingParams) -> bool:
+        """Whether a request gets tokens of the target's distribution. A lossy verifier decides on no greedy request,
+        and on none that never drafts."""
+        return not self._is_lossy or params.is_greedy or params.num_speculative_tokens == 0
+
     @property
-    def is_lossless(self) -> bool:
-        return self._named is None or self._named.lossless
+    def _is_lossy(self) -> bool:
+        return self._named is not None and not self._named.lossless
 
     def check(self, params: SamplingParams) -> None:
         """Raise ConfigError if the named verifier cannot serve a request."""
@@ -70,7 +76,8 @@ class Verification:
         constraints = ConstrainedRows.of(schedule.whole_requests, draft)
         processed = process_logits(computed.logits, draft.layout.row_requests, params, constraints)
         name = self.choose(draft, params)
-        verdict = self.verify(name, processed, draft, noise)
+        greedy = [index for index, each in enumerate(params) if each.is_greedy]
+        verdict = self.verify(name, processed, draft, noise, greedy)
         for doubt in doubts:
             verdict = doubt.settle(verdict)
         return Decision(name, verdict.on_host())
@@ -90,14 +97,20 @@ class Verification:
             )
         return self._named.name
 
-    def verify(self, name: str, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
+    def verify(
+        self, name: str, logits: torch.Tensor, draft: Draft, random: RandomSource, greedy: Sequence[int] = ()
+    ) -> Verdict:
+        """greedy: the indices of the requests at temperature 0, whose rows are -inf except at the argmax."""
         if name not in self._built:
             self._built[name] = _build(self._plugins.verifier(name), None)
         with blaming_in_step(f"verifier {name!r}"):
             verdict = self._built[name].verify(logits, draft, random)
         if name in ("greedy", "chosen"):
             return verdict
-        return _with_own_tokens(verdict, self._is_plain(draft), logits, draft, random)
+        is_plain = self._is_plain(draft)
+        if self._is_lossy:
+            is_plain[list(greedy)] = True
+        return _with_own_tokens(verdict, is_plain, logits, draft, random)
 
     def _is_plain(self, draft: Draft) -> torch.Tensor:
         """bool [batch]   the requests that get the target's own tokens, whichever verifier decides on the others."""

@@ -9,7 +9,10 @@ PROJECTS := core/pyproject.toml $(sort $(wildcard kernels/pyproject.toml kv_mana
 	proposers/*/pyproject.toml models/*/pyproject.toml integrations/*/pyproject.toml))
 PACKAGES := $(PROJECTS:/pyproject.toml=)
 
-.PHONY: setup demo test lint bench clean
+# A process on each core, of one thread each (conftest.py). One that runs out of tests takes over the other's last ones.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+.PHONY: setup demo test test-all lint bench clean
 
 setup: $(VENV)/.installed
 
@@ -27,10 +30,14 @@ demo: setup
 	$(BIN)/spec-decode demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+test-all: lint
+	SPECDEC_NIGHTLY=1 $(PYTEST)
 
 lint: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 bench: setup

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 from attrs import evolve
+from nightly import IS_NIGHTLY
 from suffix_fuzz import Plan
 from suffix_reference import Options
 
-NUM_OPERATIONS = 56_000 if os.environ.get("SPECDEC_NIGHTLY") else 500
+NUM_OPERATIONS = 56_000 if IS_NIGHTLY else 500
 """Of each plan: a million in all, or some thousands."""
 
 PLANS = {

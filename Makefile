@@ -12,7 +12,10 @@ PACKAGES := $(PROJECTS:/pyproject.toml=)
 BUILT := $(foreach folder,. $(PACKAGES),$(folder)/build $(folder)/*.egg-info)
 WHEELS := dist
 
-.PHONY: setup demo test lint bench wheels clean
+# A process on each core, of one thread each (conftest.py). One that runs out of tests takes over the other's last ones.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+.PHONY: setup demo test test-all lint bench wheels clean
 
 setup: $(VENV)/.installed
 
@@ -30,10 +33,14 @@ demo: setup
 	$(BIN)/spec-decode demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+test-all: lint
+	SPECDEC_NIGHTLY=1 $(PYTEST)
 
 lint: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tests/test_words.py
 

@@ -1,7 +1,24 @@
 """Settings of the whole test suite, made before anything is imported."""
 
+import gc
 import os
+
+import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # the tests never reach the network
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny: more threads would only wait for each other
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is imported by now stays: a garbage collection need not look at it each time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without SPECDEC_NIGHTLY=1, what is marked `nightly` is left out."""
+    if not os.environ.get("SPECDEC_NIGHTLY"):
+        left_out = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dis
-import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -14,11 +13,11 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from nightly import IS_NIGHTLY
 
 from specdec_core import LLM, Draft, Plugins, Proposer, ProposerSpec, SamplingParams, SpecdecError
 from specdec_core.kv.block_pool import BlockPool
 
-IS_NIGHTLY = bool(os.environ.get("SPECDEC_NIGHTLY"))
 PROMPTS = [{"prompt_token_ids": [5, 6, 7, 5, 6, i]} for i in range(8, 11)]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 METHODS = {

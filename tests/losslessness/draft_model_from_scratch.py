@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import reference
 import torch
@@ -23,6 +25,30 @@ def with_window(llama: LlamaForCausalLM, window: int) -> MistralForCausalLM:
     mistral = MistralForCausalLM(config)
     mistral.load_state_dict(llama.state_dict())
     return mistral.eval()
+
+
+class Reader:
+    """A model, and the logits after every text that it has read, from passes over whole texts."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._known: dict[tuple[int, ...], torch.Tensor] = {}
+
+    @torch.inference_mode()
+    def logits(self, text: tuple[int, ...]) -> torch.Tensor:
+        """Of the token after a text, float64 [vocab]. A pass has those after all its beginnings."""
+        if text not in self._known:
+            rows = self.model(torch.tensor([text]), use_cache=False).logits[0].double()
+            for i, row in enumerate(rows):
+                self._known.setdefault(text[: i + 1], row)
+        return self._known[text]
+
+
+@cache
+def reader(model_dir: Path, window: int | None) -> Reader:
+    """Shared by all tests with this draft: they come upon the same texts."""
+    model = reference.load(model_dir)
+    return Reader(model if window is None else with_window(model, window))
 
 
 @frozen
@@ -46,16 +72,24 @@ class DraftModelFromScratch:
         words: Words | None = None,
         window: int | None = None,
     ) -> None:
-        self.model = reference.load(model_dir) if window is None else with_window(reference.load(model_dir), window)
+        self.reader = reader(model_dir, window)
         self.shape, self.is_sampled = shape, is_sampled
-        size = self.model.config.vocab_size
+        size = self.reader.model.config.vocab_size
         self.words = words or Words(list(range(size)), list(range(size)))
 
     def logits(self, text: list[int]) -> torch.Tensor:
         """Of the token after a text of the target's, float64 [num_shared]."""
-        own_text = [self.words.stand_in[token] for token in text]
-        logits = self.model(torch.tensor([own_text]), use_cache=False).logits[0, -1].double()
+        logits = self.reader.logits(tuple(self.words.stand_in[token] for token in text))
         return logits[[self.words.stand_in[token] for token in self.words.shared]]
+
+    def _read_ahead(self, drafted: Drafted, text: list[int]) -> None:
+        """The whole text, and below what it drafted from, each path to its end: one pass each where there were many."""
+        self.logits(text)
+        paths: dict[int, list[int]] = {-1: []}
+        for number, (token, parent) in enumerate(zip(drafted.token_ids, drafted.parents, strict=True)):
+            paths[number] = [*paths[parent], token]
+        for number in set(paths) - set(drafted.parents):
+            self.logits([*drafted.history, *paths[number]])
 
     @torch.inference_mode()
     def __call__(self, drafted: Drafted, text: list[int]) -> Expected:
@@ -64,6 +98,7 @@ class DraftModelFromScratch:
         all_probs: list[torch.Tensor | None] = []
         is_clear = True
         numbers: dict[tuple[int, ...], int] = {(): -1}
+        self._read_ahead(drafted, text)
         for number, path in enumerate(self.shape.paths[: drafted.max_draft_tokens]):
             numbers[path] = number
             above = [tokens[numbers[path[: i + 1]]] for i in range(len(path) - 1)]

@@ -7,12 +7,12 @@ With SPECDEC_NIGHTLY set it runs ten times as many requests.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dense_draft import DenseDraft
+from nightly import IS_NIGHTLY
 from probe_mutations import CACHE_FAULTS, FAULTS, preemption_is_ignored, zero_the_cache
 from recorded_runs import (
     Asked,
@@ -29,7 +29,7 @@ from recorded_runs import (
 
 Patch = pytest.MonkeyPatch
 PROBED = {"method": "probe", "num_speculative_tokens": 12}
-NUM_REQUESTS = 1100 if os.environ.get("SPECDEC_NIGHTLY") else 110
+NUM_REQUESTS = 1100 if IS_NIGHTLY else 110
 NUM_COMPARED = 10 * NUM_REQUESTS // 4
 
 

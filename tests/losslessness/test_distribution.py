@@ -5,7 +5,6 @@ SPECDEC_NIGHTLY=1 adds more drafts, verifiers and parameters.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -84,7 +83,8 @@ NIGHTLY = {
     for verifier in verifiers
     for sampling in ({}, {"top_k": 6, "top_p": 0.9}, {"min_p": 0.05, **PENALTIES})
 }
-CASES = IN_CI | (NIGHTLY if os.environ.get("SPECDEC_NIGHTLY") else {})
+CASES = [pytest.param(case, id=name) for name, case in IN_CI.items()]
+CASES += [pytest.param(case, id=name, marks=pytest.mark.nightly) for name, case in NIGHTLY.items()]
 
 
 def raw_logits(model_dir: Path) -> dict[int, torch.Tensor]:
@@ -163,8 +163,7 @@ def p_value(outcomes: torch.Tensor, probabilities: torch.Tensor) -> float:
     return float(torch.special.gammaincc(torch.tensor((expected.numel() - 1) / 2).double(), statistic / 2))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("case", CASES)
 def test_continuations_have_the_exact_distribution(
     case: Case, small_model: Path, make_llm: Any, generate: Any, counter: Any
 ) -> None:
@@ -226,7 +225,6 @@ def draws_from_all_its_tokens(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DraftModelProposer, "propose", told)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "fault"),
     [

@@ -5,7 +5,6 @@ This is where acceptance is lost in silence: the output stays right when it is w
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import reference
 from attrs import evolve
 from draft_model_from_scratch import DraftModelFromScratch, Words, with_window
+from nightly import IS_NIGHTLY
 from noisy_drafts import save_in_other_words, save_noisy, save_words
 from pass_faults import (
     PASS_FAULTS,
@@ -44,7 +44,7 @@ from specdec_proposer_draft.proposer import DraftModelProposer, Stored
 from specdec_proposer_draft.vocabulary import SharedVocabulary
 
 Patch = pytest.MonkeyPatch
-NUM_REQUESTS = 1100 if os.environ.get("SPECDEC_NIGHTLY") else 110
+NUM_REQUESTS = 1100 if IS_NIGHTLY else 110
 NUM_COMPARED = 2 * NUM_REQUESTS
 SHAPES = {
     "chain": TokenTree.chain(6),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from nightly import IS_NIGHTLY
 from pass_faults import (
     PASS_FAULTS,
     WINDOW_FAULTS,
@@ -46,7 +46,7 @@ from specdec_proposer_eagle.context_vocabulary import ContextVocabulary
 from specdec_proposer_eagle.proposer import EagleProposer
 
 Patch = pytest.MonkeyPatch
-NUM_REQUESTS = 1100 if os.environ.get("SPECDEC_NIGHTLY") else 110
+NUM_REQUESTS = 1100 if IS_NIGHTLY else 110
 NUM_COMPARED = 3 * NUM_REQUESTS // 2
 TOLERANCE = 5e-4  # a head takes its own output up to six times: of 1040 rows in float32, 1% differ by over 1e-5
 NUM_LAYERS = 6

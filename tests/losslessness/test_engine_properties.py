@@ -5,7 +5,6 @@ SPECDEC_NIGHTLY=1 makes it ten times as many.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial, partialmethod
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import random_tree
 import traffic
 from attrs import evolve
+from nightly import IS_NIGHTLY
 from tiny_models import save_tiny_model
 from traffic import Traffic, Wish
 
@@ -24,7 +24,7 @@ from specdec_core.kv.block_pool import BlockPool
 from specdec_core.kv.paged import PagedKVManager
 from specdec_kv_prefix.manager import PrefixKVManager
 
-SCALE = 10 if os.environ.get("SPECDEC_NIGHTLY") else 1
+SCALE = 10 if IS_NIGHTLY else 1
 NUM_WISHES = 40 * (SCALE + 1)
 Patch = pytest.MonkeyPatch
 Outcome = tuple[list[int], str | None]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 from attrs import evolve
+from nightly import IS_NIGHTLY
 from suffix_fuzz import Plan
 from suffix_reference import Options
 
-NUM_OPERATIONS = 56_000 if os.environ.get("SPECDEC_NIGHTLY") else 500
-"""Operations per plan: a million in all with SPECDEC_NIGHTLY, else some thousands."""
+NUM_OPERATIONS = 56_000 if IS_NIGHTLY else 500
+"""Operations per plan: a million in all in the nightly run, else some thousands."""
 
 PLANS = {
     "defaults": Plan(Options(max_cached_requests=50), num_symbols=30),

@@ -115,7 +115,7 @@ def load_config(source: ModelSource) -> PretrainedConfig:
     refuse_revision(path, "model", "revision", source.revision)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=source.trust_remote_code, **given)
-    except Exception as error:  # whatever a broken config.json makes transformers raise
+    except Exception as error:  # a broken config.json may raise anything
         embedded = sorted(entry.name for entry in entry_points(group=MODEL_GROUP))
         named = "".join(f", {key}={shown(value)}," for key, value in given.items())
         raise ConfigError(
@@ -163,7 +163,7 @@ def load_weights(
             f"the weights of {path!r} hold more than tensors, so for safety they are not loaded: convert them to "
             f"safetensors"
         ) from error
-    except Exception as error:  # whatever a broken file makes its reader raise
+    except Exception as error:  # a broken file may raise anything
         raise ConfigError(f"the weights of {path!r} cannot be loaded: {type(error).__name__}: {error}") from error
     wrong = {kind: sorted(map(str, info[kind]))[:5] for kind in ("missing_keys", "mismatched_keys") if info[kind]}
     if wrong:

@@ -18,7 +18,7 @@ import torch
 
 from specdec_core import LLM, AsyncLLM, Draft, Plan, Plugins, Proposer, ProposerSpec, SamplingParams
 from specdec_core.engine import engine
-from specdec_core.engine.device import made_current
+from specdec_core.engine.device import use_device
 from specdec_core.models.load import find_device
 
 PROMPTS = [{"prompt_token_ids": [i, i + 1, i]} for i in range(3)]
@@ -192,14 +192,14 @@ def test_a_gpu_that_refuses_to_be_current_is_left_to_what_runs(monkeypatch: pyte
 
     for name in ("__enter__", "__exit__"):
         monkeypatch.setattr(CudaDevice, name, refuse)
-    with pytest.raises(ZeroDivisionError), made_current(torch.device("cuda", 1)):
+    with pytest.raises(ZeroDivisionError), use_device(torch.device("cuda", 1)):
         raise ZeroDivisionError
 
 
 def test_a_cpu_costs_nothing() -> None:
     cpu = torch.device("cpu")
-    assert made_current(cpu) is made_current(cpu)
-    with made_current(cpu):
+    assert use_device(cpu) is use_device(cpu)
+    with use_device(cpu):
         assert CURRENT.index == 0
 
 

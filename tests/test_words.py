@@ -85,7 +85,10 @@ IMPLEMENTED_IN = {
     "forward pass": ["core/specdec_core/engine/runner.py", "core/specdec_core/models/model.py:Model.forward"],
     "rejection sampling": ["core/specdec_core/verifiers/rejection.py", "core/specdec_core/verifiers/siblings.py"],
     "acceptance rate": ["core/specdec_core/engine/metrics.py", "core/specdec_core/drafting/drafted.py"],
-    "hidden states": ["core/specdec_core/models/model.py:_tap", "core/specdec_core/contracts/proposer.py:Observation"],
+    "hidden states": [
+        "core/specdec_core/models/model.py:register_tap",
+        "core/specdec_core/contracts/proposer.py:Observation",
+    ],
     "LM head": ["core/specdec_core/models/embedding_and_head.py"],
 }
 """{term: what implements it: a file, or a file and a name in it}."""

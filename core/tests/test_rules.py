@@ -27,7 +27,7 @@ from wrong_histories import (
 
 from specdec_core import Draft, DraftTree, SamplingParams
 from specdec_core.contracts.target import TargetInfo
-from specdec_core.engine.request_checks import checked_constraints
+from specdec_core.engine.request_checks import make_constraints
 from specdec_core.sampling.constraints import ConstrainedRows, Constraints
 from specdec_core.sampling.process import process_logits
 
@@ -292,6 +292,6 @@ def test_what_is_wrong_with_a_processor_is_said(processor: Any, says: str) -> No
 
 def test_ends_that_the_vocabulary_does_not_have_are_no_ends() -> None:
     target = TargetInfo("tiny", "llama", 20, 8, 1, 64, torch.float32, torch.device("cpu"))
-    asked = checked_constraints(SamplingParams(min_tokens=2, stop_token_ids=[3]), None, frozenset([-1, 4, 20]), target)
+    asked = make_constraints(SamplingParams(min_tokens=2, stop_token_ids=[3]), None, frozenset([-1, 4, 20]), target)
     assert asked is not None
     assert asked.end_ids.tolist() == [3, 4]

@@ -16,7 +16,7 @@ from specdec_core.contracts.draft import DEAD, Draft
 from specdec_core.contracts.verifier import Verdict
 from specdec_core.engine import safe_draft
 from specdec_core.engine.draft_check import check_draft
-from specdec_core.engine.safe_draft import Doubt, SafeDrafts
+from specdec_core.engine.safe_draft import PendingCheck, SafeDrafts
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -202,12 +202,12 @@ def test_one_download_settles_a_doubt(is_wrong: bool, monkeypatch: pytest.Monkey
     there = Verdict(*(each.to(META) for each in here))
     with monkeypatch.context() as patch:
         patch.setattr(torch, "cat", cat)
-        doubt = Doubt(torch.tensor(is_wrong).to(META), refuse)
+        check = PendingCheck(torch.tensor(is_wrong).to(META), refuse)
         if is_wrong:
             with pytest.raises(Refused):
-                doubt.settle(there)
+                check.resolve(there)
             return
-        found = doubt.settle(there)
+        found = check.resolve(there)
     assert len(downloads) == 1
     for name in ("token_ids", "rows", "num_accepted"):
         assert torch.equal(getattr(found, name), getattr(given, name)), name
@@ -216,6 +216,6 @@ def test_one_download_settles_a_doubt(is_wrong: bool, monkeypatch: pytest.Monkey
 
 def test_a_doubt_about_a_verdict_on_the_host() -> None:
     verdict = Verdict(torch.tensor([[5]]), torch.tensor([[0]]).int(), torch.tensor([0]).int())
-    assert Doubt(torch.tensor(False), refuse).settle(verdict) is verdict
+    assert PendingCheck(torch.tensor(False), refuse).resolve(verdict) is verdict
     with pytest.raises(Refused):
-        Doubt(torch.tensor(True), refuse).settle(verdict)
+        PendingCheck(torch.tensor(True), refuse).resolve(verdict)

@@ -138,7 +138,7 @@ def worst_error(rule: Any, shape: Shape, vocab: int = 3, num_seeds: int = 2, **k
 
 @pytest.mark.parametrize("module", [rejection, traversal])
 def test_a_residual_without_the_subtraction_is_noticed(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "excess", lambda probs, drawn: probs)
+    monkeypatch.setattr(module, "residual", lambda probs, drawn: probs)
     assert (
         worst_error(
             next(rule() for rule in VERIFIERS.values() if rule.__module__ == module.__name__), TREES["siblings"]
@@ -148,7 +148,7 @@ def test_a_residual_without_the_subtraction_is_noticed(module: Any, monkeypatch:
 
 
 def test_a_block_residual_without_the_subtraction_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block, "excess", lambda probs, drawn: probs)
+    monkeypatch.setattr(block, "residual", lambda probs, drawn: probs)
     assert worst_error(BlockVerifier(), CHAINS["one"]) > 1e-3
 
 
@@ -164,7 +164,7 @@ def test_the_known_wrong_traversal_rule_is_noticed(monkeypatch: pytest.MonkeyPat
 
     def wrong(self: Any, leaf: torch.Tensor, is_refused: torch.Tensor, draft: Draft, *rest: Any) -> torch.Tensor:
         parent = draft.layout.up[leaf]
-        missed = siblings.excess(self.kept[parent].unsqueeze(1) * self.left[parent], rest[1].of(leaf)).sum(1)
+        missed = siblings.residual(self.kept[parent].unsqueeze(1) * self.left[parent], rest[1].of(leaf)).sum(1)
         following = right(self, leaf, is_refused, draft, *rest)
         self.kept[parent] = torch.where(is_refused, missed.clamp(max=1), self.kept[parent])
         return following

@@ -23,7 +23,7 @@ from specdec_core.contracts.proposer import StepCosts
 from specdec_core.contracts.report import StepReport
 from specdec_core.contracts.verifier import RandomSource
 from specdec_core.drafting import DraftStop, DynamicTree, StaticTree, Stopping, TreeGrower, grow
-from specdec_core.drafting.drafted import Nodes
+from specdec_core.drafting.acceptance import Nodes
 from specdec_core.drafting.stop import NUM_SKIPPED as NUM_LEVELS_SKIPPED, NUM_TIMED
 from specdec_core.engine.costs import NUM_SKIPPED, NUM_STEPS, CostMeter
 from specdec_core.engine.draft_check import check_draft

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from attrs import field, frozen
 
-from specdec_core.sampling.bad_words import tokenized
+from specdec_core.sampling.bad_words import tokenize_words
 
 NAMES = (
     "min_p",
@@ -73,7 +73,7 @@ def words_in(outputs: Sequence[Sequence[int]], tokenizer: Any) -> list[str]:
     found: list[str] = []
     for wanted, most in ((pairs, 6), (singles, 1)):
         words = [(tokenizer.decode(list(token_ids)).strip(), token_ids) for token_ids in wanted]
-        fitting = [w for w, ids in words if w and list(ids) in tokenized([w], tokenizer)]
+        fitting = [w for w, ids in words if w and list(ids) in tokenize_words([w], tokenizer)]
         assert fitting, "no word that the tokenizer would make as the model does"
         found += fitting[:most]
     return found

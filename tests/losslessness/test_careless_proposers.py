@@ -14,7 +14,7 @@ from attrs import evolve
 from reference import NUM_TOKENS
 
 from specdec_core import LLM, Draft, Plan, PluginError, Plugins, Proposer, ProposerSpec, SamplingParams
-from specdec_core.engine.safe_draft import Doubt, SafeDrafts
+from specdec_core.engine.safe_draft import PendingCheck, SafeDrafts
 
 pytestmark = pytest.mark.parametrize("model_dir", ["llama"], indirect=True, scope="session")
 PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -340,7 +340,7 @@ def test_sound_drafts(outcome: Any, is_read: bool, draft: Callable[[], Draft]) -
 
 
 def test_a_doubt_that_nobody_settles_is_noticed(outcome: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Doubt, "settle", lambda doubt, verdict: verdict.on_host())
+    monkeypatch.setattr(PendingCheck, "resolve", lambda check, verdict: verdict.on_host())
     message, _ = outcome(is_read=False, propose=lambda batch: MALFORMED["a parent in another tree"][0]())
     assert message is None
 

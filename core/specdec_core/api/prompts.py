@@ -136,7 +136,7 @@ def load_tokenizer(config: EngineConfig, name: str | Path | None = None) -> Any:
             use_fast=config.tokenizer_mode == "auto",
             **{key: value for key, value in revisions.items() if value is not None},
         )
-    except Exception as error:  # whatever a broken file makes transformers raise
+    except Exception as error:  # a broken file may raise anything
         raise ConfigError(
             f"the tokenizer of {found!r} cannot be loaded: {error}. Name another with tokenizer=..., or pass "
             f"skip_tokenizer_init=True and give prompts as token ids"

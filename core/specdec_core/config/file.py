@@ -49,7 +49,7 @@ def load_config_file(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{name} is not UTF-8 text: byte {error.start}. Save it as UTF-8") from error
     try:
         found = _PARSERS[suffix](text)
-    except Exception as error:  # whatever a broken file makes its parser raise
+    except Exception as error:  # a broken file may raise anything
         said = " ".join(str(error).replace('in "<unicode string>", ', "at ").split()) or type(error).__name__
         raise ConfigError(f"{name} cannot be read as {path.suffix[1:].upper()}: {said}") from error
     if not isinstance(found, dict):

@@ -201,7 +201,7 @@ class SamplingParams:
         "engine's number.",
     )
 
-    # Known from vLLM. What would change something is refused.
+    # Other parameters of vLLM: only values that change nothing are allowed.
     structured_outputs: Any = option(not_yet(None), "Not supported yet.")
     truncate_prompt_tokens: Any = option(not_yet(None), "Not supported yet.")
     spaces_between_special_tokens: bool = option(not_yet(True), "Not supported yet.", default=True)

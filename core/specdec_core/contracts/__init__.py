@@ -1,1 +1,1 @@
-"""What plugins, verifiers, KV managers and the engine agree on. Nothing here imports torch."""
+"""The interfaces between plugins and the engine. Nothing here imports torch."""

@@ -12,8 +12,8 @@ from specdec_core.config.speculative import GREEDY
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import ProposerBatch
+from specdec_core.drafting.acceptance import on_host
 from specdec_core.drafting.builder import DraftBuilder, Grown
-from specdec_core.drafting.drafted import on_host
 from specdec_core.drafting.level import Level, may_shrink
 from specdec_core.drafting.stop import Stopping
 

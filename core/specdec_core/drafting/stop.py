@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from specdec_core.config.speculative import DraftStopConfig
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import ProposerBatch, RequestView
-from specdec_core.drafting.drafted import Acceptance, Drafted, Nodes, without
+from specdec_core.drafting.acceptance import Acceptance, Nodes, StepDrafts, without
 from specdec_core.drafting.rows import RequestRows
 
 MOST_UNMEASURED = 64
@@ -43,7 +43,7 @@ class DraftStop:
         self._config, self._forwards_roots = config, forwards_roots
         self._acceptance = Acceptance(max_num_seqs)
         self._rows = RequestRows(max_num_seqs)
-        self._last: Drafted | None = None
+        self._last: StepDrafts | None = None
         self._num_unmeasured = 0
         self._level_s, self._num_timed = np.zeros(NUM_SKIPPED + NUM_TIMED), 0  # of a level of each of the first drafts
         self._median_level_s: float | None = None
@@ -75,7 +75,7 @@ class DraftStop:
             self._num_unmeasured += 1
         is_skipped = prices is None and self._num_unmeasured % 2 == 0 and self._num_unmeasured <= MOST_UNMEASURED
         stopping = Stopping(batch, rows, self._acceptance, prices, is_skipped, self._forwards_roots)
-        self._last = stopping.drafted
+        self._last = stopping.step_drafts
         return stopping
 
     def _prices(self, batch: ProposerBatch) -> Prices | None:
@@ -109,7 +109,7 @@ class Stopping:
         self._rows, self._acceptance, self._prices = rows, acceptance, prices
         self._cost_per_token = acceptance.cost_per_token(rows)
         self._depth, self._started = 1, perf_counter()
-        self.drafted = Drafted(batch, rows, is_priced=prices is not None)
+        self.step_drafts = StepDrafts(batch, rows, is_priced=prices is not None)
         drafting = np.full(len(rows), not is_skipped)
         if prices is not None:
             first = prices if forwards_roots else evolve(prices, level=0)
@@ -151,9 +151,9 @@ class Stopping:
         """Drop chosen nodes that are expected to gain less than verifying them costs. Called once, with the finished
         draft, which must have `scores`. in_place: drop nodes only from the end of a request's, so that the others keep
         their indices."""
-        self.drafted.nodes = nodes = Nodes.of(draft)
+        self.step_drafts.nodes = nodes = Nodes.of(draft)
         if draft.num_nodes:
-            self.drafted.level_s = (perf_counter() - self._started) / self._depth
+            self.step_drafts.level_s = (perf_counter() - self._started) / self._depth
         node_price = self._prices.node if self._prices else 0
         if node_price and draft.num_nodes:
             expected = self._acceptance.of_nodes(self._rows[nodes.requests], nodes.probs, nodes.is_first_draw)
@@ -169,8 +169,8 @@ class Stopping:
                 kept = np.arange(len(kept)) <= last[nodes.requests]
             if not kept.all():
                 draft = without(draft, nodes, kept)
-                self.drafted.nodes = nodes = Nodes.of(draft)
-        self.drafted.spent += node_price * np.bincount(nodes.requests, minlength=len(self._rows))
+                self.step_drafts.nodes = nodes = Nodes.of(draft)
+        self.step_drafts.spent += node_price * np.bincount(nodes.requests, minlength=len(self._rows))
         return draft
 
     def _pays(self, expected: np.ndarray, num_nodes: np.ndarray, prices: Prices) -> np.ndarray:
@@ -182,5 +182,5 @@ class Stopping:
         if prices.is_shared:
             pays &= gain[pays].sum() > price
             price /= max(1, int(pays.sum()))
-        self.drafted.spent += price * pays
+        self.step_drafts.spent += price * pays
         return pays

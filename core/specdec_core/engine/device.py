@@ -13,7 +13,7 @@ from specdec_core.errors import DeviceError, PluginError
 _AS_IT_IS = nullcontext()
 
 
-def made_current(device: torch.device) -> AbstractContextManager[None]:
+def use_device(device: torch.device) -> AbstractContextManager[None]:
     """Make a device the calling thread's current one while the context is open. Does nothing for a CPU.
 
     torch takes the device of its own operations from their tensors. Kernels that plugins launch (Triton's) run on the

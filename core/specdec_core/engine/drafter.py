@@ -14,7 +14,7 @@ from specdec_core.engine.draft_check import check_form, check_nodes, check_probs
 from specdec_core.engine.named_proposer import NamedProposer
 from specdec_core.engine.observer import Observer
 from specdec_core.engine.request import Request
-from specdec_core.engine.safe_draft import Doubt, SafeDrafts
+from specdec_core.engine.safe_draft import PendingCheck, SafeDrafts
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_batch import spread
 from specdec_core.sampling.random import CounterRandom
@@ -58,11 +58,11 @@ class Drafter:
         with self.proposer.called() as proposer:
             proposer.finish(request, reason)
 
-    def propose(self, schedule: Schedule, costs: StepCosts | None = None) -> tuple[Draft, Doubt | None]:
+    def propose(self, schedule: Schedule, costs: StepCosts | None = None) -> tuple[Draft, PendingCheck | None]:
         """Get a draft and extend it to all scheduled requests. The proposer sees only requests that may draft.
 
-        If the values of the draft are on the device only, there is also a `Doubt`: the draft is safe to compute with,
-        but no token may be emitted before `Doubt.settle`.
+        If the values of the draft are on the device only, there is also a `PendingCheck`: the draft is safe to compute
+        with, but no token may be emitted before `PendingCheck.resolve`.
         """
         pairs = zip(schedule.requests, schedule.budgets, strict=True)
         wanted = [self._budget(request, budget) if budget else 0 for request, budget in pairs]
@@ -84,8 +84,8 @@ class Drafter:
             costs=costs,
         )
         with self.proposer.called() as proposer:
-            draft, doubt = self._checked(proposer.propose(batch), budgets)
-        return spread(draft, wanted), doubt
+            draft, check = self._checked(proposer.propose(batch), budgets)
+        return spread(draft, wanted), check
 
     def _budget(self, request: Request, budget: int) -> int:
         """The number of nodes that this proposer may draft for a request; 0 if it may not draft."""
@@ -94,7 +94,7 @@ class Drafter:
             budget = max(0, min(budget, self.plan.max_model_len - request.num_tokens))
         return budget if self.observer.may_draft(request) else 0
 
-    def _checked(self, draft: Draft, budgets: Sequence[int]) -> tuple[Draft, Doubt | None]:
+    def _checked(self, draft: Draft, budgets: Sequence[int]) -> tuple[Draft, PendingCheck | None]:
         check_form(draft, budgets, self._vocab_size, self._device)
         if not draft.num_nodes:
             return draft, None
@@ -105,7 +105,7 @@ class Drafter:
                 check_probs(draft, self._vocab_size)
                 return draft, None
         safe, is_wrong = self._safe_drafts.of(draft, nodes_are_sound=is_read)
-        return safe, Doubt(is_wrong, partial(self._name_fault, draft))
+        return safe, PendingCheck(is_wrong, partial(self._name_fault, draft))
 
     def _name_fault(self, draft: Draft) -> NoReturn:
         with self.proposer.called():

@@ -20,11 +20,11 @@ from specdec_core.contracts.verifier import Verdict
 from specdec_core.engine.build import Speculating, build
 from specdec_core.engine.costs import CostMeter
 from specdec_core.engine.detokenizer import OutputText
-from specdec_core.engine.device import failure_of, made_current
+from specdec_core.engine.device import failure_of, use_device
 from specdec_core.engine.logprobs import output_logprobs
 from specdec_core.engine.news import News
 from specdec_core.engine.request import Listener, Request
-from specdec_core.engine.request_checks import check_params, check_salt, checked_constraints, checked_prompt
+from specdec_core.engine.request_checks import check_params, check_salt, make_constraints, parse_prompt
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_report import Emitted, StepTimer
@@ -59,7 +59,7 @@ class Engine:
         tokenizer: Any = None,
     ) -> None:
         self._device = find_device(config.device)
-        with made_current(self._device):
+        with use_device(self._device):
             parts = build(config, plugins, speculative_config, tokenizer)
         self.target, self.kv = parts.target, parts.kv
         self.num_speculative_tokens = parts.num_speculative_tokens  # per request and step; 0: plain decoding
@@ -120,12 +120,12 @@ class Engine:
         """
         self._check_open()
         if self._is_halfway and not self._step_lock.locked():
-            self._alone(self._end_cancelled)  # this first cleans up what an interrupt has left halfway
-        token_ids = checked_prompt(prompt_token_ids, self.target.info)
+            self._exclusively(self._end_cancelled)  # this first cleans up what an interrupt has left halfway
+        token_ids = parse_prompt(prompt_token_ids, self.target.info)
         check_salt(cache_salt)
         check_params(params, self.num_speculative_tokens, self.target.info, has_text=self._tokenizer is not None)
         self._verification.check(params)
-        constraints = checked_constraints(params, self._tokenizer, self.target.eos_token_ids, self.target.info)
+        constraints = make_constraints(params, self._tokenizer, self.target.eos_token_ids, self.target.info)
         request_id = f"request-{next(self._ids)}"
         limit = self.target.info.max_model_len
         wanted = limit if params.max_tokens is None else len(token_ids) + params.max_tokens
@@ -155,7 +155,7 @@ class Engine:
         raised."""
         self._cancelled.update(dict.fromkeys(filter(self.is_unfinished, request_ids)))
         if self._cancelled and not self._step_lock.locked():
-            self._alone(self._end_cancelled)
+            self._exclusively(self._end_cancelled)
             self._news.tell()
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class Engine:
             raise SpecdecError("a step is under way in another thread: end what it runs before you close it")
         with ExitStack() as ending:
             ending.callback(self._news.tell)
-            with self._step_lock, made_current(self._device), ExitStack() as closing:
+            with self._step_lock, use_device(self._device), ExitStack() as closing:
                 closing.callback(self._close_proposer)
                 for request in list(self._requests.values()):
                     closing.callback(self._finish, request, "abort")
@@ -181,7 +181,7 @@ class Engine:
         if self._step_lock.locked():
             raise SpecdecError("a step is under way in another thread: use an engine from one thread at a time")
         self.cancel()  # requests whose cancellation an interrupt broke off
-        report = self._alone(self._step)
+        report = self._exclusively(self._step)
         self.cancel()  # requests that were cancelled during the step
         self._news.tell()
         if self._step_finished is not None:
@@ -195,14 +195,14 @@ class Engine:
         if not schedule.requests:
             return StepReport(num_preempted=len(schedule.preempted))
         timer = StepTimer()
-        draft, doubts = self._speculation.propose(schedule, self._meter.costs)
-        timer.drafted()
+        draft, checks = self._speculation.propose(schedule, self._meter.costs)
+        timer.end_drafting()
         computed = self._runner.run(schedule, draft)
-        decision = self._verification.decide(schedule, draft, computed, doubts)
+        decision = self._verification.decide(schedule, draft, computed, checks)
         self.kv.compact(schedule.request_ids, schedule.num_known, decision.verdict)
-        timer.verified()
+        timer.end_verification()
         self._speculation.observe(schedule, computed, draft, decision.verdict)
-        timer.drafted()
+        timer.end_drafting()
         emitted = self._emit(schedule, computed, draft, decision.verdict)
         report = timer.report(schedule, draft, decision.verifier, emitted)
         self._meter.add(report)
@@ -304,13 +304,13 @@ class Engine:
         if self.is_closed:
             raise SpecdecError("this engine was closed, as its LLM was: make another one")
 
-    def _alone(self, work: Callable[[], T]) -> T:
+    def _exclusively(self, work: Callable[[], T]) -> T:
         """Run `work` with the step lock held and the device current. An exception aborts the running requests, or all
         requests if the device has failed.
 
         `with` acquires and releases the lock without a moment in between at which an interrupt could come.
         """
-        with self._step_lock, made_current(self._device):
+        with self._step_lock, use_device(self._device):
             if self._is_halfway:
                 self._abort_running()
             self._is_halfway = True

@@ -46,7 +46,7 @@ def observation_of(
 
     num_accepted = verdict.num_accepted.numpy()[which]
     decided = verdict.token_ids.numpy()[which, num_accepted]
-    # Where the next token is known already, the verdict says nothing.
+    # If the next token is known already, the verdict is not needed.
     following = [
         int(request.token_ids[end]) if (end := request.num_computed + known) < request.num_tokens else max(0, token)
         for request, known, token in zip(scheduled, num_known.tolist(), decided.tolist(), strict=True)

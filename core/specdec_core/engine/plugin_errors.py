@@ -1,4 +1,4 @@
-"""Whatever a plugin raises comes out as a PluginError that names it."""
+"""Turns exceptions of plugins into a PluginError that names the plugin."""
 
 from __future__ import annotations
 

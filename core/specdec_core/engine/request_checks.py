@@ -12,11 +12,11 @@ from specdec_core.config.fields import shown
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.contracts.target import TargetInfo
 from specdec_core.errors import CapacityError, ConfigError
-from specdec_core.sampling.bad_words import tokenized
+from specdec_core.sampling.bad_words import tokenize_words
 from specdec_core.sampling.constraints import Constraints
 
 
-def checked_prompt(prompt_token_ids: Sequence[int], target: TargetInfo) -> np.ndarray:
+def parse_prompt(prompt_token_ids: Sequence[int], target: TargetInfo) -> np.ndarray:
     """Return the prompt as int64 [num_tokens]. Raises ConfigError or CapacityError."""
     if isinstance(prompt_token_ids, Sized) and len(prompt_token_ids) >= target.max_model_len:
         raise CapacityError(
@@ -82,13 +82,13 @@ def check_params(params: SamplingParams, num_speculative_tokens: int, target: Ta
         )
 
 
-def checked_constraints(
+def make_constraints(
     params: SamplingParams, tokenizer: Any, eos_token_ids: frozenset[int], target: TargetInfo
 ) -> Constraints | None:
     """Turn checked parameters into constraints on logits. Raises ConfigError."""
-    words = tokenized(params.bad_words, tokenizer)
+    words = tokenize_words(params.bad_words, tokenizer)
     _check_ids("bad_words with token ids", [token_id for word in words for token_id in word], target)
-    # A checkpoint may name an end that its vocabulary does not have.
+    # A checkpoint may name an end-of-sequence token that its vocabulary does not have.
     ends = frozenset(token_id for token_id in eos_token_ids if 0 <= token_id < target.vocab_size)
     constraints = Constraints.of(params, words, ends)
     if constraints is not None:

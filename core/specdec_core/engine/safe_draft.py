@@ -19,13 +19,13 @@ from specdec_core.engine.draft_check import SUM_TOLERANCE
 
 
 @frozen(eq=False)
-class Doubt:
+class PendingCheck:
     """The result of a check that is still on the device. is_wrong: bool []. explain: raises the error."""
 
     is_wrong: torch.Tensor
     explain: Callable[[], NoReturn]
 
-    def settle(self, verdict: Verdict) -> Verdict:
+    def resolve(self, verdict: Verdict) -> Verdict:
         """Copy the verdict and the result of the check to the host in one download. Raises PluginError if the draft was
         wrong; the verdict is then meaningless."""
         if verdict.token_ids.device.type == "cpu":

@@ -13,11 +13,11 @@ from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import StepCosts
 from specdec_core.contracts.verifier import Verdict
 from specdec_core.drafting.combining import combine_drafts
-from specdec_core.engine.device import made_current
+from specdec_core.engine.device import use_device
 from specdec_core.engine.drafter import Drafter
 from specdec_core.engine.request import Request
 from specdec_core.engine.runner import Computed
-from specdec_core.engine.safe_draft import Doubt
+from specdec_core.engine.safe_draft import PendingCheck
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.errors import PluginError
 from specdec_core.plugins import PluginWarning
@@ -41,14 +41,14 @@ class Speculation:
                 for drafter in self.drafters:
                     drafter.start(request)
 
-    def propose(self, schedule: Schedule, costs: StepCosts | None = None) -> tuple[Draft, Sequence[Doubt]]:
-        """A draft over all scheduled requests, and the checks that must be settled before tokens are emitted."""
+    def propose(self, schedule: Schedule, costs: StepCosts | None = None) -> tuple[Draft, Sequence[PendingCheck]]:
+        """A draft over all scheduled requests, and the checks that must be resolved before tokens are emitted."""
         found = [drafter.propose(schedule, costs) for drafter in self.drafters]
         drafts = [draft for draft, _ in found if draft.num_nodes]
-        doubts = [doubt for _, doubt in found if doubt is not None]
+        checks = [check for _, check in found if check is not None]
         if not drafts:
-            return Draft.from_chains([[]] * len(schedule.requests), self._device), doubts
-        return drafts[0] if len(drafts) == 1 else combine_drafts(drafts, schedule.budgets), doubts
+            return Draft.from_chains([[]] * len(schedule.requests), self._device), checks
+        return drafts[0] if len(drafts) == 1 else combine_drafts(drafts, schedule.budgets), checks
 
     def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
         """Pass the results of a forward pass to proposers that observe. The verdict is on the host."""
@@ -82,7 +82,7 @@ class Speculation:
     def abandon(self) -> None:
         """Call `close` when the engine is garbage-collected or the interpreter exits: exceptions become warnings."""
         try:
-            with made_current(self._device):
+            with use_device(self._device):
                 self.close()
         except PluginError as error:
             warnings.warn(str(error), PluginWarning, stacklevel=2)

@@ -36,11 +36,11 @@ class StepTimer:
         self.draft_s = self.target_s = 0.0
         self._last = perf_counter()
 
-    def drafted(self) -> None:
+    def end_drafting(self) -> None:
         """Count the time since the last call as drafting."""
         self.draft_s += self._lap()
 
-    def verified(self) -> None:
+    def end_verification(self) -> None:
         """Count the time since the last call as the target's."""
         self.target_s += self._lap()
 

@@ -13,7 +13,7 @@ from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.verifier import RandomSource, Verdict, Verifier, VerifierSpec
 from specdec_core.engine.plugin_errors import blaming, blaming_in_step
 from specdec_core.engine.runner import Computed
-from specdec_core.engine.safe_draft import Doubt
+from specdec_core.engine.safe_draft import PendingCheck
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.errors import ConfigError, PluginError
 from specdec_core.plugins import Plugins
@@ -67,7 +67,9 @@ class Verification:
                 f'for greedy requests only: give temperature=0, or leave "verifier" out of speculative_config'
             )
 
-    def decide(self, schedule: Schedule, draft: Draft, computed: Computed, doubts: Sequence[Doubt] = ()) -> Decision:
+    def decide(
+        self, schedule: Schedule, draft: Draft, computed: Computed, checks: Sequence[PendingCheck] = ()
+    ) -> Decision:
         """Verify a draft and return the verdict on the host. Raises PluginError, which names the proposer, if a pending
         check finds the draft wrong."""
         requests = schedule.requests
@@ -78,8 +80,8 @@ class Verification:
         name = self.choose(draft, params)
         greedy = [index for index, each in enumerate(params) if each.is_greedy]
         verdict = self.verify(name, processed, draft, noise, greedy)
-        for doubt in doubts:
-            verdict = doubt.settle(verdict)
+        for check in checks:
+            verdict = check.resolve(verdict)
         return Decision(name, verdict.on_host())
 
     def choose(self, draft: Draft, params: Sequence[SamplingParams]) -> str:

@@ -185,7 +185,7 @@ class Checkpoint:
                 failure = error
             except EntryNotFoundError:
                 pass
-            except Exception as error:  # whatever else the hub makes it raise
+            except Exception as error:  # the hub may raise anything else
                 failure = error
                 break
         if failure is None:
@@ -204,7 +204,7 @@ def _reading(file: Path) -> Iterator[None]:
         raise ConfigError(
             f"{file} holds more than tensors, or is damaged, so for safety it is not loaded: convert it to safetensors"
         ) from error
-    except Exception as error:  # whatever a broken file makes its reader raise
+    except Exception as error:  # a broken file may raise anything
         raise ConfigError(
             f"the weights in {file} cannot be read: {type(error).__name__}: {error}. Download or save them again"
         ) from error

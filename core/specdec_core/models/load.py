@@ -113,7 +113,7 @@ def load_config(source: ModelSource) -> PretrainedConfig:
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=source.trust_remote_code, **given)
         own = own_quantization(config)
-    except Exception as error:  # whatever a broken config.json makes transformers raise
+    except Exception as error:  # a broken config.json may raise anything
         refuse_unknown_quantization(_written(path, given).get("quantization_config"), path)
         embedded = EmbeddedModels.load().names
         named = "".join(f", {key}={shown(value)}," for key, value in given.items())
@@ -171,7 +171,7 @@ def load_weights(
             f"the weights of {path!r} hold more than tensors, so for safety they are not loaded: convert them to "
             f"safetensors"
         ) from error
-    except Exception as error:  # whatever a broken file makes its reader raise
+    except Exception as error:  # a broken file may raise anything
         raise ConfigError(f"the weights of {path!r} cannot be loaded: {type(error).__name__}: {error}") from error
     wrong = {kind: sorted(map(str, info[kind]))[:5] for kind in ("missing_keys", "mismatched_keys") if info[kind]}
     if wrong:

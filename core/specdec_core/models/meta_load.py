@@ -75,7 +75,7 @@ def _empty_model(source: ModelSource, config: PretrainedConfig, dtype: torch.dty
             )
     except KeyError as error:
         raise no_attention(config, error) from error
-    except Exception as error:  # whatever sizes that make no sense make transformers raise
+    except Exception as error:  # senseless sizes may raise anything
         raise ConfigError(
             f"a model cannot be made of the configuration of {config.name_or_path!r}: {type(error).__name__}: {error}"
         ) from error

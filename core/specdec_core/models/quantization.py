@@ -31,7 +31,7 @@ def quantized_loading(asked: Any, config: PretrainedConfig, device: torch.device
     device_map = None if device.type == "cpu" else {"": device}
     try:
         get_hf_quantizer(deepcopy(config), deepcopy(chosen), device_map, weights_only=True, user_agent={})
-    except Exception as error:  # each of transformers' quantizers looks for what it needs in its own way
+    except Exception as error:  # transformers' quantizers raise different exceptions
         what = f"quantization={shown(asked)}" if own is None else f"the checkpoint's quantization {_method(own)!r}"
         raise ConfigError(
             f"{what} is not available for the model {config.name_or_path!r} here: {type(error).__name__}: "

@@ -15,7 +15,7 @@ ANYTHING = -2  # in a word that is shorter than the longest
 NOTHING = -1  # before the output's first token
 
 
-def tokenized(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
+def tokenize_words(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
     """Tokenize each word as it begins a text and as it follows a space. The second form is left out if it has another
     number of tokens or the same first token. Raises ConfigError for a word without tokens."""
     found: list[list[int]] = []

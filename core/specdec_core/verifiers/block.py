@@ -7,7 +7,7 @@ import torch
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.verifier import RandomSource, Stream, Verdict
 from specdec_core.verifiers.accepted_and_bonus import trace
-from specdec_core.verifiers.siblings import Proposals, Siblings, excess, normed
+from specdec_core.verifiers.siblings import Proposals, Siblings, normalize, residual
 
 
 class BlockVerifier:
@@ -30,13 +30,13 @@ class BlockVerifier:
             is_last = lengths == depth
             child = siblings.first_child[row]
             here = kept.unsqueeze(1) * probs[row]
-            rest = excess(here, proposals.of(child))
+            rest = residual(here, proposals.of(child))
             missed = rest.sum(dim=1)
             chance = torch.where(is_last, kept, missed / (missed + 1 - kept)) if depth else torch.ones_like(kept)
             chance = chance.nan_to_num(0).masked_fill(lengths < depth, 0)  # 0 / 0: nothing would be left to draw
             stays = random.bernoulli(chance, Stream.ACCEPT, requests, torch.full_like(requests, depth))
             accepted = torch.where(stays, depth, accepted)
-            after = torch.where(is_last.unsqueeze(1), probs[row], normed(rest, otherwise=probs[row]))
+            after = torch.where(is_last.unsqueeze(1), probs[row], normalize(rest, otherwise=probs[row]))
             weights = torch.where(stays.unsqueeze(1), after, weights)
             own = probs[row].gather(1, proposals.token_ids(child).unsqueeze(1)).squeeze(1)
             kept = torch.where(lengths > depth, (kept * own / proposals.own_probs[child]).clamp(max=1), kept)

@@ -13,7 +13,8 @@ class ChosenVerifier:
     """Draws the target's own token at every row and follows the child that equals it.
 
     The noise is keyed by (seed, absolute index of the drawn token), so the output equals plain decoding token for
-    token, whatever the tree, the budget or the batch. `q` is ignored: any *whole* tree may be verified this way.
+    token, whatever the tree, max_draft_tokens or the batch. `q` is ignored: a tree with sampled nodes can be verified
+    this way, too, if none of them was dropped.
     """
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:

@@ -8,7 +8,7 @@ import torch
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.verifier import RandomSource, Stream, Verdict
 from specdec_core.verifiers.accepted_and_bonus import trace
-from specdec_core.verifiers.siblings import Proposals, Siblings, excess, normed
+from specdec_core.verifiers.siblings import Proposals, Siblings, normalize, residual
 
 
 class RejectionVerifier:
@@ -65,7 +65,7 @@ class RejectionVerifier:
             is_accepted = random.bernoulli(ratio.masked_fill(~is_tried, 1), Stream.ACCEPT, requests, node)
             is_open = is_open & ~(is_tried & is_accepted)
             is_refused = is_tried & ~is_accepted
-            rest = normed(excess(left, drawn_from), otherwise=left)
+            rest = normalize(residual(left, drawn_from), otherwise=left)
             left = torch.where(is_refused.unsqueeze(1), rest, left)
             child = torch.where(is_refused, siblings.next_sibling[child], child)
         return left, child, is_open

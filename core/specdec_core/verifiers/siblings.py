@@ -101,13 +101,13 @@ class Proposals:
         return drawn
 
 
-def excess(probs: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
-    """The residual max(0, probs - drawn) [n, vocab] after a rejection, not normalized. It sums to the probability of a
+def residual(probs: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """max(0, probs - drawn) [n, vocab]: the residual after a rejection, not normalized. It sums to the probability of a
     rejection."""
     return (probs - drawn).clamp(min=0)
 
 
-def normed(weights: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
+def normalize(weights: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
     """weights [n, vocab] divided by their sum; `otherwise` in rows of zeros, which are reached with probability 0."""
     total = weights.sum(dim=1, keepdim=True)
     return torch.where(total > 0, weights / total, otherwise)

@@ -8,7 +8,7 @@ from attrs import define
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.verifier import RandomSource, Stream, Verdict
 from specdec_core.verifiers.accepted_and_bonus import trace
-from specdec_core.verifiers.siblings import Proposals, Siblings, excess, normed
+from specdec_core.verifiers.siblings import Proposals, Siblings, normalize, residual
 
 
 class TraversalVerifier:
@@ -57,10 +57,10 @@ class _State:
         """Remove rejected leaves [batch], none of them a root, and return the leaves to try next."""
         parent = draft.layout.up[leaf]
         kept, left = self.kept[parent], self.left[parent]
-        rest = excess(kept.unsqueeze(1) * left, proposals.of(leaf))
+        rest = residual(kept.unsqueeze(1) * left, proposals.of(leaf))
         missed = rest.sum(dim=1)
         self.kept[parent] = torch.where(is_refused, (missed / (missed + 1 - kept)).nan_to_num(0), kept)
-        self.left[parent] = torch.where(is_refused.unsqueeze(1), normed(rest, otherwise=left), left)
+        self.left[parent] = torch.where(is_refused.unsqueeze(1), normalize(rest, otherwise=left), left)
         following = torch.where(is_refused, siblings.next_sibling[leaf], siblings.end)
         self._enter(following, parent, proposals)
         below = self.descend(following, draft, siblings, proposals)

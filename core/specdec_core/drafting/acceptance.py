@@ -128,7 +128,7 @@ def _bins_and_predictions(probs: np.ndarray, is_first_draw: np.ndarray) -> tuple
     return np.searchsorted(EDGES, probs) + NUM_BINS * is_first_draw, np.where(is_first_draw, 1, probs)
 
 
-class Drafted:
+class StepDrafts:
     """The drafts of one step, until their acceptance is known."""
 
     def __init__(self, batch: ProposerBatch, rows: np.ndarray, *, is_priced: bool) -> None:

@@ -15,9 +15,10 @@ from specdec_core.config.engine import EngineConfig
 from specdec_core.config.fields import shown
 from specdec_core.config.speculative import DraftModelConfig
 from specdec_core.contracts.target import TargetInfo
-from specdec_core.errors import CompatibilityError, ConfigError
+from specdec_core.errors import CompatibilityError, ConfigError, reason
 from specdec_core.models.attention import IMPLEMENTATION
 from specdec_core.models.families import check_layer_types
+from specdec_core.models.hub import require
 from specdec_core.models.quantization import quantized_loading
 
 MODEL_GROUP = "specdec.models"
@@ -114,13 +115,14 @@ def load_config(source: ModelSource) -> PretrainedConfig:
     path, given = source.path, source.revisions
     refuse_revision(path, "model", "revision", source.revision)
     try:
+        require(path, "config.json", revision=source.revision)
         config = AutoConfig.from_pretrained(path, trust_remote_code=source.trust_remote_code, **given)
     except Exception as error:  # whatever a broken config.json makes transformers raise
         embedded = sorted(entry.name for entry in entry_points(group=MODEL_GROUP))
         named = "".join(f", {key}={shown(value)}," for key, value in given.items())
         raise ConfigError(
-            f"model={path!r}{named} cannot be read: {error}. Give a folder with a transformers checkpoint, a name on "
-            f"the model hub, or an embedded model ({', '.join(embedded) or 'none is installed'})"
+            f"model={path!r}{named} cannot be read: {reason(error)}. Give a folder with a transformers checkpoint, a "
+            f"name on the model hub, or an embedded model ({', '.join(embedded) or 'none is installed'})"
         ) from error
     if config.is_encoder_decoder:
         raise CompatibilityError(

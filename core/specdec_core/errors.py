@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def reason(error: BaseException) -> str:
+    """What another library's error says, or what it is, without a full stop: more follows."""
+    return str(error).rstrip(". \n") or type(error).__name__
+
+
 class SpecdecError(Exception):
     """Base of all errors below: catch this one to catch them all."""
 

@@ -52,6 +52,23 @@ def test_streamed_whole_and_speculative_text_are_the_same(generate, expected):
     assert int(match[2]) < 24
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--model", "FOLDER"], r"type `\x1b[31mred\x07`"),
+        (["--model", "\x1b]0;title\x07"], r"model='\x1b]0;title\x07' cannot be read"),
+        (["--method", "bigram", *["--set", "\x1b[31m=1"] * 2], r"Error: --set \x1b[31m=1 is one too many"),
+    ],
+    ids=["another library", "model", "usage"],
+)
+def test_errors_cannot_steer_the_terminal(generate, tmp_path, arguments, says):
+    (tmp_path / "config.json").write_text('{"model_type": "\\u001b[31mred\\u0007"}')
+    result = generate(*[str(tmp_path) if each == "FOLDER" else each for each in arguments], PROMPT)
+    assert result.exit_code in (1, 2)
+    assert says in result.stderr
+    assert all(each.isprintable() or each == "\n" for each in result.stderr)
+
+
 def test_only_a_single_prompt_is_streamed(generate, monkeypatch):
     calls = []
     for name in ("stream", "generate"):

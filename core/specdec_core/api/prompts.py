@@ -11,7 +11,8 @@ from transformers import AutoTokenizer
 
 from specdec_core.config.engine import EngineConfig
 from specdec_core.config.fields import refuse_unknown, shown
-from specdec_core.errors import ConfigError
+from specdec_core.errors import ConfigError, reason
+from specdec_core.models.hub import require
 from specdec_core.models.load import refuse_revision, resolve_model
 
 Prompt = str | Mapping[str, Any]
@@ -130,6 +131,7 @@ def load_tokenizer(config: EngineConfig, name: str | Path | None = None) -> Any:
         "code_revision": config.code_revision,
     }
     try:
+        require(found, "tokenizer_config.json", "config.json", revision=revisions["revision"])
         return AutoTokenizer.from_pretrained(
             found,
             trust_remote_code=config.trust_remote_code,
@@ -138,6 +140,6 @@ def load_tokenizer(config: EngineConfig, name: str | Path | None = None) -> Any:
         )
     except Exception as error:  # a broken file may raise anything
         raise ConfigError(
-            f"the tokenizer of {found!r} cannot be loaded: {error}. Name another with tokenizer=..., or pass "
+            f"the tokenizer of {found!r} cannot be loaded: {reason(error)}. Name another with tokenizer=..., or pass "
             f"skip_tokenizer_init=True and give prompts as token ids"
         ) from error

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import specdec_core
+from specdec_core.cli.screen import printable
 from specdec_core.errors import SpecdecError
 
 if TYPE_CHECKING:
@@ -58,13 +59,18 @@ class LazyGroup(click.Group):
             warnings.showwarning = _show_warning
             try:
                 return super().invoke(ctx)
+            except click.UsageError as error:
+                message = error.format_message()
+                if printable(message) == message:
+                    raise
+                raise click.UsageError(printable(message), error.ctx) from error
             except SpecdecError as error:
-                click.echo(f"error: {error}{self._hint(ctx, str(error))}", err=True)
+                click.echo(printable(f"error: {error}{self._hint(ctx, str(error))}"), err=True)
                 ctx.exit(1)
             except OSError as error:
                 if error.errno == errno.EPIPE:
                     raise  # click exits quietly when the reader of a pipe is gone
-                click.echo(f"error: {error}", err=True)
+                click.echo(printable(f"error: {error}"), err=True)
                 ctx.exit(1)
             except KeyboardInterrupt:
                 click.echo(err=True)
@@ -96,7 +102,7 @@ def _plugins(ctx: click.Context) -> Plugins:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    click.echo(f"warning: {message}", err=True)
+    click.echo(printable(f"warning: {message}"), err=True)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

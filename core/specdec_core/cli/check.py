@@ -9,9 +9,9 @@ import attrs
 import click
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from specdec_core.cli.options import ModelCommand, ModelOptions, model_options
+from specdec_core.cli.screen import cell
 from specdec_core.errors import SpecdecError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _print(result: Design) -> None:
         ("KV manager", result.kv_spec.name),
         *_memory_lines(result.memory),
     ):
-        table.add_row(label, Text(value))  # Text: a path with brackets is no markup
+        table.add_row(label, cell(value))
     console.print(table)
     console.print("This would run.")
 

@@ -10,13 +10,17 @@ from difflib import get_close_matches
 import attrs
 import click
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
-from rich.text import Text
 
 from specdec_core.cli import COMMANDS
 from specdec_core.cli.options import write_options
+from specdec_core.cli.screen import cell
 from specdec_core.errors import PluginError
 from specdec_core.plugins import PluginInfo, Plugins, PluginWarning
+
+WIDE = 10_000
+"""Columns, more than any table needs."""
 
 
 @click.command()
@@ -68,13 +72,18 @@ def _print(plugins: Sequence[PluginInfo]) -> None:
     if not plugins:
         console.print("No plugin is installed. Proposers are packages of their own; install one with pip.")
         return
-    table = Table("name", "distribution", "version", "status", "provides")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("name", "distribution", "version", "status"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("provides")
     for plugin in plugins:
         cells = (plugin.name, plugin.distribution, plugin.version, plugin.status, ", ".join(plugin.provides))
-        table.add_row(*(Text(cell) for cell in cells))  # Text: a name with brackets is no markup
+        table.add_row(*map(cell, cells))
+    # Names are typed into other commands: where the terminal is too narrow for them, it breaks lines, and none is cut.
+    console.width = max(console.width, Measurement.get(console, console.options.update(width=WIDE), table).minimum)
     console.print(table)
     for error in dict.fromkeys(plugin.error for plugin in plugins if plugin.error):
-        console.print(Text(error), soft_wrap=True)
+        console.print(cell(error), soft_wrap=True)
 
 
 def _print_options(ctx: click.Context, plugins: Sequence[PluginInfo]) -> None:

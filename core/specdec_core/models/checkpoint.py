@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from os.path import isdir
@@ -19,7 +19,8 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from specdec_core.errors import CompatibilityError, ConfigError
+from specdec_core.errors import CompatibilityError, ConfigError, reason
+from specdec_core.models.hub import unreachable
 from specdec_core.models.load import refuse_revision
 
 CONFIG = "config.json"
@@ -61,7 +62,7 @@ class Checkpoint:
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{file} cannot be read: {error}. Download or save it again") from error
+            raise ConfigError(f"{file} cannot be read: {reason(error)}. Download or save it again") from error
         if not isinstance(found, dict):
             raise ConfigError(f"{file} holds {type(found).__name__}, not an object: download or save it again")
         return found
@@ -176,6 +177,8 @@ class Checkpoint:
         refuse_revision(self.name, "model", "revision", self.revision)
         if isdir(self.name):
             return next(filter(Path.is_file, (Path(self.name, file_name) for file_name in file_names)), None)
+        if why := unreachable(self.name, *file_names, revision=self.revision):
+            raise self._not_found(file_names, why)
         failure: Exception | None = None
         for file_name in file_names:
             is_local = failure is not None  # asking in vain takes long
@@ -190,10 +193,13 @@ class Checkpoint:
                 break
         if failure is None:
             return None
-        raise ConfigError(
+        raise self._not_found(file_names, reason(failure)) from failure
+
+    def _not_found(self, file_names: Iterable[str], why: str) -> ConfigError:
+        return ConfigError(
             f"the draft model {self.name!r} is not a folder, and {' or '.join(file_names)} of a repository of that "
-            f"name is not available: {failure}. Check the name, or give a folder"
-        ) from failure
+            f"name is not available: {why}. Check the name, or give a folder"
+        )
 
 
 @contextmanager
@@ -206,7 +212,8 @@ def _reading(file: Path) -> Iterator[None]:
         ) from error
     except Exception as error:  # a broken file may raise anything
         raise ConfigError(
-            f"the weights in {file} cannot be read: {type(error).__name__}: {error}. Download or save them again"
+            f"the weights in {file} cannot be read: {type(error).__name__}: {reason(error)}. Download or save them "
+            f"again"
         ) from error
 
 
@@ -235,7 +242,8 @@ def stored_bytes(path: str, revision: str | None = None) -> int | None:
         return sum(file.stat().st_size for file in files)
     except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
         raise ConfigError(
-            f"the weights of {path!r} cannot be loaded: {type(error).__name__}: {error}. Download or save them again"
+            f"the weights of {path!r} cannot be loaded: {type(error).__name__}: {reason(error)}. Download or save them "
+            f"again"
         ) from error
 
 

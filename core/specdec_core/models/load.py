@@ -16,9 +16,10 @@ from specdec_core.config.engine import EngineConfig
 from specdec_core.config.fields import shown
 from specdec_core.config.speculative import DraftModelConfig
 from specdec_core.contracts.target import TargetInfo
-from specdec_core.errors import CompatibilityError, ConfigError
+from specdec_core.errors import CompatibilityError, ConfigError, reason
 from specdec_core.models.attention import IMPLEMENTATION
 from specdec_core.models.families import check_layer_types
+from specdec_core.models.hub import require
 from specdec_core.models.quantization import own_quantization, quantized_loading, refuse_unknown_quantization
 from specdec_core.plugins.embedded import EmbeddedModels
 
@@ -111,6 +112,7 @@ def load_config(source: ModelSource) -> PretrainedConfig:
     path, given = source.path, source.revisions
     refuse_revision(path, "model", "revision", source.revision)
     try:
+        require(path, "config.json", revision=source.revision)
         config = AutoConfig.from_pretrained(path, trust_remote_code=source.trust_remote_code, **given)
         own = own_quantization(config)
     except Exception as error:  # a broken config.json may raise anything
@@ -118,8 +120,8 @@ def load_config(source: ModelSource) -> PretrainedConfig:
         embedded = EmbeddedModels.load().names
         named = "".join(f", {key}={shown(value)}," for key, value in given.items())
         raise ConfigError(
-            f"model={path!r}{named} cannot be read: {error}. Give a folder with a transformers checkpoint, a name on "
-            f"the model hub, or an embedded model ({', '.join(embedded) or 'none is installed'})"
+            f"model={path!r}{named} cannot be read: {reason(error)}. Give a folder with a transformers checkpoint, a "
+            f"name on the model hub, or an embedded model ({', '.join(embedded) or 'none is installed'})"
         ) from error
     refuse_unknown_quantization(own, path)
     if config.is_encoder_decoder:

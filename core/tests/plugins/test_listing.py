@@ -69,6 +69,34 @@ def test_table(site):
     assert result.stdout.count("No module named 'no_such_module'") == 1
 
 
+@pytest.mark.parametrize("columns", ["80", "40"])
+def test_no_cell_of_the_table_is_cut(site, columns):
+    for name in ("some_long_name", "another_name_that_is_long"):
+        site.proposer(name, distribution=f"specdec-proposer-{name.replace('_', '-')}")
+    result = CliRunner().invoke(cli.main, ["plugins"], env={"COLUMNS": columns})
+    assert "\u2026" not in result.stdout
+    for name in ("some-long-name", "another-name-that-is-long"):
+        assert f" specdec-proposer-{name} " in result.stdout
+
+
+BENT = "1.0\x1b[31m\x9b31m\u202e"  # what a terminal would obey
+STRAIGHT = r"1.0\x1b[31m\x9b31m\u202e"
+
+
+@pytest.mark.filterwarnings("default::specdec_core.plugins.PluginWarning")
+def test_a_version_cannot_steer_the_terminal(site):
+    site.plugin("broken", "import no_such_module", version=BENT)
+    command, env = CliRunner(), {"COLUMNS": "200"}
+    table = command.invoke(cli.main, ["plugins"], env=env)
+    assert table.stdout.count(STRAIGHT) == 2  # in its line, and in what is wrong
+    warning = command.invoke(cli.main, ["--help"])
+    assert f"warning: plugin 'broken' (dist-broken {STRAIGHT}) cannot be loaded" in warning.stderr
+    error = command.invoke(cli.main, ["generate", "--method", "broken", "x"])
+    assert f"error: plugin 'broken' (dist-broken {STRAIGHT}) cannot be loaded" in error.stderr
+    for result in (table, warning, error):
+        assert all(each.isprintable() or each == "\n" for each in result.output)
+
+
 WITH_OPTIONS = """
 from attrs import field, frozen, validators
 from specdec_core import ProposerSpec, VerifierSpec, hookimpl, whole_number

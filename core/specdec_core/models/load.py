@@ -138,9 +138,9 @@ def load_config(source: ModelSource) -> PretrainedConfig:
 
 
 def _written(path: str, revisions: Mapping[str, str]) -> dict[str, Any]:
-    """What config.json holds, of a model that no configuration could be made of; empty if it cannot be read."""
+    """The contents of a config.json that transformers refuses; empty if it cannot be read, or was not downloaded."""
     with suppress(OSError, ValueError):
-        written, _ = PretrainedConfig.get_config_dict(path, **revisions)
+        written, _ = PretrainedConfig.get_config_dict(path, local_files_only=True, **revisions)
         return written if isinstance(written, dict) else {}
     return {}
 

@@ -45,8 +45,7 @@ class Schedule:
 
     @property
     def whole_requests(self) -> list[Request | None]:
-        """The scheduled requests, with None for those of whose prompt only a chunk is computed: their logits are not
-        sampled."""
+        """The scheduled requests; None for a request with only a chunk of its prompt, whose logits are not sampled."""
         pairs = zip(self.requests, self.num_known, strict=True)
         return [request if num_known == request.num_pending else None for request, num_known in pairs]
 

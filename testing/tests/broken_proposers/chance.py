@@ -72,7 +72,7 @@ class Completing(Selecting):
 
 @breaks("test_sampled_tokens_follow_q", is_variant=True)
 class Heated(Sampling):
-    """Gives `q` before temperature."""
+    """Gives `q` without applying the temperature."""
 
     def propose(self, batch):
         import torch

@@ -67,7 +67,7 @@ class Hoarding(Recent):
 
 @breaks("test_nothing_is_kept_after_finish", is_variant=True)
 class Loyal(Recent):
-    """Keeps the request objects."""
+    """Keeps the request objects after `finish`."""
 
     def __init__(self, config, context):
         super().__init__(config, context)
@@ -80,7 +80,7 @@ class Loyal(Recent):
 
 @breaks("test_nothing_is_kept_after_finish", is_variant=True)
 class Learning(Recent):
-    """Keeps all tokens."""
+    """Keeps the tokens of all requests after `finish`."""
 
     def __init__(self, config, context):
         super().__init__(config, context)

@@ -284,7 +284,7 @@ KEYWORDS = [
     ({"tokenizer": 5}, ConfigError, "tokenizer=5 must be a folder or a name"),
     ({"skip_tokenizer_init": True, "tokenizer": "x"}, ConfigError, "loads no tokenizer, and tokenizer='x' would say"),
     ({"skip_tokenizer_init": True, "tokenizer_mode": "slow", "tokenizer_revision": "v2"}, ConfigError,
-     "and tokenizer_mode='slow' and tokenizer_revision='v2' would say which: leave out the one or the other"),
+     "and tokenizer_mode='slow' and tokenizer_revision='v2' would choose one: leave out the one or the other"),
     ({"plugins": []}, ConfigError, r"plugins=\[\] must be what Plugins.load\(\) returns"),
     ({"model": ["tiny"]}, ConfigError, r"model=\['tiny'\] must be a folder or a name"),
     ({"model": "no/such"}, ConfigError, r"model='no/such' cannot be read.* or an embedded model \(tiny\)"),

@@ -82,7 +82,7 @@ FAULTS: dict[str, tuple[Callable[[Tensors], Any], str]] = {
     "unknown": (_set("gate", torch.zeros(7)), r"gate \[7\] is not known"),
     "misshapen": (_set("fc.weight", torch.zeros(3, 2)), r"first.weight is \[3, 2\], not \[2, 3\]"),
     "twice": (_set("first.bias", torch.zeros(2)), r"is one tensor too many for first.bias"),
-    "quantized": (_set("norm.weight", torch.zeros(2, dtype=torch.int8)), "no floating-point numbers: norm.weight"),
+    "quantized": (_set("norm.weight", torch.zeros(2, dtype=torch.int8)), "not floating-point numbers: norm.weight"),
     "nan": (_set("norm.weight", torch.tensor([0.0, torch.nan])), "not finite in norm.weight"),
     "too large": (_set("fc.bias", torch.tensor([0.0, 1e39], dtype=torch.float64)), "not finite in first.bias"),
 }

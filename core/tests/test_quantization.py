@@ -160,7 +160,7 @@ def test_a_package_that_a_name_needs(checkpoint: Path) -> None:
     ("asked", "message"),
     [
         ("bitsandbytes", "is not known, or leaves something to choose"),
-        ("bitsandbytes_4bit", "does not say how many bits: .*load_in_4bit"),
+        ("bitsandbytes_4bit", "does not name the bits: .*load_in_4bit"),
         ("gptq", "leaves something to choose: .*bits"),
         ("int3", "is not known"),
         (5, "names no quant_method"),

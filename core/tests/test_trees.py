@@ -216,8 +216,8 @@ def test_a_shape_is_a_tree_or_an_error_that_says_what_to_give(given_shape):
         ("[(0,), (1, 0)]", r"has the path \(1, 0\) without \(1,\): add it"),
         ("[(0,), (0,)]", "must have every path once"),
         ("[]", "must have every path once, and at least one"),
-        ("(0,)", "no list of paths"),
-        ("__import__('os')", "no list of paths"),
+        ("(0,)", "not a list of paths"),
+        ("__import__('os')", "not a list of paths"),
     ],
 )
 def test_what_is_no_tree_is_explained(shape, message):

@@ -117,7 +117,7 @@ def test_no_option_writes_a_whole_value(config: Any, depth: int) -> None:
         with suppress(ConfigError):
             config(**{**required, attribute.name: value})
         assert Counted.num_shown < 200, attribute.name
-    with pytest.raises(ConfigError, match="is no list of paths"):
+    with pytest.raises(ConfigError, match="is not a list of paths"):
         TokenTree.parse(value)
     assert Counted.num_shown < 600
 

@@ -158,7 +158,7 @@ def _refuse_what_needs_a_target(method: str, plan: Plan) -> None:
 
 def _build_context(num_speculative_tokens: int, state: Any) -> BuildContext:
     def no_target(*_: object, **__: object) -> NoReturn:
-        raise ConfigError("there is no target here, nor what a draft would share with it: run it with LLM")
+        raise ConfigError("propose has no target, nor an embedding or LM head to share: run the method with LLM")
 
     return BuildContext(
         target=NO_TARGET,

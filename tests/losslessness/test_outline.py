@@ -62,7 +62,7 @@ def test_code_that_looks_at_values_is_said_to_be_the_reason(tmp_path: Path) -> N
         intermediate_size=64, num_local_experts=4, max_position_embeddings=128,
     )  # fmt: skip
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(CompatibilityError, match=r"cannot be told without its weights.*It may run nevertheless"):
+    with pytest.raises(CompatibilityError, match=r"cannot be planned without its weights.*It may run nevertheless"):
         outline(ModelSource(model=tmp_path, device=CPU))
 
 

@@ -61,8 +61,8 @@ def prepare(
         given = {"tokenizer": tokenizer, "tokenizer_mode": mode, "tokenizer_revision": config.tokenizer_revision}
         if idle := [f"{name}={shown(value)}" for name, value in given.items() if value is not None]:
             raise ConfigError(
-                f"skip_tokenizer_init=True loads no tokenizer, and {' and '.join(idle)} would say which: leave out the "
-                f"one or the other"
+                f"skip_tokenizer_init=True loads no tokenizer, and {' and '.join(idle)} would choose one: leave out "
+                f"the one or the other"
             )
     plugins, device = plugins or Plugins.load(), find_device(config.device)
     config = evolve(config, model=plugins.resolve_model(config.model))

@@ -152,7 +152,7 @@ class AsyncLLM:
         except BaseException as error:
             is_unfinished = self._session.engine.is_unfinished
             hit = [s for s in self._streams if not all(map(is_unfinished, s.running))] or list(self._streams)
-            for stream in hit:  # all of them before any hears of an abort
+            for stream in hit:  # set all errors before any stream is told of an abort
                 self._streams.remove(stream)
                 stream.end(error)
             self._attempt(partial(self._session.cancel, [list(stream.running) for stream in hit]))

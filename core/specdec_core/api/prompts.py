@@ -90,7 +90,7 @@ class PromptReader:
         is_chat = isinstance(chat, Sequence) and all(isinstance(each, Mapping) for each in chat)
         if not is_chat or not chat or not all(isinstance(each.get("role"), str) for each in chat):
             raise ConfigError(
-                f"messages {shown(chat)} are no conversation: give a list of {{'role': ..., 'content': ...}}"
+                f"messages {shown(chat)} are not a conversation: give a list of {{'role': ..., 'content': ...}}"
             )
         if self.tokenizer is None:
             raise ConfigError("skip_tokenizer_init=True left out the tokenizer, and with it the chat template")

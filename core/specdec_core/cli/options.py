@@ -211,7 +211,7 @@ def _engine_keywords(settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
             raise click.UsageError(f"--engine {path}={value}: write {form}")
         given = found.setdefault(key, {}) if inner else found
         if (inner or key) in given:
-            raise click.UsageError(f"--engine {path}={value} is one too many: give {path} once")
+            raise click.UsageError(f"--engine {path}={value} is given twice: give {path} once")
         given[inner or key] = value
     return found
 
@@ -247,7 +247,7 @@ def _speculation(
         given = [f"--set {key}" for key, _ in settings]
         given += ["--num-speculative-tokens"] if num_speculative_tokens is not None else []
         if given:
-            raise click.UsageError(f"{', '.join(given)} says how to speculate: name a --method, too, or leave it out")
+            raise click.UsageError(f"{', '.join(given)} needs a method: give --method, too, or leave it out")
         return None
     if method is not None:
         config = {"method": method} | config
@@ -255,8 +255,8 @@ def _speculation(
         config["num_speculative_tokens"] = num_speculative_tokens
     for index, (key, value) in enumerate(settings):
         if key in OWN_KEYS:
-            raise click.UsageError(f"--set {key}={value} is one too many: give {key} as --{key.replace('_', '-')}")
+            raise click.UsageError(f"--set {key}={value} belongs elsewhere: give {key} as --{key.replace('_', '-')}")
         if key in (other for other, _ in settings[:index]):
-            raise click.UsageError(f"--set {key}={value} is one too many: give {key} once")
+            raise click.UsageError(f"--set {key}={value} is given twice: give {key} once")
         config[key] = value
     return config

@@ -36,7 +36,7 @@ def command(ctx: click.Context, name: str | None, as_json: bool, disable: tuple[
     one, with its options.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PluginWarning)  # the listing says the same, and more
+        warnings.simplefilter("ignore", PluginWarning)  # the listing has the same messages, with advice
         plugins = Plugins.load(disable=disable).listing(COMMANDS)
     if name is not None:
         plugins = _named(plugins, name)

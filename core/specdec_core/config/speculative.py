@@ -243,7 +243,7 @@ class SpeculativeConfig:
                 raise _foreign_key(key, known, where)
         if mapping.get("num_speculative_tokens") is None and default_num_speculative_tokens is None:
             raise ConfigError(
-                f"{where} says no num_speculative_tokens: give the number of tokens to draft per step, such as 5"
+                f"{where} has no num_speculative_tokens: give the number of tokens to draft per step, such as 5"
             )
         try:
             options = method_config(**{key: value for key, value in mapping.items() if key in own})

@@ -37,7 +37,7 @@ class TokenTree:
             found = tuple(sorted((tuple(_ranks(path)) for path in paths), key=lambda path: (len(path), path)))
         except (TypeError, ValueError, SyntaxError, MemoryError, RecursionError) as error:
             raise ConfigError(
-                f"{key}={shown(given)} is no list of paths: give one such as [(0,), (1,), (0, 0)], where (0, 0) is the "
+                f"{key}={shown(given)} is not a list of paths: give one like [(0,), (1,), (0, 0)], where (0, 0) is the "
                 f"likeliest child of the likeliest first token"
             ) from error
         known = {(), *found}
@@ -94,5 +94,5 @@ class TokenTree:
 
 def _ranks(path: Sequence[int]) -> Sequence[int]:
     if isinstance(path, str) or not path or any(type(rank) is not int or rank < 0 for rank in path):
-        raise ValueError(f"{shown(path)} is no path")
+        raise ValueError(f"{shown(path)} is not a path")
     return path

@@ -71,7 +71,7 @@ class DraftBuilder:
         if not most:
             nothing = allowed.new_empty(0)
             return Grown(nothing, nothing, nothing, logits.new_empty(0))
-        if self._draws:  # those of chosen nodes are the draft's own, at temperature 1
+        if self._draws:  # scores of chosen nodes are probabilities at temperature 1
             temperature = self._batch.temperature.masked_fill(~self.is_sampled, 1)
             probs = (logits.float() / temperature[requests].unsqueeze(1)).softmax(dim=-1)
         else:

@@ -100,7 +100,7 @@ class StaticTree:
     def _level(self, nodes: _Entries, goes: np.ndarray | None) -> Level:
         """The next level. goes: bool [n], the nodes below which more may grow; None: all."""
         starts, depth = self._totals, nodes.ancestors.shape[1]
-        if self._shape.is_chain and len(nodes.rows) == len(self._active):  # each has one more, as in most steps
+        if self._shape.is_chain and len(nodes.rows) == len(self._active):  # one node per request, as in most steps
             active, width, of = self._active, 1, self._active
             self._totals = starts.copy()
             self._totals[active] += 1

@@ -49,7 +49,7 @@ def failure_of(device: torch.device, error: BaseException) -> DeviceError | None
     if said is None:
         return None
     while isinstance(error, PluginError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__  # a PluginError says that the engine can go on
+        error = error.__cause__  # the PluginError's text, that the engine can go on, is wrong here
     first_line = str(said).partition("\n")[0]
     failure = DeviceError(
         f"the device {device} failed, and every further call of it fails in this process: {type(said).__name__}: "

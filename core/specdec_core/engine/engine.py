@@ -224,7 +224,7 @@ class Engine:
             strict=True,
         ):
             tokens = [token for token in padded if token >= 0]
-            is_chunk = request.num_computed + num_known < request.num_tokens  # the next prompt token is known already
+            is_chunk = request.num_computed + num_known < request.num_tokens  # the next token is known already
             counts.append(num_known + len(tokens) - 1 if tokens and not is_chunk else num_known if tokens else 0)
             request.num_computed += counts[-1]
             if tokens and not is_chunk:

@@ -87,7 +87,7 @@ def plan_memory(
     free_bytes, total_bytes = free_memory(device)
     left_bytes = free_bytes - target.weight_bytes - plan.weight_bytes
     kv_budget_bytes = _kv_budget(config.gpu_memory_utilization, left_bytes, total_bytes, device)
-    # Nodes stand where the request's own tokens will, scratch may reach beyond the last of them.
+    # Nodes use slots of the request's later tokens; scratch may reach beyond the last of them.
     most = config.max_num_seqs * _blocks(max_model_len + max(0, plan.scratch_slots - 1), config.block_size)
     fitting = kv_budget_bytes // bytes_per_block
     memory = MemoryPlan(

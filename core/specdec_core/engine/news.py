@@ -29,6 +29,6 @@ class News:
             request, pieces = self._pieces.pop(next(iter(self._pieces)))
             listener = request.listener
             if request.finish_reason is not None:
-                request.listener = None  # it may lead back to the engine, and a proposer may hold the last requests
+                request.listener = None  # drops references to the engine, since a proposer may hold the last requests
             if listener is not None:
                 listener(request, pieces)

@@ -26,8 +26,8 @@ class Schedule:
     num_known: list[int] = field(factory=list)
     budgets: list[int] = field(factory=list)
     preempted: list[Request] = field(factory=list)
-    num_prefill_tokens: int = 0  # known tokens, those left out that are a decoding request's root
-    num_decode_requests: int = 0  # of which the root alone is computed
+    num_prefill_tokens: int = 0  # known tokens, without the roots of decoding requests
+    num_decode_requests: int = 0  # requests whose only known token is the root
     num_cached_tokens: int = 0  # of the requests that were admitted
 
     def add(self, request: Request, num_known: int, budget: int) -> None:

@@ -68,7 +68,7 @@ class PagedAttention:
     ) -> None:
         self._kv, self._places, self._ops, self._padding = kv, tuple(places), ops, padding
         self._plan: AttentionPlan | None = None  # of the current forward pass
-        self._rows: tuple[torch.Tensor, AttentionPlan] | None = None  # that layers asked for last, and their own plan
+        self._rows: tuple[torch.Tensor, AttentionPlan] | None = None  # the last rows asked for, and their plan
         self._slot_mapping: torch.Tensor | None = None
         self._window: int | None = None
 

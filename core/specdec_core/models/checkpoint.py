@@ -120,7 +120,7 @@ class Checkpoint:
         wrong = sorted(f"{name} {tensor.dtype}" for name, tensor in ours.items() if not tensor.dtype.is_floating_point)
         if wrong:
             raise CompatibilityError(
-                f"the draft {self.name!r} has weights that are no floating-point numbers: {', '.join(wrong)}. "
+                f"the draft {self.name!r} has weights that are not floating-point numbers: {', '.join(wrong)}. "
                 f"Quantized ones are not supported here: use a draft in float32, float16 or bfloat16"
             )
         for parameter in module.to(device).requires_grad_(False).eval().parameters():

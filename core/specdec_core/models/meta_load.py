@@ -94,8 +94,8 @@ def _kv_groups(empty: Any, info: TargetInfo) -> KVGroups:
             if not _takes_values(error):
                 raise
             raise CompatibilityError(
-                f"what {type(empty).__name__} needs cannot be told without its weights, since its forward pass looks "
-                f"at values ({error}). It may run nevertheless: load it"
+                f"the KV cache of {type(empty).__name__} cannot be planned without its weights: its forward pass reads "
+                f"values ({error}). It may run nevertheless: load it"
             ) from error
         try:
             check_masks(empty, info.max_model_len)

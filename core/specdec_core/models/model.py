@@ -169,7 +169,7 @@ def target_info_of(source: ModelSource, config: Any) -> TargetInfo:
     text_config = config.get_text_config()
     asked, trained = source.max_model_len, getattr(text_config, "max_position_embeddings", None)
     if asked is None and trained is None:
-        raise ConfigError("the model's configuration does not say how long its context is: give max_model_len")
+        raise ConfigError("the model's configuration does not state the length of its context: give max_model_len")
     trained = trained or asked or 1
     if asked is not None and not 1 <= asked <= trained:
         raise ConfigError(f"max_model_len={asked} is out of range: this model was trained for 1 to {trained} tokens")

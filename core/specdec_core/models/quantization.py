@@ -121,5 +121,5 @@ def _chosen(mapping: Mapping[str, Any], asked: Any) -> Any:
             f"{error}. Give transformers' quantization config as a mapping, such as {EXAMPLE}"
         ) from error
     if not is_complete:
-        raise ConfigError(f"quantization={shown(asked)} does not say how many bits: give a mapping, such as {EXAMPLE}")
+        raise ConfigError(f"quantization={shown(asked)} does not name the bits: give a mapping, such as {EXAMPLE}")
     return chosen

@@ -15,7 +15,7 @@ from specdec_core.plugins.discovery import Plugin
 class Fault:
     """A command that is not available, with its error."""
 
-    name: str  # or the plugin's, where that cannot say which commands it has
+    name: str  # or the plugin's, if its commands are unknown
     plugins: tuple[Plugin, ...]
     error: PluginError
 

@@ -79,7 +79,7 @@ class Offers:
     def _add(self, plugin: Plugin) -> None:
         keys = {(type(spec), spec.name): spec for spec in plugin.specs}
         rivals = [self._specs[key][1] for key in keys if key in self._specs]
-        if rivals:  # entry points of one name were refused before loading: the rival has none
+        if rivals:  # rivals with entry points of one name were refused before loading
             refuse_rivals(plugin.name, [rivals[0], plugin], refused=[plugin])
             for key in keys:
                 self._specs.pop(key, None)

@@ -80,6 +80,6 @@ def check_skips(skips: Mapping[str, str], where: str) -> None:
     """Raise PluginError for an unknown test, or a skip without a reason."""
     for name, reason in skips.items():
         if name not in kit_tests():
-            raise PluginError(f"{where} skips {name!r}, which is no test of the kit: it has {', '.join(kit_tests())}")
+            raise PluginError(f"{where} skips {name!r}, which is no kit test: the kit has {', '.join(kit_tests())}")
         if not isinstance(reason, str) or not reason.strip():
             raise PluginError(f"{where} skips {name!r} without a reason: say why it does not apply to this proposer")

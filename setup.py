@@ -1,7 +1,6 @@
 """`pip install .` installs every package of this repository, each as the distribution that it is.
 
-The distribution `specdec` has no files of its own. What it depends on are the packages in the folders beside this file,
-which have to be there: it can be built from a clone, but not from an archive of itself.
+The distribution `specdec` has no files of its own. It requires the packages in the folders here, by their paths.
 """
 
 import glob
@@ -12,6 +11,8 @@ from setuptools import setup
 
 ROOT = Path(__file__).parent.resolve()
 PROJECTS = sorted(glob.glob("*/pyproject.toml", root_dir=ROOT) + glob.glob("*/*/pyproject.toml", root_dir=ROOT))
+if not PROJECTS:
+    raise SystemExit(f"No folder in {ROOT} has a pyproject.toml. Build specdec in a clone of its repository.")
 
 
 def requirement(project: Path) -> str:

@@ -1,0 +1,133 @@
+"""What each distribution is for: `python uses.py WEIGHTS NAME ...` tries it in an environment that has it.
+
+WEIGHTS is the folder of the embedded model's weights. The names are the distributions that were installed.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+PROMPT = "def mean(values):\n    return sum(values) / len(values)\n\n\ndef mean("
+
+
+def complete(model: str, **keywords: object) -> object:
+    """The output of an engine that shows nothing on the way."""
+    from specdec_core import LLM, SamplingParams
+
+    (output,) = LLM(model, **keywords).generate(PROMPT, SamplingParams(temperature=0, max_tokens=24), use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 24
+    return output
+
+
+def command(*arguments: str) -> str:
+    """What `spec-decode` says, as it is installed beside this Python."""
+    line = [str(Path(sys.executable).with_name("spec-decode")), *arguments]
+    result = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, f"{line}: {result.stdout}{result.stderr}"
+    return result.stdout
+
+
+def draft(method: str) -> Callable[[str], None]:
+    def use(weights: str) -> None:
+        output = complete(weights, speculative_config={"method": method, "num_speculative_tokens": 4})
+        assert output.speculation.num_draft_tokens > 0
+
+    return use
+
+
+def use_core(weights: str) -> None:
+    complete(weights)
+    assert [plugin["name"] for plugin in json.loads(command("plugins", "--json"))] == ["builtin"]
+
+
+def use_kernels(weights: str) -> None:
+    complete(weights)
+    from specdec_core import Plugins
+    from specdec_core.ops import REFERENCE
+    from specdec_kernels import cpu
+
+    assert set(cpu.OPS) <= set(REFERENCE)
+    assert "ops" in next(plugin.provides for plugin in Plugins.load().listing() if plugin.name == "kernels")
+
+
+def use_prefix(weights: str) -> None:
+    from specdec_core import LLM, SamplingParams
+
+    llm = LLM(weights, kv_manager="prefix", block_size=4)
+    params = SamplingParams(temperature=0, max_tokens=4)
+    cached = [llm.generate(PROMPT, params, use_tqdm=False)[0].num_cached_tokens for _ in range(2)]
+    assert cached[0] == 0 < cached[1]
+
+
+def use_model(weights: str) -> None:
+    """Its own copy, by transformers alone."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from specdec_model_tiny import model_path
+
+    prompt = AutoTokenizer.from_pretrained(model_path())(PROMPT, return_tensors="pt")
+    written = AutoModelForCausalLM.from_pretrained(model_path()).generate(**prompt, max_new_tokens=4, do_sample=False)
+    assert written.shape[1] == prompt["input_ids"].shape[1] + 4
+
+
+def use_model_by_name(weights: str) -> None:
+    complete("tiny")
+
+
+def use_testing(weights: str) -> None:
+    """The kit's options and fixtures come from its pytest plugin; the proposer is a module in this folder."""
+    kit = ["--pyargs", "specdec_testing.conformance", "--specdec-proposer", "recent", "--specdec-module", "recent"]
+    line = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "test_is_offered or test_budgets",
+        *kit,
+    ]
+    result = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert "2 passed" in result.stdout, result.stdout + result.stderr
+
+
+def use_tools(weights: str) -> None:
+    assert "--method" in command("bench", "--help")
+    assert "ngram" in command("demo", "--help")
+
+
+def use_train(weights: str) -> None:
+    assert "Commands:" not in command("train", "--help")  # no method is installed
+
+
+def use_train_of_eagle(weights: str) -> None:
+    listed = command("train", "--help").split()
+    assert {"eagle", "eagle3"} <= set(listed)
+    assert "--target" in command("train", "eagle3", "--help")
+
+
+USES: dict[tuple[str, ...], Callable[[str], None]] = {
+    ("specdec-core",): use_core,
+    ("specdec-kernels",): use_kernels,
+    ("specdec-kv-prefix",): use_prefix,
+    ("specdec-model-tiny",): use_model,
+    ("specdec-model-tiny", "specdec-core"): use_model_by_name,
+    ("specdec-proposer-draft",): draft("draft_model"),
+    ("specdec-proposer-eagle",): draft("eagle3"),
+    ("specdec-proposer-ngram",): draft("ngram"),
+    ("specdec-proposer-suffix",): draft("suffix"),
+    ("specdec-testing",): use_testing,
+    ("specdec-tools",): use_tools,
+    ("specdec-train",): use_train,
+    ("specdec-train", "specdec-kernels", "specdec-proposer-eagle"): use_train_of_eagle,
+}
+"""{distributions that are asked for: what they are tried with}"""
+
+
+if __name__ == "__main__":
+    USES[tuple(sys.argv[2:])](sys.argv[1])

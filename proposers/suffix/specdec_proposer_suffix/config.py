@@ -9,7 +9,7 @@ from typing import Any
 from attrs import field, frozen
 
 from specdec_core import ConfigError
-from specdec_core.config.fields import flag, number, one_of, text, whole_number
+from specdec_core.config.fields import flag, number, one_of, shown, text, whole_number
 
 FIFO, LRU = "fifo", "lru"
 MOST = 1e9
@@ -105,4 +105,4 @@ class SuffixConfig:
         except FileNotFoundError:
             pass  # it will be made
         except (OSError, RuntimeError, ValueError) as error:
-            raise ConfigError(f"suffix_decoding_cache_path={path!r} is no path of a file: {error}") from error
+            raise ConfigError(f"suffix_decoding_cache_path={shown(path)} is no path of a file: {error}") from error

@@ -7,8 +7,10 @@ test_cli_check.py), broken checkpoints and careless proposers in tests/losslessn
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -16,8 +18,12 @@ import numpy as np
 import pytest
 import torch
 
-from specdec_core import LLM, CapacityError, ConfigError, PluginError, SamplingParams
+from specdec_core import LLM, CapacityError, ConfigError, PluginError, SamplingParams, SpecdecError
+from specdec_core.api.arguments import prepare
+from specdec_core.api.old_vllm_arguments import OLD_KEYS
+from specdec_core.config.file import KEYS
 
+ROOT = Path(__file__).parents[1]
 GOOD = {"prompt_token_ids": [66, 312, 66, 312, 66, 312, 66]}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5}
@@ -345,6 +351,67 @@ def test_long_names_are_not_shown_whole(keywords: dict[str, Any]) -> None:
     with pytest.raises((ConfigError, PluginError)) as caught:
         LLM(**{"model": "tiny", **keywords})
     assert len(str(caught.value)) < 2000
+
+
+class Counted:
+    num_written = 0
+
+    def __repr__(self) -> str:
+        Counted.num_written += 1
+        return "x"
+
+
+def nested(depth: int, inner: Any) -> Any:
+    """A few lists, which stand for 9**depth values."""
+    for _ in range(depth):
+        inner = [inner] * 9
+    return inner
+
+
+PLACES: list[Callable[[Any], Any]] = [
+    lambda value: value,
+    lambda value: {"a": value},
+    lambda value: {"quant_method": value},
+    lambda value: {"quant_method": "fp8", "activation_scheme": value},
+    lambda value: {"load_in_4bit": value},
+]
+
+
+@pytest.mark.parametrize("keyword", sorted(KEYS | OLD_KEYS | {"plugins", "nosuch"}))
+@pytest.mark.parametrize("place", range(len(PLACES)))
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # old keywords
+def test_no_keyword_writes_a_whole_value(keyword: str, place: int) -> None:
+    value = PLACES[place](nested(5, Counted()))
+    Counted.num_written = 0
+    with suppress(SpecdecError):
+        prepare(**{"model": "tiny", "device": "cpu", keyword: value})
+    assert Counted.num_written < 1000
+
+
+@pytest.mark.parametrize("keyword", ["method", "model", "verifier", "revision", "num_speculative_tokens", "nosuch"])
+@pytest.mark.parametrize("place", range(len(PLACES)))
+def test_no_key_of_speculative_config_writes_a_whole_value(keyword: str, place: int) -> None:
+    value = PLACES[place](nested(5, Counted()))
+    Counted.num_written = 0
+    with pytest.raises(SpecdecError):
+        prepare("tiny", speculative_config={**NGRAM, keyword: value})
+    assert Counted.num_written < 1000
+
+
+def test_a_prompt_of_lists_in_lists_is_not_written_out(llm: LLM, untouched: Any) -> None:
+    """Into an array, which would have 9**9 entries, or an error."""
+    for prompt in (nested(9, 5), tuple(nested(8, (5,) * 9)), [1, 2, nested(9, 5)]):
+        with untouched(), pytest.raises(ConfigError, match="is not a list of one or more whole numbers") as caught:
+            llm.generate({"prompt_token_ids": prompt}, use_tqdm=False)
+        assert len(str(caught.value)) < 400
+
+
+def test_one_function_shows_values() -> None:
+    """`shown` alone writes no more of a value than it shows."""
+    sources = [path for path in ROOT.glob("**/specdec_*/**/*.py") if "build" not in path.parts]
+    assert len(sources) > 100
+    for path in sources:
+        assert not re.search(r"!r:\.|\breprlib\b", path.read_text()), path
 
 
 def test_a_salt_that_is_no_text(llm: LLM, untouched: Any) -> None:

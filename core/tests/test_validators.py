@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from fractions import Fraction
+from pathlib import PosixPath
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ from specdec_core import (
     whole_number,
 )
 from specdec_core.config.fields import shown
+from specdec_core.config.hashing import config_hash
+from specdec_core.config.speculative import DraftModelConfig, DraftStopConfig
+from specdec_core.config.verifiers import TypicalConfig
 
 
 @frozen
@@ -126,6 +130,63 @@ def test_a_list_within_itself_is_shown() -> None:
     value: list[Any] = []
     value.append(value)
     assert shown(value, 3) == "[[[..."
+
+
+def raising(base: type, *args: Any, module: str = __name__) -> Any:
+    """An object that cannot be written as text, of a class that derives from `base`."""
+
+    def fail(self: Any, *args: Any) -> Any:
+        raise OSError("no text")
+
+    return type("Mute", (base,), {"__repr__": fail, "__str__": fail, "__fspath__": fail, "__module__": module})(*args)
+
+
+MUTE = [
+    raising(object),
+    raising(object, module="torch"),
+    [raising(object)],
+    {"a": raising(object)},
+    raising(str, "x"),
+    raising(str),
+    raising(int, -5),
+    raising(int, 5),
+    raising(float, -7e9),
+    raising(list),
+    raising(dict),
+    raising(PosixPath, "/x"),
+]
+
+
+@pytest.mark.parametrize("config", [EngineConfig, SamplingParams, TypicalConfig, DraftModelConfig, DraftStopConfig])
+@pytest.mark.parametrize("value", MUTE, ids=range(len(MUTE)))
+def test_a_value_that_cannot_be_written_is_refused_or_taken(config: Any, value: Any) -> None:
+    required = {attribute.name: "x" for attribute in fields(config) if attribute.default is NOTHING}
+    for attribute in fields(config):
+        with suppress(ConfigError):
+            made = config(**{**required, attribute.name: value})
+            config_hash(made)
+
+
+def test_how_it_is_refused() -> None:
+    for name, value in (("dtype", raising(object, module="torch")), ("dtype", raising(str, "x"))):
+        with pytest.raises(ConfigError, match="dtype=<Mute> is not known: give 'auto' or 'float32'"):
+            EngineConfig(model="x", **{name: value})
+    with pytest.raises(ConfigError, match="model=<Mute> must be a folder or a name, of at most 4096 characters"):
+        EngineConfig(model=raising(str, "x"))
+    with pytest.raises(ConfigError, match="draft_level_cost=<Mute> and draft_node_cost=None go together"):
+        DraftStopConfig(draft_level_cost=raising(int, 5))
+    with pytest.raises(ConfigError, match="LLM has no key <Mute>: remove it"):
+        EngineConfig.from_mapping({raising(object): 1})
+
+    def fail(self: Any) -> int:
+        raise OSError("no number")
+
+    with pytest.raises(ConfigError, match="depth=5 cannot be checked, it raises OSError: give an integer from 1 to 64"):
+        Options(depth=type("Loud", (int,), {"__int__": fail})(5))
+    with pytest.raises(
+        ConfigError, match="a value in EngineConfig cannot be written down for a hash: OSError: no text"
+    ):
+        EngineConfig(model="x", quantization=raising(object)).compute_hash()
 
 
 @pytest.mark.parametrize("value", [(), (1,), [], {}, {"a": [1]}, "it's", b"x", 1.5, {1}, [(1, 2), "x"]], ids=repr)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from specdec_core.cli.options import TRY, ModelOptions
+from specdec_core.config.fields import shown
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.contracts.report import StepReport
 from specdec_core.engine.metrics import DraftCounts, Totals
@@ -87,7 +88,9 @@ class TimedModel:
         seconds = perf_counter() - started
         for output in outputs:
             if output.outputs[0].finish_reason == "error":
-                raise SpecdecError(f"the model's logits were not finite after the prompt {output.prompt!r:.60}: {TRY}")
+                raise SpecdecError(
+                    f"the model's logits were not finite after the prompt {shown(output.prompt, 60)}: {TRY}"
+                )
         token_ids = tuple(tuple(output.outputs[0].token_ids) for output in outputs)
         return Run(seconds, token_ids, tuple(self.plugins.reports), tuple(output.request_id for output in outputs))
 

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from specdec_core.config.fields import shown
 from specdec_core.errors import ConfigError
 
 
@@ -48,7 +49,8 @@ def _from_json(line: str, where: str, number: int) -> TitledPrompt:
     prompt, group, title = values.get("prompt"), values.get("group", "all"), values.get("task_id", f"line {number}")
     if not all(isinstance(text, str) for text in (prompt, group, title)) or not prompt:
         raise ConfigError(
-            f"{where} is {line!r:.60}: give an object with a text as prompt, and as group and task_id if it has them"
+            f"{where} is {shown(line, 60)}: give an object with a text as prompt, and as group and task_id if it has "
+            f"them"
         )
     return TitledPrompt(title, prompt, group)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from specdec_core import ConfigError
+from specdec_core import ConfigError, shown
 
 SHORTEST = 4
 """Tokens of a text that is worth learning from: the first slots of a head have nothing to say of shorter ones."""
@@ -94,10 +94,12 @@ def _of_line(tokenizer: Any, line: str, where: str) -> Text:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where} is {line!r:.60}, which is not JSON") from error
+        raise ConfigError(f"{where} is {shown(line, 60)}, which is not JSON") from error
     keys = ("text",) if isinstance(found, dict) and "text" in found else ("prompt", "completion")
     if not isinstance(found, dict) or not all(isinstance(found.get(key), str) for key in keys):
-        raise ConfigError(f"{where} is {line!r:.60}: give an object with a text, or with a prompt and a completion")
+        raise ConfigError(
+            f"{where} is {shown(line, 60)}: give an object with a text, or with a prompt and a completion"
+        )
     if keys == ("text",):
         return _tokenized(tokenizer, found["text"])
     return joined(_tokenized(tokenizer, found["prompt"]).token_ids, _ids(tokenizer, found["completion"], special=False))

@@ -20,6 +20,7 @@ from specdec_core import (
     TrainingRecipe,
     load_tokenizer,
     load_training_target,
+    shown,
 )
 from specdec_train import data, files
 from specdec_train.batches import Order, padded
@@ -199,7 +200,7 @@ class Run:
             return
         differing = [name for name, value in self._checked.items() if state["checked"].get(name) != value]
         if differing:
-            was = ", ".join(f"{name} was {state['checked'].get(name)!r:.60}" for name in differing)
+            was = ", ".join(f"{name} was {shown(state['checked'].get(name), 60)}" for name in differing)
             raise ConfigError(
                 f"the run in {str(self._settings.out)!r} had other settings: {was}. Give the same ones, or begin in "
                 f"another folder"

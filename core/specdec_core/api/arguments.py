@@ -12,7 +12,7 @@ from attrs import evolve, fields_dict, frozen
 from specdec_core.api.old_vllm_arguments import OLD_KEYS, bracketed, unbracketed, without_old_keys
 from specdec_core.api.prompts import load_tokenizer
 from specdec_core.config.engine import EngineConfig
-from specdec_core.config.fields import LONGEST_NAME, shown
+from specdec_core.config.fields import names_checkpoint, shown
 from specdec_core.config.file import KEYS
 from specdec_core.config.speculative import AUTO, SpeculativeConfig
 from specdec_core.contracts.proposer import ProposerSpec
@@ -50,7 +50,7 @@ def prepare(
     """Check the keywords of `LLM`. Raises ConfigError, PluginError or CompatibilityError."""
     if not isinstance(skip_tokenizer_init, bool):
         raise ConfigError(f"skip_tokenizer_init={shown(skip_tokenizer_init)} must be True or False")
-    if not isinstance(tokenizer, str | Path | None) or not 0 < len(str(tokenizer)) <= LONGEST_NAME:
+    if tokenizer is not None and not names_checkpoint(tokenizer):
         raise ConfigError(f"tokenizer={shown(tokenizer)} must be a folder or a name, or None for the model's own")
     if plugins is not None and not hasattr(plugins, "proposer"):
         raise ConfigError(f"plugins={shown(plugins)} must be what Plugins.load() returns, or None")
@@ -97,7 +97,7 @@ def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:
     """Complete speculative_config: find the method that runs a draft checkpoint, and the model of a method that needs
     one. Raises ConfigError, or PluginError if not exactly one installed method recognizes the checkpoint."""
     mapping = speculative_mapping(given)
-    if isinstance(mapping.get("model"), str | Path):
+    if names_checkpoint(mapping.get("model")):
         mapping["model"] = plugins.resolve_model(mapping["model"])
     if "method" not in mapping:
         checkpoint = Checkpoint(str(mapping["model"]), mapping.get("revision"))
@@ -121,7 +121,7 @@ def speculative_mapping(mapping: Any) -> dict[str, Any]:
         if method not in (None, unbracketed(model)):
             raise ConfigError(f"speculative_config names two methods, {shown(method)} and {model!r}: leave one out")
         method = unbracketed(model)
-    if method is None and isinstance(plain.get("model"), str | Path):
+    if method is None and names_checkpoint(plain.get("model")):
         return {key: value for key, value in plain.items() if key != "method"}
     if not isinstance(method, str):
         raise ConfigError(

@@ -55,7 +55,11 @@ def without_old_keys(
     if given and "model" not in given:
         raise ConfigError(f"{names} given, but no speculative_model: name one, or leave them out")
     config = _new_form(given) if given else None
-    advice = "leave out what changes nothing" if config is None else f"write speculative_config={config!r} instead"
+    advice = (
+        "leave out what changes nothing"
+        if config is None
+        else f"write speculative_config={shown(config, 2000)} instead"
+    )
     warnings.warn(f"{names}: {advice}", DeprecationWarning, stacklevel=_level_of_caller())
     return rest, config
 

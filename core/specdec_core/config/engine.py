@@ -31,7 +31,10 @@ def _dtype_name(value: Any) -> Any:
     """The name of a dtype: torch's dtypes and vLLM's other names become this project's names."""
     if not isinstance(value, str) and type(value).__module__ != "torch":
         return value
-    name = str(value).removeprefix("torch.")
+    try:
+        name = str(value).removeprefix("torch.")
+    except Exception:  # a class of the caller's own, which the validator refuses
+        return value
     return DTYPE_ALIASES.get(name, name)
 
 

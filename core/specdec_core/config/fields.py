@@ -63,7 +63,16 @@ def _check(fault: Callable[[Any], str], allowed: str, *, optional: bool = False)
     or_none = ", or None" if optional else ""
 
     def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-        if not (value is None and optional) and (found := fault(value)):
+        if value is None and optional:
+            return
+        try:
+            found = fault(value)
+        except Exception as error:  # a class of the caller's own: how it compares, what it is as text
+            raise ConfigError(
+                f"{attribute.name}={shown(value)} cannot be checked, it raises {type(error).__name__}: give {allowed}"
+                f"{or_none}"
+            ) from error
+        if found:
             raise ConfigError(f"{attribute.name}={shown(value)} {found}{or_none}")
 
     return Check(check, allowed + or_none)
@@ -123,8 +132,15 @@ def text(*, optional: bool = False) -> Check:
     return must(lambda value: isinstance(value, str) and value, fault, "text", optional=optional)
 
 
+def names_checkpoint(value: Any) -> bool:
+    """Whether it may be a folder or a name on the model hub."""
+    with suppress(Exception):  # a class of the caller's own, which is nothing as text
+        return isinstance(value, str | Path) and 0 < len(str(value)) <= LONGEST_NAME
+    return False
+
+
 checkpoint = must(
-    lambda value: isinstance(value, str | Path) and 0 < len(str(value)) <= LONGEST_NAME,
+    names_checkpoint,
     f"must be a folder or a name, of at most {LONGEST_NAME} characters",
     "a folder or a name",
 )
@@ -200,7 +216,7 @@ def _no_number(value: Any) -> str:
 
 
 def unknown_key(key: object, known: AbstractSet[str], where: str) -> ConfigError:
-    near = get_close_matches(str(key), known, n=1)
+    near = get_close_matches(key if type(key) is str else shown(key), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "remove it."
     keys = f"The keys are {', '.join(sorted(known))}" if known else "There are none"
     return ConfigError(f"{where} has no key {shown(key)}: {hint} {keys}")

@@ -72,7 +72,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"key {key!r} is given twice: keep one")
+            raise ValueError(f"key {shown(key)} is given twice: keep one")
         found[key] = value
     return found
 
@@ -105,7 +105,7 @@ def _refuse_repeated(key_nodes: Iterable[Any]) -> None:
     for node in key_nodes:
         key, line = str(node.value), node.start_mark.line + 1
         if key in lines:
-            raise ValueError(f"key {key!r} in line {line} was in line {lines[key]} already: keep one")
+            raise ValueError(f"key {shown(key)} in line {line} was in line {lines[key]} already: keep one")
         lines[key] = line
 
 

@@ -17,7 +17,16 @@ UNHASHED = {"specdec_unhashed": True}
 def config_hash(config: Any) -> str:
     """The sha256, in hex, of an attrs object's class and fields, without those marked UNHASHED. Equal in every process;
     changes whenever the computation may change."""
-    return sha256(json.dumps(_plain(config), sort_keys=True, default=_plain).encode()).hexdigest()
+    try:
+        text = json.dumps(_plain(config), sort_keys=True, default=_plain)
+    except ConfigError:
+        raise
+    except Exception as error:  # of a class of the caller's own
+        raise ConfigError(
+            f"a value in {type(config).__name__} cannot be written down for a hash: {type(error).__name__}: {error}. "
+            f"Use attrs classes, numbers, text, lists or dicts"
+        ) from error
+    return sha256(text.encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:

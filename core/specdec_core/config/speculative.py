@@ -17,6 +17,7 @@ from specdec_core.config.fields import (
     number,
     one_of,
     option,
+    shown,
     text,
     unknown_key,
     whole_number,
@@ -154,12 +155,13 @@ def _both_costs(instance: Any, attribute: Attribute[Any], value: Any) -> None:
     level_cost = instance.draft_level_cost
     if (level_cost is None) != (value is None):
         raise ConfigError(
-            f"draft_level_cost={level_cost} and draft_node_cost={value} go together: give both, or neither"
+            f"draft_level_cost={shown(level_cost)} and draft_node_cost={shown(value)} go together: give both, or "
+            f"neither"
         )
     if value is not None and not instance.adaptive_draft_length:
         raise ConfigError(
-            f"draft_level_cost={level_cost} and draft_node_cost={value} are for drafts that end where more would not "
-            f"pay: give adaptive_draft_length=True, too, or leave them out"
+            f"draft_level_cost={shown(level_cost)} and draft_node_cost={shown(value)} are for drafts that end where "
+            f"more would not pay: give adaptive_draft_length=True, too, or leave them out"
         )
 
 
@@ -266,7 +268,7 @@ def _foreign_key(key: object, known: AbstractSet[str], where: str) -> ConfigErro
     key."""
     if key in fields_dict(DraftModelConfig):
         return ConfigError(
-            f"{where} has no key {key!r}: the method takes no draft model. Remove it, or choose a method that does. "
-            f"The keys are {', '.join(sorted(known))}"
+            f"{where} has no key {shown(key)}: the method takes no draft model. Remove it, or choose a method that "
+            f"does. The keys are {', '.join(sorted(known))}"
         )
     return unknown_key(key, known, where)

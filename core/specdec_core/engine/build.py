@@ -149,7 +149,9 @@ def _design(
     with blaming(f"KV manager {kv_spec.name!r}", "say how large a block is"):
         bytes_per_block = kv_spec.bytes_per_block(kv_options, layouts, config.block_size)
         if not isinstance(bytes_per_block, Integral) or bytes_per_block < 1:
-            raise TypeError(f"bytes_per_block returned {bytes_per_block!r}: give a whole number of bytes, 1 or more")
+            raise TypeError(
+                f"bytes_per_block returned {shown(bytes_per_block)}: give a whole number of bytes, 1 or more"
+            )
     draft_kv_bytes = sum(layout.bytes_per_token for layout in layouts[len(target.kv_groups.layouts) :])
     memory = plan_memory(config, target, plan, bytes_per_block, draft_kv_bytes)
     resolved = ops.resolve(offered, _contexts(target))
@@ -222,14 +224,14 @@ def make_plan(spec: ProposerSpec, options: Any, target: TargetInfo, num_speculat
     with blaming(f"proposer {spec.name!r}", "plan what it needs"):
         plan = spec.plan(options, target, num_speculative_tokens)
         if not isinstance(plan, Plan):
-            raise TypeError(f"plan returned {plan!r}, not a Plan")
+            raise TypeError(f"plan returned {shown(plan)}, not a Plan")
         sizes = {"scratch_slots": plan.scratch_slots, "weight_bytes": plan.weight_bytes}
         sizes |= {"lookahead": plan.lookahead, "top_tokens": plan.top_tokens}
         if plan.max_model_len is not None:
             sizes["max_model_len"] = plan.max_model_len
         for field, size in sizes.items():
             if isinstance(size, bool) or not isinstance(size, Integral) or size < 0:
-                raise TypeError(f"its plan has {field}={size!r}: give a whole number, 0 or more")
+                raise TypeError(f"its plan has {field}={shown(size)}: give a whole number, 0 or more")
     return plan
 
 
@@ -239,7 +241,7 @@ def build_proposer(spec: ProposerSpec, options: Any, context: BuildContext) -> P
         proposer = spec.build(options, context)
         missing = [name for name in CALLS if not callable(getattr(proposer, name, None))]
         if missing:
-            raise TypeError(f"build returned {proposer!r}, which has no {', '.join(missing)}: subclass Proposer")
+            raise TypeError(f"build returned {shown(proposer)}, which has no {', '.join(missing)}: subclass Proposer")
     return proposer
 
 

@@ -12,6 +12,7 @@ from numbers import Integral
 import numpy as np
 import torch
 
+from specdec_core.config.fields import shown
 from specdec_core.contracts.draft import DEAD, Draft
 
 SUM_TOLERANCE = 1e-3
@@ -29,7 +30,7 @@ def check_draft(draft: Draft, max_draft_tokens: Sequence[int], vocab_size: int, 
 def check_form(draft: Draft, max_draft_tokens: Sequence[int], vocab_size: int, device: torch.device) -> None:
     """Check types, shapes and sizes, without reading tensor values. Raises ValueError or TypeError."""
     if not isinstance(draft, Draft):
-        raise TypeError(f"propose returned {draft!r}, not a Draft")
+        raise TypeError(f"propose returned {shown(draft)}, not a Draft")
     _check_sizes(draft, max_draft_tokens)
     _check_tensors(draft, vocab_size, device)
 
@@ -87,7 +88,9 @@ def _check_sizes(draft: Draft, max_draft_tokens: Sequence[int]) -> None:
         raise ValueError(f"it drafted {counts} nodes where at most {list(max_draft_tokens)} are allowed")
     least, most = min(1, draft.num_nodes), max(max_draft_tokens)
     if not isinstance(draft.max_depth, Integral) or not least <= draft.max_depth <= most:
-        raise ValueError(f"max_depth is {draft.max_depth!r}: give the deepest node's depth, {least} to {most} here")
+        raise ValueError(
+            f"max_depth is {shown(draft.max_depth)}: give the deepest node's depth, {least} to {most} here"
+        )
 
 
 def _falls(offsets: Sequence[int]) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Iterable, Sequence, Sized
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,13 @@ def parse_prompt(prompt_token_ids: Sequence[int], target: TargetInfo) -> np.ndar
             f"a prompt of {len(prompt_token_ids)} tokens leaves no room for output within max_model_len="
             f"{target.max_model_len}: shorten it, or raise max_model_len if the model allows"
         )
-    try:
-        token_ids = np.asarray(prompt_token_ids)
-    except (TypeError, ValueError):  # a tensor of another device, lists of unequal length
-        token_ids = np.empty((0, 0))
+    token_ids = np.empty((0, 0))
+    # Lists in lists may stand for billions of values, all of which numpy would write down.
+    if not isinstance(prompt_token_ids, list | tuple) or not any(isinstance(x, list | tuple) for x in prompt_token_ids):
+        with suppress(Exception):  # a tensor of another device, or whatever a class of the caller's own raises
+            token_ids = np.asarray(prompt_token_ids)
     if token_ids.ndim != 1 or token_ids.size == 0 or not _are_whole(prompt_token_ids, token_ids):
-        raise ConfigError(
-            f"prompt_token_ids={reprlib.repr(prompt_token_ids)} is not a list of one or more whole numbers"
-        )
+        raise ConfigError(f"prompt_token_ids={shown(prompt_token_ids)} is not a list of one or more whole numbers")
     if token_ids.min() < 0 or token_ids.max() >= target.vocab_size:
         outside = token_ids[(token_ids < 0) | (token_ids >= target.vocab_size)]
         raise ConfigError(

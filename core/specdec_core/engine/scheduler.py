@@ -11,6 +11,7 @@ from numbers import Integral
 
 from attrs import define, field
 
+from specdec_core.config.fields import shown
 from specdec_core.contracts.kv import KVManager
 from specdec_core.engine.budget import DraftBudget
 from specdec_core.engine.request import Request
@@ -159,8 +160,8 @@ class Scheduler:
         found = self._kv.admit(request.id, token_ids, request.cache_salt, groups)
         if not isinstance(found, Integral) or found % self._block_size or not 0 <= found <= max(0, len(token_ids) - 1):
             raise PluginError(
-                f"{type(self._kv).__name__}.admit returned {found!r} for {len(token_ids)} tokens: allowed are whole "
-                f"blocks of {self._block_size}, and fewer tokens than there are. Report this to its author"
+                f"{type(self._kv).__name__}.admit returned {shown(found)} for {len(token_ids)} tokens: allowed are "
+                f"whole blocks of {self._block_size}, and fewer tokens than there are. Report this to its author"
             )
         return found
 

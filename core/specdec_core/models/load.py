@@ -95,7 +95,7 @@ def parse_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     if isinstance(dtype, torch.dtype) and dtype in names.values():
         return dtype
     if dtype not in names:
-        raise ConfigError(f"dtype={dtype!r} is not known: give one of {['auto', *names]}")
+        raise ConfigError(f"dtype={shown(dtype)} is not known: give one of {['auto', *names]}")
     return names[str(dtype)]
 
 

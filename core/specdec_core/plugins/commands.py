@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import click
 from attrs import frozen
 
+from specdec_core.config.fields import shown
 from specdec_core.errors import PluginError
 from specdec_core.plugins.discovery import Plugin
 
@@ -65,5 +66,5 @@ def offered(plugin: Plugin) -> list[click.Command]:
         commands = [command for part in plugin.loaded_hooks.hook.specdec_commands() for command in part]
         for command in commands:
             if not isinstance(command, click.Command) or not command.name:
-                raise TypeError(f"specdec_commands returned {command!r}, which is not a click command with a name")
+                raise TypeError(f"specdec_commands returned {shown(command)}, which is not a click command with a name")
     return commands

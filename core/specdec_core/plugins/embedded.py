@@ -14,6 +14,7 @@ from pathlib import Path
 
 from attrs import frozen
 
+from specdec_core.config.fields import shown
 from specdec_core.errors import PluginError
 from specdec_core.plugins import discovery
 from specdec_core.plugins.discovery import Plugin
@@ -69,5 +70,5 @@ class EmbeddedModels:
         with found.blamed("give the folder of the model"):
             folder = EntryPoint(found.name, found.value, GROUP).load()()
             if not Path(folder).is_dir():
-                raise NotADirectoryError(f"{found.value} returned {folder!r}")
+                raise NotADirectoryError(f"{found.value} returned {shown(folder)}")
             return str(folder)

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import pluggy
 
+from specdec_core.config.fields import shown
 from specdec_core.config.options import Option, options_of
 from specdec_core.contracts import hooks as hookspecs
 from specdec_core.contracts.kv import TARGET, KVManagerSpec
@@ -84,9 +85,9 @@ def options(plugin: Plugin) -> dict[str, tuple[Option, ...]]:
 def foreign_api(plugin: Plugin, api: object) -> str:
     """The error message for a plugin that states another plugin API number than this core's."""
     return (
-        f"plugin {plugin.label} is written for plugin API {api!r}, but this specdec-core has plugin API {PLUGIN_API}: "
-        f"install a version of {plugin.distribution} for plugin API {PLUGIN_API}, or a specdec-core with plugin API "
-        f"{api}"
+        f"plugin {plugin.label} is written for plugin API {shown(api)}, but this specdec-core has plugin API "
+        f"{PLUGIN_API}: install a version of {plugin.distribution} for plugin API {PLUGIN_API}, or a specdec-core with "
+        f"plugin API {shown(api)}"
     )
 
 
@@ -125,14 +126,14 @@ def _specs(hooks: pluggy.PluginManager, declared: set[str] | None, plugin: Plugi
         hook = f"specdec_{word}s"
         for offered in getattr(hooks.hook, hook)():
             if not isinstance(offered, list | tuple) or not all(isinstance(spec, kind) for spec in offered):
-                raise PluginError(f"{plugin.value}: {hook} returned {offered!r}, not a list of {kind.__name__}")
+                raise PluginError(f"{plugin.value}: {hook} returned {shown(offered)}, not a list of {kind.__name__}")
             found += offered
     seen: set[tuple[type[Spec], str]] = set()
     for spec in found:
         what = f"{KINDS[type(spec)]} {spec.name!r}"
         config: Any = getattr(spec, "config", None)
         if (config is not None or isinstance(spec, ProposerSpec)) and not attrs.has(config):
-            raise PluginError(f"{plugin.value}: the config of the {what} is {config!r}, not an attrs class")
+            raise PluginError(f"{plugin.value}: the config of the {what} is {shown(config)}, not an attrs class")
         if isinstance(spec, ProposerSpec) and spec.name == TARGET:
             raise PluginError(f"{plugin.value} offers the {what}: that name stands for the target. Give it another")
         if (type(spec), spec.name) in seen:

@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
+from specdec_core.config.fields import shown
 from specdec_core.contracts.ops import OpsContext, OpsSpec
 from specdec_core.contracts.proposer import PLUGIN_API
 from specdec_core.errors import PluginError
@@ -81,14 +82,14 @@ def _fault(spec: object) -> str | None:
         if isinstance(spec, Mapping):
             form = "{" + ", ".join(f"{name!r}: ..." for name in spec) + "}"
         return (
-            f"{spec!r}, not an OpsSpec. Return OpsSpec(api={PLUGIN_API}, ops={form}), or None for a type of device "
-            f"that the plugin has nothing for"
+            f"{shown(spec)}, not an OpsSpec. Return OpsSpec(api={PLUGIN_API}, ops={form}), or None for a type of "
+            f"device that the plugin has nothing for"
         )
     if spec.api != PLUGIN_API:
         return None  # whatever it has then
     if wrong := [name for name, function in spec.ops.items() if not callable(function)]:
         return f"an OpsSpec whose ops {wrong} are no functions"
-    return None if callable(spec.supports) else f"an OpsSpec with supports={spec.supports!r}, which is no function"
+    return None if callable(spec.supports) else f"an OpsSpec with supports={shown(spec.supports)}, which is no function"
 
 
 def _described(context: OpsContext) -> str:

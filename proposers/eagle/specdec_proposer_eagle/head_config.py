@@ -10,7 +10,7 @@ from typing import Any
 from attrs import frozen
 from transformers import LlamaConfig
 
-from specdec_core import CompatibilityError, TargetInfo
+from specdec_core import CompatibilityError, TargetInfo, shown
 from specdec_proposer_eagle.published import aux_layers
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -110,7 +110,9 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     for name in NESTED:
         part = config.get(name) or {}
         if not isinstance(part, Mapping):
-            raise CompatibilityError(f"{name} of the draft head's config.json is {part!r}, and should be a mapping")
+            raise CompatibilityError(
+                f"{name} of the draft head's config.json is {shown(part)}, and should be a mapping"
+            )
         flat |= part
     return flat | {key: value for key, value in config.items() if key not in NESTED}
 

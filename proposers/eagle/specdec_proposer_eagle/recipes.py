@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
-from specdec_core import ConfigError, TargetInfo, TrainingRecipe, TrainingTarget, flag, number, whole_number
+from specdec_core import ConfigError, TargetInfo, TrainingRecipe, TrainingTarget, flag, number, shown, whole_number
 from specdec_proposer_eagle.config import MOST_LEVELS
 from specdec_proposer_eagle.published import aux_layers
 
@@ -100,7 +100,7 @@ def _numbers(given: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in given.split(","))
     except ValueError as error:
-        raise ConfigError(f"aux_layers={given!r} is not a list of layers: write them as in 2,16,29") from error
+        raise ConfigError(f"aux_layers={shown(given)} is not a list of layers: write them as in 2,16,29") from error
 
 
 def _make_eagle(options: EagleOptions, target: TrainingTarget, token_counts: torch.Tensor) -> Any:

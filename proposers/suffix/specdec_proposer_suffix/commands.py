@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from specdec_core import ConfigError
+from specdec_core import ConfigError, shown
 
 
 @click.group()
@@ -64,7 +64,7 @@ def _text_of(line: str, field: str, where: str) -> str:
     try:
         text = json.loads(line)[field]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{where} is {line!r:.60}: give a JSON object with a text as {field!r}") from error
+        raise ConfigError(f"{where} is {shown(line, 60)}: give a JSON object with a text as {field!r}") from error
     if not isinstance(text, str):
-        raise ConfigError(f"{where} has {text!r:.60} as {field!r}: give a text")
+        raise ConfigError(f"{where} has {shown(text, 60)} as {field!r}: give a text")
     return text

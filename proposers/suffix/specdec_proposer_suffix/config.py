@@ -9,7 +9,7 @@ from typing import Any
 from attrs import field, frozen
 
 from specdec_core import ConfigError
-from specdec_core.config.fields import flag, number, one_of, text, whole_number
+from specdec_core.config.fields import flag, number, one_of, shown, text, whole_number
 
 FIFO, LRU = "fifo", "lru"
 MOST = 1e9
@@ -107,4 +107,4 @@ class SuffixConfig:
         except FileNotFoundError:
             pass  # `save_sequences` creates it
         except (OSError, RuntimeError, ValueError) as error:
-            raise ConfigError(f"suffix_decoding_cache_path={path!r} is not a file path: {error}") from error
+            raise ConfigError(f"suffix_decoding_cache_path={shown(path)} is not a file path: {error}") from error

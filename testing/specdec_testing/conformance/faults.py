@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from specdec_core.config.fields import shown
 from specdec_core.contracts.draft import DEAD, Draft
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def trees(proposal: Proposal) -> list[list[Node]]:
 def tensors(proposal: Proposal) -> Iterator[str]:
     draft = proposal.draft
     if not isinstance(draft, Draft):
-        yield f"propose returned {draft!r}: return a Draft, such as Draft.from_chains(...)"
+        yield f"propose returned {shown(draft)}: return a Draft, such as Draft.from_chains(...)"
         return
     ends = list(draft.offsets)
     if ends[:1] != [0] or len(ends) != len(proposal.asked) + 1 or any(b < a for a, b in pairwise(ends)):

@@ -7,6 +7,16 @@ from collections.abc import Generator
 import pytest
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a variant, the other tests are left out."""
+    cases = [getattr(getattr(item, "cls", None), "case", None) for item in items]
+    items[:] = [
+        item
+        for item, case in zip(items, cases, strict=True)
+        if case is None or not case.is_variant or getattr(item, "originalname", None) == case.test
+    ]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     case = getattr(pyfuncitem.cls, "case", None)

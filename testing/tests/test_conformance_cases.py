@@ -24,13 +24,11 @@ for method in GOOD:
 
 for case in broken_proposers.CASES:
     name = f"TestBroken_{case.method}"
-    others = {test: "shown by another case" for test in kit_tests() if test != case.test}
     attributes = {
         "__module__": __name__,
         "method": case.method,
         "options": case.options,
         "modules": (case.module,),
-        "skips": others if case.is_variant else {},
         "case": case,
     }
     globals()[name] = type(name, (ProposerConformance,), attributes)

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from specdec_core import LLM, ConfigError, SamplingParams
+from specdec_core import LLM, CapacityError, ConfigError, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
 HUB = """
-from specdec_core import LLM, ConfigError, SamplingParams
+from specdec_core import LLM, CapacityError, ConfigError, SamplingParams
 
 for keywords in ({}, {"revision": "v2"}, {"tokenizer_revision": "v2"}):
     llm = LLM("some/model", **keywords)
@@ -95,6 +95,20 @@ def test_lines_in_the_log(is_disabled: bool, caplog: pytest.LogCaptureFixture, m
         llm.generate("x = x + x + x + x + x", GREEDY)
     assert bool(caplog.messages) != is_disabled
     assert all(line.startswith("mine: ") for line in caplog.messages)
+
+
+def test_a_prompt_that_is_too_long_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """transformers' own warning speaks of indexing errors, which cannot come. It still warns those who use it."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    warning = "Token indices sequence length is longer"
+    with LLM("tiny", max_model_len=16) as llm:
+        tokenizer = llm.get_tokenizer()
+        tokenizer.model_max_length = 16
+        with pytest.raises(CapacityError, match="leaves no room"):
+            llm.generate("word " * 20, GREEDY)
+        assert warning not in caplog.text
+        tokenizer("word " * 20)
+        assert warning in caplog.text
 
 
 def test_names_of_dtypes(tmp_path: Path) -> None:

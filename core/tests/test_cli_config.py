@@ -71,6 +71,11 @@ def test_the_file_counts(keywords):
         (["--set", "size=7"], {"speculative_config": {**SPECULATION, "size": 7}}),
         (["--set", "other=7"], {"speculative_config": {**SPECULATION, "other": 7}}),
         (["--num-speculative-tokens", "9"], {"speculative_config": {**SPECULATION, "num_speculative_tokens": 9}}),
+        (["--set", "num_speculative_tokens=9"], {"speculative_config": {**SPECULATION, "num_speculative_tokens": 9}}),
+        (
+            ["--method", "two", "--set", "num_speculative_tokens=9"],
+            {"speculative_config": {"method": "two", "num_speculative_tokens": 9}},
+        ),
         (["--method", "one"], {}),
         (["--method", "two"], {"speculative_config": {"method": "two", "num_speculative_tokens": 5}}),
         (
@@ -96,6 +101,14 @@ def test_options_override_the_file(keywords, arguments, changed):
         (["--set", "a=1", "--set", "a=2", "--method", "one"], "--set a=2 is given twice: give a once"),
         (["--set", "method=one"], "--set method needs a method: give --method"),
         (["--set", "method=two", "--method", "one"], "give method as --method"),
+        (
+            ["--set", "num_speculative_tokens=9", "--num-speculative-tokens", "8", "--method", "one"],
+            "--set num_speculative_tokens=9 and --num-speculative-tokens 8 say the same: give one of them",
+        ),
+        (
+            [*["--set", "num_speculative_tokens=9"] * 2, "--method", "one"],
+            "--set num_speculative_tokens=9 is one too many: give num_speculative_tokens once",
+        ),
     ],
 )
 def test_options_that_contradict_each_other(keywords, arguments, says):

@@ -116,7 +116,9 @@ class PromptReader:
             raise ConfigError(
                 f"prompt {shown(text, 40)} is not text: character {error.start} is half of a pair"
             ) from error
-        token_ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids
+        # verbose: that a text is longer than the model's context is told better once the request is checked
+        found = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
+        token_ids: list[int] = found.input_ids
         if not token_ids:
             raise ConfigError(f"prompt {shown(text)} has no tokens: give at least one character")
         return TokenizedPrompt(text, token_ids)

@@ -40,7 +40,7 @@ TABLES = frozenset({"kv_manager_config"})
 """Keys of a config file whose value is a table of options."""
 
 OWN_KEYS = ("method", "num_speculative_tokens")
-"""Keys of speculative_config that `--set` does not take: each has an option of its own."""
+"""Keys of speculative_config with an option of their own."""
 
 DESCRIBED = {option.name: option for option in (*OPTIONS, *options_of(SpeculativeConfig))}
 
@@ -254,8 +254,13 @@ def _speculation(
     if num_speculative_tokens is not None:
         config["num_speculative_tokens"] = num_speculative_tokens
     for index, (key, value) in enumerate(settings):
-        if key in OWN_KEYS:
-            raise click.UsageError(f"--set {key}={value} belongs elsewhere: give {key} as --{key.replace('_', '-')}")
+        if key == "method":
+            raise click.UsageError(f"--set method={value} is not taken: give method as --method {value}")
+        if key == "num_speculative_tokens" and num_speculative_tokens is not None:
+            raise click.UsageError(
+                f"--set {key}={value} and --num-speculative-tokens {num_speculative_tokens} say the same: give one of "
+                f"them"
+            )
         if key in (other for other, _ in settings[:index]):
             raise click.UsageError(f"--set {key}={value} is given twice: give {key} once")
         config[key] = value

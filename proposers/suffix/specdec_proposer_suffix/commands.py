@@ -34,7 +34,7 @@ def build(corpus: tuple[Path, ...], out: Path, model: str, field: str) -> None:
     new = []
     for path in corpus:
         for text in _texts(path, field):
-            token_ids = tokenizer(text, add_special_tokens=False, return_tensors="np")["input_ids"][0]
+            token_ids = tokenizer(text, add_special_tokens=False, return_tensors="np", verbose=False)["input_ids"][0]
             if len(token_ids):
                 new.append(token_ids.astype("int32"))
     with sole_writer(out) as save:

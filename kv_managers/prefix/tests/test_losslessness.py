@@ -1,6 +1,6 @@
-"""The losslessness suite on this KV manager: the parts of it that run requests in every way.
+"""Runs the parts of the losslessness suite with the most kinds of requests on this KV manager.
 
-All of it: `SPECDEC_KV_MANAGER=prefix pytest tests/losslessness`.
+The whole suite: `SPECDEC_KV_MANAGER=prefix pytest tests/losslessness`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write what was measured into the model card: figures, loss curve, samples, and the table of the data."""
+"""Write the measurements into the model card: figures, loss curve, samples, and the table of the data."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def figures_section(figures: dict[str, Any]) -> str:
 
 
 def samples_section(samples: list[dict[str, str]]) -> str:
-    """Prompts and their greedy continuations; a comment marks where the model goes on."""
+    """Prompts and their greedy continuations; a comment marks where the continuation begins."""
     blocks = [
         f"````python\n{s['prompt']}# ---- the model goes on:\n{s['continuation'].rstrip()}\n````"
         for s in samples
@@ -87,7 +87,7 @@ def samples_section(samples: list[dict[str, str]]) -> str:
 
 
 def data_section(totals: dict[str, int]) -> str:
-    """Every source with version, licence and how much of it is in the corpus."""
+    """A table of all sources with version, license and share of the corpus."""
     manifest = load_manifest()
     library = manifest["stdlib"]
     held = manifest["heldout"]["packages"]

@@ -42,21 +42,21 @@ def load_manifest(path: Path = MANIFEST) -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-def normalised(name: str) -> str:
-    """A distribution name as pip compares it."""
+def normalize(name: str) -> str:
+    """A distribution's name in pip's canonical form."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def identity(wheel: Path) -> tuple[str, str]:
-    """(normalised name, version) of a wheel."""
+    """(normalize name, version) of a wheel."""
     name, version, *_ = wheel.name.split("-")
-    return normalised(name), version
+    return normalize(name), version
 
 
 def download(package: dict[str, Any], folder: Path) -> Path:
     """The pinned wheel of a package in ``folder``, fetched with pip when it is not there yet."""
     wheels = {identity(wheel): wheel for wheel in folder.glob("*.whl")}
-    wanted = (normalised(package["name"]), package["version"])
+    wanted = (normalize(package["name"]), package["version"])
     if wanted in wheels:
         return wheels[wanted]
     requirement = f"{package['name']}=={package['version']}"

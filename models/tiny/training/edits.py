@@ -1,4 +1,4 @@
-"""Synthesise edit documents: a task, a snippet of the corpus, and the snippet after the edit.
+"""Synthesize edit documents: a task, a snippet of the corpus, and the snippet after the edit.
 
 They teach the model to copy and change code in its context. Each edit is checked by parsing the result.
 """

@@ -1,4 +1,4 @@
-"""What makes a file fit for training: hand-written, parseable Python, not seen before."""
+"""Filters of training files: hand-written, parseable Python that is not a duplicate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LICENCE_HEADER = re.compile(r"copyright|licen[cs]e|all rights reserved|spdx", re
 
 
 def strip_licence_header(text: str) -> str:
-    """Drop a leading comment block that only states copyright and licence: it would repeat in each file."""
+    """Drop a leading comment block that only states copyright and license, which would repeat in each file."""
     match = re.match(r"(?:[ \t]*#[^\n]*\n|[ \t]*\n)+", text)
     if match and LICENCE_HEADER.search(match.group()):
         return text[match.end() :]
@@ -55,7 +55,7 @@ def line_hashes(text: str) -> set[int]:
 
 
 class Deduplicator:
-    """Refuses a file when more than half of its content lines were in files already seen."""
+    """Rejects a file if more than half of its content lines occur in files admitted before."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()

@@ -1,4 +1,4 @@
-"""The architecture, and the two pieces of its training forward which dominate the time on a CPU."""
+"""The architecture, and faster attention and loss for training on a CPU, where these take most of the time."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Trainee:
 
 
 def plain_model(masters: dict[str, Tensor]) -> LlamaForCausalLM:
-    """A bf16 model without anything of the training, for save_pretrained; greedy by default."""
+    """A bf16 model without training state, for save_pretrained; greedy by default."""
     model = LlamaForCausalLM(config()).bfloat16()
     missing, unexpected = model.load_state_dict(masters, strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:

@@ -1,4 +1,4 @@
-"""What a run keeps on disk to resume: checkpoints and the loss history."""
+"""A run's files for resuming: checkpoints and the loss history."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def sample(documents: list[Document], limit: int) -> Iterator[str]:
 
 
 def train_tokenizer(documents: list[Document]) -> Tokenizer:
-    """A byte-level BPE of :data:`VOCABULARY` entries learnt from the documents."""
+    """A byte-level BPE of :data:`VOCABULARY` entries, trained on the documents."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

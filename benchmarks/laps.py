@@ -79,7 +79,7 @@ def all_figures(done: dict[str, list[Lap]]) -> dict[str, Any]:
 
 
 def figures(laps: Sequence[Lap]) -> dict[str, Any]:
-    """Medians over the laps of the mean time of a request's step; drafts as counted over all of them."""
+    """Medians over the laps of the mean time per request and step, and counts of drafts over all laps."""
     parts = laps[0].us
     totals = sorted(lap.us["total"] for lap in laps)
     num_drafts = sum(lap.num_drafts for lap in laps)

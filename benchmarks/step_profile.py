@@ -89,7 +89,7 @@ def packing(linears: str) -> Iterator[None]:
 
 
 class Timed:
-    """A function that adds up the time spent in it."""
+    """Wraps a function and sums up the time spent in it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function, self.seconds = function, 0.0

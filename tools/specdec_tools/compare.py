@@ -74,7 +74,7 @@ class Run:
 
 @frozen(eq=False)
 class TimedModel:
-    """A model whose steps are recorded."""
+    """An `LLM` whose steps are recorded."""
 
     llm: LLM
     plugins: ListeningPlugins
@@ -85,7 +85,7 @@ class TimedModel:
         return cls(options.load(plugins), plugins)
 
     def run(self, prompts: Sequence[str], params: SamplingParams) -> Run:
-        """Complete the prompts together. Raises SpecdecError if one fails."""
+        """Complete the prompts in one batch and time it. Raises SpecdecError if one fails."""
         self.plugins.reports.clear()
         started = perf_counter()
         outputs = self.llm.generate(prompts, params, use_tqdm=False)
@@ -148,9 +148,9 @@ class Figures:
     plain_s, speculative_s: sums of the batches' median seconds, prefill included.
     drafts: counts of drafts and accepted draft tokens.
     drafting_share: share of the speculative seconds spent on drafting.
-    decoding_speed_up: speed-up without steps that have prefill; None without such steps.
+    decoding_speed_up: speed-up of decode steps, without steps that have prefill; None if there are no such steps.
     efficiency: decoding_speed_up relative to the speed-up if only forward passes and drafting took time, which is
-        tokens per forward pass * T_plain / (T_draft + T_verify); None without such steps.
+        tokens per forward pass * T_plain / (T_draft + T_verify); None like decoding_speed_up.
     is_identical: whether all runs gave the same tokens.
     num_unlooped, unlooped: output tokens before each completion's first loop (see `loop_start`), and the drafts there.
     distinct_ngrams: share of n-grams that are new in their completion; None if all completions are too short.

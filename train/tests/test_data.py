@@ -17,7 +17,7 @@ from specdec_train.store import TOKENS_PER_SHARD, _layout
 
 
 class Letters:
-    """A tokenizer of lower-case letters, with a token 26 at the beginning of texts."""
+    """A tokenizer of lower-case letters that begins each text with token 26."""
 
     def __call__(self, text: str, *, add_special_tokens: bool, verbose: bool) -> dict[str, list[int]]:
         return {"input_ids": [26] * add_special_tokens + [ord(letter) - ord("a") for letter in text]}

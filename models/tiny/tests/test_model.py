@@ -1,4 +1,4 @@
-"""The shipped model loads like any other, matches its card, and completes Python."""
+"""The packaged model loads like any other, matches its card, and completes Python."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ NEW_TOKENS = 64
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """The shipped tokenizer."""
+    """The packaged tokenizer."""
     return AutoTokenizer.from_pretrained(model_path())
 
 
 @pytest.fixture(scope="module")
 def model():
-    """The shipped model in float32."""
+    """The packaged model in float32."""
     return AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32).eval()
 
 

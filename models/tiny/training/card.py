@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def replace_section(card: str, name: str, content: str) -> str:
-    """The card with the text between the markers of a section replaced."""
+    """The model card with new text between the markers of a section. Raises ValueError without these markers."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not pattern.search(card):
@@ -29,7 +29,7 @@ def replace_section(card: str, name: str, content: str) -> str:
 
 
 def plot(history: list[dict[str, Any]], path: Path) -> None:
-    """Training loss by tokens seen (smoothed lightly), and held-out loss, as a small PNG."""
+    """Plot training loss (lightly smoothed) and held-out loss over training tokens as a small PNG."""
     figure, axes = plt.subplots(figsize=(6.4, 3.2), dpi=100)
     tokens = [point["tokens"] / 1e6 for point in history]
     smooth, value = [], history[0]["loss"]
@@ -56,7 +56,7 @@ def table(left: str, right: str, rows: list[tuple[str, str]]) -> list[str]:
 
 
 def figures_section(figures: dict[str, Any]) -> str:
-    """Tables of the measured figures."""
+    """The card's section of evaluation results, as tables."""
     rows = [
         ("Parameters (tied embedding included)", f"{figures['parameters'] / 1e6:.2f}M"),
         ("Training tokens seen", f"{figures['tokens'] / 1e6:.1f}M"),

@@ -155,7 +155,7 @@ def write_card(work: Path, root: Path = ROOT) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """The command ``python -m training.drafts``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of the corpus")
     parser.add_argument("--threads", type=int)

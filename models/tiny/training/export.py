@@ -24,7 +24,7 @@ FILES = (
 
 
 def export(work: Path, target: Path = WEIGHTS) -> int:
-    """Export ``work/checkpoint.pt`` to ``target``, atomically by file; returns the tokens it has seen."""
+    """Export ``work/checkpoint.pt`` to ``target``, each file atomically. Returns the number of training tokens."""
     path = work / "checkpoint.pt"
     if not path.exists():
         raise FileNotFoundError(f"no checkpoint at {path}; run the training first, or name its work folder")

@@ -25,7 +25,7 @@ def strip_licence_header(text: str) -> str:
 
 
 def clean(content: bytes) -> str | None:
-    """The file's text ready for training, or None where it is not hand-written, parseable Python."""
+    """The file's text ready for training, or None if it is not hand-written, parseable Python."""
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
@@ -50,7 +50,7 @@ def clean(content: bytes) -> str | None:
 
 
 def line_hashes(text: str) -> set[int]:
-    """Hashes of the lines that carry content: what near-duplicate files share."""
+    """Hashes of the lines with content, which near-duplicate files share."""
     return {hash(line.strip()) for line in text.split("\n") if len(line.strip()) >= 16}
 
 
@@ -61,7 +61,7 @@ class Deduplicator:
         self._seen: set[int] = set()
 
     def admit(self, text: str) -> bool:
-        """Whether the text is new enough; remembers its lines when it is."""
+        """Whether the text is not a near-duplicate; if so, its lines are added to the known ones."""
         hashes = line_hashes(text)
         if not hashes or len(hashes & self._seen) > DUPLICATE_SHARE * len(hashes):
             return False

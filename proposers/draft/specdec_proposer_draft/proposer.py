@@ -132,5 +132,5 @@ class DraftModelProposer(Proposer):
 
 
 def _on_device(ids: Any, device: torch.device) -> Any:
-    """An array as a tensor; a slice, or None, as it is."""
+    """Move an array to the device as a tensor; return a slice or None unchanged."""
     return torch.from_numpy(ids).to(device) if isinstance(ids, np.ndarray) else ids

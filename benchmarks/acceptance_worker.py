@@ -1,4 +1,4 @@
-"""One engine in a process of its own, drafting with an EAGLE-3 head in a chain: for each line on its standard input it
+"""Runs one engine in its own process with an EAGLE-3 head that drafts chains. For each line on standard input it
 completes all prompts, one at a time, and prints seconds, outputs and counts.
 
 Run by vllm_acceptance.py as `acceptance_worker.py ENGINE SETTINGS`, with the Python that has the engine. SETTINGS is

@@ -1,11 +1,11 @@
-"""This environment against another one, say before a change and after it: the same requests to both, by turns.
+"""Compares this environment with another one, for instance before and after a change, on the same requests in turn.
 
     python benchmarks/before_after.py --before DIR/bin/python        # writes benchmarks/results/before_after.json
 
-DIR/bin/python has the other specdec installed. Each side runs in a process of its own. They take turns every few steps,
-so that whatever else the machine does falls on both alike: whole runs side by side differ by more than what is looked
-for. Each turn has the same steps in every round, so its time is the median over the rounds, and reported is the ratio
-of the sums of these. A first round does not count. Also reported is whether both wrote the same tokens.
+DIR/bin/python has the other specdec installed. Each side runs in its own process. The sides take turns every few steps,
+so that other load on the machine affects both: whole runs differ by more than the effects of interest. A turn has the
+same steps in every round, and its time is the median over the rounds, without the first. The script reports the ratio
+of the sums of these times, and whether both sides generated the same tokens.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ WAYS: dict[str, dict[str, Any] | None] = {
 
 
 def work() -> None:
-    """For each line [way, batch, temperature] the run's turns, each after a line that asks for it: milliseconds, or at
-    the end a digest of the tokens."""
+    """The worker's loop. For each line [method, batch, temperature] on standard input it runs one turn per further line
+    and prints its milliseconds, and at the end a digest of the tokens."""
     answers = os.fdopen(os.dup(1), "w")  # libraries print to standard output, too
     os.dup2(2, 1)
     from heldout import texts
@@ -57,7 +57,7 @@ def work() -> None:
         print(json.dumps(what), file=answers, flush=True)
 
     def turns(way: str, batch: int, temperature: float) -> Iterator[list[tuple[int, StreamOutput]]]:
-        """The outputs of a few steps, each with its prompt's number."""
+        """Yields the outputs of a few steps at a time, each with its prompt's index."""
         if way not in llms:
             llms[way] = LLM("tiny", speculative_config=WAYS[way])
         texts_of_way = edit_prompts().values() if way == "ngram" else texts()
@@ -87,7 +87,7 @@ def work() -> None:
 
 
 class Side:
-    """A worker that is asked one thing at a time."""
+    """A worker process that handles one command at a time."""
 
     def __init__(self, python: str) -> None:
         command = [python, str(HERE / Path(__file__).name), "--work"]
@@ -113,7 +113,7 @@ class Run:
 
 
 def run(sides: Mapping[str, Side], setting: Setting) -> dict[str, Run]:
-    """Both sides through the same requests, by turns; another one begins in every second."""
+    """Run both sides on the same requests in turn; the side that begins alternates."""
     runs = {name: Run() for name in sides}
     for side in sides.values():
         side.send(json.dumps(setting))
@@ -132,7 +132,7 @@ def run(sides: Mapping[str, Side], setting: Setting) -> dict[str, Run]:
 
 
 def compared(rounds: Sequence[Mapping[str, Run]]) -> dict[str, Any]:
-    """Of one setting, over the rounds."""
+    """The results of one setting over all rounds."""
     turns = {
         side: [median(times) for times in zip(*(each[side].turns for each in rounds), strict=True)] for side in SIDES
     }

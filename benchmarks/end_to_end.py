@@ -1,4 +1,4 @@
-"""Speculative against plain decoding, end to end, and what it comes to."""
+"""End-to-end comparison of speculative with plain decoding, shared by several benchmarks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specdec_core.api.outputs import RequestOutput
 
 
 def arguments(description: str | None, result: str) -> argparse.ArgumentParser:
-    """Those that every comparison has. result: the name of its JSON file."""
+    """Command-line arguments of every comparison. result: name of its JSON file."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--rounds", type=int, default=3)
@@ -27,7 +27,7 @@ def arguments(description: str | None, result: str) -> argparse.ArgumentParser:
 
 
 def ways_to_sample(max_tokens: int) -> tuple[SamplingParams, SamplingParams]:
-    """Greedily, and at temperature 1, which repeats least."""
+    """Greedy decoding, and sampling at temperature 1, whose outputs repeat least."""
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     return greedy, SamplingParams(temperature=1.0, seed=0, max_tokens=max_tokens)
 
@@ -47,8 +47,10 @@ def complete(llm: LLM, prompt: str, params: SamplingParams) -> Run:
 def measure(
     plain: LLM, renew: Callable[[], dict[str, LLM]], prompts: dict[str, str], params: SamplingParams, rounds: int
 ) -> dict[str, Any]:
-    """{setting: figures} over all prompts. renew: the engine of each setting for the next round, which need not be new
-    where nothing is kept of earlier requests."""
+    """Results {setting: figures} over all prompts.
+
+    renew: gives each setting's engine for the next round, which may be the same if it keeps nothing between requests.
+    """
     pairs: dict[str, dict[str, list[tuple[Run, Run]]]] = {}
     for round_ in range(rounds + 1):  # the first one warms up
         speculating = renew()

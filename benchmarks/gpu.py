@@ -1,15 +1,15 @@
-"""Plain decoding, `ngram` and `eagle3` on a GPU: tokens per second, and how often a step makes the host wait for it.
+"""Plain decoding, `ngram` and `eagle3` on a GPU: tokens per second, and blocking CUDA calls per step.
 
     python benchmarks/gpu.py            # writes benchmarks/results/gpu.json; takes a GPU of 80 GB
-    python benchmarks/gpu.py --small    # on a CPU, too: small models and short runs, to see that it works
+    python benchmarks/gpu.py --small    # a quick test, also on a CPU: small models and short runs
 
-Two models: "tiny", the embedded one, and "llama", of the shape of Llama 3 8B with random weights and a random head of
-EAGLE-3. Hardly a draft of that head is accepted: llama shows what a step costs, not what drafts gain. With --small it
-is a few narrow layers, and the result is gpu_small.json, which says nothing about speed.
+Two models: "tiny", the embedded one, and "llama", of the shape of Llama 3 8B with random weights and a random EAGLE-3
+head. That head's acceptance rate is near 0, so llama shows the cost of a step, not the gain from drafts. With --small
+it is a few narrow layers, and the result is gpu_small.json, which is not a measurement of speed.
 
-One process holds an engine for each method; they take turns, so that other load on the machine falls on all alike. Only
-steps after the prompts' are timed, and figures are medians over the rounds. Calls are counted in steps of their own,
-under the profiler, which slows them down: see `counted`. On a CPU nothing is counted, and these figures are null.
+One process holds an engine for each method. They take turns, so that other load on the machine affects all. Only decode
+steps are timed, and results are medians over the rounds. Calls are counted in separate steps under the profiler, which
+slows them down: see `count_calls`. On a CPU nothing is counted, and these results are null.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ LAUNCH = re.compile(r"cu(da)?(Launch(Cooperative)?Kernel(Ex|ExC)?|GraphLaunch)")
 synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
 
 
-def counted(events: Iterable[Any], num_steps: int) -> dict[str, Any]:
-    """CUDA's calls per step, of the profiler's events that begin within REGION; all None if it saw no call.
+def count_calls(events: Iterable[Any], num_steps: int) -> dict[str, Any]:
+    """CUDA calls per step among the profiler's events that begin within REGION; all None if it recorded no call.
 
-    A blocking call keeps the host until the GPU is done with something: cudaStreamSynchronize, cudaEventSynchronize,
-    cudaDeviceSynchronize, cudaMemcpy, which is synchronous, and cudaMemcpyAsync to or from pageable memory. Where torch
-    lets a cudaStreamSynchronize follow that at once (in `.item()`, `.cpu()`, `nonzero()` and
-    `torch.tensor(..., device="cuda")`), the two are one wait and count once.
+    A blocking call makes the host wait for the GPU: cudaStreamSynchronize, cudaEventSynchronize, cudaDeviceSynchronize,
+    cudaMemcpy, which is synchronous, and cudaMemcpyAsync to or from pageable memory. If a cudaStreamSynchronize follows
+    such a copy at once (in `.item()`, `.cpu()`, `nonzero()` and `torch.tensor(..., device="cuda")`), the two count
+    once.
 
-    Not counted is cudaMemcpyAsync to or from pinned memory, which returns at once; what waits for it later is. Nor are
-    cudaMalloc, cudaFree and cudaHostAlloc, which may wait, too: calls_per_step has every call by its name, and a
-    cudaMemcpyAsync by its kinds of memory. A launch is of one kernel, or of one graph.
+    A cudaMemcpyAsync to or from pinned memory returns at once and does not count; a later call that waits for it does.
+    cudaMalloc, cudaFree and cudaHostAlloc do not count either, though they may wait. calls_per_step has every call by
+    name, cudaMemcpyAsync also by the kinds of memory. A launch is of one kernel or of one graph.
     """
     events = sorted(events, key=lambda event: event.time_range.start)
     on_host = [event for event in events if event.device_type == DeviceType.CPU]
@@ -90,7 +90,7 @@ def counted(events: Iterable[Any], num_steps: int) -> dict[str, Any]:
 
 
 def prefill(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[str]:
-    """Returns the requests' ids once all of their prompts have been computed."""
+    """Submit requests and run steps until all prompts are computed. Returns the requests' ids."""
     request_ids = [engine.add_request(token_ids, params) for token_ids in prompts]
     left = sum(map(len, prompts))
     while left > 0 and engine.has_unfinished:
@@ -100,7 +100,7 @@ def prefill(engine: Engine, prompts: list[list[int]], params: SamplingParams) ->
 
 
 def run(engine: Engine, groups: list[list[list[int]]], params: SamplingParams) -> dict[str, float]:
-    """groups: prompts that are completed together, one group after the other."""
+    """Complete groups of prompts, one group after the other."""
     seconds, num_tokens, num_steps = 0.0, 0, 0
     for prompts in groups:
         prefill(engine, prompts, params)
@@ -114,8 +114,8 @@ def run(engine: Engine, groups: list[list[list[int]]], params: SamplingParams) -
 
 
 def profiled(engine: Engine, prompts: list[list[int]], params: SamplingParams, num_steps: int) -> dict[str, Any]:
-    request_ids = prefill(engine, prompts, evolve(params, max_tokens=MAX_MODEL_LEN // 2))  # none ends before it is over
-    for _ in range(num_steps):  # until there is something to draft from
+    request_ids = prefill(engine, prompts, evolve(params, max_tokens=MAX_MODEL_LEN // 2))  # none ends too early
+    for _ in range(num_steps):  # until proposers have context to draft from
         engine.step()
     with profile() as profiler:
         with record_function(REGION):
@@ -123,7 +123,7 @@ def profiled(engine: Engine, prompts: list[list[int]], params: SamplingParams, n
         synchronize()
     for request_id in request_ids:
         engine.cancel(request_id)
-    return {DRAFTED: num_draft_tokens / num_steps, **counted(profiler.events(), num_steps)}
+    return {DRAFTED: num_draft_tokens / num_steps, **count_calls(profiler.events(), num_steps)}
 
 
 def complete(llm: LLM, groups: list[list[list[int]]], params: SamplingParams) -> DraftCounts:
@@ -135,8 +135,8 @@ def complete(llm: LLM, groups: list[list[list[int]]], params: SamplingParams) ->
 
 
 def measure(llms: dict[str, LLM], groups: list[list[list[int]]], params: SamplingParams, args: Any) -> Iterator[Any]:
-    """A row for each method."""
-    drafts = {name: complete(llm, groups, params) for name, llm in llms.items()}  # which warms up
+    """The results, one row per method."""
+    drafts = {name: complete(llm, groups, params) for name, llm in llms.items()}  # also the warm-up
     rounds = [{name: run(llm.engine, groups, params) for name, llm in llms.items()} for _ in range(args.rounds)]
     for name, llm in llms.items():
         counts = profiled(llm.engine, groups[0], params, args.counted_steps) if args.device == "cuda" else NO_COUNTS
@@ -159,11 +159,11 @@ def random_llama(shape: dict[str, int], device: str) -> PreTrainedModel:
 
 
 def save_head(folder: Path, shape: dict[str, int], device: str) -> None:
-    """A random head of EAGLE-3, in the files of its authors': a Llama's layer whose attention reads twice the width."""
+    """Save a random EAGLE-3 head in the authors' layout: a Llama layer whose attention reads twice the width."""
     layer, vocab_size = {**shape, "num_hidden_layers": 1}, shape["vocab_size"] // 4
     state = random_llama({**layer, "vocab_size": vocab_size}, device).state_dict()
     renamed = {name.replace("model.layers.0", "midlayer").removeprefix("model."): each for name, each in state.items()}
-    tensors = {name: tensor for name, tensor in renamed.items() if "embed_tokens" not in name}  # it takes the target's
+    tensors = {name: tensor for name, tensor in renamed.items() if "embed_tokens" not in name}  # it uses the target's
     for name in (f"midlayer.self_attn.{part}_proj.weight" for part in "qkv"):
         tensors[name] = torch.cat([tensors[name], tensors[name].flip(1)], dim=1)
     tensors["midlayer.hidden_norm.weight"] = tensors["norm.weight"].clone()
@@ -175,12 +175,12 @@ def save_head(folder: Path, shape: dict[str, int], device: str) -> None:
 
 
 def load(model: str, args: Any, folder: Path) -> dict[str, LLM]:
-    """An engine for each method."""
+    """Build an engine for each method."""
     keywords = {key: vars(args)[key] for key in ("device", "dtype", "max_model_len", "max_num_seqs")}
     if model == "llama":
         torch.manual_seed(0)
         random_llama(args.shape, args.device).save_pretrained(folder)
-        save_head(folder / "drafts" / "eagle3", args.shape, args.device)  # where the method looks for it
+        save_head(folder / "drafts" / "eagle3", args.shape, args.device)  # the method's default folder
         gc.collect()
         torch.cuda.empty_cache()  # an engine asks the GPU how much memory is free
         model, keywords["skip_tokenizer_init"] = str(folder), True
@@ -188,7 +188,7 @@ def load(model: str, args: Any, folder: Path) -> dict[str, LLM]:
 
 
 def prompts_for(llm: LLM, num_prompts: int, num_tokens: int) -> list[list[int]]:
-    """Code, to edit and to go on with in turn; without a tokenizer, tokens that mean nothing."""
+    """Prompts of code to edit and code to continue, in turn; without a tokenizer, random tokens."""
     if (tokenizer := llm.get_tokenizer()) is None:
         return [prompt(num_tokens, i) for i in range(num_prompts)]
     texts = cycle(chain.from_iterable(zip(edit_prompts().values(), plain_prompts().values(), strict=True)))
@@ -235,7 +235,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             llms = load(model, args, Path(folder))
         for batch, temperature in product(args.batches, (0.0, 1.0)):
-            prompts = prompts_for(llms["plain"], max(batch, 2), args.prompt_tokens)  # one to edit, one to go on with
+            prompts = prompts_for(llms["plain"], max(batch, 2), args.prompt_tokens)  # one to edit, one to continue
             groups = [prompts[i : i + batch] for i in range(0, len(prompts), batch)]
             params = SamplingParams(temperature=temperature, seed=0, max_tokens=args.max_tokens, ignore_eos=True)
             for row in measure(llms, groups, params, args):

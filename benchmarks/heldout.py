@@ -1,8 +1,8 @@
-"""Prompts that neither the embedded model nor any of its drafts was trained on: beginnings of functions of the standard
-library's modules that `[heldout]` in models/tiny/training/corpus.toml names, as the running Python has them.
+"""Prompts outside the training data of the embedded model and its drafts: beginnings of functions in the standard
+library's modules that are listed under `[heldout]` in models/tiny/training/corpus.toml, from the running Python.
 
-A prompt begins with a statement at the top level of its module, at most 40 lines above the function's body, where it
-ends. Which functions are taken is decided by hashes of their places.
+A prompt begins at a top-level statement, at most 40 lines above the function's body, and ends where the body begins.
+Functions are selected by hashes of their positions.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 MANIFEST = Path(__file__).parents[1] / "models" / "tiny" / "training" / "corpus.toml"
 MOST_OF_FILE = 2
 MOST_LINES, FEWEST_LINES = 40, 10
-FEWEST_LINES_OF_BODY = 6  # that are left to write
+FEWEST_LINES_OF_BODY = 6  # that the model has to write
 
 
 def write_prompts(file: Path) -> None:
-    """As JSON lines."""
+    """Write the prompts as JSON lines."""
     file.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts()), encoding="utf-8")
 
 
@@ -42,7 +42,7 @@ def prompts() -> Iterator[dict[str, str]]:
 
 
 def _places(source: str) -> Iterator[tuple[int, int]]:
-    """Lines [begin, end) of each possible prompt, from 1."""
+    """Line ranges [begin, end) of all possible prompts, counted from 1."""
     module = ast.parse(source)
     for node in ast.walk(module):
         if not isinstance(node, ast.FunctionDef):

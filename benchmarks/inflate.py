@@ -1,11 +1,11 @@
-"""A copy of a Llama several times as deep that says the same, to the last bit: drafts are accepted as by the original,
-and a pass costs what it costs a larger model.
+"""Makes a copy of a Llama that is several times as deep and has the same logits, bit for bit: drafts have the same
+acceptance rate as with the original, and a forward pass has the cost of a larger model.
 
     python benchmarks/inflate.py FOLDER [--model tiny] [--times 6] [--drafts DRAFTS]
 
-Layer i becomes layer TIMES * i. Those between have random weights and add nothing to the residual stream, as their
-output projections are zero. Heads of EAGLE-3 among the drafts (folders by method; the model's own unless given) are
-told to take their features from the same places; other drafts are copied as they are.
+Layer i becomes layer TIMES * i. The layers between have random weights and add nothing to the residual stream, as their
+output projections are zero. EAGLE-3 heads among the drafts (folders by method; the model's own by default) are
+configured to tap the same hidden states; other drafts are copied unchanged.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ DEFAULT_TIMES = 6
 
 
 def inflate(model: Path, folder: Path, times: int, drafts: Path | None = None, seed: int = 0) -> None:
-    """drafts: a folder of drafts by their methods, copied to where the engine looks for them."""
+    """Write the deeper copy. drafts: a folder with a folder of drafts per method, which is copied along."""
     checkpoint = Checkpoint(str(model))
     config = checkpoint.config
     if config["model_type"] != "llama":
-        raise SystemExit(f"{model} is of type {config['model_type']}: only a llama is known to be inflated rightly")
+        raise SystemExit(f"{model} is of type {config['model_type']}: only a llama can be inflated")
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copytree(model, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
     deeper = config | {"num_hidden_layers": times * config["num_hidden_layers"]}
@@ -46,7 +46,7 @@ def inflate(model: Path, folder: Path, times: int, drafts: Path | None = None, s
 
 
 def inflate_draft(draft: Path, folder: Path, target: TargetInfo, times: int) -> None:
-    """target: before it was inflated."""
+    """Copy a draft, changing the tapped layers of an EAGLE-3 head. target: the original's config."""
     from specdec_proposer_eagle import head_config, published
 
     shutil.copytree(draft, folder)
@@ -56,7 +56,7 @@ def inflate_draft(draft: Path, folder: Path, target: TargetInfo, times: int) -> 
     head = head_config.read(checkpoint.config, checkpoint.shapes, target, is_eagle3=True)
     inputs = [times * i for i in head.aux_layer_ids]
     config = checkpoint.config | {AUX_LAYERS: inputs}
-    if AUX_LAYERS in (config.get("eagle_config") or {}):  # of layers whose outputs are taken
+    if AUX_LAYERS in (config.get("eagle_config") or {}):  # here ids name layers whose outputs are tapped
         config["eagle_config"] = config["eagle_config"] | {AUX_LAYERS: [i - 1 for i in inputs]}
     _write(config, folder / "config.json")
 
@@ -77,7 +77,7 @@ def _deeper(tensors: Mapping[str, torch.Tensor], times: int, seed: int) -> dict[
 
 
 def _added(name: str, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """A matrix as wide-spread as its neighbor's; zeros where the layer writes to the residual stream."""
+    """A weight of an added layer: random with the neighbor's spread, zeros if it writes to the residual stream."""
     if name.startswith(OUTPUTS):
         return torch.zeros_like(like)
     if like.dim() < 2:

@@ -1,4 +1,4 @@
-"""A proposer for benchmarks: trees or chains around an output that is known, so that acceptance can be dialled."""
+"""A proposer for benchmarks that drafts trees or chains around known outputs, with a chosen acceptance rate."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from attrs import frozen
 from specdec_core import BuildContext, Draft, DraftTree, Plan, Proposer, ProposerBatch, ProposerSpec, hookimpl
 
 OUTPUTS: dict[tuple[int, ...], list[int]] = {}
-"""Prompt -> its output."""
+"""Known outputs by prompt."""
 
 
 @frozen
 class KnownOutputConfig:
-    """known_branches: wrong siblings before each right token. known_right: chance that a drafted path goes on right."""
+    """Options of the proposer.
+
+    known_branches: number of wrong siblings before each correct token.
+    known_right: probability that the next token of a path is correct.
+    """
 
     known_branches: int = 0
     known_right: float = 0.8

@@ -1,4 +1,4 @@
-"""Peers at work in turn, a lap each, so that drift of the machine falls on all of them alike."""
+"""Runs peers in turn, one lap each, so that changes of the machine's speed affect all of them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from streams import Replay
 
 @frozen
 class Lap:
-    """What a peer did in some steps of a batch."""
+    """Times and counts of one peer over some steps of a batch."""
 
-    us: dict[str, float]  # microseconds per request and step, of each part and in total
+    us: dict[str, float]  # microseconds per request and step, by part and in total
     num_drafts: int  # requests times steps
     num_drafted: int  # tokens
     num_accepted: int
 
 
 def run(peer: Peer, requests: Sequence[Replay], most_steps: int | None = None, *, num_before: int = 0) -> Lap | None:
-    """Steps of all the requests together, until one of them is over. None if one was from the beginning.
+    """Run steps of all requests together until one is finished. Returns None if one was finished at the beginning.
 
-    num_before: steps more, at the beginning, that do not count: they fetch what the peers before have displaced from
-    the processor's caches, and what the machine below a virtual one has put aside meanwhile.
+    num_before: further steps at the beginning that are not timed, which warm the caches after other peers' laps.
     """
     seconds: dict[str, float] = {}
     num_steps = num_drafted = num_accepted = 0
@@ -49,8 +48,8 @@ def run(peer: Peer, requests: Sequence[Replay], most_steps: int | None = None, *
 
 
 def in_turn(peers: Sequence[Peer], laps: Iterable[Callable[[Peer], Lap | None]]) -> dict[str, list[Lap]]:
-    """{name: its laps}: each lap run by every peer, another one first each time. Those that not all could run are left
-    out. Garbage is collected before, and not meanwhile."""
+    """Run each lap with every peer, each time beginning with another. Returns {name: laps}, without laps that not all
+    peers could run. Garbage is collected between laps, not during one."""
     done: dict[str, list[Lap]] = {peer.name: [] for peer in peers}
     gc.collect()
     gc.disable()
@@ -66,7 +65,7 @@ def in_turn(peers: Sequence[Peer], laps: Iterable[Callable[[Peer], Lap | None]])
 
 
 def all_figures(done: dict[str, list[Lap]]) -> dict[str, Any]:
-    """Of every peer; and, lap by lap, how many times the first one's time it takes."""
+    """The results of every peer, with the median over laps of its time relative to the first peer's."""
     first, laps_of_first = next(iter(done.items()), ("", []))
     found = {name: figures(laps) for name, laps in done.items() if laps}
     for name, laps in done.items():
@@ -80,7 +79,7 @@ def all_figures(done: dict[str, list[Lap]]) -> dict[str, Any]:
 
 
 def figures(laps: Sequence[Lap]) -> dict[str, Any]:
-    """Medians over the laps of the mean time of a request's step; drafts as counted over all of them."""
+    """Medians over the laps of the mean time per request and step, and counts of drafts over all laps."""
     parts = laps[0].us
     totals = sorted(lap.us["total"] for lap in laps)
     num_drafts = sum(lap.num_drafts for lap in laps)

@@ -1,10 +1,10 @@
-"""Drafts that were learned, end to end: `spec-decode bench` for each way to draft, on prompts nobody was trained on.
+"""Learned drafters, end to end: `spec-decode bench` for each method, on prompts outside the training data.
 
     python benchmarks/learned.py [--drafts DIR] [--humaneval FILE]     # writes benchmarks/results/learned.json
 
-DIR has a draft for each method, in DIR/eagle3 and so on; without it the engine takes those that come with the model.
-FILE is HumanEval's, or another .jsonl with `prompt`. Held-out prompts are continued greedily by a copy of the model,
-too, that says the same and is several times as deep (inflate.py): what drafts are worth where a pass costs more.
+DIR has a draft for each method, in DIR/eagle3 and so on; by default the engine uses the model's own drafts. FILE is
+HumanEval's, or another .jsonl with `prompt`. A copy of the model with the same outputs that is several times as deep
+(inflate.py) also continues the held-out prompts greedily, to measure the speed-up where a forward pass costs more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from specdec_tools.prompts import read_prompts
 
 SHAPE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 0, 0, 0), (0, 0, 0, 0, 0)]"
 CHAIN: dict[str, Any] = {"num_speculative_tokens": 5}
-TREE: dict[str, Any] = {"eagle_topk": 4, "eagle_depth": 4, "num_speculative_tokens": 15}  # as deep as the chain
+TREE: dict[str, Any] = {"eagle_topk": 4, "eagle_depth": 4, "num_speculative_tokens": 15}  # the depth of the chain
 LARGE_TREE: dict[str, Any] = {"eagle_topk": 10, "eagle_depth": 7, "num_speculative_tokens": 59}  # EAGLE-2's authors'
 OWN: dict[str, Any] = {"eagle_context_tokens": 0}
 SAMPLED: dict[str, Any] = {"draft_sample_method": "probabilistic"}
@@ -37,7 +37,7 @@ GREEDY, EITHER, ONE = (0.0,), (0.0, 1.0), (1.0,)
 
 
 class Way(NamedTuple):
-    """How to draft, and at which temperatures that is measured."""
+    """A speculative configuration, and the temperatures at which it is measured."""
 
     name: str
     speculative_config: dict[str, Any]
@@ -62,7 +62,7 @@ WAYS = (
 
 @frozen
 class Bench:
-    """Runs `spec-decode bench` in processes of their own. folder: for what passes between them."""
+    """Runs `spec-decode bench` in separate processes. folder: for the files that they exchange."""
 
     folder: Path
     runs: int
@@ -100,7 +100,7 @@ def arguments() -> argparse.Namespace:
 
 
 def prompt_files(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
-    """By the name of the set."""
+    """Prompt files by the name of their set."""
     files = {"held-out": folder / "held-out.jsonl"}
     heldout.write_prompts(files["held-out"])
     if args.humaneval is not None:
@@ -121,7 +121,7 @@ def targets(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
 
 @frozen
 class Setting:
-    """What one row of the results is about."""
+    """The setting of one row of the results."""
 
     target: str
     prompts: str
@@ -143,7 +143,7 @@ def settings(args: argparse.Namespace, prompts: Iterable[str], targets: Iterable
 
 
 def measure(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> None:
-    """Adds to the record, and writes it each time: hours of work are not to be lost."""
+    """Add results to the record, and write the file each time, since a whole run takes hours."""
     bench, models, files = Bench(folder, args.runs, args.max_tokens), targets(args, folder), prompt_files(args, folder)
     done = [{key: row[key] for key in ("target", "prompts", "way", "temperature")} for row in record["rows"]]
     for setting in settings(args, files, models):

@@ -1,4 +1,4 @@
-"""What every benchmark says about itself: where it ran, with which versions, by which command."""
+"""What every benchmark records: the machine, the versions and the command."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def machine(distributions: tuple[str, ...] = DISTRIBUTIONS) -> dict[str, Any]:
 
 
 def installed(distribution: str) -> str:
-    """Its version; ours share one, also where they are on the path without being installed."""
+    """The version of a distribution. specdec's own share one, also if they are on the path without being installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -46,7 +46,7 @@ def installed(distribution: str) -> str:
 
 
 def command(script: str) -> str:
-    """As it was called, without the places of files on this machine."""
+    """The command line, without this machine's folders."""
     return shlex.join(["python", f"benchmarks/{script}", *map(_without_folder, sys.argv[1:])])
 
 

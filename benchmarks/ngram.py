@@ -1,11 +1,11 @@
-"""n-gram speculation against plain decoding: on code to edit, whose completion repeats the prompt, and on code to go on
-with, greedily and sampled at temperature 1, which repeats least.
+"""`ngram` against plain decoding: on code to edit, whose completion repeats the prompt, and on code to continue, with
+greedy decoding and at temperature 1, where text repeats least.
 
     python benchmarks/ngram.py                     # writes benchmarks/results/ngram.json and ngram.png
     python benchmarks/ngram.py --prompts FILE      # {"id", "prompt"} a line, reported beside the built-in prompts
 
-Each round runs every prompt plain and then with each setting, one request at a time, so that drift of the machine falls
-on both sides of a pair alike. Reported are medians over the rounds of the ratio within a pair.
+Each round runs every prompt with plain decoding and then with each setting, one request at a time, so that changes of
+the machine's speed affect both. Results are medians over the rounds of the ratio within a pair.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the options of `ngram` do to the number of passes, on the prompts of ngram.py. No time is measured.
+"""The effect of the options of `ngram` on the number of forward passes, on the prompts of ngram.py. Measures no time.
 
 python benchmarks/ngram_options.py      # writes benchmarks/results/ngram_options.json
 """

@@ -14,7 +14,7 @@ from streams import Replay
 
 
 class Arctic(Peer):
-    """Its two calls a step for each request, with the arguments that vLLM gives them."""
+    """arctic-inference: two calls per step and request, with the arguments that vLLM passes."""
 
     name = "arctic-inference"
     distribution = "arctic_inference"
@@ -83,7 +83,7 @@ class VllmNgram(Peer):
     def __init__(self, shortest: int, longest: int, num_tokens: int, max_num_seqs: int, max_model_len: int) -> None:
         from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 
-        config = SimpleNamespace(  # what NgramProposer reads of vLLM's configuration, and nothing else
+        config = SimpleNamespace(  # the part of vLLM's configuration that NgramProposer reads
             speculative_config=SimpleNamespace(
                 prompt_lookup_min=shortest, prompt_lookup_max=longest, num_speculative_tokens=num_tokens
             ),

@@ -1,7 +1,7 @@
 """Plain decoding, side by side: specdec, transformers' generate and vLLM on the same random 82M Llama, in bfloat16.
 
-Each engine runs in a process of its own, with its own Python; they take turns, and only one works at a time. A token's
-time is that of a long completion less that of a one-token one, over the tokens between: the prompt does not count.
+Each engine runs in its own process, with its own Python; they take turns. The time per token is the difference between
+a long and a one-token completion, divided by the difference in tokens, so that prefill does not count.
 
     python benchmarks/plain.py [--vllm-python DIR/bin/python]
 """
@@ -21,13 +21,13 @@ from measuring import machine
 
 HERE = Path(__file__).parent
 PROMPT_TOKENS = 465
-NUM_TOKENS = 65  # of which the first comes with the prompt
+NUM_TOKENS = 65  # the first comes with prefill
 BATCHES = (1, 4)
 NUM_RUNS = 5
 
 
 class Engine:
-    """A worker process that is asked one thing at a time."""
+    """A worker process that handles one command at a time."""
 
     def __init__(self, name: str, python: str, model: Path) -> None:
         command = [python, str(HERE / "plain_worker.py"), name, str(model), str(PROMPT_TOKENS)]
@@ -75,7 +75,7 @@ def save_random_llama(folder: Path) -> None:
 
 
 def measure(engines: dict[str, Engine]) -> dict[str, dict[str, Any]]:
-    """{batch: {engine: milliseconds per token of each run}}, after one run that does not count."""
+    """{batch: {engine: milliseconds per token of each run}}, without the first run."""
     results: dict[str, dict[str, Any]] = {}
     for batch in BATCHES:
         runs = [

@@ -1,4 +1,4 @@
-"""One engine in a process of its own: for each line {"batch": n, "max_tokens": m} it prints the seconds that it took.
+"""Runs one engine in its own process. For each line {"batch": n, "max_tokens": m} it prints the seconds of a run.
 
 Run by plain.py as `plain_worker.py ENGINE MODEL PROMPT_TOKENS`, with the Python that has the engine (see ENGINES).
 """
@@ -20,7 +20,7 @@ Run = Callable[[int, int], None]
 
 
 def prompt(num_tokens: int, request: int) -> list[int]:
-    """Token ids that no two requests share from their first token on: prefix caches find nothing."""
+    """Token ids whose first token differs between requests, so that prefix caches have no hits."""
     return [3 + (7 * request + 31 * i + i * i // 5) % 8000 for i in range(num_tokens)]
 
 

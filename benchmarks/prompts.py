@@ -1,4 +1,4 @@
-"""Prompts to measure on: code to edit, whose completion repeats the prompt, and code to go on with, which does not."""
+"""Prompts for benchmarks: code to edit, whose completion repeats the prompt, and code to continue, which does not."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ ALIKE = [  # class, place, what is counted
 
 
 def edit_prompts() -> dict[str, str]:
-    """In the format of the edit documents that the embedded model has seen in training; none of this code was."""
+    """Prompts in the format of the embedded model's training on edits. None of this code is in the training data."""
     return {name: f"# Task: {task}\n{code}\n# Result:\n" for name, (task, code) in EDITS.items()}
 
 
@@ -154,13 +154,13 @@ def plain_prompts() -> dict[str, str]:
 
 
 def read_prompts(path: Path) -> dict[str, str]:
-    """A JSONL file with `id` and `prompt` on each line."""
+    """Read a JSONL file with `id` and `prompt` on each line."""
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     return {str(record["id"]): record["prompt"] for record in records}
 
 
 def renames_alike() -> dict[str, str]:
-    """One instruction over ten classes that differ in a few names and a number, in the format of the edit documents."""
+    """The same renaming task for ten classes that differ in a few names and a number."""
     prompts = {}
     for i, (name, place, part) in enumerate(ALIKE, start=1):
         code = INVENTORY.replace("Inventory", name).replace("warehouse", place).replace("part", part)
@@ -170,7 +170,7 @@ def renames_alike() -> dict[str, str]:
 
 
 def removals_alike() -> dict[str, str]:
-    """The same with another class and instruction."""
+    """The same removal task for another ten classes that differ in a few names."""
     return {
         str(i): "# Task: remove the type hints\n"
         + CACHE.replace("TimedCache", f"{name}Cache").replace("entry", part).replace("60.0", f"{i}.5")
@@ -180,7 +180,7 @@ def removals_alike() -> dict[str, str]:
 
 
 def functions_alike() -> dict[str, str]:
-    """The first lines of ten functions that differ in what they are about; what comes next is in no prompt."""
+    """The first lines of ten similar functions about different things. Their continuations are in no prompt."""
     return {
         str(i): f'def median_{part}(values):\n    """Return the middle {part} of a sequence of numbers."""\n'
         for i, (_, _, part) in enumerate(ALIKE, start=1)
@@ -188,7 +188,7 @@ def functions_alike() -> dict[str, str]:
 
 
 def readers_alike() -> dict[str, str]:
-    """The same with functions that read a file."""
+    """The first lines of ten similar functions that read a file. Their continuations are in no prompt."""
     return {
         str(i): f"import csv\nfrom pathlib import Path\n\n\ndef read_{part}s(path):\n"
         for i, (_, _, part) in enumerate(ALIKE, start=1)

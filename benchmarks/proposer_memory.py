@@ -1,4 +1,4 @@
-"""What a cache of outputs takes, in a process that does nothing else: prints {"rss", "own"} in bytes per cached token.
+"""Measures the memory of a cache of outputs in a separate process: prints {"rss", "own"} in bytes per cached token.
 
 Run by proposers.py as `proposer_memory.py NUM_CACHED NUM_TOKENS specdec|arctic`.
 """
@@ -18,9 +18,9 @@ from streams import Replay, documents
 
 
 def resident_bytes() -> int:
-    """Of this process, after what was freed has gone back to the system."""
+    """Resident memory of this process, after freed memory was returned to the system."""
     gc.collect()
-    with suppress(AttributeError, OSError):  # only glibc has it
+    with suppress(AttributeError, OSError):  # only glibc has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -28,7 +28,7 @@ def resident_bytes() -> int:
 def main() -> None:
     num_cached, num_tokens, name = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     texts = documents(num_cached, num_tokens)
-    warm = proposer_settings.SUFFIX[name]()  # whatever is compiled or allocated once
+    warm = proposer_settings.SUFFIX[name]()  # compile and allocate everything that happens only once
     warm.cache(Replay("warm", texts[0][:500].copy(), 1))
     peer = proposer_settings.SUFFIX[name]()
     peer.cache(Replay("first", texts[0][:500].copy(), 1))

@@ -1,7 +1,8 @@
-"""What a comparison asks of a proposer, and specdec's own. Only what an engine would call is timed.
+"""The interface of proposers in a comparison, and specdec's own behind it. Only calls that an engine would make are
+timed.
 
-A peer's `step` drafts once for each of some requests that have started and whose tokens it has not seen yet; it returns
-the drafts and the seconds of each part. What an engine would have at hand anyway is prepared before the clock runs.
+A peer's `step` takes the new tokens of some started requests and drafts once for each. It returns the drafts and the
+seconds of each part. Data that an engine has anyway is prepared before timing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ TARGET = TargetInfo("none", "none", 8192, 64, 2, 2**20, torch.float32, CPU)
 
 
 class Peer:
-    """name: in the results. distribution: whose version is recorded. settings: recorded, too."""
+    """A proposer in a comparison.
+
+    name: its name in the results.
+    distribution: the distribution whose version is recorded.
+    settings: its options, which are recorded, too.
+    """
 
     name: str
     distribution: str
@@ -41,7 +47,7 @@ class Peer:
         return
 
     def cache(self, request: Replay) -> float:
-        """Start and finish a request whose output is known in one piece. Returns the seconds that it took."""
+        """Start and finish a request with its whole output, which the proposer caches. Returns the seconds."""
         started = perf_counter()
         self.start(request)
         request.advance(len(request.text) - request.num_tokens)
@@ -49,12 +55,12 @@ class Peer:
         return perf_counter() - started
 
     def cached_bytes(self) -> int | None:
-        """What it says it holds."""
+        """Bytes of the cache as reported by the proposer."""
         return None
 
 
 class Ours(Peer):
-    """A specdec proposer: one call a step, with all that it does around its search, the Draft included."""
+    """A specdec proposer: one call per step, timed with all of its work, including the creation of a `Draft`."""
 
     def __init__(self, method: str, options: dict[str, Any], max_nodes: int, max_num_seqs: int) -> None:
         self.name, self.distribution = f"specdec {method}", f"specdec-proposer-{method}"
@@ -96,7 +102,7 @@ class Ours(Peer):
 
 
 class OursSuffix(Ours):
-    """Its step in parts: its arguments, what arctic's two calls do, and the Draft made of it."""
+    """`suffix` with its step in parts: arguments, the work that arctic's two calls do, and the `Draft`."""
 
     @torch.inference_mode()
     def step(self, requests: Sequence[Replay]) -> tuple[Drafts, Seconds]:
@@ -115,7 +121,7 @@ class OursSuffix(Ours):
 
 
 def made(makers: Iterable[Callable[[], Peer]], say: Callable[[str], None] = lambda _: None) -> list[Peer]:
-    """New peers, without those that are not installed."""
+    """Create the peers that are installed."""
     peers = []
     for make in makers:
         try:

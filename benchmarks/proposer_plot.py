@@ -15,7 +15,7 @@ LOOKS = {
 
 
 def plot(contexts: dict[str, dict[str, Any]], path: Path) -> None:
-    """Microseconds per request and step against the length of the context, both logarithmic, a panel per batch size."""
+    """Plot microseconds per request and step over the context length, both logarithmic, with a panel per batch size."""
     import matplotlib as mpl
 
     mpl.use("agg")

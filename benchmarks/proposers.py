@@ -1,12 +1,12 @@
-"""Proposers that need no model, side by side on the same token streams: microseconds per request and step of specdec's
-`suffix` and `ngram`, arctic-inference's suffix decoding, vLLM's n-gram proposer and transformers' prompt lookup.
+"""Model-free proposers on the same token streams: microseconds per request and step of specdec's `suffix` and `ngram`,
+arctic-inference's suffix decoding, vLLM's n-gram proposer and transformers' prompt lookup.
 
     python benchmarks/proposers.py         # writes benchmarks/results/proposers.json and proposers.png
 
 Streams are files of Python's standard library in the embedded model's tokens. Requests replay them: a proposer drafts,
-what matches the text is accepted, and one token more. All peers run in one process, on one thread, and take turns, a
-lap at a time; what is not installed is left out. Figures are medians over the laps of the mean time in a lap. They are
-of warm caches: the first steps of a lap do not count.
+and the draft tokens that match the text are accepted, plus one token. All peers run in one process, on one thread, in
+turn, one lap at a time; peers that are not installed are left out. Results are medians over the laps of the mean time
+in a lap, with warm caches: the first steps of a lap do not count.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from suffix_differences import Options, differences
 NUM_CACHED, CACHED_TOKENS = 100, 2500
 NUM_ONLINE, PROMPT_TOKENS, ONLINE_TOKENS = 20, 500, 2500
 CONTEXTS = (1024, 16 * 1024, 128 * 1024)
-ROOM = 2048  # tokens that a request at a context length may say
+ROOM = 2048  # tokens that a request may generate after its context
 NUM_COMPARED = 6  # requests whose drafts are compared, token by token
-STEPS, STEPS_BEFORE = 32, 16  # of a lap: those that count, and those that bring its memory back
+STEPS, STEPS_BEFORE = 32, 16  # of a lap: timed steps, and warm-up steps before them
 NUM_ALONE = 8  # requests at batch 1, one after the other
 
 
 def fill(peers: list[Peer], texts: list[np.ndarray]) -> dict[str, float]:
-    """{peer: microseconds per token} of caching requests whose output is the whole text but its first token."""
+    """{peer: microseconds per token} for caching requests whose prompt is a text's first token."""
     us: dict[str, list[float]] = {peer.name: [] for peer in peers}
     for i, text in enumerate(texts):
         for peer in (peers, peers[::-1])[i % 2]:
@@ -50,7 +50,7 @@ def fill(peers: list[Peer], texts: list[np.ndarray]) -> dict[str, float]:
 
 
 def online(texts: list[np.ndarray], number: int, peer: Peer) -> Lap | None:
-    """One request, from its first output token to the last."""
+    """Time single requests from the first output token to the last."""
     request = Replay(f"online-{number}", texts[number], PROMPT_TOKENS)
     peer.start(request)
     request.advance(1)
@@ -60,7 +60,7 @@ def online(texts: list[np.ndarray], number: int, peer: Peer) -> Lap | None:
 
 
 def batches(peers: list[Peer], texts: list[np.ndarray], num_laps: int) -> dict[str, list[Lap]]:
-    """All requests together, and every peer at its own place in them."""
+    """Time all requests as one batch; each peer advances through them on its own."""
     requests = {
         peer.name: [Replay(f"batch-{i}", text, PROMPT_TOKENS) for i, text in enumerate(texts)] for peer in peers
     }
@@ -68,7 +68,7 @@ def batches(peers: list[Peer], texts: list[np.ndarray], num_laps: int) -> dict[s
         for request in requests[peer.name]:
             peer.start(request)
             request.advance(1)
-        run(peer, requests[peer.name], 1)  # takes over the prompts
+        run(peer, requests[peer.name], 1)  # reads the prompts
     return in_turn(peers, [partial(one_lap, requests, slice(None), 16, 1)] * num_laps)
 
 
@@ -84,7 +84,7 @@ def suffix(rounds: int, quick: int) -> dict[str, Any]:
         filled = fill(peers, cached)
         one = in_turn(peers, [partial(online, alone, i) for i in range(len(alone))])
         many = batches(peers, together, num_laps=8)
-        if round_ == 0:  # the first one warms up
+        if round_ == 0:  # the first one is the warm-up
             continue
         insertion.append(filled)
         for batch, done in zip(laps, (one, many), strict=True):
@@ -108,7 +108,7 @@ def memory(name: str, num_cached: int) -> dict[str, float]:
 
 
 def equality(quick: int) -> dict[str, Any]:
-    """Path drafts of the suffix proposers after the same tokens: see suffix_differences."""
+    """Compare the chains of the suffix proposers after the same tokens: see suffix_differences."""
     length, num_cached = PROMPT_TOKENS + ONLINE_TOKENS, NUM_CACHED // quick
     number = num_cached + NUM_COMPARED
     options = Options(DEPTH, CACHED, FACTOR, OFFSET, MIN_PROB)
@@ -127,11 +127,11 @@ def equality(quick: int) -> dict[str, Any]:
 
 
 def at_context(length: int, batch: int, num_laps: int) -> dict[str, Any]:
-    """Figures of every peer on requests whose prompts have that many tokens."""
+    """Results of every peer on requests whose prompts have `length` tokens."""
     together = batch > 1
     texts = stretches(batch if together else NUM_ALONE, length + ROOM)
     found: dict[str, Any] = {}
-    for makers in (ngram(length + ROOM), SUFFIX.values()):  # in memory at a time: at 128k it is gigabytes
+    for makers in (ngram(length + ROOM), SUFFIX.values()):  # one group in memory at a time: at 128k it takes gigabytes
         peers = made(makers)
         requests = {peer.name: [Replay(f"{i}", text, length) for i, text in enumerate(texts)] for peer in peers}
         for peer in peers:
@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "proposers.json")
     args = parser.parse_args()
 
-    # vLLM's proposer would set the threads of torch's operations, too, on its way through numba.
+    # vLLM's proposer sets numba's threads and with them those of torch's operations.
     numba.set_num_threads(1)
     torch.set_num_threads(1)
     peers = made([*ngram(2048), *SUFFIX.values()], say=print)

@@ -1,7 +1,7 @@
 """Write the figures of benchmarks/results into the documents that show them, between their `measured` comments.
 
 python benchmarks/readme.py            # rewrite the documents
-python benchmarks/readme.py --check    # exit 1 if one does not say what the results say
+python benchmarks/readme.py --check    # exit 1 if a document differs from the results
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("docs/performance.md", "learned, by position", learned_positions),
     ("README.md", "vllm_acceptance", vllm_acceptance),
 ]
-"""Document, comment before the table, which begins with the name of the result, and how to write it."""
+"""(document, comment before the table, function that writes the table). The comment begins with the result's name."""
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""What each of the engine's measures is worth on a CPU: milliseconds per step of plain decoding, one more at a time.
+"""The effect of each optimization on a CPU: milliseconds per step of plain decoding, with one more at a time.
 
-One process holds an engine per variant; they step in turn, so that other load on the machine falls on all alike. The
-model is the random 82M Llama of plain.py, in bfloat16. Every row of the result has what the rows above it have.
+One process holds an engine per variant. They step in turn, so that other load on the machine affects all. The model is
+the random 82M Llama of plain.py, in bfloat16. Every row of the result includes the optimizations of the rows above it.
 
     python benchmarks/step_profile.py
 """
@@ -41,7 +41,7 @@ ATTENTION = ("paged_attention", "store_kv")
 class Variant:
     name: str
     linears: str  # "plain", "packed" or "shared"
-    ops: tuple[str, ...] = ()  # those of specdec-kernels; the others are the reference
+    ops: tuple[str, ...] = ()  # operations from specdec-kernels; the others are core's
 
 
 VARIANTS = (
@@ -56,7 +56,7 @@ VARIANTS = (
 
 
 class SomeOps:
-    """The installed plugins, with some of the operations that they offer."""
+    """The installed plugins, reduced to some of their operations."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names, self._installed = names, Plugins.load()
@@ -74,7 +74,7 @@ class SomeOps:
 
 @contextmanager
 def packing(linears: str) -> Iterator[None]:
-    """While it is open, models are loaded with linear layers as transformers has them, packed, or packed and joined."""
+    """A context in which models are loaded with linear layers as in transformers, packed, or packed and joined."""
     original = target_model.pack_linears
     chosen = {
         "plain": lambda model, pack, groups: None,
@@ -89,7 +89,7 @@ def packing(linears: str) -> Iterator[None]:
 
 
 class Timed:
-    """A function that adds up the time spent in it."""
+    """Wraps a function and sums up the time spent in it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function, self.seconds = function, 0.0
@@ -113,12 +113,12 @@ def engine_of(variant: Variant, folder: str) -> Engine:
 
 
 def measure(engines: Mapping[str, Engine], batch: int) -> dict[str, list[tuple[float, float]]]:
-    """{variant: milliseconds of each step, and of it outside the target's forward}."""
+    """{variant: milliseconds of each step, in total and outside of the target's forward pass}."""
     params = SamplingParams(temperature=0, max_tokens=NUM_WARM + NUM_STEPS + MOST_PREFILLS, ignore_eos=True)
     for engine in engines.values():
         for i in range(batch):
             engine.add_request(prompt(PROMPT_TOKENS, i), params)
-        while engine.step().num_decode_requests < batch:  # the first have long decoded when the last prompt is done
+        while engine.step().num_decode_requests < batch:  # until the last prompt is computed
             pass
     steps: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
     for _ in range(NUM_WARM + NUM_STEPS):

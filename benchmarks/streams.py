@@ -1,4 +1,4 @@
-"""Token streams of real text: Python's standard library in the embedded model's tokens, as what a model says."""
+"""Token streams for replays as a model's output: Python's standard library in the embedded model's tokens."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tokenizers import Tokenizer
 from specdec_model_tiny import model_path
 
 NOT_TAKEN = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "pydoc_data", "encodings"}
-MARGIN = 32  # tokens at the end of a replay that are not asked for, so that no draft runs past it
+MARGIN = 32  # unused tokens at the end of a replay, so that no draft exceeds it
 
 
 def source_files() -> list[Path]:
-    """Modules of the standard library without its tests and tables, in an order that is always the same."""
+    """Modules of the standard library without its tests and tables, in a fixed order."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [path for path in sorted(root.rglob("*.py")) if not NOT_TAKEN & set(path.relative_to(root).parts)]
     Random(0).shuffle(files)
@@ -35,33 +35,33 @@ def _tokenizer() -> Tokenizer:
 
 @cache
 def token_ids(path: Path) -> np.ndarray:
-    """int64 [num_tokens]   of a whole file."""
+    """Token ids of a whole file, int64 [num_tokens]."""
     text = path.read_text(encoding="utf-8", errors="replace")
     return np.array(_tokenizer().encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
 
 def documents(number: int, num_tokens: int) -> list[np.ndarray]:
-    """The beginnings of different files, each of num_tokens tokens."""
+    """The first num_tokens tokens of different files."""
     long_enough = (tokens for path in source_files() if len(tokens := token_ids(path)) >= num_tokens)
     found = [tokens[:num_tokens] for tokens in islice(long_enough, number)]
     if len(found) < number:
         raise SystemExit(
-            f"only {len(found)} files of the standard library have {num_tokens} tokens; {number} are asked"
+            f"only {len(found)} files of the standard library have {num_tokens} tokens; {number} are needed"
         )
     return found
 
 
 def stretches(number: int, num_tokens: int) -> list[np.ndarray]:
-    """Parts of num_tokens tokens of all files in a row, at even distances from each other: they may overlap."""
+    """Slices of num_tokens tokens of all files joined, at even distances. They may overlap."""
     everything = np.concatenate([token_ids(path) for path in source_files()])
     if len(everything) < num_tokens:
-        raise SystemExit(f"the standard library has {len(everything)} tokens here; {num_tokens} are asked for")
+        raise SystemExit(f"the standard library has {len(everything)} tokens here; {num_tokens} are needed")
     starts = np.linspace(0, len(everything) - num_tokens, number).astype(int)
     return [everything[start : start + num_tokens] for start in starts]
 
 
 def random_documents(number: int, num_tokens: int) -> list[np.ndarray]:
-    """Words out of a few hundred, each of a few tokens and some far more frequent than others."""
+    """Random texts over a few hundred words of a few tokens each, some far more frequent than others."""
     random = Random(0)
     words = [[random.randrange(64) for _ in range(random.randint(1, 8))] for _ in range(400)]
     found = []
@@ -79,14 +79,14 @@ def digest(streams: Sequence[np.ndarray]) -> str:
 
 @define(eq=False)
 class Replay:
-    """A `RequestView` whose target says what a text says: `num_tokens` of it are known so far."""
+    """A `RequestView` that replays a text as the target's output. num_tokens: tokens that are known so far."""
 
     id: str
     text: np.ndarray  # int64   prompt and all of the output
     num_prompt_tokens: int
     seed: int = 0
     num_tokens: int = field(init=False)
-    num_new: int = 0  # of them, how many became known last
+    num_new: int = 0  # tokens that the last step added
 
     def __attrs_post_init__(self) -> None:
         self.num_tokens = self.num_prompt_tokens
@@ -110,7 +110,7 @@ class Replay:
         self.num_new = num_new
 
     def verify(self, draft: Sequence[int]) -> int:
-        """Accept what a chain has in common with the text, and one token more. Returns the number of accepted ones."""
+        """Accept the draft tokens that match the text, and add one token. Returns the number of accepted ones."""
         truth = self.text[self.num_tokens : self.num_tokens + len(draft)].tolist()
         num_accepted = next((i for i, (a, b) in enumerate(zip(draft, truth, strict=True)) if a != b), len(draft))
         self.advance(num_accepted + 1)

@@ -1,11 +1,11 @@
-"""Suffix decoding against plain decoding: on code to edit, on requests that are much alike, one after the other, and on
-text sampled at temperature 1, which repeats least.
+"""Suffix decoding against plain decoding: on code to edit, on similar requests in sequence, and on text sampled at
+temperature 1, which repeats least.
 
     python benchmarks/suffix.py                    # writes benchmarks/results/suffix.json
 
-Each round runs every prompt plain and with suffix decoding, one request at a time, with a new engine: nothing of an
-earlier round is left to draft from, but what earlier requests of the round said is. Reported are medians over the
-rounds of the ratio within a pair. It stops if an output is not the one of plain decoding.
+Each round runs every prompt with plain and with suffix decoding, one request at a time. The engine is new in each
+round, so it drafts from earlier outputs of the same round only. Results are medians over the rounds of the ratio within
+a pair. The benchmark stops if an output differs from plain decoding's.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ NUM_LAST = 3
 
 
 def in_a_row(figures: dict[str, Any]) -> dict[str, Any]:
-    """The last requests against the first, which had none before it. Per token, as outputs differ in length; and of the
-    speed-ups, on which the machine's own drift does not fall."""
+    """The last requests relative to the first, before which nothing was cached: seconds per token, as outputs differ in
+    length, and speed-ups, which do not depend on changes of the machine's speed."""
     requests = list(figures["prompts"].values())
     ms = [round(1e3 / request["speculative_tokens_per_s"], 2) for request in requests]
     ups = [request["speed_up"] for request in requests]

@@ -1,5 +1,5 @@
-"""Do two suffix proposers draft the same, step by step after the same tokens? Where not, the reference says whether a
-tie explains it."""
+"""Compares the drafts of two suffix proposers step by step after the same tokens. If they differ, the reference decides
+whether a tie explains it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "proposers" / "suffix" / "tes
 from suffix_reference import Options, Reference
 from suffix_scanned import ScannedTree
 
-CHECK_EVERY = 20  # equal drafts of which one is checked, too
+CHECK_EVERY = 20  # one of so many equal drafts is checked with the reference, too
 
 
 def differences(
@@ -29,8 +29,10 @@ def differences(
     max_nodes: int,
     options: Options,
 ) -> dict[str, Any]:
-    """peers: new; two, or one that is then compared with the reference alone. Stops the benchmark where a draft is none
-    that the reference allows."""
+    """Count differing drafts. Stops the benchmark if the reference does not allow a draft.
+
+    peers: two new peers, or one that is compared with the reference only.
+    """
     reference = Reference(options, ScannedTree)
     for i, text in enumerate(cached):
         for peer in peers:

@@ -3,7 +3,7 @@
     python benchmarks/verifiers.py            # writes benchmarks/results/verifiers.json
 
 The target's logits are normal at every node, and the draft's are the target's plus noise: the more noise, the worse the
-draft. Drafts are drawn from their distributions; every verifier sees the same ones. Means over NUM_REQUESTS requests.
+draft. Draft tokens are sampled; every verifier gets the same drafts. Results are means over NUM_REQUESTS requests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VERIFIERS = ("chosen", "rejection", "block", "traversal")
 
 @frozen
 class Shape:
-    """widths: how many children each node of a level has."""
+    """The shape of a draft tree. widths: number of children of each node, by level."""
 
     widths: tuple[int, ...]
     with_replacement: bool = True
@@ -60,7 +60,7 @@ SHAPES = {
 
 
 def draw(shape: Shape, noise: float, generator: torch.Generator) -> tuple[torch.Tensor, Draft]:
-    """Target logits [num_rows, vocab] and drafts for BATCH requests."""
+    """Draw target logits [num_rows, vocab] and drafts for BATCH requests."""
     parents = shape.parents
     num_nodes = len(parents)
     logits = SPREAD * torch.randn(BATCH, num_nodes + 1, VOCAB, generator=generator)
@@ -86,7 +86,7 @@ def draw(shape: Shape, noise: float, generator: torch.Generator) -> tuple[torch.
 
 
 def measure(shape: Shape, noise: float) -> dict[str, float]:
-    """{verifier: accepted draft tokens of a request, the mean}."""
+    """{verifier: mean number of accepted draft tokens per request}."""
     plugins = Plugins.load()
     specs = {name: plugins.verifier(name) for name in VERIFIERS}
     rules = {name: spec.build() for name, spec in specs.items() if shape.is_chain or not spec.chains_only}

@@ -1,11 +1,12 @@
-"""The same EAGLE-3 head in specdec and in vLLM: acceptance length of a chain and tokens/s, on the same prompts, greedy.
+"""The same EAGLE-3 head in specdec and vLLM: acceptance length of a chain and tokens/s on the same prompts, greedy.
 
     python benchmarks/vllm_acceptance.py --vllm-python DIR/bin/python [--head FOLDER] [--dtype bfloat16]
 
-Each engine runs in a process of its own, one request at a time; they take turns. What both can do is compared without
-tokens that the head lacks (`eagle_context_tokens` 0); specdec is measured with them, too. vLLM drafts beyond the end of
-an output and counts that, specdec does not: with outputs of 128 tokens its acceptance length is a percent lower.
-In float32 the outputs are equal; in bfloat16 rounding may part them, and then the two complete different texts.
+Each engine runs in its own process, one request at a time, in turn. The comparison is without tokens outside of the
+head's vocabulary (`eagle_context_tokens` 0), which vLLM does not draft; specdec is also measured with them. vLLM drafts
+beyond the end of an output and counts these draft tokens, specdec does not: with outputs of 128 tokens vLLM's
+acceptance length is a percent lower. In float32 the outputs are equal; in bfloat16 rounding may lead to different
+texts.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def arguments() -> argparse.Namespace:
 
 
 def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of one engine's rounds, which differ in nothing but time."""
+    """The results of one engine's rounds, which differ only in time."""
     num_tokens = sum(map(len, runs[0]["outputs"]))
     counts = {name: runs[0][name] for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")}
     accepted = counts["num_accepted_tokens"] / counts["num_drafts"] if counts["num_drafts"] else 0

@@ -44,7 +44,7 @@ def events(*calls):
 
 
 def blocking(*calls):
-    return gpu.counted(events(*calls), 1)["blocking_calls_per_step"]
+    return gpu.count_calls(events(*calls), 1)["blocking_calls_per_step"]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_pinned_copy_is_not_blocking_but_the_wait_for_it_is():
 def test_counts_are_per_step():
     launches = ["cudaLaunchKernel", "cudaLaunchKernelExC_v11060", "cuLaunchKernelEx", "cudaGraphLaunch"]
     copies = [("cudaMemcpyAsync", TO_HOST), "cudaStreamSynchronize", "cudaMemcpyAsync"]
-    assert gpu.counted(events(*launches, *launches, *copies, "cudaLaunchHostFunc"), 4) == {
+    assert gpu.count_calls(events(*launches, *launches, *copies, "cudaLaunchHostFunc"), 4) == {
         "blocking_calls_per_step": 0.25,
         "kernel_launches_per_step": 2,
         "calls_per_step": {
@@ -125,7 +125,7 @@ def test_calls_of_a_real_gpu(work, num_blocking, num_launches):
             work(x)
             x.fill_(1)  # so that there is a call at all
         torch.cuda.synchronize()
-    found = gpu.counted(profiler.events(), 1)
+    found = gpu.count_calls(profiler.events(), 1)
     assert found["blocking_calls_per_step"] == 2 * num_blocking, found
     assert found["kernel_launches_per_step"] == 2 * num_launches + 1, found
 

@@ -1,4 +1,4 @@
-"""Commands of `spec-decode` that compare ways of drafting: `bench` and `demo`."""
+"""The commands `spec-decode bench` and `spec-decode demo`, which compare speculative with plain decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""spec-decode bench: how much faster a model is with speculation, on given prompts."""
+"""spec-decode bench: the speed-up of speculative over plain decoding on given prompts."""
 
 from __future__ import annotations
 
@@ -33,12 +33,18 @@ PLOT_SUFFIXES = (".png", ".svg", ".pdf")
     type=click.Path(path_type=Path),
     help="A prompt in each line, or .jsonl with `prompt` and `group`.  [default: built-in ones]",
 )
-@click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Requests at once.")
-@click.option("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each batch, both ways.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Requests per batch.")
+@click.option(
+    "--runs",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Runs of each batch, plain and speculative.",
+)
 @click.option("--max-tokens", type=int, default=128, show_default=True, help="Most tokens per completion.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: always the likeliest token.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of temperatures above 0.")
-@click.option("--output", metavar="FILE", type=click.Path(path_type=Path), help="Write every figure to this JSON file.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy decoding.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed for temperatures above 0.")
+@click.option("--output", metavar="FILE", type=click.Path(path_type=Path), help="Write all results to this JSON file.")
 @click.option(
     "--plot",
     "plot_file",
@@ -59,15 +65,15 @@ def command(
 ) -> None:
     """Measure speculative against plain decoding.
 
-    The same model completes the prompts both ways, in batches of one group each and several times in turn; medians
-    count. The exit status is 0 even if some output differs, which the table tells.
+    The same model completes the prompts with and without speculation, in batches of one group each, several times in
+    turn; the table has medians. The exit status is 0 even if outputs differ, which the table shows.
     """
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     prompts = read_prompts(prompts_file) if prompts_file is not None else list(PROMPTS)
     _check_files(output, plot_file)
     models = load_both(options.with_keywords(max_num_seqs=batch_size))
     batches = list(_batches(prompts, batch_size))
-    # Warms up; and a prompt that is too long is noticed now, not after an hour.
+    # Warm-up. It also refuses a prompt that is too long now, not after an hour.
     models[0].run([prompt.text for prompt in prompts], attrs.evolve(params, max_tokens=1))
     models[1].run([prompt.text for prompt in batches[0]], attrs.evolve(params, max_tokens=min(max_tokens, 8)))
 
@@ -99,7 +105,7 @@ def command(
 
 
 def _check_files(output: Path | None, plot_file: Path | None) -> None:
-    """Before anything is measured. Raises ConfigError."""
+    """Check the output files before anything is measured. Raises ConfigError if one cannot be written."""
     for option, file in (("--output", output), ("--plot", plot_file)):
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
             raise ConfigError(f"{option} {str(file)!r} cannot be written: give a file in a folder that exists")

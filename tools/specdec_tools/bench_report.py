@@ -1,4 +1,4 @@
-"""What `spec-decode bench` writes: every figure as JSON, and a plot."""
+"""The output files of `spec-decode bench`: results as JSON, and a plot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ Groups = Mapping[str, Sequence[Comparison]]
 
 
 def record(groups: Groups, settings: Mapping[str, Any], model: TimedModel) -> dict[str, Any]:
-    """settings: what was asked for. model: the one that speculated. Seconds of every run are in `batches`."""
+    """The results as a JSON object. `batches` has the seconds of every run.
+
+    groups: comparisons by prompt group.
+    settings: the command's options.
+    model: the speculative model.
+    """
     info = model.llm.engine.target.info
     return {
         "settings": settings,
@@ -81,7 +86,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def versions(plugins: Plugins, method: str) -> dict[str, str]:
-    """Of what took part, with the distributions of the method and of operations that are replaced."""
+    """Versions of Python, torch, transformers, specdec-core, and the plugins of the method and of operations."""
     parts = {f"proposer {method}", "ops"}
     found = {p.distribution: p.version for p in plugins.listing() if p.status == "ok" and parts & {*p.provides}}
     named = {name: version(name) for name in ("torch", "transformers", "specdec-core")}
@@ -96,7 +101,7 @@ def _processor() -> str:
 
 
 def plot(groups: Groups, method: str, path: Path) -> None:
-    """Speed-up of every batch, and how many of the drafts were accepted up to each position."""
+    """Plot the speed-up of every batch and the share of drafts accepted up to each position."""
     from matplotlib.figure import Figure
 
     bars = [(group, c.title, Figures.of(c).speed_up) for group, comparisons in groups.items() for c in comparisons]

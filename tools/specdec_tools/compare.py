@@ -1,4 +1,4 @@
-"""The same prompts, completed plainly and with speculation, in turn and timed."""
+"""Timing the same prompts with plain and with speculative decoding, in turn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ListeningPlugins(Plugins):
-    """The plugins that are installed, and a record of every step."""
+    """The installed plugins, plus a listener that records every step's report."""
 
     def __init__(self, plugins: Sequence[Plugin]) -> None:
         super().__init__(plugins)
@@ -33,20 +33,25 @@ class ListeningPlugins(Plugins):
 
     @property
     def step_finished(self) -> Callable[[StepReport], None]:
-        tell = super().step_finished
+        notify = super().step_finished
 
-        def keep(report: StepReport) -> None:
+        def record(report: StepReport) -> None:
             self.reports.append(report)
-            if tell is not None:
-                tell(report)
+            if notify is not None:
+                notify(report)
 
-        return keep
+        return record
 
 
 @frozen
 class Run:
-    """Prompts completed together. seconds: from their submission to the last token. token_ids: of each completion;
-    request_ids: what the reports call it."""
+    """One timed run of a batch of prompts.
+
+    seconds: from submission to the last token.
+    token_ids: the tokens of each completion.
+    reports: the reports of all steps.
+    request_ids: the completions' ids in the reports.
+    """
 
     seconds: float
     token_ids: tuple[tuple[int, ...], ...]
@@ -54,8 +59,8 @@ class Run:
     request_ids: tuple[str, ...]
 
     def drafts_before(self, ends: Sequence[int]) -> DraftCounts:
-        """Of the drafts all of whose emitted tokens, the recovered or bonus token included, lie in the first so many of
-        each completion. Not counted are draft tokens that were refused."""
+        """Counts of the drafts whose emitted tokens, including the recovered or bonus token, all lie in the first
+        ends[i] tokens of completion i. Rejected draft tokens are not counted."""
         limits = dict(zip(self.request_ids, ends, strict=True))
         num_emitted = dict.fromkeys(limits, 0)
         counts = DraftCounts()
@@ -70,7 +75,7 @@ class Run:
 
 @frozen(eq=False)
 class TimedModel:
-    """A model whose steps are recorded."""
+    """An `LLM` whose steps are recorded."""
 
     llm: LLM
     plugins: ListeningPlugins
@@ -81,7 +86,7 @@ class TimedModel:
         return cls(options.load(plugins), plugins)
 
     def run(self, prompts: Sequence[str], params: SamplingParams) -> Run:
-        """Complete the prompts together. Raises SpecdecError if one fails."""
+        """Complete the prompts in one batch and time it. Raises SpecdecError if one fails."""
         self.plugins.reports.clear()
         started = perf_counter()
         outputs = self.llm.generate(prompts, params, use_tqdm=False)
@@ -97,7 +102,7 @@ class TimedModel:
 
 @frozen
 class Comparison:
-    """Prompts that were completed together, both ways, several times."""
+    """Several runs of the same batch of prompts, plain and speculative."""
 
     title: str
     plain: tuple[Run, ...]
@@ -105,12 +110,12 @@ class Comparison:
 
     @property
     def first_difference(self) -> int | None:
-        """The first output token at which not all runs agree on some completion; None if they are equal."""
+        """The first output position at which the runs differ in any completion; None if all are equal."""
         return min(_differences([run.token_ids for run in (*self.plain, *self.speculative)]), default=None)
 
 
 def load_both(options: ModelOptions) -> tuple[TimedModel, TimedModel]:
-    """Without and with speculation."""
+    """Load the model twice: for plain and for speculative decoding."""
     return TimedModel.load(options.with_keywords(speculative_config=None)), TimedModel.load(options)
 
 
@@ -121,7 +126,7 @@ def compare(
     params: SamplingParams,
     num_runs: int,
 ) -> Comparison:
-    """Both ways take turns, so that whatever else the machine does slows both."""
+    """Run a batch with both models in turn, so that other load on the machine affects both."""
     runs = [tuple(model.run(prompts, params) for model in models) for _ in range(num_runs)]
     plain, speculative = zip(*runs, strict=True)
     return Comparison(title, plain, speculative)
@@ -139,16 +144,19 @@ def _differences(runs: Sequence[Sequence[Sequence[int]]]) -> list[int]:
 
 @frozen
 class Figures:
-    """What comparisons, one or several, come to.
+    """The results of one or several comparisons.
 
-    num_tokens: of the outputs with speculation; num_plain_tokens: without: they may be others where drafts are sampled.
-    plain_s, speculative_s: sums of the medians over the runs, the prompts' own passes included. drafting_share: of the
-    speculative seconds. decoding_speed_up: without the passes with prompts in them. efficiency: that over what it would
-    be if nothing but the passes and the drafting took time, tokens per pass * T_plain / (T_draft + T_verify). Both are
-    None if there was no pass to tell by.
+    num_tokens: output tokens with speculation.
+    num_plain_tokens: output tokens without; sampled drafts may change the number.
+    plain_s, speculative_s: sums of the batches' median seconds, prefill included.
+    drafts: counts of drafts and accepted draft tokens.
+    drafting_share: share of the speculative seconds spent on drafting.
+    decoding_speed_up: speed-up of decode steps, without steps that have prefill; None if there are no such steps.
+    efficiency: decoding_speed_up relative to the speed-up if only forward passes and drafting took time, which is
+        tokens per forward pass * T_plain / (T_draft + T_verify); None like decoding_speed_up.
+    is_identical: whether all runs gave the same tokens.
     num_unlooped, unlooped: output tokens before each completion's first loop (see `loop_start`), and the drafts there.
-    distinct_ngrams: the share of the completions' n-grams that their own completion did not have before; None where all
-    are too short.
+    distinct_ngrams: share of n-grams that are new in their completion; None if all completions are too short.
     """
 
     num_tokens: int
@@ -166,11 +174,11 @@ class Figures:
 
     @property
     def speed_up(self) -> float:
-        """Of a token."""
+        """Seconds per output token without speculation over those with it."""
         return (self.plain_s / self.num_plain_tokens) / (self.speculative_s / self.num_tokens)
 
     def cells(self) -> tuple[str, ...]:
-        """Tokens, tokens/s both ways, speed-up and acceptance length, to be shown."""
+        """Cells of a table row: tokens, tokens/s plain and speculative, speed-up and acceptance length."""
         return (
             str(self.num_tokens),
             f"{self.num_plain_tokens / self.plain_s:.1f}",
@@ -188,7 +196,7 @@ class Figures:
             for report in run.reports:
                 totals.add(report, step_s=0.0)
         decoding, its_decoding = _Decoding.of(plain), _Decoding.of(speculative)
-        can_tell = decoding.num_passes and its_decoding.num_passes
+        has_decoding = decoding.num_passes and its_decoding.num_passes
         completions = [tokens for c in comparisons for tokens in c.speculative[-1].token_ids]
         num_distinct, num_ngrams = map(sum, zip((0, 0), *map(ngram_counts, completions), strict=True))
         return cls(
@@ -198,8 +206,8 @@ class Figures:
             speculative_s=sum(median(run.seconds for run in c.speculative) for c in comparisons),
             drafts=totals.drafts,
             drafting_share=totals.draft_s / sum(run.seconds for run in speculative),
-            decoding_speed_up=decoding.token_s / its_decoding.token_s if can_tell else None,
-            efficiency=_efficiency(decoding, its_decoding) if can_tell else None,
+            decoding_speed_up=decoding.token_s / its_decoding.token_s if has_decoding else None,
+            efficiency=_efficiency(decoding, its_decoding) if has_decoding else None,
             is_identical=all(c.first_difference is None for c in comparisons),
             num_unlooped=sum(map(loop_start, completions)),
             unlooped=sum((run.drafts_before([*map(loop_start, run.token_ids)]) for run in speculative), DraftCounts()),
@@ -209,13 +217,12 @@ class Figures:
 
 @frozen
 class _Decoding:
-    """What runs took but for passes with prompts in them. token_s: of everything, by the output token; pass_s: drafting
-    and the target's."""
+    """Time and tokens of runs without the steps that have prefill."""
 
-    token_s: float
-    pass_s: float
-    num_passes: int
-    tokens_per_pass: float  # of one request
+    token_s: float  # all seconds per output token
+    pass_s: float  # seconds of drafting and of the target's forward passes
+    num_passes: int  # forward passes of the target
+    tokens_per_pass: float  # per request
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> _Decoding:

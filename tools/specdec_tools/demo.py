@@ -1,4 +1,4 @@
-"""spec-decode demo: the same prompts, plain and with speculation."""
+"""spec-decode demo: plain and speculative decoding of the same prompts, side by side."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 ACCEPTED = "bold green"
 NUM_RUNS = 3
-SEED = 0  # for temperatures above 0: both ways draw with the same noise
+SEED = 0  # for temperatures above 0: plain and speculative decoding sample with the same noise
 
 
 @click.command("demo", cls=ModelCommand)
 @model_options(method="ngram", num_speculative_tokens=8, dtype="float32")
 @click.option("--max-tokens", type=int, default=128, show_default=True, help="Most tokens per completion.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: always the likeliest token.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy decoding.")
 @click.pass_context
 def command(ctx: click.Context, options: ModelOptions, max_tokens: int, temperature: float) -> None:
     """Compare plain and speculative decoding on a few prompts.
 
-    The model completes them both ways before your eyes; then both are timed without printing. Ends with exit status 1
-    if the output differs, which in float32 it never should: README.md says what bfloat16 may do on some machines.
+    The model streams the completions with and without speculation, then both are timed without printing. The exit
+    status is 1 if outputs differ, which float32 rules out; README.md explains bfloat16.
     """
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=SEED)
     assert options.speculative_config is not None, "there is a default method"
     method = str(options.speculative_config.get("method"))
-    # color_system None: not even bold, which rich keeps under NO_COLOR
+    # color_system None also turns off bold text, which rich keeps under NO_COLOR
     console = Console(highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
     console.out(f"Loading {options.keywords['model']} twice, to decode plainly and with {method} ...")
     models = load_both(options.with_keywords(max_num_seqs=1))
@@ -72,7 +72,7 @@ def _print_legend(console: Console, method: str) -> None:
 def _show(
     console: Console, place: str, prompt: TitledPrompt, models: Mapping[str, LLM], params: SamplingParams
 ) -> list[list[int]]:
-    """Stream the completions by each of the models. Returns their token ids."""
+    """Stream each model's completion of a prompt to the console. Returns their token ids."""
     console.print(Rule(f"{place} {prompt.title}", style="dim"))
     console.out(prompt.text, style="dim", end="")
     token_ids: list[list[int]] = []
@@ -101,7 +101,8 @@ def _table(comparisons: Sequence[Comparison], method: str) -> Table:
 
 
 def _print_verdict(console: Console, differences: Mapping[str, int | None]) -> bool:
-    """differences: {title of the prompt: index of the first output token that is not the same in all runs}."""
+    """Print whether all outputs are identical, and return it. differences: the first differing output token, by
+    prompt title; None if there is none."""
     found = {title: index for title, index in differences.items() if index is not None}
     console.out(f"identical output: {'no' if found else 'yes'}")
     for title, index in found.items():

@@ -1,6 +1,6 @@
-"""What `spec-decode demo` and `bench` complete: prompts from a file, or Python, which the embedded model can write.
+"""Prompts for `spec-decode demo` and `bench`: from a file, or built-in Python prompts for the embedded model.
 
-The model has learnt to edit from documents that state a task, show the code, and show it again after the edit.
+The embedded model was trained on edits in documents that give a task, the code, and the code after the edit.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class TitledPrompt(NamedTuple):
 
 
 def read_prompts(path: Path) -> list[TitledPrompt]:
-    """A text file with a prompt in each line that is not blank; or, if it is called .jsonl, with a JSON object in each
-    of them: `prompt`, `group` if there is more than one, `task_id` as its title, and whatever else, which does not
-    count.
+    """Read prompts from a file: one per non-blank line or, in a .jsonl file, one JSON object per line.
 
-    Raises ConfigError that names file and line.
+    The object's keys are `prompt`, `group` (optional) and `task_id` (optional, the title); others are ignored.
+
+    Raises ConfigError with the file and line that cannot be read.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()

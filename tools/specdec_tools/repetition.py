@@ -1,4 +1,4 @@
-"""How much a text repeats itself. Small models loop under greedy decoding, and a loop flatters every way to draft."""
+"""Measures of repetition. Small models loop under greedy decoding, and every drafter predicts a loop well."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ NGRAM = 4
 
 
 def loop_start(token_ids: Sequence[int]) -> int:
-    """Where a text begins to repeat a segment, whose first occurrence lies before; its length if it nowhere does.
+    """The index at which a text starts to loop, that is, to repeat the segment before; the text's length if it never
+    does.
 
-    It is the first index from which on at least MIN_COPIED tokens, and at least `period` of them, are those that stand
-    `period` places before, for some period up to MAX_PERIOD.
+    It is the first index from which at least max(MIN_COPIED, period) tokens each equal the token `period` places
+    before, for some period up to MAX_PERIOD. So a segment is a loop once it occurs twice in a row, and a short segment
+    once 16 copied tokens follow it; three equal brackets or lines are not a loop. A loop may end before the text does.
 
-    So a segment counts as looped once it stands there twice, one right after the other, and a short one once 16 tokens
-    of copies follow it: three equal brackets or lines are no loop yet. It need not go on to the end. Of 839 pieces of
-    256 tokens of Python that people wrote (the modules that the embedded model has not seen), 3 have a loop; if 12
-    tokens of copies were enough, it would be 5, with 8 tokens 10.
+    Of 839 pieces of 256 tokens of Python that people wrote (modules outside the embedded model's training data), 3 have
+    a loop. With 12 copied tokens it would be 5, with 8 tokens 10.
     """
     tokens = np.asarray(token_ids, dtype=np.int64)
     starts = (_copies_from(tokens, period) for period in range(1, min(MAX_PERIOD, len(tokens) // 2) + 1))
@@ -28,7 +28,7 @@ def loop_start(token_ids: Sequence[int]) -> int:
 
 
 def _copies_from(tokens: np.ndarray, period: int) -> int | None:
-    """The start of the first run of copies that is long enough."""
+    """The index of the first run of copied tokens that is long enough; None if there is none."""
     is_copy = np.concatenate(([False], tokens[period:] == tokens[:-period], [False]))
     begins, ends = np.flatnonzero(is_copy[1:] != is_copy[:-1]).reshape(-1, 2).T
     long_enough = begins[ends - begins >= max(period, MIN_COPIED)]
@@ -36,6 +36,6 @@ def _copies_from(tokens: np.ndarray, period: int) -> int | None:
 
 
 def ngram_counts(token_ids: Sequence[int]) -> tuple[int, int]:
-    """How many different n-grams of NGRAM tokens a text has, and how many in all."""
+    """The number of distinct n-grams of NGRAM tokens in a text, and of all n-grams."""
     ngrams = list(zip(*(token_ids[i:] for i in range(NGRAM)), strict=False))
     return len(set(ngrams)), len(ngrams)

@@ -1,4 +1,4 @@
-"""What the tests of several commands share."""
+"""Fixtures for the tests of all commands."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tiny_setup import install_bigram, save_checkpoint
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
-    """A folder with a tiny random model and its tokenizer."""
+    """The folder of a tiny random model and its tokenizer."""
     return save_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="session")
 def bigram_site(tmp_path_factory):
-    """A folder with the throw-away plugin `bigram` installed in it."""
+    """A folder in which the plugin `bigram` is installed."""
     return install_bigram(tmp_path_factory.mktemp("site"))

@@ -32,7 +32,7 @@ def bench(checkpoint, bigram_site, monkeypatch):
 
 
 def row(stdout, name):
-    """Tokens, acceptance length, and whether the output is the same."""
+    """A table row's tokens, acceptance length, and whether the outputs are the same."""
     figures = r"(\d+) +[\d.]+ +[\d.]+ +[\d.]+x +([\d.]+) +[\d.]+% +[\d.]+ +(yes|no)"
     match = re.search(rf"^{name} +{figures} *$", stdout, re.MULTILINE)
     assert match, stdout
@@ -209,7 +209,7 @@ def timed(seconds, reports, token_ids=((1, 2),)):
 
 
 def test_figures():
-    """Plain passes take 1 s. Speculative ones take 2 s, half of that drafting, for 4 tokens: at best twice as fast."""
+    """Plain steps take 1 s. Speculative steps take 2 s, half of it drafting, for 4 tokens: at best twice as fast."""
     prefill = StepReport(num_prefill_tokens=9, target_s=3.0)
     plain_pass = StepReport(num_decode_requests=1, target_s=1.0)
     pass_ = StepReport(num_decode_requests=1, num_draft_tokens=5, num_accepted=3, draft_s=1.0, target_s=1.0,
@@ -230,12 +230,12 @@ def test_figures():
 
 
 def looping_run():
-    """Of two requests: one whose second token is the first of a loop, and one without."""
+    """A run of two requests: one that loops from its second token on, and one without a loop."""
     steps = [
         ({"r": 1, "s": 2}, {}),
         ({"r": 3, "s": 2}, {"r": 2, "s": 1}),  # the loop begins here
         ({"s": 4}, {"s": 3}),
-        ({"r": 30, "s": 1}, {"r": 29}),  # no draft for s
+        ({"r": 30, "s": 1}, {"r": 29}),  # s has no draft
         ({"s": 1}, {"s": 0}),
     ]
     reports = [StepReport(output_per_request=output, accepted_per_request=accepted) for output, accepted in steps]
@@ -263,7 +263,7 @@ def test_figures_of_unlooped_text():
 
 
 def test_outputs_of_other_lengths_are_compared_by_the_token():
-    """Where tokens are sampled, a stop may come sooner. Half of the tokens in a quarter of the time: twice as fast."""
+    """Sampled outputs may differ in length. Half of the tokens in a quarter of the time is twice as fast."""
     passes = [StepReport(num_decode_requests=1, target_s=1.0)]
     plain, speculative = timed(8.0, passes, ((1,) * 8,)), timed(2.0, passes, ((1,) * 4,))
     figures = Figures.of(Comparison("t", (plain,), (speculative,)))

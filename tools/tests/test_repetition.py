@@ -1,4 +1,4 @@
-"""Where a text begins to repeat itself."""
+"""Detection of loops in a text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specdec_tools.repetition import MAX_PERIOD, MIN_COPIED, loop_start, ngram_c
 
 
 def naive_loop_start(tokens: list[int]) -> int:
-    """Every place and every period, token by token."""
+    """`loop_start` by brute force over all positions and periods."""
     for start in range(len(tokens)):
         for period in range(1, min(MAX_PERIOD, start) + 1):
             end = start + max(period, MIN_COPIED)
@@ -23,7 +23,7 @@ SOME = st.lists(st.integers(0, 2), max_size=50)
 
 @st.composite
 def looping(draw: st.DrawFn) -> list[int]:
-    """Some tokens, a segment a few times, perhaps not whole the last time, and some tokens."""
+    """Random tokens, a segment repeated a few times with the last copy perhaps cut, and random tokens."""
     segment = draw(st.lists(st.integers(0, 40), min_size=1, max_size=MAX_PERIOD + 3))
     repeated = segment * draw(st.integers(1, 20))
     return draw(SOME) + repeated[: len(repeated) - draw(st.integers(0, len(segment)))] + draw(SOME)

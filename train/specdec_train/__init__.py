@@ -1,6 +1,6 @@
-"""specdec-train: `spec-decode train METHOD`, for every installed method that has a recipe.
+"""specdec-train: `spec-decode train METHOD`, for every installed method that has a training recipe.
 
-The entry point names this module, so it imports nothing heavy.
+The entry point names this module, so it imports no heavy dependency.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which texts an update learns from. It follows from the seed and the step alone, so nothing of it need be saved."""
+"""Batches of training texts. They depend only on the seed and the step, so a resumed run needs no saved state."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from attrs import define, field
 from specdec_train.data import Text
 
 WINDOW = 16
-"""Batches whose texts are sorted by length together, so that little is padding."""
+"""Number of batches whose texts are sorted by length together, to reduce padding."""
 
 
 @define
 class Order:
+    """The order of the texts over all epochs. lengths: tokens of each text."""
+
     lengths: tuple[int, ...]
     batch: int
     seed: int
-    _known: tuple[int, list[list[int]]] = field(default=(-1, []), init=False)  # an epoch, and its batches
+    _known: tuple[int, list[list[int]]] = field(default=(-1, []), init=False)  # an epoch and its batches
 
     @property
     def batches_per_epoch(self) -> int:
         return max(1, len(self.lengths) // self.batch)
 
     def rows(self, step: int) -> list[int]:
-        """Indices of texts, for step 0, 1, ...; every epoch has another order."""
+        """Indices of the texts of a step, from 0 on. Each epoch is shuffled anew."""
         epoch, index = divmod(step, self.batches_per_epoch)
         if self._known[0] != epoch:
             self._known = epoch, self._batches(epoch)
@@ -44,8 +46,8 @@ class Order:
         return [whole[i] for i in random.permutation(len(whole))]
 
 
-def padded(texts: Sequence[Text], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """token_ids int64 and counts bool, [batch, length of the longest]."""
+def collate(texts: Sequence[Text], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids int64 and loss mask bool, both [batch, length of the longest], padded at the end."""
     length = max(len(text.token_ids) for text in texts)
     token_ids = torch.zeros(len(texts), length, dtype=torch.int64)
     counts = torch.zeros(len(texts), length, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""`spec-decode train METHOD`: a command for each installed method with a recipe, with that recipe's options."""
+"""`spec-decode train METHOD`: a command for each installed method with a training recipe and its options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAIN = (int, float, str, Path, bool)
 
 
 class Methods(click.Group):
-    """Its commands are the methods that can be trained."""
+    """A command group with one command per method that can be trained."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         plugins = _plugins(ctx)
@@ -33,7 +33,7 @@ class Methods(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
             known = ", ".join(self.list_commands(ctx)) or "none that is installed"
-            ctx.fail(f"{args[0]!r} is not a method with a training recipe. Those are {known}.")
+            ctx.fail(f"{args[0]!r} is not a method with a training recipe. Methods with one: {known}.")
         return super().resolve_command(ctx, args)
 
 
@@ -41,19 +41,23 @@ class Methods(click.Group):
 def train() -> None:
     """Train a draft for a target.
 
-    The checkpoint is as others publish it, so that other engines load it too. A run that was killed goes on with
-    --resume from where it was saved last.
+    Checkpoints have the usual published layout, so other engines load them too. --resume continues a killed run from
+    its last save.
     """
 
 
 def command_of(spec: ProposerSpec) -> click.Command:
+    """The command that trains a method, with the options of every run and of the recipe.
+
+    Raises PluginError if both have an option of the same name.
+    """
     assert spec.train is not None
     own = {attribute.name for attribute in attrs.fields(spec.train.options)}
     taken = sorted(own & {attribute.name for attribute in attrs.fields(Settings)})
     if taken:
         raise PluginError(
             f"the training recipe of {spec.name!r} has the options {', '.join(taken)}, which every run has: its plugin "
-            f"must call them something else"
+            f"must rename them"
         )
     common = [_option(Settings, attribute) for attribute in attrs.fields(Settings)]
     special = [_option(spec.train.options, attribute) for attribute in attrs.fields(spec.train.options)]
@@ -88,7 +92,7 @@ def _option(owner: type, attribute: attrs.Attribute[Any]) -> click.Option:
 
 
 def _kind(hint: Any) -> tuple[Any, bool]:
-    """What click shall read, and whether it may be given several times. A tuple of numbers is read as text."""
+    """The option's type for click, and whether it may be repeated. A tuple of numbers is read as text."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         hint = next(each for each in typing.get_args(hint) if each is not type(None))
     if typing.get_origin(hint) is tuple:
@@ -106,7 +110,7 @@ def _recipe(plugins: Plugins, name: str) -> ProposerSpec | None:
 
 
 def _plugins(ctx: click.Context) -> Plugins:
-    """Loaded once for each command line."""
+    """The installed plugins, loaded once per command line."""
     root = ctx.find_root()
     if __name__ not in root.meta:
         from specdec_core import Plugins

@@ -1,4 +1,4 @@
-"""The log as a picture."""
+"""Plots of a run's log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from specdec_train.files import whole
+from specdec_train.files import replace
 
 
 def can_draw() -> bool:
@@ -15,7 +15,7 @@ def can_draw() -> bool:
 
 
 def draw(lines: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Loss above, measured acceptance length below."""
+    """Plot the losses and the measured acceptance lengths over steps. lines: entries of log.jsonl."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 7), layout="constrained")
@@ -34,5 +34,5 @@ def draw(lines: Sequence[Mapping[str, Any]], file: Path) -> None:
     for axes in (above, below):
         if axes.lines:
             axes.legend()
-    with whole(file) as partial:
+    with replace(file) as partial:
         figure.savefig(partial, format="png", dpi=120)

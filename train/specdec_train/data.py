@@ -1,4 +1,4 @@
-"""Texts to learn from, as token ids."""
+"""Training texts as token ids."""
 
 from __future__ import annotations
 
@@ -14,30 +14,38 @@ from attrs import frozen
 from specdec_core import ConfigError, shown
 
 SHORTEST = 4
-"""Tokens of a text that is worth learning from: the first slots of a head have nothing to say of shorter ones."""
+"""Shortest training text in tokens: shorter ones have no label for the later steps of a head."""
 LARGEST_ID = int(np.iinfo(np.int32).max)
 
 
 @frozen(eq=False)
 class Text:
+    """A tokenized training text."""
+
     token_ids: np.ndarray  # int32 [length]
-    counts: np.ndarray  # bool [length]: whether predicting the token is learned
+    counts: np.ndarray  # bool [length]: loss mask, True where the token is a label
 
 
 def read_texts(paths: Iterable[Path], tokenizer: Any, vocab_size: int) -> list[Text]:
-    """Every text under the paths, whole. tokenizer: None if the target has none. Raises ConfigError."""
+    """Read all texts in files and folders.
+
+    tokenizer: the target's; None if it has none, then only .npy files can be read.
+    vocab_size: number of the target's token ids.
+
+    Raises ConfigError if a file cannot be read or has token ids that the target lacks.
+    """
     texts = [text for path in paths for file in files_in(path) for text in _read(file, tokenizer)]
     for text in texts:
         if len(text.token_ids) and not 0 <= text.token_ids.min() <= text.token_ids.max() < vocab_size:
             raise ConfigError(
-                f"the data has the token id {text.token_ids.max()}, and the target has {vocab_size} tokens: it was "
-                f"made with another tokenizer"
+                f"the data has the token id {text.token_ids.max()}, and the target has {vocab_size} tokens: tokenize "
+                f"the data with the target's tokenizer"
             )
     return texts
 
 
 def cut(texts: Iterable[Text], length: int) -> list[Text]:
-    """Texts of at most that many tokens; ends that are too short, or have nothing to learn, are dropped."""
+    """Split texts into pieces of at most `length` tokens. Pieces that are too short or have no labels are dropped."""
     pieces = [
         Text(text.token_ids[start : start + length], text.counts[start : start + length])
         for text in texts
@@ -47,6 +55,7 @@ def cut(texts: Iterable[Text], length: int) -> list[Text]:
 
 
 def fingerprint(texts: Sequence[Text]) -> str:
+    """A hash of all tokens and loss masks."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(np.int64(len(text.token_ids)).tobytes() + text.token_ids.tobytes() + text.counts.tobytes())
@@ -54,7 +63,7 @@ def fingerprint(texts: Sequence[Text]) -> str:
 
 
 def token_counts(texts: Sequence[Text], vocab_size: int) -> np.ndarray:
-    """How often each token is one to be learned, int64 [vocab]."""
+    """How often each token is a label, int64 [vocab]."""
     learned = [text.token_ids[text.counts] for text in texts]
     return np.bincount(np.concatenate(learned), minlength=vocab_size)
 
@@ -64,7 +73,7 @@ def files_in(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise ConfigError(f"data {str(path)!r} is not there: name files or folders")
+        raise ConfigError(f"data {str(path)!r} does not exist: name files or folders")
     found = sorted(file for file in path.rglob("*") if file.is_file())
     visible = [file for file in found if not any(part.startswith(".") for part in file.relative_to(path).parts)]
     if not visible:
@@ -83,7 +92,7 @@ def _read(file: Path, tokenizer: Any) -> Iterator[Text]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"data {str(file)!r} is not UTF-8 text: byte {error.start}") from error
     if file.suffix.lower() != ".jsonl":
-        yield _tokenized(tokenizer, content)
+        yield _tokenize(tokenizer, content)
         return
     for number, line in enumerate(content.split("\n"), start=1):
         if line.strip():
@@ -101,12 +110,12 @@ def _of_line(tokenizer: Any, line: str, where: str) -> Text:
             f"{where} is {shown(line, 60)}: give an object with a text, or with a prompt and a completion"
         )
     if keys == ("text",):
-        return _tokenized(tokenizer, found["text"])
-    return joined(_tokenized(tokenizer, found["prompt"]).token_ids, _ids(tokenizer, found["completion"], special=False))
+        return _tokenize(tokenizer, found["text"])
+    return join(_tokenize(tokenizer, found["prompt"]).token_ids, _ids(tokenizer, found["completion"], special=False))
 
 
-def joined(prompt: np.ndarray, completion: np.ndarray) -> Text:
-    """Of which the completion is to be learned."""
+def join(prompt: np.ndarray, completion: np.ndarray) -> Text:
+    """A text of a prompt and a completion, of which only the completion has a loss."""
     counts = np.arange(len(prompt) + len(completion)) >= len(prompt)
     return Text(np.concatenate([prompt, completion]), counts)
 
@@ -119,17 +128,17 @@ def _of_array(file: Path) -> Iterator[Text]:
         raise ConfigError(f"data {str(file)!r} cannot be read: {error}") from error
     if not np.issubdtype(array.dtype, np.integer) or array.ndim not in (1, 2):
         raise ConfigError(
-            f"data {str(file)!r} is {array.dtype} {list(array.shape)}: give integers [tokens] or [texts, tokens], of "
-            f"which negative ones are padding"
+            f"data {str(file)!r} is {array.dtype} {list(array.shape)}: give integers [tokens] or [texts, tokens], with "
+            f"negative numbers as padding"
         )
     if array.size and array.max() > LARGEST_ID:
-        raise ConfigError(f"data {str(file)!r} has {array.max()}, which is no token id: give 0 to {LARGEST_ID}")
+        raise ConfigError(f"data {str(file)!r} has {array.max()}, which is not a token id: give 0 to {LARGEST_ID}")
     for row in np.atleast_2d(array):
         ids = row[row >= 0].astype(np.int32)
         yield Text(ids, np.ones(len(ids), dtype=bool))
 
 
-def _tokenized(tokenizer: Any, text: str) -> Text:
+def _tokenize(tokenizer: Any, text: str) -> Text:
     ids = _ids(tokenizer, text, special=True)
     return Text(ids, np.ones(len(ids), dtype=bool))
 

@@ -1,4 +1,4 @@
-"""What a draft is worth, measured: held-out prompts, continued by the engine that users run."""
+"""Acceptance lengths of a draft in training, measured by running the engine on held-out prompts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,17 @@ def acceptance_lengths(
     device: str | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
-    """{"greedy": ..., "temperature_1": ...}: 1 + accepted draft tokens per step.
+    """Mean acceptance lengths, {"greedy": ..., "temperature_1": ...}.
 
-    speculative_config: without the draft model, which is the trainee as it is now. prompts: token ids.
+    trainee: the draft; it is saved to a temporary folder.
+    target: name or folder of the target.
+    speculative_config: method and options, without the draft's folder.
+    prompts: token ids.
+    num_tokens: tokens generated for each prompt.
     """
     block = 16
     longest = max(map(len, prompts)) + num_tokens
-    num_blocks = longest // block + 8  # of each prompt, drafts included
+    num_blocks = longest // block + 8  # per prompt, with room for drafts
     with TemporaryDirectory(prefix="specdec-train-") as folder:
         trainee.save(Path(folder))
         with LLM(
@@ -45,10 +49,10 @@ def acceptance_lengths(
             disable_log_stats=True,
             speculative_config={**speculative_config, "model": folder},
         ) as llm:
-            return {name: _measured(llm, prompts, num_tokens, t, seed) for name, t in TEMPERATURES.items()}
+            return {name: _measure(llm, prompts, num_tokens, t, seed) for name, t in TEMPERATURES.items()}
 
 
-def _measured(llm: LLM, prompts: Sequence[Sequence[int]], num_tokens: int, temperature: float, seed: int) -> float:
+def _measure(llm: LLM, prompts: Sequence[Sequence[int]], num_tokens: int, temperature: float, seed: int) -> float:
     params = [
         SamplingParams(temperature=temperature, max_tokens=num_tokens, ignore_eos=True, seed=seed + i)
         for i in range(len(prompts))

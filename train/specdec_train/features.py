@@ -1,4 +1,4 @@
-"""What the frozen target computes for a batch of texts."""
+"""Hidden states of the frozen target for a batch of texts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ NUM_SAMPLED = 64
 
 @torch.no_grad()
 def features_of(target: TrainingTarget, token_ids: torch.Tensor, taps: Sequence[str]) -> dict[str, torch.Tensor]:
-    """{tap: [batch, length, width]} for int64 token_ids [batch, length], padded at the ends: what is padded is seen by
-    nothing before it."""
+    """Hidden states {tap: [batch, length, width]} of one forward pass.
+
+    token_ids: int64 [batch, length], padded at the end, where the causal attention mask hides the padding.
+    taps: names of hidden states, "input.N" or "final".
+    """
     model: Any = target.model.base_model
     found: dict[str, torch.Tensor] = {}
     of_layers = [tap for tap in taps if tap != "final"]
@@ -37,13 +40,13 @@ def _decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
             return module
     raise CompatibilityError(
-        f"no list of {num_layers} layers was found in {type(model).__name__}, and the draft reads what enters "
-        f"some of them: train one that reads the final features alone"
+        f"no list of {num_layers} layers was found in {type(model).__name__}, and the draft reads the inputs of some "
+        f"layers: train one that reads the final hidden states only"
     )
 
 
 def weights_fingerprint(target: TrainingTarget) -> str:
-    """Of some numbers of each tensor: weights that were trained further under the same name have another one."""
+    """A hash of samples of each weight, which changes if a target was trained further under the same name."""
     digest = hashlib.sha256()
     for name, tensor in target.model.state_dict().items():
         sample = tensor.flatten()[:: max(1, tensor.numel() // NUM_SAMPLED)]

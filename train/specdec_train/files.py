@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whenever a run is killed."""
+"""Atomic writes of a run's files: each is whole or absent, whenever the run is killed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from specdec_train.settings import LOCK
 
 STATE, LOG, UNFINISHED = "state.pt", "log.jsonl", ".checkpoint-"
 KEYS = frozenset({"checked", "step", "num_tokens", "seconds", "trainee", "optimizers"})
-"""Of a run's state."""
+"""Keys of a run's saved state."""
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Keeps other processes out of the block. Raises ConfigError if one is in it."""
+def lock(folder: Path) -> Iterator[None]:
+    """Lock a folder for the block. Raises ConfigError if another run holds the lock."""
     try:
         with FileLock(folder / LOCK, timeout=0):
             yield
@@ -32,25 +32,25 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def whole(file: Path) -> Iterator[Path]:
-    """The path to write to in the block. What is there at its end replaces the file."""
+def replace(file: Path) -> Iterator[Path]:
+    """Yields a temporary path to write to, which replaces the file at the end of the block."""
     partial = file.with_name(f"{file.name}.partial")
     yield partial
     partial.replace(file)
 
 
 def write_text(file: Path, text: str) -> None:
-    with whole(file) as partial:
+    with replace(file) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:
-    with whole(folder / STATE) as partial:
+    with replace(folder / STATE) as partial:
         torch.save(state, partial)
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
-    """None: there is none yet. Raises ConfigError if it is damaged, or something else."""
+    """The saved state; None if there is none yet. Raises ConfigError if the file is damaged or not a run's state."""
     file = folder / STATE
     if not file.exists():
         return None
@@ -58,17 +58,17 @@ def read_state(folder: Path) -> dict[str, Any] | None:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         if not state.keys() >= KEYS:
             raise ValueError(f"it lacks {', '.join(sorted(KEYS - state.keys()))}")
-    except Exception as error:  # whatever a broken file makes its reader raise
+    except Exception as error:  # torch.load raises many types for broken files
         why = f"{type(error).__name__}: {error}".removesuffix(": ")
         raise ConfigError(
-            f"{file} is not the state of a run, or damaged ({why:.200}): begin again in another folder"
+            f"{file} is not the state of a run, or damaged ({why:.200}): start over in another folder"
         ) from error
     return state
 
 
 def write_checkpoint(folder: Path, trainee: Trainee) -> None:
-    """Each file of it replaces the one before when it is whole."""
-    for left in folder.glob(f"{UNFINISHED}*"):  # by a run that was killed
+    """Save a checkpoint. Each of its files replaces the earlier one when it is complete."""
+    for left in folder.glob(f"{UNFINISHED}*"):  # left by a run that was killed
         if left.is_dir() and not left.is_symlink():
             rmtree(left)
     with TemporaryDirectory(prefix=UNFINISHED, dir=folder) as scratch:
@@ -80,11 +80,10 @@ def write_checkpoint(folder: Path, trainee: Trainee) -> None:
 
 
 class Log:
-    """One JSON object in each line of log.jsonl."""
+    """log.jsonl, with one JSON object per line."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        """step: of the state that the run begins with: lines of later steps are forgotten, for they come again, and so
-        are those that a kill, or something else, has damaged."""
+        """Drops lines of later steps, which will be repeated, and damaged lines. step: where the run resumes."""
         self._file = folder / LOG
         if self._file.exists():
             lines = map(_read, self._file.read_text(encoding="utf-8", errors="replace").splitlines())

@@ -1,4 +1,4 @@
-"""Texts that the target itself says: what it is asked for later is more like these than like any others."""
+"""Self-generated training data: continuations by the target itself (on-policy data for distillation)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from specdec_core import LLM, ConfigError, SamplingParams
-from specdec_train.data import Text, joined
+from specdec_train.data import Text, join
 from specdec_train.files import write_text
 from specdec_train.settings import Settings
 
@@ -20,10 +20,15 @@ AT_ONCE = 64
 def generated_texts(
     settings: Settings, prompts: Sequence[Text], file: Path, description: dict[str, object], max_model_len: int
 ) -> list[Text]:
-    """The beginning of each text, continued. A file of the same description is read instead.
+    """Continue the beginning of each text with the target, or read the result of an earlier run.
 
-    Of a text whose beginning is marked as a prompt, that is the beginning; of any other, its first prompt_len tokens.
-    Raises ConfigError if one is so long that its continuation would not fit.
+    The beginning is the text's prompt if it has one, else its first prompt_len tokens.
+
+    file: where the texts are saved; read instead if it was made with the same description.
+    description: the settings that determine the texts.
+    max_model_len: the target's longest sequence.
+
+    Raises ConfigError if a continuation would not fit, or the file has another description.
     """
     if file.exists():
         its, texts = _read(file)
@@ -36,8 +41,8 @@ def generated_texts(
     most, longest = max_model_len - settings.generate, max(map(len, beginnings), default=0)
     if longest > most:
         raise ConfigError(
-            f"a prompt has {longest} tokens, and with generate={settings.generate} the target has room for "
-            f"{max(most, 0)}: shorten it, lower prompt_len, or generate less"
+            f"a prompt has {longest} tokens, and with generate={settings.generate} it may have {max(most, 0)}: shorten "
+            f"it, lower prompt_len, or generate less"
         )
     pairs = []
     with LLM(
@@ -60,17 +65,18 @@ def generated_texts(
             outputs = llm.generate([{"prompt_token_ids": ids} for ids in part], params, use_tqdm=False)
             pairs += [(ids, list(output.outputs[0].token_ids)) for ids, output in zip(part, outputs, strict=True)]
     write_text(file, "".join(json.dumps(line) + "\n" for line in (description, *pairs)))
-    return [joined(*(np.array(part, dtype=np.int32) for part in pair)) for pair in pairs]
+    return [join(*(np.array(part, dtype=np.int32) for part in pair)) for pair in pairs]
 
 
 def _read(file: Path) -> tuple[object, list[Text]]:
     try:
         first, *lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-        return first, [joined(*(np.array(part, dtype=np.int32) for part in pair)) for pair in lines]
+        return first, [join(*(np.array(part, dtype=np.int32) for part in pair)) for pair in lines]
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{file} is damaged ({type(error).__name__}: {error}): delete it") from error
 
 
 def beginning(text: Text, prompt_len: int) -> np.ndarray:
+    """The tokens before the first label; if there are none, the first prompt_len tokens."""
     num_marked = int(text.counts.argmax()) if text.counts.any() else len(text.counts)
     return text.token_ids[: num_marked or prompt_len]

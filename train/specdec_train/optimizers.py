@@ -1,4 +1,4 @@
-"""What turns gradients into new weights: AdamW, and for the matrices of layers Muon (Jordan et al. 2024)."""
+"""Optimizers: AdamW, and Muon (Jordan et al. 2024) for the matrices of layers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from specdec_train.settings import Settings
 BETAS = (0.9, 0.95)
 OUTPUT = "lm_head"
 MUON_SCALE = 10
-"""Muon's learning rate in AdamW's. Heads of the embedded model learned fastest with about so much."""
+"""Muon's learning rate relative to AdamW's: about the best for heads of the embedded model."""
 
 
 def optimizers(trainee: nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
-    """Each parameter is in one of them. A group's `scale` is what the run's learning rate is multiplied by."""
+    """The optimizers of a trainee; each parameter is in one. A group's `scale` multiplies the run's learning rate."""
     by_muon = _matrices_of_layers(trainee) if settings.optimizer == "muon" else {}
     rest = [each for each in trainee.parameters() if each.requires_grad and id(each) not in by_muon]
     decay: dict[str, Any] = {"weight_decay": settings.weight_decay}
@@ -34,7 +34,7 @@ def optimizers(trainee: nn.Module, settings: Settings) -> list[torch.optim.Optim
 
 
 def _matrices_of_layers(trainee: nn.Module) -> dict[int, nn.Parameter]:
-    """By their identity. Not embeddings and output layers, which have a row for each token: steps move few of these."""
+    """Matrices for Muon by id. Embeddings and LM heads are left out: a step updates few of their rows."""
     by_token = [
         module
         for name, module in trainee.named_modules()

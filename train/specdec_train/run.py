@@ -1,4 +1,4 @@
-"""One run, from its settings to a checkpoint."""
+"""A training run, from settings to a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specdec_core import (
     shown,
 )
 from specdec_train import data, files
-from specdec_train.batches import Order, padded
+from specdec_train.batches import Order, collate
 from specdec_train.curves import can_draw, draw
 from specdec_train.data import Text
 from specdec_train.evaluate import acceptance_lengths
@@ -37,25 +37,30 @@ MOST_HELD_OUT = 64
 
 
 def train(spec: ProposerSpec, settings: Settings, options: Any) -> None:
-    """Train a draft for the method and leave it in settings.out. options: of the method's recipe.
+    """Train a draft for a method and save it in settings.out.
 
-    Raises ConfigError or CompatibilityError. A run that was killed goes on from its last save with `resume`, and ends
-    with the same weights.
+    With `resume`, a killed run continues from its last save and ends with the same weights as an uninterrupted one.
+
+    options: an instance of the recipe's options class.
+
+    Raises ConfigError for wrong settings or data, CompatibilityError if the method cannot be trained for the target.
     """
     recipe = spec.train
     if recipe is None:
-        raise ConfigError(f"the method {spec.name!r} has nothing to train: choose another")
+        raise ConfigError(f"the method {spec.name!r} has no training recipe: choose another")
     for path in (*settings.data, *settings.held_out):
-        data.files_in(path)  # a misspelt name is told before the target is loaded
+        data.files_in(path)  # a misspelt name is reported before the target is loaded
     prepare_folder(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
-    with files.alone_in(settings.out):
+    with files.lock(settings.out):
         Run(spec.name, recipe, settings, options).go()
 
 
 class Run:
+    """The training loop and its state."""
+
     def __init__(self, method: str, recipe: TrainingRecipe, settings: Settings, options: Any) -> None:
         self._method, self._recipe, self._settings = method, recipe, settings
         self._target = load_training_target(settings.target, settings.dtype, settings.device)
@@ -102,7 +107,7 @@ class Run:
                     self._save()
 
     def _update(self) -> dict[str, torch.Tensor]:
-        """Step `self._step`, which nothing decides but it, the weights and the optimizer's state."""
+        """One optimizer step. It depends only on the step's number, the weights and the optimizers' state."""
         torch.manual_seed(int(np.random.SeedSequence([self._settings.seed, self._step]).generate_state(1)[0]))
         self._trainee.train()
         for optimizer in self._optimizers:
@@ -117,8 +122,8 @@ class Run:
         for what, value in (("loss", loss), ("gradient's norm", norm)):
             if not torch.isfinite(value):
                 raise ConfigError(
-                    f"the {what} is {float(value)} in step {self._step}: lower --lr, or compute in another --dtype. "
-                    f"The last save is whole"
+                    f"the {what} is {float(value)} in step {self._step}: lower --lr, or use another --dtype. The last "
+                    f"save is intact"
                 )
         for optimizer in self._optimizers:
             optimizer.step()
@@ -132,9 +137,9 @@ class Run:
         return loss, metrics
 
     def _batch(self, texts: Sequence[Text], rows: Sequence[int] | None = None) -> TrainingBatch:
-        """rows: of the feature store, if the texts are in it."""
+        """A batch with the target's hidden states. rows: the texts' indices in the feature store, if they are in it."""
         device = self._target.info.device
-        token_ids, counts = padded(texts, device)
+        token_ids, counts = collate(texts, device)
         if self._store is None or rows is None:
             return TrainingBatch(token_ids, counts, features_of(self._target, token_ids, self._taps))
         return TrainingBatch(token_ids, counts, {k: v.to(device) for k, v in self._store.read(rows).items()})
@@ -194,7 +199,7 @@ class Run:
         files.write_state(out, state)
 
     def _restore(self) -> None:
-        """Raises ConfigError if the state is of a run with other settings."""
+        """Load the saved state. Raises ConfigError if it belongs to a run with other settings."""
         state = files.read_state(self._settings.out)
         if state is None:
             return
@@ -202,13 +207,13 @@ class Run:
         if differing:
             was = ", ".join(f"{name} was {shown(state['checked'].get(name), 60)}" for name in differing)
             raise ConfigError(
-                f"the run in {str(self._settings.out)!r} had other settings: {was}. Give the same ones, or begin in "
+                f"the run in {str(self._settings.out)!r} had other settings: {was}. Give the same ones, or start in "
                 f"another folder"
             )
         if state["step"] > self._settings.steps:
             raise ConfigError(
                 f"the run in {str(self._settings.out)!r} has made {state['step']} steps already, and "
-                f"steps={self._settings.steps}: give more"
+                f"steps={self._settings.steps}: raise it"
             )
         self._trainee.load_state_dict(state["trainee"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
@@ -216,7 +221,7 @@ class Run:
         self._step, self._num_tokens, self._seconds = state["step"], state["num_tokens"], state["seconds"]
 
     def _read_data(self) -> tuple[list[Text], list[Text]]:
-        """Texts to learn from, and texts to measure with. Raises ConfigError."""
+        """Training texts and held-out texts. Raises ConfigError if there are too few or the length is too large."""
         settings, info = self._settings, self._target.info
         if settings.length > info.max_model_len:
             raise ConfigError(
@@ -237,8 +242,8 @@ class Run:
             pieces, held_out = pieces[:-num_held_out], pieces[-num_held_out:]
         if not pieces or not held_out:
             raise ConfigError(
-                f"the data is too little: {len(pieces)} texts of {data.SHORTEST} tokens or more to learn from, and "
-                f"{len(held_out)} to measure with. Give more"
+                f"there is too little data: {len(pieces)} training texts of at least {data.SHORTEST} tokens, and "
+                f"{len(held_out)} held-out ones. Give more"
             )
         return pieces, held_out[:MOST_HELD_OUT]
 
@@ -252,7 +257,7 @@ _GENERATION = ("target", "dtype", "generate", "prompt_len", "temperature", "seed
 
 
 def _tokenizer(target: str) -> Any:
-    """None if there is none: data is token ids then."""
+    """The target's tokenizer; None if it has none, then the data must be token ids."""
     try:
         return load_tokenizer(EngineConfig(model=target))
     except ConfigError:

@@ -1,4 +1,4 @@
-"""What a run is: where its data comes from, how it learns, what it leaves."""
+"""Settings of a training run: data, optimization and output."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from attrs import Attribute, field, fields, frozen
 from specdec_core import ConfigError, flag, number, one_of, text, whole_number
 
 LOCK = ".lock"
-"""A file in a folder that is written to."""
+"""Name of the lock file in a folder that is written to."""
 UNCHECKED = {"unchecked": True}
-"""Metadata of settings that a resumed run may change: they leave what is learned as it is, or are meant to go on."""
+"""Metadata of settings that a resumed run may change: they do not affect the weights, or extend the run."""
 
 
 def _described(help_text: str, *, unchecked: bool = False, **kwargs: Any) -> Any:
@@ -25,98 +25,105 @@ def _optional_number(low: float, high: float) -> Any:
 
 @frozen(kw_only=True)
 class Settings:
-    """Raises ConfigError for a value out of range."""
+    """Settings of every run; each is an option of the command. Raises ConfigError for a value out of range."""
 
     target: str = _described(
         "The model to draft for: a folder, a name on the hub, or an embedded one.", validator=text()
     )
     data: tuple[Path, ...] = _described(
-        "Texts to learn from: files or folders of text, .jsonl (text, or prompt and completion), .npy of token ids."
+        "Training texts: files or folders of text, .jsonl (text, or prompt and completion), .npy of token ids."
     )
     out: Path = field(metadata={"help": "Folder for the checkpoint, the log and the state of the run.", **UNCHECKED})
-    held_out: tuple[Path, ...] = _described("Texts to measure with. Default: the last ones of the data.", default=())
-    steps: int = _described("Updates of the weights.", default=1000, unchecked=True, validator=whole_number(1))
-    batch: int = _described("Texts in an update.", default=8, validator=whole_number(1))
-    length: int = _described(
-        "Tokens of a text, at most: longer ones are cut into several.", default=256, validator=whole_number(8)
+    held_out: tuple[Path, ...] = _described(
+        "Held-out texts for evaluation. Default: the last ones of the data.", default=()
     )
+    steps: int = _described("Optimizer steps.", default=1000, unchecked=True, validator=whole_number(1))
+    batch: int = _described("Texts per step.", default=8, validator=whole_number(1))
+    length: int = _described("Longest text in tokens; longer ones are split.", default=256, validator=whole_number(8))
     lr: float | None = _described(
         "Learning rate. Default: the recipe's.", default=None, validator=_optional_number(0, 10)
     )
-    warmup: float = _described("Part of the steps in which it rises.", default=0.05, validator=number(0, 1))
-    final_lr: float = _described("What it falls to, as a part of itself.", default=0.1, validator=number(0, 1))
-    clip: float = _described("Norm of the gradient, at most.", default=0.5, validator=number(0, 1e6, low_open=True))
+    warmup: float = _described("Learning rate warm-up, as a share of the steps.", default=0.05, validator=number(0, 1))
+    final_lr: float = _described("Final learning rate, as a share of --lr.", default=0.1, validator=number(0, 1))
+    clip: float = _described("Gradient norm to clip to.", default=0.5, validator=number(0, 1e6, low_open=True))
     optimizer: str = _described(
-        "muon: of the layers' matrices, at ten times the learning rate, and AdamW of the rest; adamw: of all.",
+        "muon: Muon for the layers' matrices, at ten times --lr, and AdamW for the rest. adamw: AdamW for all.",
         default="muon",
         validator=one_of("muon", "adamw"),
     )
-    weight_decay: float = _described("Of matrices.", default=0.0, validator=number(0, 10))
+    weight_decay: float = _described("Weight decay of matrices.", default=0.0, validator=number(0, 10))
     seed: int = _described(
-        "Of the first weights, the data's order and all noise.", default=0, validator=whole_number(0)
+        "Seed of the initial weights, the data's order and all noise.", default=0, validator=whole_number(0)
     )
     generate: int = _described(
-        "Let the target itself continue the data by this many tokens, and learn from what it says; 0: learn the data.",
+        "Train on self-generated data: the target continues each text by this many tokens. 0: the data itself.",
         default=0,
         validator=whole_number(0),
     )
     prompt_len: int = _described(
-        "Tokens of a text that begin what is generated.", default=32, validator=whole_number(1)
+        "Tokens of a text that --generate uses as a prompt.", default=32, validator=whole_number(1)
     )
-    temperature: float = _described("Of what is generated.", default=1.0, validator=number(0, 10))
+    temperature: float = _described("Temperature for --generate.", default=1.0, validator=number(0, 10))
     features: Path | None = field(
         default=None,
         metadata={
-            "help": "Compute the target's features once, and keep them in this folder. Default: anew in each step.",
+            "help": "Folder to store the target's hidden states in. Default: compute them in each step.",
             **UNCHECKED,
         },
     )
     device: str | None = _described(
-        "Default: a GPU if there is one.", default=None, unchecked=True, validator=text(optional=True)
+        "Device to train on. Default: a GPU if there is one.",
+        default=None,
+        unchecked=True,
+        validator=text(optional=True),
     )
     dtype: str = _described(
-        "Type that the target computes in.", default="auto", validator=one_of("auto", "float32", "float16", "bfloat16")
+        "The target's dtype.", default="auto", validator=one_of("auto", "float32", "float16", "bfloat16")
     )
-    autocast: bool = _described("Compute the draft in bfloat16 where that is safe.", default=False, validator=flag)
+    autocast: bool = _described("Run the draft under bfloat16 autocast.", default=False, validator=flag)
     threads: int | None = _described(
-        "Of the CPU.", default=None, unchecked=True, validator=whole_number(1, optional=True)
+        "CPU threads. Default: PyTorch's.", default=None, unchecked=True, validator=whole_number(1, optional=True)
     )
-    log_every: int = _described(
-        "Steps between lines of the log.", default=10, unchecked=True, validator=whole_number(1)
-    )
-    save_every: int = _described("Steps between saves.", default=200, unchecked=True, validator=whole_number(1))
+    log_every: int = _described("Steps between log lines.", default=10, unchecked=True, validator=whole_number(1))
+    save_every: int = _described("Steps between checkpoints.", default=200, unchecked=True, validator=whole_number(1))
     evaluate_every: int = _described(
-        "Steps between measurements on the held-out texts; 0: at the end alone.",
+        "Steps between evaluations on the held-out texts. 0: only at the end.",
         default=200,
         unchecked=True,
         validator=whole_number(0),
     )
     eval_prompts: int = _described(
-        "Held-out texts that are continued; 0: none.", default=8, unchecked=True, validator=whole_number(0)
+        "Held-out texts for measuring the acceptance length. 0: do not measure it.",
+        default=8,
+        unchecked=True,
+        validator=whole_number(0),
     )
-    eval_tokens: int = _described("Tokens of each continuation.", default=64, unchecked=True, validator=whole_number(1))
-    resume: bool = _described("Go on from the state in --out.", default=False, unchecked=True, validator=flag)
+    eval_tokens: int = _described(
+        "Tokens generated for each of them.", default=64, unchecked=True, validator=whole_number(1)
+    )
+    resume: bool = _described(
+        "Continue the run in --out from its last checkpoint.", default=False, unchecked=True, validator=flag
+    )
 
     def checked(self) -> dict[str, Any]:
-        """What must be the same when a run is resumed, as JSON has it."""
+        """Settings that a resumed run must not change, as JSON values."""
         return {a.name: plain(getattr(self, a.name)) for a in fields(Settings) if not a.metadata.get("unchecked")}
 
 
 def plain(value: Any) -> Any:
+    """A setting's value as JSON has it."""
     if isinstance(value, tuple):
         return [plain(each) for each in value]
     return str(value) if isinstance(value, Path) else value
 
 
 def prepare_folder(settings: Settings) -> None:
-    """Make `out`. Raises ConfigError if there is something in it, and the run is not to be resumed."""
+    """Create the folder `out`. Raises ConfigError if it is not empty and the run is not resumed."""
     out = settings.out
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {str(out)!r} is a file: name a folder")
     if not settings.resume and out.exists() and any(file.name != LOCK for file in out.iterdir()):
-        raise ConfigError(
-            f"--out {str(out)!r} is not empty: pass --resume to go on with its run, or name another folder"
-        )
+        raise ConfigError(f"--out {str(out)!r} is not empty: pass --resume to continue its run, or name another folder")
     out.mkdir(parents=True, exist_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""Features that are computed once: shards of safetensors, and an index, written first, that says what they are of."""
+"""A store of the target's hidden states: safetensors shards, and an index with the target, taps and texts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 
 from specdec_core import ConfigError, TrainingTarget
-from specdec_train.batches import padded
+from specdec_train.batches import collate
 from specdec_train.data import Text, fingerprint
 from specdec_train.features import features_of, weights_fingerprint
-from specdec_train.files import whole, write_text
+from specdec_train.files import replace, write_text
 from specdec_train.settings import LOCK
 
 INDEX = "index.json"
@@ -28,15 +28,17 @@ TOKENS_PER_SHARD = 1 << 16
 
 @define
 class FeatureStore:
+    """Stored hidden states, read text by text."""
+
     folder: Path
     taps: tuple[str, ...]
     shards: list[tuple[int, int]]  # first and one past the last text of each
-    starts: list[int]  # of each text in its shard
-    lengths: list[int]
+    starts: list[int]  # first row of each text in its shard
+    lengths: list[int]  # tokens of each text
     _opened: dict[int, Any] = field(factory=dict)
 
     def read(self, rows: Sequence[int]) -> dict[str, torch.Tensor]:
-        """{tap: [len(rows), length of the longest, width]}, zeros where a text is shorter."""
+        """Hidden states {tap: [len(rows), length of the longest, width]} of texts, padded with zeros."""
         found = [self._read_one(row) for row in rows]
         return {
             tap: torch.nn.utils.rnn.pad_sequence([one[tap] for one in found], batch_first=True) for tap in self.taps
@@ -53,8 +55,12 @@ class FeatureStore:
 def open_store(
     folder: Path, texts: Sequence[Text], target: TrainingTarget, taps: Sequence[str], batch: int
 ) -> FeatureStore:
-    """The features of all texts. What is missing in the folder is computed, shard by shard, so that a run that was
-    killed goes on. Raises ConfigError if the folder has those of other texts, of another target or of other taps."""
+    """Open a folder with the hidden states of all texts, computing missing shards.
+
+    batch: texts per forward pass.
+
+    Raises ConfigError if the folder was made with other texts, another target or other taps.
+    """
     wanted = {
         "target": target.info.model,
         "weights": weights_fingerprint(target),
@@ -66,11 +72,11 @@ def open_store(
     if description.exists():
         _check(description, wanted)
     elif folder.exists() and (not folder.is_dir() or any(file.name != LOCK for file in folder.iterdir())):
-        raise ConfigError(f"--features {str(folder)!r} holds something else than features: name another folder")
+        raise ConfigError(f"--features {str(folder)!r} is not a folder of stored hidden states: name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     lengths = [len(text.token_ids) for text in texts]
     shards, starts = _layout(lengths)
-    with FileLock(folder / LOCK):  # another run that needs the same ones waits for them
+    with FileLock(folder / LOCK):  # other runs with the same folder wait until it is complete
         write_text(description, json.dumps(wanted))
         for i, (first, last) in enumerate(tqdm(shards, desc="features", unit="shard")):
             if not (folder / shard_name(i)).exists():
@@ -111,9 +117,9 @@ def _write_shard(file: Path, texts: Sequence[Text], target: TrainingTarget, taps
     by_length = sorted(range(len(texts)), key=lambda row: len(texts[row].token_ids))
     for start in range(0, len(by_length), batch):
         part = by_length[start : start + batch]
-        token_ids, _ = padded([texts[row] for row in part], target.info.device)
+        token_ids, _ = collate([texts[row] for row in part], target.info.device)
         found = features_of(target, token_ids, taps)
         for i, row in enumerate(part):
             rows[row] = {tap: found[tap][i, : len(texts[row].token_ids)].cpu() for tap in taps}
-    with whole(file) as partial:
+    with replace(file) as partial:
         save_file({tap: torch.cat([rows[row][tap] for row in range(len(texts))]) for tap in taps}, partial)

@@ -1,4 +1,4 @@
-"""What is read, how it is cut, and in which order it is learned."""
+"""Reading, splitting and ordering of training texts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from specdec_core import ConfigError
-from specdec_train.batches import Order, padded
-from specdec_train.data import Text, cut, fingerprint, joined, read_texts, token_counts
+from specdec_train.batches import Order, collate
+from specdec_train.data import Text, cut, fingerprint, join, read_texts, token_counts
 from specdec_train.generate import beginning
 from specdec_train.store import TOKENS_PER_SHARD, _layout
 
 
 class Letters:
-    """A tokenizer of lower-case letters, with a token 26 at the beginning of texts."""
+    """A tokenizer of lower-case letters that begins each text with token 26."""
 
     def __call__(self, text: str, *, add_special_tokens: bool, verbose: bool) -> dict[str, list[int]]:
         return {"input_ids": [26] * add_special_tokens + [ord(letter) - ord("a") for letter in text]}
@@ -80,7 +80,7 @@ def test_what_is_no_array(tmp_path):
 @pytest.mark.parametrize("wrong", [np.int64(2**31), np.int64(2**32 + 5), np.uint64(2**63 + 5)])
 def test_ids_do_not_wrap_around(wrong, tmp_path):
     np.save(tmp_path / "a.npy", np.array([1, 2, wrong], dtype=wrong.dtype))
-    with pytest.raises(ConfigError, match=f"has {wrong}, which is no token id"):
+    with pytest.raises(ConfigError, match=f"has {wrong}, which is not a token id"):
         read(tmp_path / "a.npy")
 
 
@@ -98,12 +98,12 @@ def test_cutting_loses_only_ends(lengths, length):
 def test_what_is_continued():
     ids, none = np.arange(8, dtype=np.int32), np.arange(0, dtype=np.int32)
     plain = Text(ids, np.ones(8, dtype=bool))
-    for text, wanted in ((plain, 3), (joined(ids[:5], ids[5:]), 5), (joined(ids, none), 8)):
+    for text, wanted in ((plain, 3), (join(ids[:5], ids[5:]), 5), (join(ids, none), 8)):
         assert len(beginning(text, prompt_len=3)) == wanted
 
 
 def test_a_prompt_alone_is_not_learned():
-    text = joined(np.arange(8, dtype=np.int32), np.arange(3, dtype=np.int32))
+    text = join(np.arange(8, dtype=np.int32), np.arange(3, dtype=np.int32))
     assert [len(piece.token_ids) for piece in cut([text], 8)] == []
     assert [len(piece.token_ids) for piece in cut([text], 11)] == [11]
     assert token_counts([text], 12).tolist() == [1, 1, 1] + [0] * 9
@@ -129,7 +129,7 @@ def test_epochs_have_different_orders():
 
 def test_padding_counts_for_nothing():
     texts = [Text(np.array(ids, dtype=np.int32), np.ones(len(ids), dtype=bool)) for ids in ([1, 2, 3], [4])]
-    token_ids, counts = padded(texts, torch.device("cpu"))
+    token_ids, counts = collate(texts, torch.device("cpu"))
     assert token_ids.tolist() == [[1, 2, 3], [4, 0, 0]]
     assert counts.tolist() == [[True] * 3, [True, False, False]]
 

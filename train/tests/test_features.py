@@ -1,4 +1,4 @@
-"""What the target computes for texts to learn from."""
+"""The target's hidden states for training texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves, if it is killed, and if it saves again."""
+"""Files of a run that is killed, and of one that saves again."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from specdec_core import ConfigError
-from specdec_train.files import LOG, STATE, UNFINISHED, Log, alone_in, read_state, write_checkpoint
+from specdec_train.files import LOG, STATE, UNFINISHED, Log, lock, read_state, write_checkpoint
 from specdec_train.generate import _read
 
 
 class Several:
-    """A checkpoint with a folder in it, as transformers saves a tokenizer that has several chat templates."""
+    """Saves a checkpoint with a folder in it, like a tokenizer of transformers with several chat templates."""
 
     def __init__(self, content: str) -> None:
         self.content = content
@@ -34,16 +34,16 @@ def test_a_checkpoint_with_folders_is_replaced(tmp_path):
 def test_what_a_killed_save_left_is_removed(tmp_path):
     (tmp_path / f"{UNFINISHED}1234").mkdir()
     (tmp_path / f"{UNFINISHED}1234" / "half.safetensors").write_text("half")
-    (tmp_path / f"{UNFINISHED}5678").touch()  # is nobody's folder
+    (tmp_path / f"{UNFINISHED}5678").touch()  # not a folder
     write_checkpoint(tmp_path, Several("whole"))
     (tmp_path / f"{UNFINISHED}5678").unlink()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["config.json", "templates"]
 
 
 def test_two_runs_do_not_write_to_one_folder(tmp_path):
-    with alone_in(tmp_path), pytest.raises(ConfigError, match="another run is writing to"), alone_in(tmp_path):
+    with lock(tmp_path), pytest.raises(ConfigError, match="another run is writing to"), lock(tmp_path):
         pass
-    with alone_in(tmp_path):
+    with lock(tmp_path):
         pass
 
 

@@ -1,4 +1,4 @@
-"""Which parameter is whose."""
+"""The assignment of parameters to optimizers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_train.settings import Settings
 
 
 def parameters_of(trainee: nn.Module, optimizer: str) -> dict[str, set[str]]:
-    """{class of the optimizer: names}."""
+    """{class of the optimizer: names of its parameters}."""
     names = {id(parameter): name for name, parameter in trainee.named_parameters()}
     settings = Settings(target="any", data=(Path("any"),), out=Path("any"), optimizer=optimizer)
     found = optimizers(trainee, settings)

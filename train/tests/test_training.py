@@ -1,4 +1,4 @@
-"""Whole runs on a tiny random target: they learn, go on after a kill, and explain what is wrong."""
+"""Whole runs on a tiny random target: learning, resuming after a kill, and errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a target, and texts that it said."""
+    """A folder with a target and texts that it generated."""
     folder = tmp_path_factory.mktemp("given")
     target = tiny_target(folder / "target", initializer_range=0.5, num_hidden_layers=1)
     starts = np.random.default_rng(0).integers(0, 48, (200, 2)).tolist()
@@ -103,7 +103,7 @@ def test_a_draft_learns_its_target(method, options, specs, folder, tmp_path):
 
 
 def killed_in(spec: ProposerSpec, num_steps: int) -> ProposerSpec:
-    """The method, killed in the middle of a step."""
+    """A method whose run is killed in the middle of a step."""
 
     def make(*given: Any) -> torch.nn.Module:
         trainee = spec.train.make(*given)
@@ -130,7 +130,7 @@ def test_a_run_that_was_killed_ends_the_same(method, killed_after, specs, folder
     with pytest.raises(KeyboardInterrupt):
         run(killed_in(specs[method], killed_after), folder, tmp_path / "out", **given)
     with (tmp_path / "out" / "log.jsonl").open("a") as file:
-        file.write('{"step": 9, "lo')  # it was writing
+        file.write('{"step": 9, "lo')  # killed while writing
     (tmp_path / "out" / "state.pt.partial").write_bytes(b"half")
     run(specs[method], folder, tmp_path / "out", **given, resume=True)
     whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "out"))
@@ -150,7 +150,7 @@ def test_features_that_are_kept_are_the_same(specs, folder, tmp_path):
         assert one.get("loss", 0) == pytest.approx(other.get("loss", 0), abs=1e-3)
     (shard,) = kept.glob("*.safetensors")
     before = load_file(shard)
-    shard.unlink()  # as if killed before it was written
+    shard.unlink()  # as if the run was killed before writing it
     run(specs["eagle3"], folder, tmp_path / "again", **given, features=kept)
     for tap, tensor in load_file(shard).items():
         assert torch.equal(tensor, before[tap]), tap
@@ -176,12 +176,12 @@ class TestWhatIsWrongIsExplained:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ({"data": (Path("no/such"),)}, "is not there"),
-            ({"data": (Path("no/such"),), "target": "no/such/model"}, "data 'no/such' is not there"),
-            ({"held_out": (Path("no/such"),), "target": "no/such/model"}, "data 'no/such' is not there"),
+            ({"data": (Path("no/such"),)}, "does not exist"),
+            ({"data": (Path("no/such"),), "target": "no/such/model"}, "data 'no/such' does not exist"),
+            ({"held_out": (Path("no/such"),), "target": "no/such/model"}, "data 'no/such' does not exist"),
             ({"target": "no/such/model"}, "cannot be read"),
             ({"length": 600}, "length=600, but the target takes 512"),
-            ({"generate": 500}, "a prompt has 32 tokens, and with generate=500 the target has room for 12"),
+            ({"generate": 500}, "a prompt has 32 tokens, and with generate=500 it may have 12"),
             ({"steps": 0}, "steps=0"),
             ({"device": "abacus"}, "device='abacus'"),
             ({"device": "cuda:7"}, "device='cuda:7'"),
@@ -235,7 +235,7 @@ class TestWhatIsWrongIsExplained:
             run(specs["eagle"], folder, tmp_path / "out", target=str(target))
 
     def test_a_gradient_that_is_not_finite(self, specs, folder, tmp_path):
-        """Though the loss is: of weights that it spoils nothing is saved."""
+        """The loss is finite, the gradient is not: no ruined weights are saved."""
 
         def make(*given: Any) -> torch.nn.Module:
             trainee = specs["eagle"].train.make(*given)

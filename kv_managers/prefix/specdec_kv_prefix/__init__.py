@@ -6,11 +6,13 @@ from attrs import field, frozen
 
 from specdec_core import KVContext, KVManager, KVManagerSpec, hookimpl, whole_number
 
-HELP = "Most KV blocks kept after their requests end, for later ones that begin the same. 0: none. None: no limit."
+HELP = "Most KV blocks kept after their requests end, for later ones with the same prefix. 0: none. None: no limit."
 
 
 @frozen(kw_only=True)
 class PrefixConfig:
+    """Options of the KV manager. Raises ConfigError for a negative number."""
+
     max_cached_blocks: int | None = field(
         default=None, validator=whole_number(0, optional=True), metadata={"help": HELP}
     )

@@ -1,4 +1,4 @@
-"""Keys and values that requests with the same beginning share."""
+"""Prefix caching: requests with the same prefix share its keys and values."""
 
 from __future__ import annotations
 
@@ -13,32 +13,36 @@ from specdec_kv_prefix import PrefixConfig
 from specdec_kv_prefix.pool import SharedBlocks
 
 FIRST = 0
-"""The target's first group, which stands for all of them: every forward pass fills them together."""
+"""The target's first group, which represents all of its groups: every forward pass fills them together."""
 
 
 @define
 class Text:
-    """One request's tokens. digests: of the salt, and of all tokens up to the end of each block. filled: tokens that a
-    group holds. published: blocks of a group that can be found."""
+    """The state of one request.
+
+    digests: hashes of the salt, then of all tokens up to the end of each block.
+    filled: number of tokens that a group has stored.
+    published: number of blocks of a group that other requests can find.
+    """
 
     digests: list[bytes]
     filled: dict[int, int] = field(factory=dict)
     published: dict[int, int] = field(factory=dict)
 
     def hash_blocks(self, token_ids: np.ndarray, block_size: int) -> None:
-        """Those that token_ids fills and that have no digest yet."""
+        """Add digests of the full blocks of token_ids that have none yet."""
         for start in range((len(self.digests) - 1) * block_size, len(token_ids) - block_size + 1, block_size):
             tokens = token_ids[start : start + block_size].tobytes()
             self.digests.append(sha256(self.digests[-1] + tokens).digest())
 
 
 class PrefixKVManager(PagedKVManager):
-    """Whole blocks are shared that hold the same tokens after the same tokens: of prompts, and of outputs, too."""
+    """Shares full blocks between requests whose tokens are equal up to the block's end, prompt and output alike."""
 
     def __init__(self, config: PrefixConfig, context: KVContext) -> None:
         self._shared = SharedBlocks(context.num_blocks, context.block_size, config.max_cached_blocks)
         super().__init__(context, self._shared)
-        self._size, self._lookaheads = context.block_size, {FIRST: 0}  # the latter of the target, and of drafts' groups
+        self._size, self._lookaheads = context.block_size, {FIRST: 0}  # lookaheads of the target's and drafts' groups
         self._texts: dict[str, Text] = {}
 
     def add_group(self, layout: KVLayout, owner: str = TARGET, lookahead: int = 0) -> int:
@@ -66,7 +70,7 @@ class PrefixKVManager(PagedKVManager):
 
     def fill(self, group: int, request_ids: Sequence[str], num_tokens: Sequence[int]) -> None:
         for request_id, filled in zip(request_ids, num_tokens, strict=True):
-            if group in self._texts[request_id].filled:  # one that is not found anew is not published either
+            if group in self._texts[request_id].filled:  # groups that were not looked up are not published either
                 self._texts[request_id].filled[group] = filled
 
     def advance(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
@@ -74,7 +78,7 @@ class PrefixKVManager(PagedKVManager):
         for request in requests:
             text, num_final = self._texts[request.id], self._num_final[request.id]
             text.filled[FIRST] = num_final
-            # Nodes that were accepted after a stop are no tokens of the request.
+            # Nodes that were accepted after a stop are not part of the request's tokens.
             self._publish(text, self._shared.blocks(request.id), request.token_ids, num_final)
 
     def release(self, request_id: str) -> None:
@@ -92,8 +96,8 @@ class PrefixKVManager(PagedKVManager):
                 text.published[group] = index + 1
 
     def _key(self, text: Text, index: int, token_ids: np.ndarray, group: int) -> Hashable:
-        """What a group holds in a block: it depends on all tokens up to the block's end and, in a draft's group, on as
-        many after it as its lookahead says. None where these are not known yet."""
+        """The key of a block's contents in a group, from all tokens up to the block's end and, in a draft's group, the
+        next `lookahead` tokens. None if these are not known yet."""
         end, lookahead = (index + 1) * self._size, self._lookaheads[group]
         ahead = token_ids[end : end + lookahead]
         return (group, text.digests[index + 1], ahead.tobytes()) if len(ahead) == lookahead else None

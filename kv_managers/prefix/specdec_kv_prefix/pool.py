@@ -1,4 +1,4 @@
-"""Blocks that several requests may hold, and that are kept for later when none does."""
+"""A block pool with reference counts and an LRU cache of blocks that no request holds."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from specdec_core import BlockPool
 
 
 class SharedBlocks(BlockPool):
-    """A block is free, held by one request or more, or kept: no request holds it, and its contents can be found by
-    their keys. Kept blocks are given up for new contents, the one that was used least recently first."""
+    """Each block is free, held by one or more requests, or cached: no request holds it, but its key finds its contents.
+    Cached blocks are evicted when blocks are needed, the least recently used first."""
 
     def __init__(self, num_blocks: int, block_size: int, most_kept: int | None) -> None:
         super().__init__(num_blocks, block_size)
         self._most_kept = num_blocks if most_kept is None else most_kept
         self._holders: Counter[int] = Counter()
-        self._kept: OrderedDict[int, None] = OrderedDict()  # in the order in which they were kept
+        self._kept: OrderedDict[int, None] = OrderedDict()  # the least recently used first
         self._by_key: dict[Hashable, set[int]] = {}
-        self._keys: dict[int, set[Hashable]] = {}  # what a block's contents are, for each group of layers
+        self._keys: dict[int, set[Hashable]] = {}  # the keys of a block's contents, one per filled group
 
     @property
     def num_free(self) -> int:
@@ -32,7 +32,7 @@ class SharedBlocks(BlockPool):
 
     def give(self, blocks: Sequence[int]) -> None:
         self._holders.subtract(blocks)
-        for block in reversed(blocks):  # so that a prefix is kept longer than what follows it
+        for block in reversed(blocks):  # so that later blocks are evicted before their prefix
             if block in self._keys and not self._holders[block]:
                 self._kept[block] = None
             elif not self._holders[block]:
@@ -49,7 +49,7 @@ class SharedBlocks(BlockPool):
         self._by_key.setdefault(key, set()).add(block)
 
     def find(self, keys: set[Hashable]) -> int | None:
-        """A block that holds what all of them stand for."""
+        """A block that has all of these keys; None if there is none."""
         return min(set.intersection(*(self._by_key.get(key, set()) for key in keys)), default=None)
 
     def recount(self) -> None:

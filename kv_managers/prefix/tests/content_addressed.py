@@ -1,6 +1,6 @@
-"""A KV manager driven without a model: each slot is given a number that stands for all tokens it depends on.
+"""Drives a KV manager without a model: each slot stores a number that identifies all tokens that it depends on.
 
-So whatever `admit` says is cached can be read back and compared with what the request's own tokens ask for.
+So the contents of cached slots can be compared with the contents that the request's own tokens require.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ SECOND_LAYOUT = KVLayout(1, 1, 1, 1, torch.float64, keeps_nodes=True)
 HEAD_LAYOUT = KVLayout(1, 1, 1, 1, torch.float64)
 LAZY_LAYOUT = KVLayout(1, 1, 1, 1, torch.float64, keeps_nodes=True)
 HEAD, LAZY = 2, 3
-"""Groups of drafts: one whose slots depend on the next token, too, and is filled as it is observed; and one that is
-filled now and then."""
+"""Groups of drafts: a head's, whose slots also depend on the next token and are filled in each step, and a draft
+model's, which is filled now and then."""
 LOOKAHEADS = {0: 0, 1: 0, HEAD: 1, LAZY: 0}
 
 
 def content(salt: str, tokens: Sequence[int], slot: int, lookahead: int) -> float:
-    """What the slot holds. Sharing between salts would show, too."""
+    """The expected content of a slot. It includes the salt, so that sharing between salts is detected."""
     seen = np.asarray(tokens[: slot + 1 + lookahead], dtype=np.int64)
     return float(int.from_bytes(blake2b(salt.encode() + b"|" + seen.tobytes(), digest_size=6).digest(), "big"))
 
 
 @define(eq=False)
 class Simulated:
-    """A `RequestView`, and what has been computed of it."""
+    """A `RequestView` with the number of its computed tokens."""
 
     id: str
     salt: str
@@ -49,7 +49,7 @@ class Simulated:
 
 
 class Driver:
-    """Does with a manager what the engine does."""
+    """Calls a manager's methods as the engine does."""
 
     def __init__(self, manager: Any, block_size: int) -> None:
         self.manager, self.block_size = manager, block_size
@@ -80,8 +80,11 @@ class Driver:
     def step(
         self, request_id: str, num_known: int, accepted: Sequence[int], bonus: int, *, stops: bool = False
     ) -> bool:
-        """One forward pass over num_known tokens and a chain, of which `accepted` are; stops: the request takes none
-        of the new tokens, as after a stop."""
+        """One forward pass over num_known tokens and a chain.
+
+        accepted: number of accepted nodes.
+        stops: the request takes no new tokens, as after a stop.
+        """
         request = self.requests[request_id]
         num_known = min(num_known, len(request.tokens) - request.num_computed)
         is_last = request.num_computed + num_known == len(request.tokens)
@@ -92,12 +95,12 @@ class Driver:
         except CapacityError:
             return False
         text = [*request.tokens[: request.num_computed + num_known], *accepted]
-        known = [*text, bonus] if is_last else request.tokens  # what a head may look ahead at
+        known = [*text, bonus] if is_last else request.tokens  # the tokens that a head may look ahead at
         for group in (0, 1, HEAD):
             self.write(request, group, known, request.num_computed, end)
         if HEAD in request.groups:
             request.filled[HEAD] = end
-        self.manager.fill(HEAD, [request_id], [end])  # also where what was found of the request lacks the head's part
+        self.manager.fill(HEAD, [request_id], [end])  # also if the cached part lacks the head's
         request.num_computed = end
         if is_last and not stops:
             request.tokens = known
@@ -111,7 +114,7 @@ class Driver:
         return True
 
     def catch_up(self, request_id: str, num_tokens: int) -> None:
-        """What a draft model does when it drafts again."""
+        """Fill the draft model's group, as it does at its next draft."""
         request = self.requests[request_id]
         end = min(num_tokens, request.num_computed)
         if LAZY in request.groups and end > request.filled[LAZY]:
@@ -134,7 +137,7 @@ class Driver:
                 cache[slots] = torch.tensor(values, dtype=torch.float64).view(-1, 1, 1)
 
     def check(self, request: Simulated) -> None:
-        """Every slot that counts holds what the request's own tokens ask for."""
+        """Check that every final slot has the content that the request's own tokens require."""
         ends = {0: request.num_computed, 1: request.num_computed, **request.filled}
         for group, end in ends.items():
             last = min(end, len(request.tokens) - LOOKAHEADS[group])

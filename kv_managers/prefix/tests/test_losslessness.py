@@ -1,6 +1,6 @@
-"""The losslessness suite on this KV manager: the parts of it that run requests in every way.
+"""Runs the parts of the losslessness suite with the most kinds of requests on this KV manager.
 
-On one target, since they differ in nothing that it sees; nightly, on all. All parts:
+They run on one target, since targets do not differ for a KV manager; nightly, they run on all. The whole suite:
 `SPECDEC_KV_MANAGER=prefix pytest tests/losslessness`.
 """
 

@@ -1,4 +1,4 @@
-"""The manager against contents that say what they depend on, and proof that the comparison notices faults."""
+"""Checks the manager by slot contents that identify the tokens they depend on, and that this check notices faults."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ operations = st.lists(
 
 
 def run(driver: Driver, steps: list[tuple[str, str, int]]) -> int:
-    """Texts of two different tokens, so that many begin alike. Returns how many tokens were found."""
+    """Run random requests over two distinct tokens, so that prefixes repeat. Returns the number of cached tokens."""
     for operation, request_id, seed in steps:
         rng = np.random.default_rng(seed)
         known = request_id in driver.requests
@@ -111,7 +111,7 @@ def without_what_follows(patch: pytest.MonkeyPatch) -> None:
 
 
 def past_a_stop(patch: pytest.MonkeyPatch) -> None:
-    """What stands behind the last token is published as if the tokens before were repeated there."""
+    """Fault: publishes slots behind the last token as if earlier tokens were repeated there."""
     publish = PrefixKVManager._publish
 
     def careless(self: Any, text: Any, blocks: Any, token_ids: Any, num_final: int) -> None:
@@ -145,7 +145,7 @@ def groups_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_held_block_is_handed_out(patch: pytest.MonkeyPatch) -> None:
-    """It stays among those that are kept."""
+    """Fault: a held block stays in the cache, from which it can be evicted."""
     patch.setattr(SharedBlocks, "hold", lambda self, blocks: self._holders.update(blocks))
 
 
@@ -186,7 +186,7 @@ def run_all() -> None:
 
 
 def stop_within_a_draft() -> None:
-    """Nodes were accepted after the stop: their slots are final, and their tokens are not the request's."""
+    """Nodes accepted after a stop: their slots are final, but their tokens are not part of the request."""
     driver = Driver(made(8, 2), 2)
     driver.admit("a", "", [1, 1, 1], ())
     driver.step("a", 3, [2, 2, 2], 2, stops=True)
@@ -204,7 +204,7 @@ def test_the_least_recently_used_is_given_up_first() -> None:
         driver.admit(name, "", tokens, ())
         driver.step(name, 3, [], 9)
         driver.release(name)
-    driver.admit("a", "", [1, 1, 1], ())  # used again
+    driver.admit("a", "", [1, 1, 1], ())  # now the most recently used
     driver.release("a")
     driver.admit("big", "", list(range(10, 19)), ())  # all blocks but one
     driver.release("big")
@@ -230,11 +230,11 @@ def test_nothing_is_found_where_all_has_to_be_computed() -> None:
     driver.admit("a", "", [1, 1, 1, 1, 1], ())
     driver.step("a", 5, [], 9)
     assert driver.manager.admit("b", np.empty(0, dtype=np.int64), "", ()) == 0
-    assert driver.manager.admit("c", np.array([1, 1, 1, 1]), "", ()) == 2, "the last token is computed anew"
+    assert driver.manager.admit("c", np.array([1, 1, 1, 1]), "", ()) == 2, "the last token is computed again"
 
 
 def test_interrupts_lose_no_block() -> None:
-    """Ctrl-C, before each of the instructions that move blocks. Afterwards all can be had, and the counts are right."""
+    """Ctrl-C before each instruction that moves blocks. Afterwards all blocks are available and the counts correct."""
 
     def use(pool: SharedBlocks) -> None:
         pool.add("a")

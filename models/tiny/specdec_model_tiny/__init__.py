@@ -1,4 +1,4 @@
-"""A tiny language model of Python code, as a directory which transformers loads."""
+"""A tiny language model of Python code, as a directory that transformers can load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped model loads as any other, is what its card says, and completes Python."""
+"""The packaged model loads like any other, matches its card, and completes Python."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ NEW_TOKENS = 64
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """The shipped tokenizer."""
+    """The packaged tokenizer."""
     return AutoTokenizer.from_pretrained(model_path())
 
 
 @pytest.fixture(scope="module")
 def model():
-    """The shipped model in float32."""
+    """The packaged model in float32."""
     return AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32).eval()
 
 
@@ -82,7 +82,7 @@ def test_logits_stay_finite_up_to_the_end_of_the_context(model):
 
 
 def parseable_prefix(text: str) -> ast.Module | None:
-    """The syntax tree of a completion, less the statements which the token limit cut off."""
+    """The syntax tree of a completion without the statements that the token limit cut off."""
     lines = text.split("\n")
     for end in range(len(lines), 1, -1):
         try:

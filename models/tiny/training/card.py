@@ -1,4 +1,4 @@
-"""Write what was measured into the model card: figures, loss curve, samples, and the table of the data."""
+"""Write the measurements into the model card: figures, loss curve, samples, and the table of the data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def replace_section(card: str, name: str, content: str) -> str:
-    """The card with the text between the markers of a section replaced."""
+    """The model card with new text between the markers of a section. Raises ValueError without these markers."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not pattern.search(card):
@@ -27,7 +27,7 @@ def replace_section(card: str, name: str, content: str) -> str:
 
 
 def plot(history: list[dict[str, Any]], path: Path) -> None:
-    """Training loss by tokens seen (smoothed lightly), and held-out loss, as a small PNG."""
+    """Plot training loss (lightly smoothed) and held-out loss over training tokens as a small PNG."""
     figure, axes = plt.subplots(figsize=(6.4, 3.2), dpi=100)
     tokens = [point["tokens"] / 1e6 for point in history]
     smooth, value = [], history[0]["loss"]
@@ -54,7 +54,7 @@ def table(left: str, right: str, rows: list[tuple[str, str]]) -> list[str]:
 
 
 def figures_section(figures: dict[str, Any]) -> str:
-    """Tables of the measured figures."""
+    """The card's section of evaluation results, as tables."""
     rows = [
         ("Parameters (tied embedding included)", f"{figures['parameters'] / 1e6:.2f}M"),
         ("Training tokens seen", f"{figures['tokens'] / 1e6:.1f}M"),
@@ -76,7 +76,7 @@ def figures_section(figures: dict[str, Any]) -> str:
 
 
 def samples_section(samples: list[dict[str, str]]) -> str:
-    """Prompts and their greedy continuations; a comment marks where the model goes on."""
+    """Prompts and their greedy continuations; a comment marks where the continuation begins."""
     blocks = [
         f"````python\n{s['prompt']}# ---- the model goes on:\n{s['continuation'].rstrip()}\n````" for s in samples
     ]
@@ -84,7 +84,7 @@ def samples_section(samples: list[dict[str, str]]) -> str:
 
 
 def data_section(totals: dict[str, int]) -> str:
-    """Every source with version, licence and how much of it is in the corpus."""
+    """A table of all sources with version, license and share of the corpus."""
     manifest = load_manifest()
     library = manifest["stdlib"]
     held = manifest["heldout"]["packages"]

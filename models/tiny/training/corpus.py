@@ -42,21 +42,21 @@ def load_manifest(path: Path = MANIFEST) -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-def normalised(name: str) -> str:
-    """A distribution name as pip compares it."""
+def normalize(name: str) -> str:
+    """A distribution's name in pip's canonical form."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def identity(wheel: Path) -> tuple[str, str]:
-    """(normalised name, version) of a wheel."""
+    """(normalize name, version) of a wheel."""
     name, version, *_ = wheel.name.split("-")
-    return normalised(name), version
+    return normalize(name), version
 
 
 def download(package: dict[str, Any], folder: Path) -> Path:
-    """The pinned wheel of a package in ``folder``, fetched with pip when it is not there yet."""
+    """The path of a package's pinned wheel in ``folder``, downloaded with pip unless it exists."""
     wheels = {identity(wheel): wheel for wheel in folder.glob("*.whl")}
-    wanted = (normalised(package["name"]), package["version"])
+    wanted = (normalize(package["name"]), package["version"])
     if wanted in wheels:
         return wheels[wanted]
     requirement = f"{package['name']}=={package['version']}"
@@ -110,7 +110,7 @@ def is_heldout_stdlib(path: str, names: list[str]) -> bool:
 
 
 def select(files: list[tuple[str, str]], source: str, budget: int, seen: Deduplicator) -> list[Document]:
-    """At most ``budget`` bytes of the files, in an order fixed by their names, with few tests."""
+    """Select at most ``budget`` bytes of files, in a fixed pseudo-random order, with few tests."""
     files.sort(key=lambda item: hashlib.sha256(f"{source}/{item[0]}".encode()).digest())
     kept, used, tests = [], 0, 0
     for path, text in files:
@@ -125,14 +125,14 @@ def select(files: list[tuple[str, str]], source: str, budget: int, seen: Dedupli
 
 
 def clean_all(raw: Iterator[tuple[str, bytes]], pool: ProcessPoolExecutor) -> list[tuple[str, str]]:
-    """The (path, text) pairs which survive the filters and are neither vendored nor too large."""
+    """The (path, text) pairs that pass the filters and are neither vendored nor too large."""
     named = [(path, data) for path, data in raw if not VENDORED.search(path) and len(data) <= 2 * MAX_BYTES]
     texts = pool.map(clean, [data for _, data in named], chunksize=32)
     return [(path, text) for (path, _), text in zip(named, texts, strict=True) if text is not None]
 
 
 def collect(work: Path) -> tuple[list[Document], list[Document]]:
-    """(training documents, held-out documents); wheels are cached in ``work/wheels``."""
+    """Collect (training documents, held-out documents). Wheels are cached in ``work/wheels``."""
     manifest = load_manifest()
     folder = work / "wheels"
     folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +160,7 @@ def collect(work: Path) -> tuple[list[Document], list[Document]]:
 
 
 def write_jsonl(documents: list[Document], path: Path) -> None:
-    """Write documents one JSON object per line, replacing the file in one step."""
+    """Write documents as JSON lines, replacing the file atomically."""
     partial = path.with_suffix(".partial")
     with partial.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(asdict(document)) + "\n" for document in documents)
@@ -174,7 +174,7 @@ def read_jsonl(path: Path) -> list[Document]:
 
 
 def build(work: Path) -> None:
-    """Write ``train.jsonl`` and ``heldout.jsonl`` under ``work`` unless they are there already."""
+    """Write ``train.jsonl`` and ``heldout.jsonl`` under ``work`` unless they exist."""
     if (work / "train.jsonl").exists() and (work / "heldout.jsonl").exists():
         return
     train, heldout = collect(work)

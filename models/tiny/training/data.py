@@ -1,4 +1,4 @@
-"""The training tokens as shuffled units, cut into sequences of any length which divides a unit."""
+"""Training tokens as shuffled units, split into sequences of any length that divides a unit."""
 
 from __future__ import annotations
 

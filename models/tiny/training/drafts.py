@@ -1,7 +1,7 @@
 """Train the drafts that come with the model: a draft model, and heads of EAGLE and EAGLE-3.
 
-They learn from excerpts of the corpus and from what the model says itself, greedily and by chance, after the
-beginnings of others. The held-out modules are no part of either.
+They are trained on excerpts of the corpus, and on the model's own greedy and sampled continuations of other excerpts.
+Neither contains the held-out modules.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .card import ROOT, replace_section
 from .export import WEIGHTS
 
 LENGTH = 1024
-"""Tokens of a text to learn from: a head that has seen shorter contexts only drafts worse in longer ones."""
+"""Length of a training text in tokens: heads trained on shorter contexts draft worse in longer ones."""
 EXCERPTS = 5500
 SAID = {"greedy": (3000, 0.0), "sampled": (5000, 1.0)}
-"""Texts of each kind that the model says, and the temperature."""
+"""Self-generated texts: (number, temperature) of each kind."""
 LENGTH_SAID = 256
 SHORTEST_PROMPT, LONGEST_PROMPT = 16, 128
 END = 0
@@ -44,15 +44,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "eagle": {"intermediate_size": 1536},
     "draft_model": {"hidden_size": 192, "intermediate_size": 512, "num_heads": 3},
 }
-"""The model has eight layers only, so the places that heads of large ones read would leave the last three out."""
+"""The model has only eight layers, so the usual tapped layers of large models would leave out the last three."""
 LEARNING_RATES = {"eagle3": 6e-4, "eagle": 3e-4, "draft_model": 1.5e-3}
-"""EAGLE's layer has no norm where it begins and none where it ends, and diverges at the others' rates."""
+"""EAGLE's layer has neither an input nor an output norm, and diverges at the others' learning rates."""
 STEPS = {"eagle3": 4000, "eagle": 2000, "draft_model": 1800}
-"""Updates."""
+"""Optimizer steps by method."""
 
 
 def build_texts(work: Path) -> list[Path]:
-    """Files of token ids to learn from, made unless they are there."""
+    """Training texts as files of token ids, created unless they exist."""
     folder = work / "drafts"
     folder.mkdir(exist_ok=True)
     ids = np.load(work / "train.npy", mmap_mode="r")
@@ -69,13 +69,13 @@ def build_texts(work: Path) -> list[Path]:
 
 
 def cut(ids: np.ndarray, length: int, first: int, number: int) -> np.ndarray:
-    """Pieces of the corpus [number, length], from anywhere: the same ones each time."""
+    """Random excerpts of the corpus [number, length], the same ones in each run."""
     chosen = np.random.default_rng(0).permutation(len(ids) // length)[first : first + number]
     return ids[: len(ids) // length * length].reshape(-1, length)[chosen].astype(np.int32)
 
 
 def joined(texts: np.ndarray) -> np.ndarray:
-    """Texts one after another, LENGTH tokens a row, with END behind each, also where the model ended it itself."""
+    """Texts joined and split into rows of LENGTH tokens, with END after each, also if the model generated one."""
     ids = np.concatenate([np.append(row[row >= 0], END) for row in texts])
     return ids[: len(ids) // LENGTH * LENGTH].reshape(-1, LENGTH).astype(np.int32)
 
@@ -87,7 +87,7 @@ def save(file: Path, texts: np.ndarray) -> None:
 
 
 def continued(excerpts: np.ndarray, temperature: float) -> np.ndarray:
-    """The beginning of each excerpt, continued to its length by the model; -1 after what ended early."""
+    """The model's continuations of each excerpt's beginning, up to its length, padded with -1 if they end early."""
     lengths = np.random.default_rng(1).integers(SHORTEST_PROMPT, LONGEST_PROMPT, len(excerpts))
     prompts = [row[:length].tolist() for row, length in zip(excerpts, lengths, strict=True)]
     texts = np.full_like(excerpts, -1)
@@ -106,7 +106,7 @@ def continued(excerpts: np.ndarray, temperature: float) -> np.ndarray:
 
 
 def train_draft(work: Path, method: str, threads: int | None) -> None:
-    """Train one, or go on, and put it into the package."""
+    """Train a draft, or resume its training, and copy it into the package."""
     spec = Plugins.load().proposer(method)
     out = work / "drafts" / method
     settings = Settings(
@@ -129,7 +129,7 @@ def train_draft(work: Path, method: str, threads: int | None) -> None:
     train(spec, settings, spec.train.options(**OPTIONS[method]))
     size = (out / "model.safetensors").stat().st_size
     if size > MOST_BYTES:
-        raise ValueError(f"the draft of {method} has {size} bytes, and at most {MOST_BYTES} are to be shipped")
+        raise ValueError(f"the draft of {method} has {size} bytes, and at most {MOST_BYTES} may be shipped")
     target = WEIGHTS / "drafts" / method
     target.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "model.safetensors"):
@@ -137,7 +137,7 @@ def train_draft(work: Path, method: str, threads: int | None) -> None:
 
 
 def write_card(work: Path, root: Path = ROOT) -> None:
-    """The card's table of drafts that are in the package, and what was measured when their training ended."""
+    """Write the card's table of the packaged drafts, with the measurements at the end of their training."""
     lines = ["| Draft | MB | Updates | Tokens | Greedy | Temperature 1 |", "|---|---|---|---|---|---|"]
     for method in OPTIONS:
         file = WEIGHTS / "drafts" / method / "model.safetensors"
@@ -155,7 +155,7 @@ def write_card(work: Path, root: Path = ROOT) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """The command ``python -m training.drafts``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of the corpus")
     parser.add_argument("--threads", type=int)

@@ -1,4 +1,4 @@
-"""Synthesise edit documents: a task, a snippet of the corpus, and the snippet after the edit.
+"""Synthesize edit documents: a task, a snippet of the corpus, and the snippet after the edit.
 
 They teach the model to copy and change code in its context. Each edit is checked by parsing the result.
 """
@@ -72,7 +72,7 @@ def rename(code: str, tree: ast.Module, rng: random.Random, names: list[str]) ->
 
 
 def remove_comments(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
-    """Remove every comment, with its line when nothing else is on it."""
+    """Remove every comment, and its line if it has nothing else."""
     starts, spans = line_starts(code), []
     for token in tokenize.generate_tokens(io.StringIO(code).readline):
         if token.type == tokenize.COMMENT:
@@ -86,7 +86,7 @@ def remove_comments(code: str, tree: ast.Module, rng: random.Random, names: list
 
 
 def remove_docstrings(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
-    """Remove the docstrings of functions and classes which have a body besides."""
+    """Remove the docstrings of functions and classes that have further statements."""
     starts, spans = line_starts(code), []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and len(node.body) > 1:
@@ -110,7 +110,7 @@ def replace_constant(code: str, tree: ast.Module, rng: random.Random, names: lis
 
 
 def hint_spans(code: str, tree: ast.Module) -> list[Span]:
-    """Spans which remove the type hints of parameters and return values."""
+    """Edits that remove the type hints of parameters and return values."""
     starts, spans = line_starts(code), []
 
     def end(node: ast.expr) -> int:
@@ -134,7 +134,7 @@ def remove_hints(code: str, tree: ast.Module, rng: random.Random, names: list[st
 
 
 def repeat(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
-    """No change at all."""
+    """The edit that changes nothing."""
     return "repeat the code unchanged", code
 
 
@@ -162,7 +162,7 @@ def snippets(document: Document) -> list[str]:
 
 
 def edit_document(code: str, rng: random.Random, names: list[str]) -> str | None:
-    """The text of one edit document, or None where the drawn edit does not apply to the snippet."""
+    """The text of one edit document, or None if the drawn edit does not apply to the snippet."""
     kind = rng.choices([k for k, _ in KINDS], [weight for _, weight in KINDS])[0]
     try:
         tree = ast.parse(code)
@@ -176,7 +176,7 @@ def edit_document(code: str, rng: random.Random, names: list[str]) -> str | None
 
 
 def edit_documents(documents: list[Document], seed: int = 0, share: float = SHARE) -> Iterator[Document]:
-    """Edit documents amounting to ``share`` of the characters of the documents and themselves together."""
+    """Edit documents that make up ``share`` of the characters of all documents together."""
     rng = random.Random(seed)
     budget = sum(len(d.text) for d in documents) * share / (1 - share)
     names = common_names(rng.sample(documents, min(len(documents), 1500)))

@@ -1,4 +1,4 @@
-"""Measure an exported model on the held-out modules: bits per byte, loss by position, copying; samples."""
+"""Evaluate an exported model on the held-out modules: bits per byte, loss by position, accuracy of edits, samples."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def mean(values):
 
 @torch.inference_mode()
 def token_losses(model: LlamaForCausalLM, ids: list[int]) -> torch.Tensor:
-    """Loss (nats) of each id after the first, with at least 512 ids of context where there are so many."""
+    """Loss (nats) of each id after the first, with at least 512 ids of context if available."""
     losses: list[torch.Tensor] = []
     done = 1
     for start in range(0, len(ids), STRIDE):
@@ -55,12 +55,12 @@ def token_losses(model: LlamaForCausalLM, ids: list[int]) -> torch.Tensor:
 
 
 def group(document: Document) -> str:
-    """The name a held-out file is reported under: its package, or its standard library module."""
+    """The name under which a held-out file is reported: its package or standard library module."""
     return document.source if document.source != "stdlib" else document.path.split("/")[0].removesuffix(".py")
 
 
 def heldout(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: list[Document]) -> dict[str, Any]:
-    """Bits per byte in all and by module, and the mean loss by position in the document."""
+    """Bits per byte in total and by module, and the mean loss by position in the document."""
     nats: dict[str, float] = defaultdict(float)
     sizes: dict[str, int] = defaultdict(int)
     by_position: dict[str, list[torch.Tensor]] = defaultdict(list)
@@ -85,7 +85,7 @@ def heldout(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documen
 
 @torch.inference_mode()
 def copying(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: list[Document]) -> dict[str, Any]:
-    """How often the most likely token is the right one in the result of unseen edit documents."""
+    """Accuracy of the most likely token in the results of unseen edit documents."""
     rng = random.Random(0)
     names = common_names(documents)
     codes = [code for document in documents for code in snippets(document)]
@@ -115,7 +115,7 @@ def samples(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def evaluate(work: Path, weights: Path) -> dict[str, Any]:
-    """All figures of the model in ``weights``, as they go into the model card."""
+    """All evaluation results of the model in ``weights``, for the model card."""
     tokenizer = AutoTokenizer.from_pretrained(weights)
     model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).eval()
     documents = read_jsonl(work / "heldout.jsonl")

@@ -1,4 +1,4 @@
-"""Write a checkpoint as a directory which transformers loads."""
+"""Write a checkpoint as a directory that transformers can load."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILES = (
 
 
 def export(work: Path, target: Path = WEIGHTS) -> int:
-    """Export ``work/checkpoint.pt`` to ``target``, atomically by file; returns the tokens it has seen."""
+    """Export ``work/checkpoint.pt`` to ``target``, each file atomically. Returns the number of training tokens."""
     path = work / "checkpoint.pt"
     if not path.exists():
         raise FileNotFoundError(f"no checkpoint at {path}; run the training first, or name its work folder")
@@ -35,7 +35,7 @@ def export(work: Path, target: Path = WEIGHTS) -> int:
         tokenizer = Tokenizer.from_file(str(work / "tokenizer" / "tokenizer.json"))
         fast_tokenizer(tokenizer).save_pretrained(folder)
         settings = Path(folder) / "tokenizer_config.json"
-        # The name which transformers 4 knows too, in place of the one version 5 writes.
+        # The key that transformers 4 also reads, instead of the one that version 5 writes.
         named = json.loads(settings.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
         settings.write_text(json.dumps(named, indent=2) + "\n")
         for name in FILES:

@@ -1,4 +1,4 @@
-"""What makes a file fit for training: hand-written, parseable Python, not seen before."""
+"""Filters of training files: hand-written, parseable Python that is not a duplicate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LICENCE_HEADER = re.compile(r"copyright|licen[cs]e|all rights reserved|spdx", re
 
 
 def strip_licence_header(text: str) -> str:
-    """Drop a leading comment block that only states copyright and licence: it would repeat in each file."""
+    """Drop a leading comment block that only states copyright and license, which would repeat in each file."""
     match = re.match(r"(?:[ \t]*#[^\n]*\n|[ \t]*\n)+", text)
     if match and LICENCE_HEADER.search(match.group()):
         return text[match.end() :]
@@ -25,7 +25,7 @@ def strip_licence_header(text: str) -> str:
 
 
 def clean(content: bytes) -> str | None:
-    """The file's text ready for training, or None where it is not hand-written, parseable Python."""
+    """The file's text ready for training, or None if it is not hand-written, parseable Python."""
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
@@ -50,18 +50,18 @@ def clean(content: bytes) -> str | None:
 
 
 def line_hashes(text: str) -> set[int]:
-    """Hashes of the lines that carry content: what near-duplicate files share."""
+    """Hashes of the lines with content, which near-duplicate files share."""
     return {hash(line.strip()) for line in text.split("\n") if len(line.strip()) >= 16}
 
 
 class Deduplicator:
-    """Refuses a file when more than half of its content lines were in files already seen."""
+    """Rejects a file if more than half of its content lines occur in files admitted before."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
 
     def admit(self, text: str) -> bool:
-        """Whether the text is new enough; remembers its lines when it is."""
+        """Whether the text is not a near-duplicate; if so, its lines are added to the known ones."""
         hashes = line_hashes(text)
         if not hashes or len(hashes & self._seen) > DUPLICATE_SHARE * len(hashes):
             return False

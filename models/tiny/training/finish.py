@@ -1,4 +1,4 @@
-"""Export the latest checkpoint, measure it, and write the model card. Works at any time of a training run."""
+"""Export the latest checkpoint, measure it, and write the model card. It may run at any time during training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .export import WEIGHTS, export
 
 
 def finish(work: Path) -> None:
-    """Bring the package and its card to the state of ``work/checkpoint.pt``."""
+    """Update the package and its card from ``work/checkpoint.pt``."""
     tokens = export(work)
     figures = {"tokens": tokens} | evaluate(work, WEIGHTS)
     write_card(work, figures)
@@ -19,7 +19,7 @@ def finish(work: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """The command ``python -m training.finish``."""
     parser = argparse.ArgumentParser(description="Export, evaluate and describe the latest checkpoint.")
     parser.add_argument("--work", type=Path, required=True, help="folder of the corpus and the checkpoints")
     parser.add_argument("--export-only", action="store_true", help="only update the weights in the package")

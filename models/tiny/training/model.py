@@ -1,4 +1,4 @@
-"""The architecture, and the two pieces of its training forward which dominate the time on a CPU."""
+"""The architecture, and faster attention and loss for training on a CPU, where these take most of the time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def blocked_attention(
     scaling: float,
     **_options: object,
 ) -> tuple[Tensor, None]:
-    """Causal attention by blocks of queries, each over the keys up to its end.
+    """Causal attention in blocks of queries; each block reads only the keys up to its end.
 
     query [B, H, T, D], key and value [B, K, T, D]; returns [B, T, H, D]. Twice as fast as the CPU flash
     kernel, forward and backward, for short sequences: its products run in the bf16 matrix kernels.
@@ -73,7 +73,7 @@ AttentionInterface.register("blocked", blocked_attention)
 
 @torch.compile(dynamic=False)
 def chunk_loss(hidden: Tensor, weight: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Summed cross-entropy of one chunk, and scale times its gradients by hidden and by weight transposed."""
+    """Summed cross entropy of one chunk, and its gradients by hidden states and transposed weight, times scale."""
     logits = torch.mm(hidden, weight.t()).float()
     normaliser = torch.logsumexp(logits, 1)
     loss = (normaliser - logits.gather(1, targets[:, None])[:, 0]).sum()
@@ -83,9 +83,9 @@ def chunk_loss(hidden: Tensor, weight: Tensor, targets: Tensor, scale: float) ->
 
 
 class TiedLoss(torch.autograd.Function):
-    """Mean cross-entropy of the tied output layer, by chunks of tokens.
+    """Mean cross entropy of the tied LM head, computed in chunks of tokens.
 
-    The [tokens, vocabulary] logits never exist at once, and the gradient by the embedding sums in float32.
+    The [tokens, vocabulary] logits never exist at once; the gradient of the embedding is summed in float32.
     """
 
     @staticmethod
@@ -106,7 +106,7 @@ class TiedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        """The gradients prepared by forward."""
+        """The gradients, which ``forward`` has computed already."""
         by_hidden, by_weight = ctx.saved_tensors
         return by_hidden * gradient.to(by_hidden.dtype), by_weight.t() * gradient, None
 
@@ -143,7 +143,7 @@ class Trainee:
         return loss
 
     def collect_gradients(self) -> None:
-        """Move the bf16 gradients onto the master weights; the embedding's is there already."""
+        """Move the bf16 gradients to the master weights; the embedding's is in float32 already."""
         for name, working in self._working.items():
             if working.grad is not None:
                 self.masters[name].grad = working.grad.float()
@@ -151,7 +151,7 @@ class Trainee:
 
 
 def plain_model(masters: dict[str, Tensor]) -> LlamaForCausalLM:
-    """A bf16 model without anything of the training, for save_pretrained; greedy by default."""
+    """A bf16 model without training state, for save_pretrained; greedy by default."""
     model = LlamaForCausalLM(config()).bfloat16()
     missing, unexpected = model.load_state_dict(masters, strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:

@@ -7,7 +7,7 @@ from .finish import finish
 
 
 def main() -> None:
-    """Command line: that of the training."""
+    """The command ``python -m training.run``, with the options of ``training.train``."""
     arguments = train.parser().parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     corpus.build(arguments.work)

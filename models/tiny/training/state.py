@@ -1,4 +1,4 @@
-"""What a run keeps on disk to resume: checkpoints and the loss history."""
+"""A run's files for resuming: checkpoints and the loss history."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .model import Trainee
 
 @dataclass
 class Progress:
-    """Where a run stands; everything that decides the next batch and learning rate."""
+    """A run's progress, which determines the next batch and learning rate."""
 
     step: int = 0
     tokens: int = 0
@@ -24,7 +24,7 @@ class Progress:
 
 
 def save(path: Path, trainee: Trainee, optimizers: list[torch.optim.Optimizer], progress: Progress) -> None:
-    """Write a checkpoint in one step: a killed run leaves the previous one whole."""
+    """Write a checkpoint atomically: a killed run leaves the previous one intact."""
     partial = path.with_suffix(".partial")
     state = {
         "masters": {name: master.detach() for name, master in trainee.masters.items()},
@@ -36,7 +36,7 @@ def save(path: Path, trainee: Trainee, optimizers: list[torch.optim.Optimizer], 
 
 
 def restore(path: Path, trainee: Trainee, optimizers: list[torch.optim.Optimizer] | None = None) -> Progress:
-    """Load a checkpoint's weights, and optimizer states where given; returns its progress."""
+    """Load a checkpoint's weights, and optimizer states if optimizers are given. Returns its progress."""
     state = torch.load(path, weights_only=True)
     with torch.no_grad():
         for name, master in trainee.masters.items():
@@ -47,14 +47,14 @@ def restore(path: Path, trainee: Trainee, optimizers: list[torch.optim.Optimizer
 
 
 def truncate_history(path: Path, tokens: int) -> None:
-    """Forget logged points after the checkpoint which the run resumes from."""
+    """Drop logged points after the checkpoint from which the run resumes."""
     if path.exists():
         lines = [line for line in path.read_text().splitlines() if json.loads(line)["tokens"] <= tokens]
         path.write_text("".join(line + "\n" for line in lines))
 
 
 def rewind(work: Path) -> None:
-    """Go back to the checkpoint before the decay, so that a longer run can continue from it."""
+    """Restore the checkpoint from before the learning rate decay, so that a longer run can continue from it."""
     if not (work / "stable.pt").exists():
         raise FileNotFoundError(f"no stable.pt in {work}: the decay has not begun, so plain training continues")
     (work / "stable.pt").replace(work / "checkpoint.pt")

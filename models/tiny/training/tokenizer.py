@@ -22,7 +22,7 @@ PIECES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\
 
 
 def sample(documents: list[Document], limit: int) -> Iterator[str]:
-    """Texts of documents in order until ``limit`` characters are given out."""
+    """Yields texts of documents in order, up to ``limit`` characters in total."""
     for document in documents:
         if limit <= 0:
             return
@@ -31,7 +31,7 @@ def sample(documents: list[Document], limit: int) -> Iterator[str]:
 
 
 def train_tokenizer(documents: list[Document]) -> Tokenizer:
-    """A byte-level BPE of :data:`VOCABULARY` entries learnt from the documents."""
+    """A byte-level BPE of :data:`VOCABULARY` entries, trained on the documents."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -51,7 +51,7 @@ def train_tokenizer(documents: list[Document]) -> Tokenizer:
 
 
 def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """The tokenizer as transformers loads it: end-of-text both begins and ends a document."""
+    """The tokenizer for transformers: end-of-text both begins and ends a document."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=END_OF_TEXT,
@@ -78,7 +78,7 @@ def encode(tokenizer: Tokenizer, documents: list[Document], path: Path) -> int:
 
 
 def build(work: Path, seed: int = 0) -> None:
-    """Write ``tokenizer/``, ``train.npy`` and ``heldout.npy`` under ``work`` unless they are there."""
+    """Write ``tokenizer/``, ``train.npy`` and ``heldout.npy`` under ``work`` unless they exist."""
     if (work / "train.npy").exists() and (work / "heldout.npy").exists():
         return
     train, heldout = read_jsonl(work / "train.jsonl"), read_jsonl(work / "heldout.jsonl")

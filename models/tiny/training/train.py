@@ -34,7 +34,7 @@ HELDOUT_UNITS = 16
 
 
 def sequence_length(progress: Progress, stable_tokens: int) -> int:
-    """Short sequences first, full length in the decay."""
+    """Sequence length at this point: short at first, full in the learning rate decay."""
     if progress.decay_from is not None:
         return DECAY_LENGTH
     done = progress.tokens / stable_tokens
@@ -42,7 +42,7 @@ def sequence_length(progress: Progress, stable_tokens: int) -> int:
 
 
 def rate(progress: Progress) -> float:
-    """Share of the peak learning rate at this step."""
+    """Learning rate at this step as a share of its peak."""
     if progress.decay_from is not None:
         left = 1 - (progress.tokens - progress.decay_from) / progress.decay_tokens
         return FINAL_SHARE + (1 - FINAL_SHARE) * max(left, 0.0)
@@ -67,7 +67,7 @@ def heldout_loss(trainee: Trainee, path: Path) -> float:
 
 
 def decay_due(work: Path, progress: Progress, stable_tokens: int, default: int) -> int | None:
-    """Number of tokens of a decay that begins now, or None."""
+    """Number of tokens of a learning rate decay that begins now; None if none does."""
     request = work / "decay"
     if request.exists():
         text = request.read_text().strip()
@@ -166,7 +166,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Train as the options say."""
+    """Train with the given options."""
     if arguments.rewind:
         rewind(arguments.work)
     train(arguments.work, int(arguments.tokens), int(arguments.decay_tokens), arguments.peak)

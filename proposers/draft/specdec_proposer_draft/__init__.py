@@ -1,6 +1,6 @@
-"""Draft models as a specdec plugin: the method `draft_model` runs a smaller causal language model ahead of the target.
+"""Draft models as a specdec plugin: the method `draft_model` drafts with a smaller causal language model.
 
-The entry point names this module, so it imports nothing heavy: `plan` and `build` do.
+The entry point names this module, so it imports no heavy dependency; `plan` and `build` do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def plan(config: DraftConfig, target: TargetInfo, num_speculative_tokens: int) -
     draft = outline_draft(config, target)
     return Plan(
         kv_layout=draft.kv_layout,
-        # The root's and all that is forwarded: a level may be wider than what is left of a request's budget.
+        # The root's slot and one for each node that is forwarded: a level may exceed the rest of a request's budget.
         scratch_slots=1 + config.shape(num_speculative_tokens).num_inner,
         weight_bytes=draft.weight_bytes,
         max_model_len=config.checked_max_model_len(target.max_model_len, draft.info.max_model_len),
@@ -38,7 +38,7 @@ def build(config: DraftConfig, context: BuildContext) -> Proposer:
 
 
 def is_causal_lm(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """A whole model has its embedding and its layers under one name, which transformers gives to what all share."""
+    """Whether the tensors are a whole model's: only there the embedding's name has the base model's prefix."""
     return any(name.endswith("embed_tokens.weight") and name != "embed_tokens.weight" for name in shapes)
 
 

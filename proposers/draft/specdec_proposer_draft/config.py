@@ -16,10 +16,10 @@ from specdec_core import (
 
 @frozen(kw_only=True)
 class DraftConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSamplingConfig, DraftStopConfig):
-    """Which draft is loaded, and what shape its drafts have. Raises ConfigError."""
+    """The draft model and the shape of its drafts. Raises ConfigError if a value is out of range."""
 
     use_heterogeneous_vocab: bool = field(
         default=False,
         validator=flag,
-        metadata={"help": "The draft may have another tokenizer. It drafts by the tokens that both models have."},
+        metadata={"help": "Allow a draft model with another tokenizer; it drafts the tokens that both models have."},
     )

@@ -1,4 +1,4 @@
-"""Drafts of a smaller language model (Leviathan et al. 2023; Chen et al. 2023), in chains or in trees."""
+"""Drafting with a smaller language model (Leviathan et al. 2023; Chen et al. 2023), in chains or trees."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ from specdec_proposer_draft.vocabulary import SharedVocabulary
 
 @define
 class Stored:
-    """What the draft's cache has of a request: the first num_tokens tokens, and behind them num_levels levels of nodes,
-    which the engine moves to the tokens' places as far as they are accepted."""
+    """Contents of a request's slots in the draft model's KV cache: its first num_tokens tokens, then num_levels levels
+    of draft nodes, of which the engine moves the accepted ones to follow the tokens."""
 
     num_tokens: int = 0
     num_levels: int = 0
 
     def settle(self, num_accepted: int) -> None:
-        """Count accepted nodes as tokens. The deepest ones are accepted without having been forwarded."""
+        """Count accepted nodes as stored tokens, except the last level, which was never forwarded."""
         self.num_tokens += min(num_accepted, self.num_levels)
         self.num_levels = 0
 
 
 class DraftModelProposer(Proposer):
-    """Forwards what it has not seen of a text, and then level after level of nodes but for the last.
+    """Computes the tokens that are missing in its KV cache, then grows the draft level by level.
 
-    The keys and values of a node stand in the slot that the target's stand in, so what is accepted is in place for the
-    next draft. A request that has not drafted for a while is caught up with in one go.
+    A node's keys and values have the same slot as the target's, so those of accepted nodes are in place for the next
+    draft. The last level is not forwarded. Tokens that came while a request did not draft are computed at its next
+    draft.
     """
 
     def __init__(self, config: DraftConfig, context: BuildContext) -> None:
@@ -67,11 +68,11 @@ class DraftModelProposer(Proposer):
         self._stored[request.id] = Stored()
 
     def finish(self, request: RequestView, reason: str) -> None:
-        self._stored.pop(request.id, None)  # none if an interrupt broke off `start`, or this
+        self._stored.pop(request.id, None)  # absent if an interrupt aborted `start` or an earlier call
         self._stop.finish(request)
 
     def observe(self, observation: Observation) -> None:
-        """Behind a root, what is valid are the accepted nodes. Tokens that come without a draft have no level."""
+        """Count accepted nodes as stored. The valid rows are the root and its accepted nodes."""
         for request, num_valid in zip(observation.requests, observation.host_num_valid, strict=True):
             self._stored[request.id].settle(max(0, num_valid - 1))
 
@@ -82,7 +83,7 @@ class DraftModelProposer(Proposer):
         return grow(grower, logits, lambda level: self._forward_nodes(level, batch))
 
     def _catch_up(self, requests: list[RequestView]) -> torch.Tensor:
-        """Forward all tokens that are not stored yet, the roots last: logits [len(requests), num_shared] at these."""
+        """Forward all tokens that are not stored yet. Returns logits at the roots, [len(requests), num_shared]."""
         if not requests:
             return torch.empty(0, 1, device=self._device)
         found: dict[int, torch.Tensor] = {}
@@ -107,7 +108,7 @@ class DraftModelProposer(Proposer):
         return torch.stack([found[b] for b in range(len(requests))])
 
     def _forward_tokens(self, requests: list[RequestView], starts: list[int], tokens: list[np.ndarray]) -> torch.Tensor:
-        """Store known tokens of some requests: logits [len(requests), num_shared] at the last of each."""
+        """Forward known tokens of some requests. Returns logits at the last of each, [len(requests), num_shared]."""
         lengths = [len(each) for each in tokens]
         ranges = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
         token_ids, positions = (torch.from_numpy(np.concatenate(each)).to(self._device) for each in (tokens, ranges))
@@ -116,13 +117,13 @@ class DraftModelProposer(Proposer):
 
     def _forward_nodes(self, level: Level, batch: ProposerBatch) -> torch.Tensor:
         first_slots = [len(request.token_ids) for request in batch.requests]
-        for b in level.requests.tolist():  # a request that has no nodes at this depth has none accepted there, either
+        for b in level.requests.tolist():  # a request without nodes at this depth cannot have any accepted there
             self._stored[batch.requests[b].id].num_levels += 1
         passed = DraftPass.over_level(self._attention, batch, first_slots, level)
         return self._forward(passed, torch.arange(passed.num_tokens, device=self._device))
 
     def _forward(self, passed: DraftPass, rows: torch.Tensor) -> torch.Tensor:
-        """Logits [len(rows), num_shared]."""
+        """Run the draft model on the target's token ids. Returns logits [len(rows), num_shared]."""
         token_ids = self._stand_in[passed.token_ids]
         logits, _ = self._model.forward(
             token_ids, passed.positions, passed.metadata, passed.visibility, rows, window=self._window
@@ -131,5 +132,5 @@ class DraftModelProposer(Proposer):
 
 
 def _on_device(ids: Any, device: torch.device) -> Any:
-    """An array as a tensor; a slice, or None, as it is."""
+    """Move an array to the device as a tensor; return a slice or None unchanged."""
     return torch.from_numpy(ids).to(device) if isinstance(ids, np.ndarray) else ids

@@ -1,5 +1,5 @@
-"""How a draft model is trained: it learns the target's own distribution over the next token, token by token, on texts
-that the target says as well (DistillSpec, Zhou et al. 2023, with the forward divergence)."""
+"""Training recipe of draft models: distillation of the target's next-token distribution with the forward KL divergence,
+on given or self-generated texts (DistillSpec, Zhou et al. 2023)."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def _size(text: str, default: int | None) -> Any:
 
 @frozen(kw_only=True)
 class DraftTrainingOptions:
-    """Raises ConfigError."""
+    """Size and loss of a draft model. Raises ConfigError if from_layers is combined with sizes."""
 
-    from_layers: int | None = _size("Begin with this many of the target's layers; sizes are the target's then.", None)
-    num_layers: int | None = _size("Layers. Default: 2.", None)
-    hidden_size: int | None = _size("Default: half the target's.", None)
-    intermediate_size: int | None = _size("Default: three times hidden_size.", None)
+    from_layers: int | None = _size("Initialize with this many of the target's first layers, with its sizes.", None)
+    num_layers: int | None = _size("Number of layers. Default: 2.", None)
+    hidden_size: int | None = _size("Hidden size. Default: half the target's.", None)
+    intermediate_size: int | None = _size("Width of the MLP. Default: three times hidden_size.", None)
     num_heads: int | None = _size("Attention heads. Default: one for every 64 of hidden_size.", None)
     tie: bool | None = field(
         default=None,
         validator=optional(flag),
-        metadata={"help": "Whether the output head is the embedding. Default: it is; with from_layers, as the target."},
+        metadata={"help": "Tie LM head and embedding. Default: tied; with from_layers, as in the target."},
     )
     hard_weight: float = field(
         default=0.0,
         validator=number(0, 1),
-        metadata={"help": "How much the data's own next token counts; the rest is the target's distribution."},
+        metadata={"help": "Weight of the text's next token in the labels; the rest is the target's distribution."},
     )
 
     def __attrs_post_init__(self) -> None:
@@ -44,8 +44,8 @@ class DraftTrainingOptions:
         given = [name for name in shape if getattr(self, name) is not None]
         if self.from_layers is not None and given:
             raise ConfigError(
-                f"from_layers={self.from_layers} takes the target's layers as they are, and {', '.join(given)} says "
-                f"otherwise: leave either out"
+                f"from_layers={self.from_layers} copies the target's layers with their sizes, so {', '.join(given)} "
+                f"cannot be given: leave either out"
             )
 
 

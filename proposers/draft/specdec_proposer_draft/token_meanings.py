@@ -1,4 +1,4 @@
-"""What the tokens of a tokenizer stand for, so that those of two tokenizers can be compared."""
+"""The texts and roles of a tokenizer's tokens, which pair the tokens of two tokenizers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 
 Meaning = bytes | str
-"""The bytes of a token's text; of a special token its role, or else what it is called."""
+"""The bytes of a token's text; for a special token its role or its name."""
 
 EOS = "eos_token_id"
 ROLES = (EOS, "bos_token_id", "pad_token_id")
@@ -20,15 +20,19 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 @frozen
 class Meanings:
-    """of_id: every meaning of a token, the most telling first. ids: the token that has a meaning; of several the one
-    with the lowest id, unless it is a byte token: text is written with those only where it must be."""
+    """The meanings of a tokenizer's tokens.
+
+    of_id: all meanings of a token, the role before the name.
+    ids: the token with a meaning. Of several the one with the lowest id; byte tokens come last, since tokenizers use
+        them only for text without other tokens.
+    """
 
     of_id: Mapping[int, tuple[Meaning, ...]]
     ids: Mapping[Meaning, int]
 
     @classmethod
     def of(cls, tokenizer: Any, num_ids: int) -> Meanings:
-        """Of the ids below num_ids. tokenizer: one of transformers'."""
+        """Meanings of the tokens with ids below num_ids. tokenizer: a tokenizer of transformers."""
         tokens = {i: token for token, i in tokenizer.get_vocab().items() if i < num_ids}
         known = {role: getattr(tokenizer, role, None) for role in ROLES}
         roles: dict[str, int] = {role: i for role, i in known.items() if i is not None and i in tokens}
@@ -49,7 +53,7 @@ class Meanings:
         return cls(found, ids)
 
     def pairs_with(self, other: Meanings) -> dict[int, int]:
-        """{id: the other's id} of what both have; roles come first, and no id is in two pairs."""
+        """Pairs of tokens with the same meaning, {id: the other's id}: roles first, and no id in two pairs."""
         pairs: dict[int, int] = {}
         taken: set[int] = set()
         for meaning, i in self.ids.items():
@@ -60,8 +64,10 @@ class Meanings:
         return pairs
 
     def nearest(self, meanings: tuple[Meaning, ...]) -> int:
-        """The token that stands best for one that means this: it means the same, or has the longest end of its text. A
-        special token that is unknown ends a text, as most do."""
+        """The token that best replaces one with these meanings.
+
+        It has the same meaning, or its text is the longest suffix. An unknown special token is replaced by EOS.
+        """
         for meaning in meanings:
             for start in range(len(meaning)) if isinstance(meaning, bytes) else (0,):
                 if (found := self.ids.get(meaning[start:])) is not None:
@@ -70,8 +76,7 @@ class Meanings:
 
 
 def _texts(tokenizer: Any, ids: list[int]) -> Iterator[tuple[int, str]]:
-    """(id, its text behind that of the first plain one): there a space before it counts, which may be dropped where a
-    text begins."""
+    """Yields (id, text) of tokens, decoded behind an alphanumeric token: tokenizers may drop a text's first space."""
     settings = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
     alone = ((i, tokenizer.decode([i], **settings)) for i in ids)
     anchor = next(((i, text) for i, text in alone if text.isascii() and text.strip().isalnum()), None)
@@ -81,7 +86,7 @@ def _texts(tokenizer: Any, ids: list[int]) -> Iterator[tuple[int, str]]:
 
 
 def _text_bytes(token: str, text: str) -> bytes | None:
-    """None: they cannot be told. A part of a character is no text, but its token may say which bytes it has."""
+    """The bytes of a token's text; None if unknown. For a part of a character they are read from the token itself."""
     if REPLACEMENT not in text:
         return text.encode()
     if match := _BYTE_TOKEN.fullmatch(token):
@@ -95,8 +100,8 @@ def _text_bytes(token: str, text: str) -> bytes | None:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """{character: byte} of byte-level tokenizers: bytes that print stand for themselves, the others for characters from
-    256 on."""
+    """{character: byte} of byte-level tokenizers: printable bytes map to themselves, the others to characters from 256
+    on."""
     printing = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in printing]
     return {chr(byte): byte for byte in printing} | {chr(256 + n): byte for n, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""A draft model in training: its loss, and the checkpoint it leaves."""
+"""A trainable draft model: its loss and its checkpoint."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ HEAD_DIM = 64
 
 
 class DraftTrainee(nn.Module):
-    """A small Llama with the target's vocabulary, or the target's own first layers. Its loss is the cross entropy with
-    the target's distribution at each token that counts, the data's own token mixed in by `hard_weight`."""
+    """A small Llama with the target's vocabulary, or a copy of the target's first layers. The loss is the cross entropy
+    to the target's distribution at each unmasked token, mixed with the text's next token by `hard_weight`."""
 
     def __init__(self, options: DraftTrainingOptions, target: TrainingTarget) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class DraftTrainee(nn.Module):
         return loss, {"accuracy": ((logits.argmax(-1) == likeliest) * weight).sum()}
 
     def save(self, folder: Path) -> None:
-        """As transformers saves it, with the target's tokenizer if there is one."""
+        """Save the model with `save_pretrained`, and the target's tokenizer if there is one."""
         dtype = getattr(self._target.config, "dtype", None) or torch.float32
         had_bar = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()
@@ -67,8 +67,8 @@ def _small(options: DraftTrainingOptions, target: TrainingTarget) -> Any:
     num_heads = options.num_heads or max(1, size // HEAD_DIM)
     if size % num_heads or size // num_heads % 2:
         raise ConfigError(
-            f"hidden_size={size} cannot be divided among num_heads={num_heads} attention heads of an even size: choose "
-            f"others"
+            f"hidden_size={size} cannot be divided among num_heads={num_heads} attention heads of an even size: change "
+            f"either"
         )
     config = LlamaConfig(
         vocab_size=target.info.vocab_size,
@@ -88,11 +88,13 @@ def _small(options: DraftTrainingOptions, target: TrainingTarget) -> Any:
 
 @torch.no_grad()
 def _begin_with_embedding(model: Any, target: Any) -> None:
-    """What the target knows of its tokens, in the directions in which they differ most: of a small model with a large
-    vocabulary the embedding is the greater part, and would be learned token by token."""
+    """Initialize the embedding with the principal components of the target's.
+
+    With a large vocabulary most of a small model's weights are in its embedding, which would be learned token by token.
+    """
     known = target.get_input_embeddings().weight.float()
     size = min(known.shape[1], model.config.hidden_size)
-    _, directions = torch.linalg.eigh(known.T @ known)  # by how much, ascending
+    _, directions = torch.linalg.eigh(known.T @ known)  # in ascending order of the eigenvalues
     model.get_input_embeddings().weight[:, :size] = known @ directions[:, -size:]
 
 

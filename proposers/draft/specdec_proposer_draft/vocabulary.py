@@ -1,4 +1,4 @@
-"""How the token ids of a draft model stand for the target's."""
+"""The mapping between the token ids of a draft model and the target."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from specdec_proposer_draft.config import DraftConfig
 from specdec_proposer_draft.token_meanings import Meanings
 
 SMALLEST_SHARE = 0.01
-"""Of the target's tokens that the draft must have: fewer are little more than the single characters, which are in every
-vocabulary and which hardly a text is made of."""
+"""Smallest share of the target's tokens that the draft must have: a smaller one is little more than the single
+characters, which every vocabulary has and which make up little of a tokenized text."""
 
 
 @frozen(eq=False)
 class SharedVocabulary:
-    """The tokens that both models have, which are the draft's to choose from (TLI: Timor et al. 2025, algorithm 4), and
-    a token of the draft's for each of the target's, so that both have as many and share the places in the cache. On the
-    host."""
+    """The tokens that both models have, from which the draft model drafts (TLI: Timor et al. 2025, algorithm 4).
+
+    `stand_in` gives a token of the draft model for each of the target's, so that a text has equally many tokens in both
+    and the models share KV slots. All arrays are on the host.
+    """
 
     stand_in: np.ndarray  # int64 [target_vocab]   the draft's id for each of the target's
     draft_ids: np.ndarray | slice  # int64 [num_shared]   columns of the draft's logits
-    target_ids: np.ndarray | None  # int64 [num_shared]   what these are to the target; None: all its ids in order
+    target_ids: np.ndarray | None  # int64 [num_shared]   the target's ids of these columns; None: all ids in order
 
     @classmethod
     def by_id(cls, draft: TargetInfo, target: TargetInfo) -> SharedVocabulary:
-        """Of models that mean the same by their ids. What only one of them has is padding: any token stands for it."""
+        """For models with the same token ids. Ids that only one of them has are padding: any token may replace them."""
         size = min(draft.vocab_size, target.vocab_size)
         return cls(
             stand_in=np.minimum(np.arange(target.vocab_size), draft.vocab_size - 1),
@@ -38,7 +40,7 @@ class SharedVocabulary:
 
     @classmethod
     def by_text(cls, of_draft: Any, of_target: Any, draft: TargetInfo, target: TargetInfo) -> SharedVocabulary:
-        """Of any two models, by their tokenizers."""
+        """For models with different tokenizers, which are compared token by token."""
         its, wanted = Meanings.of(of_draft, draft.vocab_size), Meanings.of(of_target, target.vocab_size)
         pairs = wanted.pairs_with(its)
         stand_in = [its.nearest(wanted.of_id.get(i, ())) for i in range(target.vocab_size)]
@@ -53,10 +55,10 @@ class SharedVocabulary:
 
 
 def shared_vocabulary(config: DraftConfig, draft: TargetInfo, target: TargetInfo) -> SharedVocabulary:
-    """Raises CompatibilityError unless the models' tokenizers have the same tokens under the same ids, or if they need
-    not, enough tokens in common.
+    """The mapping for a draft model and a target.
 
-    The sizes of their embeddings may differ: those are often padded. Where a tokenizer is missing, they may not.
+    Raises CompatibilityError if their token ids differ or, with use_heterogeneous_vocab, if they share too few tokens.
+    The sizes of their embeddings may differ, as some are padded, unless a tokenizer is missing.
     """
     of_draft, of_target = _tokenizers(config, target)
     if of_target is None or of_draft is None:
@@ -73,8 +75,8 @@ def shared_vocabulary(config: DraftConfig, draft: TargetInfo, target: TargetInfo
     shared = f"{num_shared} of the target's {len(entries)} tokens stand for the same text in both"
     if config.use_heterogeneous_vocab:
         raise CompatibilityError(
-            f"the draft model {draft.model!r} cannot draft by use_heterogeneous_vocab=True: {shared}, and fewer than "
-            f"{SMALLEST_SHARE:.0%} are no use. Use a draft model with a tokenizer more like the target's"
+            f"the draft model {draft.model!r} cannot be used with use_heterogeneous_vocab=True: {shared}, and at least "
+            f"{SMALLEST_SHARE:.0%} are needed. Use a draft model with a tokenizer more like the target's"
         )
     differing = sorted(entries.items() ^ its_entries.items(), key=lambda item: item[1])
     token_id = differing[0][1]
@@ -82,11 +84,7 @@ def shared_vocabulary(config: DraftConfig, draft: TargetInfo, target: TargetInfo
         f"the draft model {draft.model!r} has another vocabulary than the target: {len(differing)} entries differ, the "
         f"first at id {token_id} ({_named(entries, token_id)} in the target, {_named(its_entries, token_id)} in the "
         f"draft). Use a draft model of the target's family"
-        + (
-            f", or give use_heterogeneous_vocab=True to draft by the tokens that are shared: {shared}"
-            if has_enough
-            else ""
-        )
+        + (f", or give use_heterogeneous_vocab=True to draft the shared tokens: {shared}" if has_enough else "")
     )
 
 
@@ -100,12 +98,12 @@ def _check_without_tokenizers(config: DraftConfig, draft: TargetInfo, target: Ta
     if draft.vocab_size != target.vocab_size:
         raise CompatibilityError(
             f"the draft model {draft.model!r} has {draft.vocab_size} token ids and the target {target.vocab_size}, "
-            f"and without both tokenizers nobody can tell whether that is padding: {remedy}"
+            f"and without both tokenizers it is unknown whether the rest is padding: {remedy}"
         )
 
 
 def _tokenizers(config: DraftConfig, target: TargetInfo) -> tuple[Any, Any]:
-    """The draft's and the target's; None for one that there is not."""
+    """The draft's and the target's tokenizer; None for a missing one."""
     is_trusted = target.trust_remote_code
     of_draft = EngineConfig(
         model=config.model,
@@ -114,7 +112,7 @@ def _tokenizers(config: DraftConfig, target: TargetInfo) -> tuple[Any, Any]:
         trust_remote_code=is_trusted,
     )
     of_target = target.tokenizer
-    if of_target is None:  # the engine does without
+    if of_target is None:  # the engine runs without a tokenizer
         of_target = _tokenizer(EngineConfig(model=target.model, trust_remote_code=is_trusted))
     return _tokenizer(of_draft), of_target
 

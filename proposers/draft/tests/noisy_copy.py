@@ -1,4 +1,4 @@
-"""Draft models for tests: copies of a target, with noise on their weights, that still agree with it now and then."""
+"""Draft models for tests: copies of a target with noise on the weights, so that some drafts are accepted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 
 def noisy_copy(target: Path, folder: Path, noise: float = 0.05, seed: int = 0) -> Path:
-    """noise: its standard deviation, as a part of each weight's own."""
+    """Save a copy of a model with noisy weights. noise: its standard deviation relative to that of each weight."""
     generator = torch.Generator().manual_seed(seed)
     weights = load_file(target / "model.safetensors")
     for weight in weights.values():

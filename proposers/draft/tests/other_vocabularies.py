@@ -22,7 +22,7 @@ def quick(fox: str) -> str:
 
 
 def byte_level(lines: Iterable[str] = (TEXT,), vocab_size: int = 330, **special: str) -> Any:
-    """As GPT-2's: all 256 bytes are tokens. special: eos_token and the like."""
+    """A byte-level tokenizer like GPT-2's: all 256 bytes are tokens. special: eos_token and the like."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -31,7 +31,7 @@ def byte_level(lines: Iterable[str] = (TEXT,), vocab_size: int = 330, **special:
 
 
 def sentence_piece(lines: Iterable[str] = (TEXT,), vocab_size: int = 400, **special: str) -> Any:
-    """As Llama's: spaces are written out, and bytes are tokens of their own that stand for what is no token."""
+    """A SentencePiece tokenizer like Llama's: spaces are characters, and byte tokens encode text without tokens."""
     tokenizer = Tokenizer(BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
@@ -52,7 +52,7 @@ def _trained(
 
 
 def _with_plain_bytes(made: Any, special: dict[str, str]) -> Any:
-    """Trainers know no tokens but special ones that come first; byte tokens are ordinary."""
+    """Make byte tokens ordinary tokens: trainers can put only special ones first."""
     as_json = json.loads(made.backend_tokenizer.to_str())
     as_json["added_tokens"] = [token for token in as_json["added_tokens"] if not token["content"].startswith("<0x")]
     return PreTrainedTokenizerFast(
@@ -61,13 +61,14 @@ def _with_plain_bytes(made: Any, special: dict[str, str]) -> Any:
 
 
 def save_words(folder: Path, words: Sequence[str]) -> None:
-    """A tokenizer whose tokens are the words."""
+    """Save a tokenizer whose tokens are whole words."""
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
 def renumbered(target: Path, folder: Path, ids: Sequence[int | None], noise: float = 0.0) -> Path:
-    """The target as a draft model whose token i is the target's ids[i]; None: one of its own. noise: see noisy_copy."""
+    """Save the target as a draft model whose token i is the target's ids[i], or a new one if None. noise: as in
+    noisy_copy."""
     generator = torch.Generator().manual_seed(0)
     weights = load_file(target / "model.safetensors")
     for name, weight in weights.items():

@@ -1,4 +1,4 @@
-"""The kit's rules, with a draft model that agrees with the target now and then."""
+"""The conformance kit on a draft model that sometimes agrees with the target."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TestSampledTrees(_DraftModel):
 
 
 class TestOtherVocabulary(ProposerConformance):
-    """The draft has two thirds of the target's words, in another order, and some of its own."""
+    """A draft model with two thirds of the target's words, in another order, and some words of its own."""
 
     method = "draft_model"
     num_speculative_tokens = 6

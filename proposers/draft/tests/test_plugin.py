@@ -1,4 +1,4 @@
-"""What the method says before weights are loaded, and whom it refuses."""
+"""Plans before weights are loaded, and refused options and models."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class TestVocabulary:
                 save_tokenizer(folder, words)
             config = {"method": "draft_model", "model": str(draft), "draft_sample_method": "probabilistic"}
             llm = LLM(str(with_tokenizer), speculative_config=config, **SETTINGS)
-            prompts = [{"prompt_token_ids": [41, 45, 3]}]  # the first of which only the target has
+            prompts = [{"prompt_token_ids": [41, 45, 3]}]  # only the target has the first token
             (plain,) = LLM(str(with_tokenizer), **SETTINGS).generate(
                 prompts, SamplingParams(temperature=0, max_tokens=20), use_tqdm=False
             )
@@ -211,7 +211,7 @@ def test_a_tree_says_how_many_tokens_to_draft():
 
 
 def test_the_same_weights_are_accepted_whole(target, tmp_path):
-    """A draft model that is the target is right every time."""
+    """If the draft model is the target, every draft token is accepted."""
     draft = noisy_copy(target, tmp_path, noise=0.0)
     config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 4}
     llm = LLM(str(target), speculative_config=config, **SETTINGS)

@@ -1,4 +1,4 @@
-"""Quantized draft models: the same values as for the target, the same refusals, and the target's own output."""
+"""Quantized draft models: option values and errors as for the target, and unchanged output."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def options(draft: Path, **more: Any) -> dict[str, Any]:
 
 
 def check_output(target: Path, draft: Path, **more: Any) -> list[int]:
-    """It is plain decoding's. Returns how many tokens each request had accepted."""
+    """Check that the output equals plain decoding's. Returns the number of accepted tokens of each request."""
     prompts = [{"prompt_token_ids": [(7 * n + i) % 48 for i in range(n)]} for n in (1, 5, 40)]
     llms = LLM(str(target), **SETTINGS), LLM(str(target), speculative_config=options(draft, **more), **SETTINGS)
     num_accepted = []
@@ -107,14 +107,14 @@ def test_check_says_it_too(target: Path, draft: Path, tmp_path: Path, rounding: 
 
 
 def weight_types(llm: LLM) -> set[str]:
-    """Of the draft model's linear layers in the decoder."""
+    """Types of the weights of the draft model's linear layers in the decoder."""
     model = llm.engine._speculation.drafters[0].proposer.proposer._model._model
     return {type(layer.weight).__name__ for layer in model.model.modules() if isinstance(layer, torch.nn.Linear)}
 
 
 @pytest.mark.filterwarnings("ignore")  # of torchao, about torch
 class TestTorchao:
-    """Weights of 8 and 4 bits on a CPU, if torchao is installed."""
+    """Weights of 8 and 4 bits on a CPU. Skipped without torchao."""
 
     @pytest.fixture(params=["int8", "int8_dynamic", "int4"])
     def chosen(self, request: pytest.FixtureRequest) -> Any:

@@ -1,5 +1,5 @@
-"""Drafts that are stopped anywhere leave the cache as it should be: a draft that is the target is right every time, but
-for what is spoilt on purpose."""
+"""Drafts that stop at any depth leave the KV cache correct: if the draft model is the target, every draft token is
+accepted except those that the test makes wrong."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SHAPES = {"chain": None, "tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)
 
 
 class AnyStop(Stopping):
-    """Stops at any depth, at times before there is a draft, and says from which depth on a chain is to be wrong."""
+    """Stops drafts at random depths, including 0, and draws the depth from which a chain's tokens are made wrong."""
 
     def __init__(self, num_requests: int, generator: torch.Generator, is_spoilt: bool) -> None:
         self._depths = torch.randint(0, 5, (num_requests,), generator=generator)
         self.num_right = torch.randint(0, 5, (num_requests,), generator=generator) if is_spoilt else self._depths + 1
         self.num_grown = 0
-        self.depths: list[int] = []  # of all drafts
+        self.depths: list[int] = []  # of all drafts of a step
 
     @property
     def drafting(self) -> list[int]:
@@ -42,7 +42,7 @@ class AnyStop(Stopping):
 def accepted_and_right(
     patch: pytest.MonkeyPatch, folder: Any, shape: str, max_tokens: int = 100
 ) -> tuple[int, int, set[int]]:
-    """How many nodes were accepted, how many should have been, and the depths of the drafts."""
+    """The number of accepted nodes, the number of correct ones, and the depths of the drafts."""
     stops: list[AnyStop] = []
     generator = torch.Generator().manual_seed(0)
     grow = DraftBuilder.grow
@@ -52,7 +52,7 @@ def accepted_and_right(
         return stops[-1]
 
     def grow_wrong_tokens(self: DraftBuilder, logits: Any, requests: torch.Tensor, *more: Any) -> Grown:
-        """Before the draft forwards them, so that its cache has what is wrong."""
+        """Make tokens wrong before the draft model forwards them, so that its KV cache has wrong ones too."""
         grown, stop = grow(self, logits, requests, *more), stops[-1]
         is_wrong = stop.num_right[requests[grown.parents]] <= stop.num_grown
         grown.token_ids[is_wrong] = (grown.token_ids[is_wrong] + 1) % VOCAB_SIZE
@@ -83,8 +83,8 @@ def test_what_the_target_itself_drafts_is_accepted(shape, tmp_path, monkeypatch)
     assert accepted == right > 100
 
 
-def test_whoever_was_skipped_and_is_not_settled_drafts_worse(tmp_path, monkeypatch):
-    """A token that came while others drafted is none of the nodes that were refused before."""
+def test_counting_tokens_of_skipped_steps_as_accepted_nodes_drafts_worse(tmp_path, monkeypatch):
+    """A token from a step without a draft must not count as a node of the draft before it, which was rejected."""
     catch_up = DraftModelProposer._catch_up
 
     def inferred(self: DraftModelProposer, requests: list[Any]) -> torch.Tensor:

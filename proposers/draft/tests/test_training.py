@@ -1,4 +1,4 @@
-"""Draft models in training: what they begin as, what they are taught, and what they leave."""
+"""Training draft models: initialization, loss and checkpoints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def made(target: TrainingTarget, **options):
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_the_loss_is_the_distance_to_the_target(share, target):
-    """The target's own weights have no distance to it: the loss is its entropy then, but for what the data counts."""
+    """With the target's own weights the loss is the target's entropy, mixed with the text's cross entropy."""
     trainee = made(target, from_layers=2, hard_weight=share)
     trainee.model = target.model
     batch = batch_of(target)
@@ -53,7 +53,7 @@ def test_the_loss_is_the_distance_to_the_target(share, target):
 def test_a_small_model_begins_with_what_the_target_knows_of_tokens(target):
     known = target.model.get_input_embeddings().weight.detach()
     whole = made(target, hidden_size=known.shape[1]).model.get_input_embeddings().weight
-    torch.testing.assert_close(whole @ whole.T, known @ known.T)  # turned, and nothing else
+    torch.testing.assert_close(whole @ whole.T, known @ known.T)  # equal up to a rotation
     half = made(target, hidden_size=known.shape[1] // 2).model.get_input_embeddings().weight
     left, values, _ = torch.linalg.svd(known, full_matrices=False)
     best = left[:, : half.shape[1]] * values[: half.shape[1]]
@@ -88,8 +88,8 @@ def test_what_is_saved(options, target, tmp_path):
     ("options", "message"),
     [
         ({"from_layers": 3}, "from_layers=3, but the target has 3 layers"),
-        ({"from_layers": 1, "num_layers": 2}, "and num_layers says otherwise"),
-        ({"from_layers": 1, "tie": True}, "and tie says otherwise"),
+        ({"from_layers": 1, "num_layers": 2}, "so num_layers cannot be given"),
+        ({"from_layers": 1, "tie": True}, "so tie cannot be given"),
         ({"hidden_size": 30, "num_heads": 4}, "hidden_size=30 cannot be divided among num_heads=4"),
         ({"hard_weight": 2}, "hard_weight=2"),
     ],

@@ -33,7 +33,7 @@ def reference_eagle(
 
     Args:
         embed: token ids int64 [s] -> the target's embeddings [s, hidden_size]; the head's own embed_tokens comes first.
-        lm_head: the target's output head, float64 [s, hidden_size] -> [s, vocab_size].
+        lm_head: the target's LM head, float64 [s, hidden_size] -> [s, vocab_size].
         tokens: n + 1 token ids x_0 .. x_n; the last is the root, which is pending.
         features: [n, hidden_size], the target's output after its last norm at x_0 .. x_{n-1}.
         tree: the nodes drafted so far.
@@ -69,9 +69,9 @@ def reference_eagle3(
 ) -> Tensor:
     """Logits of an EAGLE-3 head over its draft vocabulary, float64 [1 + len(tree), draft_vocab_size].
 
-    As `reference_eagle`, but `features` are the target's auxiliary features side by side, lowest layer first:
-    [n, 3 * target hidden size]. `embed` and `lm_head` are used where the head has none of its own. `config` may be a
-    plain one or a speculators one, the layers may be called midlayer or layers.N.
+    As `reference_eagle`, but `features` are the target's auxiliary hidden states concatenated, lowest layer first:
+    [n, 3 * target hidden size]. `embed` and `lm_head` are used if the head has none of its own. `config` may be plain
+    or of speculators, and the layers may be called midlayer or layers.N.
     """
     config = flat_config(config)
     head = Head({name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}, config, embed)

@@ -1,4 +1,4 @@
-"""What the index needs of numba beyond compiled loops: arrays at addresses, and memory asked for ahead of its use."""
+"""numba decorators and intrinsics for the index: arrays at memory addresses, and prefetching."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from numba.extending import intrinsic
 WRITE, KEEP, DATA = (ir.Constant(ir.IntType(32), value) for value in (1, 3, 1))  # see llvm.prefetch
 
 
-def compiled(signature: str) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function at once, or load it from numba's cache where there is a folder for that."""
+def jit(signature: str) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function for a signature when it is defined, or load it from numba's cache."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         try:
             return njit(signature, nogil=True, cache=True)(function)
-        except RuntimeError:  # numba found no folder that it may write to
+        except RuntimeError:  # numba found no writable folder for its cache
             return njit(signature, nogil=True)(function)
 
     return decorate
 
 
-def inner(function: Callable[..., Any]) -> Any:
-    """A function that only compiled ones call: it saves compiling a way in for Python."""
+def jit_inner(function: Callable[..., Any]) -> Any:
+    """Compile a function that only compiled functions call, without wrappers for calls from Python."""
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
 
 
-@inner
+@jit_inner
 def array_at(address, size, dtype):
-    """The array of size elements that lies at an address. Its owner must outlive it."""
+    """An array of `size` elements at a memory address. The memory must outlive the array."""
     return carray(_pointer(address), size, dtype)
 
 
@@ -46,8 +46,7 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 
 @intrinsic
 def prefetch(typing_context: Any, array: Any, i: Any) -> Any:
-    """Have the processor fetch array[i] while it goes on: what is asked for together arrives together. Any i will do,
-    even one outside of the array."""
+    """Fetch array[i] into the processor's cache in the background. Any i is allowed, also one outside of the array."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data

@@ -14,15 +14,17 @@ DEFAULT_LENGTH = 5
 
 @frozen
 class NgramConfig:
-    """How long a suffix of the context is looked for, and which of its earlier occurrences is continued. Raises
-    ConfigError, also if the lower bound exceeds the upper."""
+    """Lengths of the suffixes to look up, and which match to continue.
+
+    Raises ConfigError if a value is out of range or prompt_lookup_min exceeds prompt_lookup_max.
+    """
 
     prompt_lookup_min: int | None = field(
         default=None,
         validator=whole_number(1, optional=True),
         metadata={
-            "help": "Shortest suffix of the context to look for, in tokens: a smaller number drafts more often and "
-            "hits less often. None: as prompt_lookup_max, or 5 if both are None."
+            "help": "Shortest suffix of the context to look for, in tokens. Smaller: more drafts, lower acceptance "
+            "rate. None: as prompt_lookup_max, or 5 if both are None."
         },
     )
     prompt_lookup_max: int | None = field(
@@ -48,6 +50,6 @@ class NgramConfig:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Shortest and longest suffix to look for, in tokens. A bound left out equals the other; both left out, 5."""
+        """Shortest and longest suffix to look for, in tokens. A missing bound equals the other; both default to 5."""
         given = [n for n in (self.prompt_lookup_min, self.prompt_lookup_max) if n is not None] or [DEFAULT_LENGTH]
         return given[0], given[-1]

@@ -1,4 +1,4 @@
-"""Memory for the indexes of all requests: given out when a request is first seen, taken back when it has finished."""
+"""Memory for the indexes of all requests, allocated at a request's first draft and freed when it finishes."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ from attrs import define, field
 from specdec_core import RequestRows, RequestView
 
 HUGE_PAGE = 2 << 20
-"""Bytes. Where Linux gives them, a long text has few pages, and the processor knows where all of them are: else finding
-the page costs about as much as fetching the slot."""
+"""Bytes of a huge page of Linux. With small ones, address translation costs about as much as fetching a slot."""
 
 
 LINE = 64
-"""Bytes in a line of the cache."""
+"""Bytes of a cache line."""
 
 
 def zeros(num_bytes: int) -> np.ndarray:
-    """uint8 [num_bytes or more]."""
+    """Zeroed memory, uint8 [num_bytes or more], in huge pages if it is large and the system has them."""
     if num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(num_bytes, dtype=np.uint8)
     whole_pages = -(-num_bytes // HUGE_PAGE) * HUGE_PAGE
     memory = mmap.mmap(-1, whole_pages, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without them
+    with suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype=np.uint8)
 
 
 @define(eq=False)
 class Block:
-    """What one request has. capacity: in tokens."""
+    """The memory of one request's index."""
 
-    row: int  # of Indexes.states
-    capacity: int
-    num_lengths: int  # of n-grams
-    num_tokens: int = field(init=False, default=0)  # of the request, known to its index
+    row: int  # in Indexes.states
+    capacity: int  # in tokens
+    num_lengths: int  # number of n-gram lengths
+    num_tokens: int = field(init=False, default=0)  # tokens that the index has
     _memory: np.ndarray = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -46,24 +45,23 @@ class Block:
 
     @property
     def num_slots(self) -> int:
-        """An end fills at most one for each length. A table that is nearly full is slow: an eighth stays empty."""
+        """One slot for each token and length, and an eighth more, since probing is slow in a table that is full."""
         return self.capacity * self.num_lengths * 8 // 7 + 1
 
     @property
     def _shift(self) -> int:
-        """Bytes. Memory begins with a page: the ends of texts of one length would all have the same few lines of the
-        cache."""
+        """Offset of the slots in bytes. Without it, texts of equal length would compete for the same cache lines."""
         return self.row % 64 * LINE
 
     @property
     def state(self) -> tuple[int, ...]:
-        """Its row of states, as `index` has them."""
+        """The request's row of `Indexes.states`."""
         address = self._memory.ctypes.data + self._shift
         return address, self.num_slots, address + 8 * self.num_slots, self.capacity, self.num_tokens, 0
 
 
 class Indexes:
-    """The indexes of requests, by id. states: see `index`."""
+    """The indexes of all requests by id. states: see `index`."""
 
     def __init__(self, max_num_requests: int, num_lengths: int) -> None:
         self.states = np.zeros((max_num_requests, 6), dtype=np.int64)
@@ -72,14 +70,14 @@ class Indexes:
         self._blocks: dict[str, Block] = {}
 
     def catch_up(self, requests: Sequence[RequestView]) -> tuple[list[int], list[np.ndarray]]:
-        """Each request's row of states, and the tokens that its index does not know yet: it is to take them over."""
+        """Each request's row of states and the tokens that its index lacks. The caller must append these."""
         rows, new_tokens = [], []
         for request in requests:
             token_ids = request.token_ids
             num_tokens = len(token_ids)
             block = self._blocks.get(request.id)
             if block is None or block.capacity < num_tokens:
-                block = self._give(request, num_tokens)
+                block = self._allocate(request, num_tokens)
             rows.append(block.row)
             new_tokens.append(token_ids[block.num_tokens :])
             block.num_tokens = num_tokens
@@ -89,9 +87,9 @@ class Indexes:
         self._blocks.pop(request.id, None)
         self._rows.finish(request)
 
-    def _give(self, request: RequestView, num_tokens: int) -> Block:
-        """A new, empty block with room for half as many tokens again. One that was outgrown is left: its index starts
-        over, so that a token is taken over at most three times on average."""
+    def _allocate(self, request: RequestView, num_tokens: int) -> Block:
+        """An empty block with room for 1.5 times as many tokens. An outgrown block is dropped and the index rebuilt: a
+        token is indexed at most three times on average."""
         self._blocks.pop(request.id, None)
         row = self._rows.start(request)
         block = Block(row, capacity=num_tokens * 3 // 2 + 64, num_lengths=self._num_lengths)

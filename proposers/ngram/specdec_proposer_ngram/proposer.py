@@ -1,4 +1,4 @@
-"""Prompt lookup decoding (Saxena 2023): find the context's own ending earlier in the context, draft what followed."""
+"""Prompt lookup decoding (Saxena 2023): finds the context's last tokens earlier in it, drafts what followed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class NgramProposer(Proposer):
-    """Chains copied from the request's own tokens, in one compiled call per batch.
+    """Drafts chains copied from the request's own tokens, in one compiled call per batch.
 
-    `reset` has nothing to do: a request that is preempted keeps its tokens, and the index is made of nothing else.
+    `reset` does nothing: a preempted request keeps its tokens, and the index depends on nothing else.
     """
 
     def __init__(self, config: NgramConfig, max_num_requests: int, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Helpers beside the tests, however pytest imports them."""
+"""Puts the tests' folder on the path, so that they can import helpers in it."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The most obvious way to write what `ngram` drafts, and requests to ask it about."""
+"""A simple reference implementation of `ngram`, and requests to draft for."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def reference(context: list[int], shortest: int, longest: int, match: str, budge
         if ends:
             end = ends[0] if match == "first" else ends[-1]
             text = list(context)
-            for i in range(budget):  # drafted tokens are context for those after them
+            for i in range(budget):  # draft tokens are context for the next ones
                 text.append(text[end + i])
             return text[len(context) :]
     return []
 
 
 class Request:
-    """A view of tokens that grow, in an array that has more room than they need, as the engine's."""
+    """A `RequestView` whose tokens grow in an array with spare capacity, like the engine's."""
 
     def __init__(self, name: str, tokens: Sequence[int] = ()) -> None:
         self.id = name
@@ -57,7 +57,7 @@ def batch_of(requests: Sequence[Request], budgets: Sequence[int]) -> ProposerBat
 
 
 def drafts(of: NgramProposer, requests: Sequence[Request], budgets: Sequence[int]) -> list[list[int]]:
-    """Each request's chain."""
+    """The drafted chain of each request."""
     draft = of.propose(batch_of(requests, budgets))
     trees: list[DraftTree] = [draft.tree(i) for i in range(len(requests))]
     for tree in trees:

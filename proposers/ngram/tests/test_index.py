@@ -1,4 +1,4 @@
-"""The index by itself: where slots are few and collide, and with faults made on purpose."""
+"""The index alone: with few slots that collide, and with faults made on purpose."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from obvious_ngram import reference
 
 from specdec_proposer_ngram import index
-from specdec_proposer_ngram.compiled import compiled
+from specdec_proposer_ngram.compiled import jit
 
 SOURCE = Path(index.__file__).read_text()
-IMPORT = "from specdec_proposer_ngram.compiled import array_at, compiled, inner, prefetch\n"
+IMPORT = "from specdec_proposer_ngram.compiled import array_at, jit, jit_inner, prefetch\n"
 
 
 def array_at(address: int, size: int, dtype: type) -> np.ndarray:
@@ -25,13 +25,13 @@ def array_at(address: int, size: int, dtype: type) -> np.ndarray:
 
 
 def in_python(old: str, new: str) -> SimpleNamespace:
-    """The module, not compiled, with something else in one place."""
+    """The module as plain Python, with `old` replaced by `new` in its source."""
     assert IMPORT in SOURCE
     assert old in SOURCE
     names = {
         "array_at": array_at,
-        "compiled": lambda signature: lambda function: function,
-        "inner": lambda function: function,
+        "jit": lambda signature: lambda function: function,
+        "jit_inner": lambda function: function,
         "prefetch": lambda array, i: None,
     }
     exec(SOURCE.replace(IMPORT, "").replace(old, new), names)
@@ -39,7 +39,7 @@ def in_python(old: str, new: str) -> SimpleNamespace:
 
 
 def draft(module, text, cuts, shortest, longest, match, budget) -> list[list[int]]:
-    """What is drafted once the text has come to each of the cuts. It has one slot more than it can fill."""
+    """The drafts after each of the cuts of a text. The index has one slot more than it can fill."""
     num_slots = len(text) * (longest - shortest + 1) + 1
     slots, tokens = np.zeros(num_slots, dtype=np.uint64), np.zeros(len(text), dtype=np.uint32)
     states = np.array([[slots.ctypes.data, num_slots, tokens.ctypes.data, len(text), 0, 0]])
@@ -55,8 +55,8 @@ def draft(module, text, cuts, shortest, longest, match, budget) -> list[list[int
 
 
 def first_difference(module, *, longest_text: int = 6) -> object:
-    """Every text of two tokens, and some longer ones, taken over in two parts, and nothing new after that: what differs
-    from the reference, if any."""
+    """The first difference from the reference, None if there is none, over all texts of two distinct tokens up to a
+    length and some longer ones, each appended in two parts and drafted once more without new tokens."""
     texts = [text for length in range(1, longest_text + 1) for text in product((0, 1), repeat=length)]
     chance = random.Random(0)
     texts += [tuple(chance.choices((0, 1, 2), weights=(4, 2, 1), k=40)) for _ in range(4)]
@@ -122,4 +122,4 @@ def test_a_wrong_index_is_caught(old, new):
 def test_compiles_where_no_cache_can_be_written():
     names: dict[str, object] = {}
     exec("def double(x):\n    return 2 * x", names)  # numba finds no place for the cache of code that is in no file
-    assert compiled("i8(i8)")(names["double"])(21) == 42
+    assert jit("i8(i8)")(names["double"])(21) == 42

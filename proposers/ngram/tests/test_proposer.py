@@ -1,4 +1,4 @@
-"""The drafts of `ngram` against the most obvious way to write the same thing, over the lives of many requests."""
+"""Compares the drafts of `ngram` with a simple reference over many requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_first_and_last_differ_only_among_matches_of_one_length():
     context = [1, 2, 8, 1, 2, 9, 1, 2]
     assert chain(context, 2, 2, 2, "first") == [8, 1]
     assert chain(context, 2, 2, 2, "last") == [9, 1]
-    for match in ("first", "last"):  # the longer one wins, though leftmost and most recent matches of 1 surround it
+    for match in ("first", "last"):  # the longer match wins, though shorter ones lie on both sides of it
         assert chain([2, 7, 1, 2, 8, 5, 2, 9, 1, 2], 1, 1, 2, match) == [8]
 
 
@@ -75,7 +75,7 @@ def test_drafts_of_earlier_steps_stay_as_they_were():
 
 
 def test_a_request_that_comes_again_with_the_same_tokens_gets_the_same_draft():
-    """Its last draft was of no use, or it was preempted."""
+    """This happens if no draft token was accepted, or after a preemption."""
     for match, expected in (("last", [9]), ("first", [8])):
         request, ngram = Request("any", [1, 2, 8, 1, 2, 9, 1, 2]), proposer(1, 3, match)
         for _ in range(3):
@@ -102,7 +102,7 @@ bounds = st.tuples(st.integers(1, 8), st.integers(1, 8)).map(sorted)
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.lists(texts, min_size=1, max_size=4), min_size=1, max_size=4), bounds, st.booleans(), st.data())
 def test_equals_the_reference(parts, bounds, is_last, data):
-    """parts: what comes to each request's text, step by step. A request that has no more is left out."""
+    """parts: the tokens appended to each request in each step. A request without further parts is left out."""
     match = "last" if is_last else "first"
     ngram, requests = proposer(*bounds, match), [Request(str(i)) for i in range(len(parts))]
     for step in range(max(map(len, parts))):
@@ -115,7 +115,7 @@ def test_equals_the_reference(parts, bounds, is_last, data):
 
 
 def lengthen(chance: random.Random, tokens: list[int], num_kinds: int) -> None:
-    """1 to 8 tokens: new ones, a copy of earlier ones, or the text's last few over and over."""
+    """Append 1 to 8 tokens: new ones, a copy of earlier ones, or repetitions of the last few."""
     num, kind = chance.randint(1, 8), chance.random()
     if kind < 0.3 or not tokens:
         tokens += [chance.randrange(num_kinds) for _ in range(num)]
@@ -134,7 +134,7 @@ def lengthen(chance: random.Random, tokens: list[int], num_kinds: int) -> None:
     [(1, 1, 30), (1, 3, 3), (2, 2, 2), (2, 5, 4), (5, 5, 2), (3, 7, 1), (1, 100, 3), (30, 100, 1)],
 )
 def test_lives(shortest, longest, num_kinds, match):
-    """Requests that come, grow at their own pace, are preempted and end in any order, some with an old one's id."""
+    """Requests start, grow, are preempted and finish in random order, some with the id of an earlier request."""
     chance, ngram, seen = random.Random(f"{shortest} {longest} {match}"), proposer(shortest, longest, match, 6), 0
     live: list[Request] = []
     for step in range(150):
@@ -175,7 +175,7 @@ def test_memory_is_given_back():
     ngram = proposer(1, 4, max_num_requests=8)
 
     def load(seed: int) -> int:
-        """Eight requests that outgrow their memory, and end in any order. Returns the bytes held afterwards."""
+        """Run eight requests that outgrow their memory and finish in random order. Returns the bytes still held."""
         chance = random.Random(seed)
         requests = [Request(str(i), [chance.randrange(5) for _ in range(chance.randint(1, 300))]) for i in range(8)]
         while requests:

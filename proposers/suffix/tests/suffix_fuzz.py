@@ -21,7 +21,7 @@ VOCABULARY = (0, 1, 2, 7, 100, 30_000, 65_535, 65_536, 199_999)  # token ids tha
 
 @define(eq=False)
 class View:
-    """A `RequestView` that grows."""
+    """A `RequestView` whose tokens grow."""
 
     id: str
     num_prompt_tokens: int

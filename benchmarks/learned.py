@@ -67,6 +67,7 @@ class Bench:
     folder: Path
     runs: int
     max_tokens: int
+    batch_size: int = 1
 
     def __call__(self, model: Path, prompts: Path, speculative_config: dict[str, Any], temperature: float) -> Any:
         config, output = self.folder / "config.json", self.folder / "output.json"
@@ -77,6 +78,7 @@ class Bench:
             "--output": output,
             "--runs": self.runs,
             "--max-tokens": self.max_tokens,
+            "--batch-size": self.batch_size,
             "--temperature": temperature,
         }
         words = [str(word) for option in options.items() for word in option]

@@ -1,0 +1,82 @@
+"""Every method with its default options beside plain decoding: one request and sixteen, greedy and at temperature 1.
+
+    python benchmarks/overview.py        # writes benchmarks/results/overview.json
+
+`spec-decode bench` runs the same prompts both ways in one process, by turns. Held-out prompts (heldout.py) are code
+that neither the model nor its heads were trained on; edits (prompts.py) ask for a copy of code with a change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterable
+from itertools import islice, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import heldout
+from learned import Bench
+from measuring import RESULTS, command, write
+from prompts import edit_prompts
+
+from specdec_core import resolve_model
+
+NUM_PROMPTS = 16
+BATCHES, TEMPERATURES = (1, 16), (0.0, 1.0)
+NGRAM = {"method": "ngram", "num_speculative_tokens": 5}  # the method has no default for it
+
+
+class Row(NamedTuple):
+    prompts: str
+    speculative_config: dict[str, Any]
+    loses: str  # when it is slower than plain decoding, for the reader of the table
+
+
+ROWS = (
+    Row("edits", NGRAM, "text that does not repeat its prompt"),
+    Row("held-out", NGRAM, "text that does not repeat itself"),
+    Row("edits", {"method": "suffix"}, "text unlike the prompt and earlier outputs"),
+    Row("held-out", {"method": "suffix"}, "text unlike the prompt and earlier outputs"),
+    Row("held-out", {"method": "draft_model"}, "a draft model that is not far smaller than the target"),
+    Row("held-out", {"method": "eagle"}, "large batches; temperature 1 with few accepted tokens"),
+    Row("held-out", {"method": "eagle3"}, "large batches; temperature 1 with few accepted tokens"),
+)
+
+
+def write_prompts(name: str, file: Path) -> None:
+    texts: Iterable[str] = edit_prompts().values() if name == "edits" else heldout.texts()
+    chosen = [*islice(texts, NUM_PROMPTS)]
+    chosen += chosen[: NUM_PROMPTS - len(chosen)]  # there are eight edits
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in chosen), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--out", type=Path, default=RESULTS / "overview.json")
+    args = parser.parse_args()
+    record: dict[str, Any] = {"command": command("overview.py"), "max_tokens": args.max_tokens, "runs": args.runs}
+    record |= {"num_prompts": NUM_PROMPTS, "rows": []}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for prompts in ("edits", "held-out"):
+            write_prompts(prompts, folder / f"{prompts}.jsonl")
+        for row in ROWS:
+            cells = []
+            for batch_size, temperature in product(BATCHES, TEMPERATURES):
+                bench = Bench(folder, args.runs, args.max_tokens, batch_size)
+                model, file = Path(resolve_model(args.model)), folder / f"{row.prompts}.jsonl"
+                found = bench(model, file, row.speculative_config, temperature)
+                cells.append({"batch_size": batch_size, "temperature": temperature, **found["total"]})
+                print(row.prompts, row.speculative_config, batch_size, temperature, cells[-1]["speed_up"], flush=True)
+            record["rows"].append({**row._asdict(), "cells": cells})
+            record |= {"machine": found["machine"], "versions": found["versions"], "dtype": found["model"]["dtype"]}
+            write(record, args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -18,9 +18,9 @@ from specdec_core.config.speculative import DraftModelConfig
 from specdec_core.contracts.target import TargetInfo
 from specdec_core.errors import CompatibilityError, ConfigError
 from specdec_core.models.attention import IMPLEMENTATION
+from specdec_core.models.embedded import installed, resolve_model
 from specdec_core.models.families import check_layer_types
 from specdec_core.models.quantization import own_quantization, quantized_loading, refuse_unknown_quantization
-from specdec_core.plugins.embedded import EmbeddedModels
 
 
 @frozen(kw_only=True, eq=False)
@@ -59,11 +59,6 @@ class ModelSource:
         """Those that are given, as keyword arguments of transformers' from_pretrained."""
         both = {"revision": self.revision, "code_revision": self.code_revision}
         return {key: value for key, value in both.items() if value is not None}
-
-
-def resolve_model(model: str | Path) -> str:
-    """As `Plugins.resolve_model`, where there is none at hand: what SPECDEC_DISABLE names is disabled."""
-    return EmbeddedModels.load().resolve(model)
 
 
 def find_device(device: str | None) -> torch.device:
@@ -114,7 +109,7 @@ def load_config(source: ModelSource) -> PretrainedConfig:
         own = own_quantization(config)
     except Exception as error:  # whatever a broken config.json makes transformers raise
         refuse_unknown_quantization(_written(path, given).get("quantization_config"), path)
-        embedded = EmbeddedModels.load().names
+        embedded = sorted(each.name for each in installed() if each.status == "ok")
         named = "".join(f", {key}={shown(value)}," for key, value in given.items())
         raise ConfigError(
             f"model={path!r}{named} cannot be read: {error}. Give a folder with a transformers checkpoint, a name on "

@@ -143,7 +143,7 @@ def test_a_request_may_ask_for_fewer_drafts(speculating: LLM) -> None:
 def test_a_folder_of_the_same_name_does_not_hide_the_embedded_model(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specdec_core.models.load import resolve_model
+    from specdec_core import resolve_model
 
     (tmp_path / "tiny").mkdir()
     monkeypatch.chdir(tmp_path)

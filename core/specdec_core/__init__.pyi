@@ -99,7 +99,7 @@ from specdec_core.errors import (
 )
 from specdec_core.kv import BlockPool as BlockPool, PagedKVManager as PagedKVManager
 from specdec_core.models.checkpoint import Checkpoint as Checkpoint
-from specdec_core.models.load import resolve_model as resolve_model
+from specdec_core.models.embedded import resolve_model as resolve_model
 from specdec_core.models.meta_load import Outline as Outline, outline_draft as outline_draft
 from specdec_core.models.model import register_tap as register_tap
 from specdec_core.models.training import load_training_target as load_training_target

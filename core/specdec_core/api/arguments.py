@@ -21,6 +21,7 @@ from specdec_core.engine.build import Design
 from specdec_core.engine.plugin_errors import blaming
 from specdec_core.errors import ConfigError
 from specdec_core.models.checkpoint import Checkpoint
+from specdec_core.models.embedded import resolve_model
 from specdec_core.models.load import ModelSource, find_device, load_config
 from specdec_core.plugins import Plugins
 
@@ -65,8 +66,8 @@ def prepare(
                 f"the one or the other"
             )
     plugins, device = plugins or Plugins.load(), find_device(config.device)
-    config = evolve(config, model=plugins.resolve_model(config.model))
-    tokenizer = None if tokenizer is None else plugins.resolve_model(tokenizer)
+    config = evolve(config, model=resolve_model(config.model, plugins.models))
+    tokenizer = None if tokenizer is None else resolve_model(tokenizer, plugins.models)
     speculative = None
     if speculative_config is not None:
         speculative = _speculative(fill_in(speculative_config, model, plugins), plugins, device)
@@ -98,13 +99,13 @@ def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:
     one. Raises ConfigError, or PluginError if not exactly one installed method recognizes the checkpoint."""
     mapping = speculative_mapping(given)
     if names_checkpoint(mapping.get("model")):
-        mapping["model"] = plugins.resolve_model(mapping["model"])
+        mapping["model"] = resolve_model(mapping["model"], plugins.models)
     if "method" not in mapping:
         checkpoint = Checkpoint(str(mapping["model"]), mapping.get("revision"))
         mapping = {"method": plugins.detect(checkpoint.config, checkpoint.shapes).name, **mapping}
     method = plugins.proposer(mapping["method"])
     if mapping.get("model") is None and "model" in fields_dict(method.config):
-        folder = Path(plugins.resolve_model(target), DRAFTS, method.name)
+        folder = Path(resolve_model(target, plugins.models), DRAFTS, method.name)
         mapping["model"] = _shipped(method, folder, target, mapping.get("revision"))
     return mapping
 

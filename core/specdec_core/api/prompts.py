@@ -12,8 +12,9 @@ from transformers import AutoTokenizer
 from specdec_core.config.engine import EngineConfig
 from specdec_core.config.fields import refuse_unknown, shown
 from specdec_core.errors import ConfigError, reason
+from specdec_core.models.embedded import resolve_model
 from specdec_core.models.hub import require
-from specdec_core.models.load import refuse_revision, resolve_model
+from specdec_core.models.load import refuse_revision
 
 Prompt = str | Mapping[str, Any]
 """Text, {"prompt": str} or {"prompt_token_ids": [int, ...]}; a mapping may have a "cache_salt", too."""

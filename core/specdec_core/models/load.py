@@ -18,10 +18,10 @@ from specdec_core.config.speculative import DraftModelConfig
 from specdec_core.contracts.target import TargetInfo
 from specdec_core.errors import CompatibilityError, ConfigError, reason
 from specdec_core.models.attention import IMPLEMENTATION
+from specdec_core.models.embedded import installed, resolve_model
 from specdec_core.models.families import check_layer_types
 from specdec_core.models.hub import require
 from specdec_core.models.quantization import own_quantization, quantized_loading, refuse_unknown_quantization
-from specdec_core.plugins.embedded import EmbeddedModels
 
 
 @frozen(kw_only=True, eq=False)
@@ -59,13 +59,6 @@ class ModelSource:
         """The given revisions, as keyword arguments of transformers' from_pretrained."""
         both = {"revision": self.revision, "code_revision": self.code_revision}
         return {key: value for key, value in both.items() if value is not None}
-
-
-def resolve_model(model: str | Path) -> str:
-    """As `Plugins.resolve_model`, for callers without `Plugins`. Names in SPECDEC_DISABLE are disabled."""
-    if "/" in str(model):  # no embedded model's name; reading the metadata of all distributions takes a while
-        return str(model)
-    return EmbeddedModels.load().resolve(model)
 
 
 def find_device(device: str | None) -> torch.device:
@@ -117,7 +110,7 @@ def load_config(source: ModelSource) -> PretrainedConfig:
         own = own_quantization(config)
     except Exception as error:  # a broken config.json may raise anything
         refuse_unknown_quantization(_written(path, given).get("quantization_config"), path)
-        embedded = EmbeddedModels.load().names
+        embedded = sorted(each.name for each in installed() if each.status == "ok")
         named = "".join(f", {key}={shown(value)}," for key, value in given.items())
         raise ConfigError(
             f"model={path!r}{named} cannot be read: {reason(error)}. Give a folder with a transformers checkpoint, a "

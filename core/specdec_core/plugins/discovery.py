@@ -17,7 +17,10 @@ from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.contracts.verifier import VerifierSpec
 from specdec_core.errors import PluginError
 
-GROUP = "specdec"
+GROUP, MODEL_GROUP = "specdec", "specdec.models"
+
+MODEL_NAME = re.compile(r"[\w-][\w.-]*")
+"""What an embedded model may be called: nothing that would be of a folder, or of a repository on the hub."""
 
 VARIABLE = "the environment variable SPECDEC_DISABLE"
 
@@ -28,7 +31,7 @@ Spec = ProposerSpec | VerifierSpec | KVManagerSpec
 @define(eq=False)
 class Plugin:
     """An entry point of group `specdec`, or a module that is loaded like one, with its status. Or an entry point that
-    names an embedded model (`embedded`), which has neither hooks nor specs."""
+    names an embedded model (`models/embedded.py`), which has neither hooks nor specs."""
 
     name: str
     distribution: str
@@ -87,6 +90,19 @@ def entries(group: str, word: str = "plugin") -> list[Plugin]:
         assert entry.dist is not None, "entry_points() sets it"
         found.append(Plugin(entry.name, entry.dist.name, entry.dist.version, entry.value, word))
     return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution))
+
+
+def find_models() -> list[Plugin]:
+    """The models that come inside installed distributions. Those whose names are none for a model are refused."""
+    found = entries(MODEL_GROUP, "model")
+    for model in found:
+        if not MODEL_NAME.fullmatch(model.name):
+            model.refuse(
+                "failed",
+                f"model {model.label} has a name that may be of a folder, or on the model hub: a name of letters, "
+                f"digits, '-', '_' and '.' is allowed. Update or uninstall {model.distribution}",
+            )
+    return found
 
 
 def names_in(text: str | Iterable[str]) -> list[str]:

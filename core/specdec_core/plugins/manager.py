@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from specdec_core.contracts.kv import KVManagerSpec
 from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.contracts.verifier import VerifierSpec
 from specdec_core.errors import PluginError
-from specdec_core.plugins import discovery, embedded, loading
+from specdec_core.plugins import discovery, loading
 from specdec_core.plugins.discovery import Plugin
-from specdec_core.plugins.embedded import EmbeddedModels
 from specdec_core.plugins.listing import PluginInfo, listing
 from specdec_core.plugins.offers import Offers
 from specdec_core.plugins.operations import OfferedOps
@@ -39,7 +37,7 @@ class Plugins:
 
     def __init__(self, plugins: Sequence[Plugin], models: Sequence[Plugin] = ()) -> None:
         self._plugins = plugins
-        self._models = EmbeddedModels(models)
+        self.models = models  # embedded ones: `specdec_core.models.embedded` resolves their names
         self._offers = Offers(plugins)
         hooks = [(plugin, plugin.loaded_hooks.hook.specdec_step_finished) for plugin in self._offers.modules]
         self._listeners = [(plugin, hook) for plugin, hook in hooks if hook.get_hookimpls()]
@@ -58,7 +56,7 @@ class Plugins:
         A plugin that cannot be loaded causes one PluginWarning now, and a PluginError when it is asked for; the others
         load.
         """
-        plugins, models = discovery.find(builtins, modules), embedded.find()
+        plugins, models = discovery.find(builtins, modules), discovery.find_models()
         for origin, names in {
             discovery.VARIABLE: os.environ.get("SPECDEC_DISABLE", ""),
             "the argument disable (--disable)": disable,
@@ -71,12 +69,6 @@ class Plugins:
         for error in (*loading.load_all(plugins), *refused):
             warnings.warn(f"{error}. The other plugins are loaded", PluginWarning, stacklevel=2)
         return cls(plugins, models)
-
-    def resolve_model(self, model: str | Path) -> str:
-        """The name of an embedded model ("tiny") becomes its folder; anything else, "./tiny" too, stays as it is.
-
-        Raises PluginError if the model is disabled, if two distributions claim it, or if its own one fails."""
-        return self._models.resolve(model)
 
     def proposer(self, name: str) -> ProposerSpec:
         """The proposer of that name. Raises PluginError, with the reason and advice, if it is not available."""
@@ -139,4 +131,4 @@ class Plugins:
 
     def listing(self, core_commands: Collection[str] = ()) -> list[PluginInfo]:
         """Every plugin and embedded model, including unusable ones, with its errors. core_commands: see `commands`."""
-        return listing([*self._plugins, *self._models.models], self.commands(core_commands))
+        return listing([*self._plugins, *self.models], self.commands(core_commands))

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from specdec_core import LLM, ConfigError, PluginError, Plugins, PluginWarning, cli, resolve_model
 
-WAYS: list[Callable[[str], str]] = [resolve_model, lambda name: Plugins.load().resolve_model(name)]
+WAYS: list[Callable[[str], str]] = [resolve_model, lambda name: resolve_model(name, Plugins.load().models)]
 """As an engine asks, and as plugins do that have no `Plugins`."""
 
 
@@ -64,7 +64,7 @@ def test_the_argument_disables_one_of_two(site):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plugins = Plugins.load(disable=["dist-left"])
-    assert plugins.resolve_model("twin") == str(folder)
+    assert resolve_model("twin", plugins.models) == str(folder)
     assert [status for _, status, _ in lines(plugins, "twin")] == ["disabled", "ok"]
     assert lines(plugins, "twin")[1][2] == ("model twin",)
 
@@ -94,12 +94,12 @@ def test_names_that_may_be_of_folders_or_on_the_hub(site, name, monkeypatch):
     with pytest.warns(PluginWarning, match="may be of a folder, or on the model hub") as caught:
         plugins = Plugins.load()
     assert len(caught) == 1
-    assert plugins.resolve_model(name) == name
+    assert resolve_model(name, plugins.models) == name
     assert lines(plugins, name) == [("dist-greedy", "failed", ())]
     monkeypatch.setenv("SPECDEC_DISABLE", "dist-greedy")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert Plugins.load().resolve_model(name) == name
+        assert resolve_model(name, Plugins.load().models) == name
 
 
 @pytest.mark.parametrize(
@@ -137,6 +137,6 @@ def test_a_plugin_of_the_same_name_is_another_matter(site):
     folder = site.model("both", "dist-model")
     site.proposer("both", distribution="dist-plugin")
     plugins = Plugins.load()
-    assert plugins.resolve_model("both") == str(folder)
+    assert resolve_model("both", plugins.models) == str(folder)
     assert plugins.proposer("both").name == "both"
     assert [provided for _, _, provided in lines(plugins, "both")] == [("proposer both",), ("model both",)]

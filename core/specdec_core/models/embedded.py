@@ -1,0 +1,48 @@
+"""Models that come inside distributions, such as `tiny`: entry points of group `specdec.models`.
+
+Each names a function that returns a folder. They are found, disabled, refused and listed as plugins are
+(`plugins/discovery.py`), and imported when one is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+from specdec_core.config.fields import shown
+from specdec_core.errors import PluginError
+from specdec_core.plugins import discovery
+from specdec_core.plugins.discovery import MODEL_GROUP, MODEL_NAME, Plugin
+
+
+def resolve_model(model: str | Path, models: Sequence[Plugin] | None = None) -> str:
+    """Replace the name of an embedded model ("tiny") by its folder. Returns any other name or path, such as "./tiny",
+    unchanged.
+
+    models: `Plugins.models`; None: all that SPECDEC_DISABLE does not name. Raises PluginError if the model is disabled,
+    if two distributions claim it, or if its function fails.
+    """
+    name = str(model)
+    if not MODEL_NAME.fullmatch(name):  # reading the metadata of all distributions takes a while
+        return name
+    claims = [each for each in (installed() if models is None else models) if each.name == name]
+    if not claims:
+        return name
+    found = min(claims, key=lambda each: each.status == "disabled")  # prefer one that is not disabled
+    if found.error is not None:
+        raise PluginError(found.error)
+    with found.blamed("give the folder of the model"):
+        folder = EntryPoint(found.name, found.value, MODEL_GROUP).load()()
+        if not Path(folder).is_dir():
+            raise NotADirectoryError(f"{found.value} returned {shown(folder)}")
+        return str(folder)
+
+
+def installed() -> list[Plugin]:
+    """All embedded models, with their status."""
+    models = discovery.find_models()
+    discovery.refuse_disabled(models, discovery.names_in(os.environ.get("SPECDEC_DISABLE", "")), discovery.VARIABLE)
+    discovery.refuse_duplicates(models)
+    return models

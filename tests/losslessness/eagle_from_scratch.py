@@ -154,8 +154,9 @@ def _inner_paths(drafted: Drafted) -> list[Path_]:
     """To the nodes that have children, the longest paths first."""
     paths: dict[int, Path_] = {-1: ()}
     for number, (token, parent) in enumerate(zip(drafted.token_ids, drafted.parents, strict=True)):
-        paths[number] = (*paths[parent], token)
-    return sorted((paths[parent] for parent in set(drafted.parents)), key=len, reverse=True)
+        if parent in paths:  # others are dead
+            paths[number] = (*paths[parent], token)
+    return sorted((paths[parent] for parent in set(drafted.parents) & set(paths)), key=len, reverse=True)
 
 
 def _nudged(next_log_probs: Callable[[Path_], dict[int, float]], amount: float, path: Path_) -> dict[int, float]:

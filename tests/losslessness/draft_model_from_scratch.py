@@ -87,7 +87,8 @@ class DraftModelFromScratch:
         self.logits(text)
         paths: dict[int, list[int]] = {-1: []}
         for number, (token, parent) in enumerate(zip(drafted.token_ids, drafted.parents, strict=True)):
-            paths[number] = [*paths[parent], token]
+            if parent in paths:  # others are dead
+                paths[number] = [*paths[parent], token]
         for number in set(paths) - set(drafted.parents):
             self.logits([*drafted.history, *paths[number]])
 

@@ -4,7 +4,7 @@ the heads and of the dynamic tree, which were written from the papers and keep n
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import reference
@@ -67,12 +67,20 @@ class EagleFromScratch:
             drafted.history,
         )
 
-        @cache
+        known: dict[tuple[Path_, bool], torch.Tensor] = {}
+
         def after(path: Path_, *, is_nudged: bool = False) -> torch.Tensor:
-            nodes = [(token, depth - 1) for depth, token in enumerate(path)]
-            return logits_of(features * (1 + NUDGE * noise) if is_nudged else features, nodes)[-1]
+            if (path, is_nudged) not in known:
+                nodes = [(token, depth - 1) for depth, token in enumerate(path)]
+                rows = logits_of(features * (1 + NUDGE * noise) if is_nudged else features, nodes)
+                known.update(((path[:depth], is_nudged), row) for depth, row in enumerate(rows))
+            return known[path, is_nudged]
 
         noise = torch.randn(features.shape, generator=self.random, dtype=features.dtype)
+        for path in _inner_paths(drafted):  # first what was drafted: if it is right, no more is asked
+            after(path)
+            if self.is_sampled and drafted.temperature > 0:
+                after(path, is_nudged=True)
         if self.shape is not None:
             return self._static(drafted, after, tensors)
         return self._dynamic(drafted, after, tensors)
@@ -140,6 +148,15 @@ class EagleFromScratch:
         tree = trees[0]
         is_clear = all((other.token_ids, other.parents) == (tree.token_ids, tree.parents) for other in trees)
         return Expected(tree.token_ids, tree.parents, [None] * len(tree.token_ids), is_clear)
+
+
+def _inner_paths(drafted: Drafted) -> list[Path_]:
+    """To the nodes that have children, the longest paths first."""
+    paths: dict[int, Path_] = {-1: ()}
+    for number, (token, parent) in enumerate(zip(drafted.token_ids, drafted.parents, strict=True)):
+        if parent in paths:  # others are dead
+            paths[number] = (*paths[parent], token)
+    return sorted((paths[parent] for parent in set(drafted.parents) & set(paths)), key=len, reverse=True)
 
 
 def _nudged(next_log_probs: Callable[[Path_], dict[int, float]], amount: float, path: Path_) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""Reference implementations of EAGLE and EAGLE-3 heads: float64, no KV cache, recomputed for each node.
+"""Reference implementations of EAGLE and EAGLE-3 heads: float64, no KV cache, the whole path recomputed for each node.
 
 Sources: Li et al. 2401.15077 (EAGLE), 2406.16858 (EAGLE-2), 2503.01840 (EAGLE-3), and the projects' own forwards.
 
@@ -133,20 +133,19 @@ def _at_root_and_nodes(
     known, features = [int(token) for token in tokens[1:]], features.double()
     outputs = [forward(head.embeddings(known), features)[-1]]
     for node in range(len(tree)):
-        path = _path(tree, node)
-        hidden = features
-        for depth in range(len(path)):  # one forward pass for each ancestor, from the root on
-            parent_output = forward(head.embeddings([*known, *path[:depth]]), hidden)[-1]
-            hidden = torch.cat([hidden, parent_output[None]])
+        numbers = _path(tree, node)
+        path, parents = [tree[i][0] for i in numbers], [0, *(i + 1 for i in numbers[:-1])]
+        hidden = torch.cat([features, torch.stack([outputs[i] for i in parents])])
         outputs.append(forward(head.embeddings([*known, *path]), hidden)[-1])
     return torch.stack(outputs)
 
 
 def _path(tree: Tree, node: int) -> list[int]:
-    token, parent = tree[node]
+    """The nodes from the root's child to this one."""
+    parent = tree[node][1]
     if not -1 <= parent < node:
         raise ValueError(f"node {node} has parent {parent}: allowed are -1 and the nodes before it")
-    return [token] if parent == -1 else [*_path(tree, parent), token]
+    return [node] if parent == -1 else [*_path(tree, parent), node]
 
 
 def _fused_features(head: Head, features: Tensor) -> Tensor:

@@ -36,11 +36,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_target(tmp_path_factory.mktemp("target"), num_hidden_layers=8)
 
 
-def plan_for(target: Path, **config: Any) -> Plan:
+def planned(target: Path, **config: Any) -> Plan:
     return dry_run(str(target), speculative_config=config, skip_tokenizer_init=True).plan
 
 
-def change_head(head: TinyHead, change: Change) -> Path:
+def changed(head: TinyHead, change: Change) -> Path:
     """Change the configuration or tensors of a safetensors head in its folder."""
     config, tensors = json.loads((head.folder / "config.json").read_text()), load_file(head.folder / SAFETENSORS)
     change(config, tensors)
@@ -60,7 +60,7 @@ def test_the_entry_module_is_light():
 
 def test_the_plan_is_the_heads(target, tmp_path):
     head = write_eagle3(tmp_path, SIZES, shape=Shape(head_dim=12, num_hidden_layers=2))
-    plan = plan_for(target, method="eagle3", model=str(head.folder), eagle_topk=4, eagle_depth=3)
+    plan = planned(target, method="eagle3", model=str(head.folder), eagle_topk=4, eagle_depth=3)
     layout = plan.kv_layout
     assert plan.taps == ("input.2", "input.4", "input.5")
     assert (layout.num_layers, layout.num_kv_heads, layout.key_dim, layout.keeps_nodes) == (2, 2, 12, False)
@@ -71,18 +71,18 @@ def test_the_plan_is_the_heads(target, tmp_path):
 def test_rows_of_the_targets_output_layer_are_for_heads_that_lack_tokens(target, tmp_path):
     small = Shape(draft_vocab_size=20)
     config = {"method": "eagle3", "model": str(write_specforge(tmp_path / "eagle3", SIZES, shape=small).folder)}
-    assert not plan_for(target, **config).output_rows
-    assert plan_for(target, **config, eagle_context_tokens=5).output_rows
-    folder = change_head(
+    assert not planned(target, **config).output_rows
+    assert planned(target, **config, eagle_context_tokens=5).output_rows
+    folder = changed(
         write_specforge(tmp_path / "aligned", SIZES, shape=small),
         lambda config, tensors: config.update(output_is_target_feature=True),
     )
     aligned = {"method": "eagle3", "model": str(folder)}
-    assert plan_for(target, **aligned).output_rows
-    assert not plan_for(target, **aligned, eagle_context_tokens=0).output_rows
+    assert planned(target, **aligned).output_rows
+    assert not planned(target, **aligned, eagle_context_tokens=0).output_rows
     whole = write_eagle(tmp_path / "eagle", SIZES)
     with pytest.raises(ConfigError, match="eagle_context_tokens=5 adds tokens that a draft head lacks"):
-        plan_for(target, method="eagle", model=str(whole.folder), eagle_context_tokens=5)
+        planned(target, method="eagle", model=str(whole.folder), eagle_context_tokens=5)
 
 
 def test_a_target_whose_logits_are_no_such_products_has_the_heads_tokens_alone(tmp_path):
@@ -91,7 +91,7 @@ def test_a_target_whose_logits_are_no_such_products_has_the_heads_tokens_alone(t
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "query_pre_attn_scalar": 16}
     capping = Gemma2Config(**sizes, max_position_embeddings=64, final_logit_softcapping=1.0, initializer_range=0.3)
     Gemma2ForCausalLM(capping).save_pretrained(tmp_path / "target")
-    aligned = change_head(
+    aligned = changed(
         write_specforge(tmp_path / "head", SIZES, shape=Shape(draft_vocab_size=20)),
         lambda config, tensors: config.update(output_is_target_feature=True),
     )
@@ -153,23 +153,23 @@ def test_what_nobody_knows_is_refused(target, tmp_path):
     save_file({"any": torch.zeros(2)}, tmp_path / SAFETENSORS)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(PluginError, match="no installed proposer recognizes the draft checkpoint"):
-        plan_for(target, model=str(tmp_path))
+        planned(target, model=str(tmp_path))
 
 
 def test_a_head_beside_its_target_is_found(tmp_path):
     target = tiny_target(tmp_path / "target", num_hidden_layers=8)
     with pytest.raises(ConfigError, match="names no model, and none comes with the target"):
-        plan_for(target, method="eagle3")
+        planned(target, method="eagle3")
     write_eagle3(target / "drafts" / "eagle3", SIZES)
-    assert plan_for(target, method="eagle3").taps == ("input.2", "input.4", "input.5")
+    assert planned(target, method="eagle3").taps == ("input.2", "input.4", "input.5")
     with pytest.raises(ConfigError, match="revision='main', which is of a repository, and names none"):
-        plan_for(target, method="eagle3", revision="main")
+        planned(target, method="eagle3", revision="main")
 
 
 def test_the_published_head_is_named(tmp_path):
     target = tiny_target(tmp_path / "Llama-3.1-8B-Instruct")
     with pytest.raises(ConfigError, match=r"give model='yuhuili/EAGLE3-LLaMA3.1-Instruct-8B'"):
-        plan_for(target, method="eagle3")
+        planned(target, method="eagle3")
 
 
 def _tensor(name: str, value: torch.Tensor | None) -> Change:
@@ -228,7 +228,7 @@ MISFITS: dict[str, tuple[Change, str]] = {
 @pytest.mark.parametrize("name", MISFITS)
 def test_a_head_that_is_not_whole_is_refused(name, target, tmp_path):
     change, message = MISFITS[name]
-    folder = change_head(write_eagle3(tmp_path, SIZES, file=SAFETENSORS, shape=Shape(draft_vocab_size=20)), change)
+    folder = changed(write_eagle3(tmp_path, SIZES, file=SAFETENSORS, shape=Shape(draft_vocab_size=20)), change)
     with pytest.raises(SpecdecError, match=message):
         LLM(str(target), speculative_config={"method": "eagle3", "model": str(folder)}, **SETTINGS)
 
@@ -245,13 +245,13 @@ def test_another_targets_head_is_refused(method, sizes, message, target, tmp_pat
     write = write_eagle if method == "eagle" else write_eagle3
     head = write(tmp_path, sizes)
     with pytest.raises(CompatibilityError, match=message):
-        plan_for(target, method=method, model=str(head.folder))
+        planned(target, method=method, model=str(head.folder))
 
 
 def test_eagle_is_not_eagle3(target, tmp_path):
     head = write_eagle3(tmp_path, SIZES)
     with pytest.raises(CompatibilityError, match="is not known"):
-        plan_for(target, method="eagle", model=str(head.folder))
+        planned(target, method="eagle", model=str(head.folder))
 
 
 @pytest.mark.parametrize("file", [BIN, SAFETENSORS])
@@ -261,7 +261,7 @@ def test_a_file_that_was_cut_off_is_refused(file, target, tmp_path):
     weights.write_bytes(weights.read_bytes()[:-1000])
     for method in ({"method": "eagle3"}, {}):
         with pytest.raises(ConfigError, match=r"cannot be read|is damaged"):
-            plan_for(target, model=str(head.folder), **method)
+            planned(target, model=str(head.folder), **method)
 
 
 class _Code:
@@ -301,7 +301,7 @@ ODD: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize(("change", "message"), ODD.values(), ids=ODD)
 def test_a_head_that_could_say_nothing_is_refused(change, message, target, tmp_path):
-    head = change_head(write_eagle3(tmp_path, SIZES, file=SAFETENSORS, shape=Shape(draft_vocab_size=20)), change)
+    head = changed(write_eagle3(tmp_path, SIZES, file=SAFETENSORS, shape=Shape(draft_vocab_size=20)), change)
     with pytest.raises(CompatibilityError, match=message):
         LLM(str(target), speculative_config={"method": "eagle3", "model": str(head)}, **SETTINGS)
 
@@ -309,7 +309,7 @@ def test_a_head_that_could_say_nothing_is_refused(change, message, target, tmp_p
 @pytest.mark.parametrize("name", ["a" * 5000, "a\0b"])
 def test_a_name_that_is_no_path(name, target):
     with pytest.raises(ConfigError, match="model"):
-        plan_for(target, method="eagle3", model=name)
+        planned(target, method="eagle3", model=name)
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_a_name_that_is_no_path(name, target):
 def test_wrong_options_are_explained(options, message, target, tmp_path):
     head = write_eagle3(tmp_path, SIZES)
     with pytest.raises(ConfigError, match=message):
-        plan_for(target, method="eagle3", model=str(head.folder), **options)
+        planned(target, method="eagle3", model=str(head.folder), **options)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def run(sides: Mapping[str, Side], setting: Setting) -> dict[str, Run]:
     return runs
 
 
-def compared(rounds: Sequence[Mapping[str, Run]]) -> dict[str, Any]:
+def compare(rounds: Sequence[Mapping[str, Run]]) -> dict[str, Any]:
     """The results of one setting over all rounds."""
     turns = {
         side: [median(times) for times in zip(*(each[side].turns for each in rounds), strict=True)] for side in SIDES
@@ -163,7 +163,7 @@ def main() -> None:
         way, batch, temperature = setting
         _, *counted = (run(sides, setting) for _ in range(args.rounds + 1))
         name = f"{way}, batch {batch}, temperature {temperature}"
-        results[name] = found = compared(counted)
+        results[name] = found = compare(counted)
         print(f"{name:45} {found['ratio']:.3f}{'' if found['same_tokens'] else '  other tokens'}", flush=True)
     for side in sides.values():
         side.close()

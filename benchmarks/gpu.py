@@ -113,7 +113,7 @@ def run(engine: Engine, groups: list[list[list[int]]], params: SamplingParams) -
     return {"tokens_per_s": num_tokens / seconds, "ms_per_step": seconds / num_steps * 1e3}
 
 
-def profiled(engine: Engine, prompts: list[list[int]], params: SamplingParams, num_steps: int) -> dict[str, Any]:
+def profile_run(engine: Engine, prompts: list[list[int]], params: SamplingParams, num_steps: int) -> dict[str, Any]:
     request_ids = prefill(engine, prompts, evolve(params, max_tokens=MAX_MODEL_LEN // 2))  # none ends too early
     for _ in range(num_steps):  # until proposers have context to draft from
         engine.step()
@@ -139,7 +139,7 @@ def measure(llms: dict[str, LLM], groups: list[list[list[int]]], params: Samplin
     drafts = {name: complete(llm, groups, params) for name, llm in llms.items()}  # also the warm-up
     rounds = [{name: run(llm.engine, groups, params) for name, llm in llms.items()} for _ in range(args.rounds)]
     for name, llm in llms.items():
-        counts = profiled(llm.engine, groups[0], params, args.counted_steps) if args.device == "cuda" else NO_COUNTS
+        counts = profile_run(llm.engine, groups[0], params, args.counted_steps) if args.device == "cuda" else NO_COUNTS
         speed_ups = [each[name]["tokens_per_s"] / each["plain"]["tokens_per_s"] for each in rounds]
         yield {
             "method": name,

@@ -31,11 +31,11 @@ def machine(distributions: tuple[str, ...] = DISTRIBUTIONS) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "avx512_bf16": torch.cpu._is_avx512_bf16_supported(),
         "python": platform.python_version(),
-        **{name: installed(name) for name in ("torch", "transformers", "numba", *distributions)},
+        **{name: version_of(name) for name in ("torch", "transformers", "numba", *distributions)},
     }
 
 
-def installed(distribution: str) -> str:
+def version_of(distribution: str) -> str:
     """The version of a distribution. specdec's own share one, also if they are on the path without being installed."""
     try:
         return version(distribution)

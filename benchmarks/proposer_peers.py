@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from measuring import installed
+from measuring import version_of
 from streams import Replay
 
 from specdec_core import BuildContext, TargetInfo
@@ -120,7 +120,7 @@ class OursSuffix(Ours):
         return drafts, {**parts, "total": ended - started}
 
 
-def made(makers: Iterable[Callable[[], Peer]], say: Callable[[str], None] = lambda _: None) -> list[Peer]:
+def make_peers(makers: Iterable[Callable[[], Peer]], say: Callable[[str], None] = lambda _: None) -> list[Peer]:
     """Create the peers that are installed."""
     peers = []
     for make in makers:
@@ -132,4 +132,4 @@ def made(makers: Iterable[Callable[[], Peer]], say: Callable[[str], None] = lamb
 
 
 def about(peers: Iterable[Peer]) -> dict[str, Any]:
-    return {peer.name: {"version": installed(peer.distribution), "settings": peer.settings} for peer in peers}
+    return {peer.name: {"version": version_of(peer.distribution), "settings": peer.settings} for peer in peers}

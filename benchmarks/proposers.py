@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from laps import Lap, all_figures, in_turn, run, significant
 from measuring import RESULTS, command, machine, write
-from proposer_peers import Peer, about, made
+from proposer_peers import Peer, about, make_peers
 from proposer_plot import plot
 from proposer_settings import CACHED, DEPTH, FACTOR, MAX_NUM_SEQS, MIN_PROB, OFFSET, SUFFIX, SUFFIX_NODES, ngram
 from streams import Replay, digest, documents, random_documents, stretches
@@ -80,7 +80,7 @@ def suffix(rounds: int, quick: int) -> dict[str, Any]:
     insertion: list[dict[str, float]] = []
     laps: dict[str, dict[str, list[Lap]]] = {"batch 1": {}, f"batch {MAX_NUM_SEQS}": {}}
     for round_ in range(rounds + 1):
-        peers = made(SUFFIX.values())
+        peers = make_peers(SUFFIX.values())
         filled = fill(peers, cached)
         one = in_turn(peers, [partial(online, alone, i) for i in range(len(alone))])
         many = batches(peers, together, num_laps=8)
@@ -95,7 +95,7 @@ def suffix(rounds: int, quick: int) -> dict[str, Any]:
         "insertion_us_per_token": {
             peer.name: significant(median(filled[peer.name] for filled in insertion)) for peer in peers
         },
-        "bytes_per_cached_token": {name: memory(name, len(cached)) for name in SUFFIX if made([SUFFIX[name]])},
+        "bytes_per_cached_token": {name: memory(name, len(cached)) for name in SUFFIX if make_peers([SUFFIX[name]])},
         **{batch: all_figures(done) for batch, done in laps.items()},
     }
 
@@ -115,7 +115,7 @@ def equality(quick: int) -> dict[str, Any]:
     streams = {"source": documents(number, length), "random": random_documents(number, length)}
     return {
         kind: differences(
-            made(SUFFIX.values()),
+            make_peers(SUFFIX.values()),
             texts[:num_cached],
             texts[num_cached:],
             PROMPT_TOKENS,
@@ -132,7 +132,7 @@ def at_context(length: int, batch: int, num_laps: int) -> dict[str, Any]:
     texts = stretches(batch if together else NUM_ALONE, length + ROOM)
     found: dict[str, Any] = {}
     for makers in (ngram(length + ROOM), SUFFIX.values()):  # one group in memory at a time: at 128k it takes gigabytes
-        peers = made(makers)
+        peers = make_peers(makers)
         requests = {peer.name: [Replay(f"{i}", text, length) for i, text in enumerate(texts)] for peer in peers}
         for peer in peers:
             for request in requests[peer.name]:
@@ -171,7 +171,7 @@ def main() -> None:
     # vLLM's proposer sets numba's threads and with them those of torch's operations.
     numba.set_num_threads(1)
     torch.set_num_threads(1)
-    peers = made([*ngram(2048), *SUFFIX.values()], say=print)
+    peers = make_peers([*ngram(2048), *SUFFIX.values()], say=print)
     record = {
         "command": command("proposers.py"),
         "machine": machine(("specdec-core",)),

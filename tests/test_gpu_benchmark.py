@@ -96,7 +96,7 @@ def test_counts_are_per_step():
 
 def test_without_cuda_the_profiler_sees_no_calls():
     with LLM("tiny", device="cpu", max_model_len=gpu.MAX_MODEL_LEN, max_num_seqs=2) as llm:
-        found = gpu.profiled(llm.engine, [[5, 6, 7], [8, 9]], SamplingParams(ignore_eos=True), 2)
+        found = gpu.profile_run(llm.engine, [[5, 6, 7], [8, 9]], SamplingParams(ignore_eos=True), 2)
         assert not llm.engine.has_unfinished
     assert found == {**gpu.NO_COUNTS, gpu.DRAFTED: 0}
 

@@ -204,7 +204,7 @@ def test_prompts_that_cannot_be_read(tmp_path, name, content, says):
         read_prompts(tmp_path / name)
 
 
-def timed(seconds, reports, token_ids=((1, 2),)):
+def timed_run(seconds, reports, token_ids=((1, 2),)):
     return Run(seconds, token_ids, tuple(reports), tuple("rs"[: len(token_ids)]))
 
 
@@ -216,8 +216,8 @@ def test_figures():
                        accepted_per_request={"r": 3})  # fmt: skip
     comparison = Comparison(
         "title",
-        plain=tuple(timed(seconds, [prefill, *[plain_pass] * 8]) for seconds in (11.0, 11.0, 90.0)),
-        speculative=tuple(timed(8.0, [prefill, pass_, pass_]) for _ in range(3)),
+        plain=tuple(timed_run(seconds, [prefill, *[plain_pass] * 8]) for seconds in (11.0, 11.0, 90.0)),
+        speculative=tuple(timed_run(8.0, [prefill, pass_, pass_]) for _ in range(3)),
     )
     figures = Figures.of(comparison)
     assert (figures.plain_s, figures.speculative_s, figures.num_tokens) == (11.0, 8.0, 2)
@@ -239,7 +239,7 @@ def looping_run():
         ({"s": 1}, {"s": 0}),
     ]
     reports = [StepReport(output_per_request=output, accepted_per_request=accepted) for output, accepted in steps]
-    return timed(1.0, reports, ((5,) * 34, tuple(range(10))))
+    return timed_run(1.0, reports, ((5,) * 34, tuple(range(10))))
 
 
 @pytest.mark.parametrize(
@@ -258,14 +258,14 @@ def test_figures_of_unlooped_text():
     assert (figures.num_tokens, figures.num_unlooped) == (44, 11)
     assert (figures.unlooped.num_drafts, figures.unlooped.num_accepted) == (6, 8)
     assert figures.distinct_ngrams == (1 + 7) / (31 + 7)
-    short = timed(1.0, [], ((1, 2, 3), ()))
+    short = timed_run(1.0, [], ((1, 2, 3), ()))
     assert Figures.of(Comparison("t", (short,), (short,))).distinct_ngrams is None
 
 
 def test_outputs_of_other_lengths_are_compared_by_the_token():
     """Sampled outputs may differ in length. Half of the tokens in a quarter of the time is twice as fast."""
     passes = [StepReport(num_decode_requests=1, target_s=1.0)]
-    plain, speculative = timed(8.0, passes, ((1,) * 8,)), timed(2.0, passes, ((1,) * 4,))
+    plain, speculative = timed_run(8.0, passes, ((1,) * 8,)), timed_run(2.0, passes, ((1,) * 4,))
     figures = Figures.of(Comparison("t", (plain,), (speculative,)))
     assert (figures.num_plain_tokens, figures.num_tokens) == (8, 4)
     assert (figures.speed_up, figures.efficiency) == (2.0, 2.0)
@@ -273,13 +273,13 @@ def test_outputs_of_other_lengths_are_compared_by_the_token():
 
 
 def test_efficiency_needs_passes():
-    run = timed(1.0, [StepReport(num_prefill_tokens=9, target_s=1.0)])
+    run = timed_run(1.0, [StepReport(num_prefill_tokens=9, target_s=1.0)])
     figures = Figures.of(Comparison("t", (run,), (run,)))
     assert figures.efficiency is None
     assert figures.decoding_speed_up is None
 
 
 def test_the_first_difference_of_any_completion():
-    plain = timed(1.0, [], ((1, 2, 3), (4, 5)))
+    plain = timed_run(1.0, [], ((1, 2, 3), (4, 5)))
     assert Comparison("t", (plain,), (plain,)).first_difference is None
-    assert Comparison("t", (plain,), (timed(1.0, [], ((1, 2, 9), (4,))),)).first_difference == 1
+    assert Comparison("t", (plain,), (timed_run(1.0, [], ((1, 2, 9), (4,))),)).first_difference == 1

@@ -11,7 +11,7 @@ import attrs
 import click
 
 from specdec_core import PluginError, ProposerSpec
-from specdec_train.settings import Settings, described
+from specdec_train.settings import Settings, help_of
 
 if TYPE_CHECKING:
     from specdec_core import Plugins
@@ -79,7 +79,7 @@ def _option(owner: type, attribute: attrs.Attribute[Any]) -> click.Option:
     name = attribute.name.replace("_", "-")
     kind, is_many = _kind(typing.get_type_hints(owner)[attribute.name])
     is_required = attribute.default is attrs.NOTHING
-    given: dict[str, Any] = {"help": described(attribute), "required": is_required}
+    given: dict[str, Any] = {"help": help_of(attribute), "required": is_required}
     if not is_required:
         given |= {"default": attribute.default, "show_default": attribute.default not in (None, ())}
     if kind is bool:

@@ -73,7 +73,7 @@ class Run:
         self._optimizers = optimizers(self._trainee, settings)
         self._checked = {
             "method": method,
-            **settings.checked(),
+            **settings.identity(),
             **{name: plain(value) for name, value in attrs.asdict(options, recurse=False).items()},
             "the texts": data.fingerprint(self._learned),
             "the target's weights": weights_fingerprint(self._target),
@@ -231,7 +231,7 @@ class Run:
         texts = data.read_texts(settings.data, tokenizer, info.vocab_size)
         if settings.generate:
             description: dict[str, object] = {"texts": data.fingerprint(texts)}
-            description |= {name: settings.checked()[name] for name in _GENERATION}
+            description |= {name: settings.identity()[name] for name in _GENERATION}
             file = settings.out / "generated.jsonl"
             texts = generated_texts(settings, texts, file, description, info.max_model_len)
         pieces = data.cut(texts, settings.length)

@@ -15,7 +15,7 @@ UNCHECKED = {"unchecked": True}
 """Metadata of settings that a resumed run may change: they do not affect the weights, or extend the run."""
 
 
-def _described(help_text: str, *, unchecked: bool = False, **kwargs: Any) -> Any:
+def _setting(help_text: str, *, unchecked: bool = False, **kwargs: Any) -> Any:
     return field(metadata={"help": help_text, **(UNCHECKED if unchecked else {})}, **kwargs)
 
 
@@ -27,43 +27,41 @@ def _optional_number(low: float, high: float) -> Any:
 class Settings:
     """Settings of every run; each is an option of the command. Raises ConfigError for a value out of range."""
 
-    target: str = _described(
-        "The model to draft for: a folder, a name on the hub, or an embedded one.", validator=text()
-    )
-    data: tuple[Path, ...] = _described(
+    target: str = _setting("The model to draft for: a folder, a name on the hub, or an embedded one.", validator=text())
+    data: tuple[Path, ...] = _setting(
         "Training texts: files or folders of text, .jsonl (text, or prompt and completion), .npy of token ids."
     )
     out: Path = field(metadata={"help": "Folder for the checkpoint, the log and the state of the run.", **UNCHECKED})
-    held_out: tuple[Path, ...] = _described(
+    held_out: tuple[Path, ...] = _setting(
         "Held-out texts for evaluation. Default: the last ones of the data.", default=()
     )
-    steps: int = _described("Optimizer steps.", default=1000, unchecked=True, validator=whole_number(1))
-    batch: int = _described("Texts per step.", default=8, validator=whole_number(1))
-    length: int = _described("Longest text in tokens; longer ones are split.", default=256, validator=whole_number(8))
-    lr: float | None = _described(
+    steps: int = _setting("Optimizer steps.", default=1000, unchecked=True, validator=whole_number(1))
+    batch: int = _setting("Texts per step.", default=8, validator=whole_number(1))
+    length: int = _setting("Longest text in tokens; longer ones are split.", default=256, validator=whole_number(8))
+    lr: float | None = _setting(
         "Learning rate. Default: the recipe's.", default=None, validator=_optional_number(0, 10)
     )
-    warmup: float = _described("Learning rate warm-up, as a share of the steps.", default=0.05, validator=number(0, 1))
-    final_lr: float = _described("Final learning rate, as a share of --lr.", default=0.1, validator=number(0, 1))
-    clip: float = _described("Gradient norm to clip to.", default=0.5, validator=number(0, 1e6, low_open=True))
-    optimizer: str = _described(
+    warmup: float = _setting("Learning rate warm-up, as a share of the steps.", default=0.05, validator=number(0, 1))
+    final_lr: float = _setting("Final learning rate, as a share of --lr.", default=0.1, validator=number(0, 1))
+    clip: float = _setting("Gradient norm to clip to.", default=0.5, validator=number(0, 1e6, low_open=True))
+    optimizer: str = _setting(
         "muon: Muon for the layers' matrices, at ten times --lr, and AdamW for the rest. adamw: AdamW for all.",
         default="muon",
         validator=one_of("muon", "adamw"),
     )
-    weight_decay: float = _described("Weight decay of matrices.", default=0.0, validator=number(0, 10))
-    seed: int = _described(
+    weight_decay: float = _setting("Weight decay of matrices.", default=0.0, validator=number(0, 10))
+    seed: int = _setting(
         "Seed of the initial weights, the data's order and all noise.", default=0, validator=whole_number(0)
     )
-    generate: int = _described(
+    generate: int = _setting(
         "Train on self-generated data: the target continues each text by this many tokens. 0: the data itself.",
         default=0,
         validator=whole_number(0),
     )
-    prompt_len: int = _described(
+    prompt_len: int = _setting(
         "Tokens of a text that --generate uses as a prompt.", default=32, validator=whole_number(1)
     )
-    temperature: float = _described("Temperature for --generate.", default=1.0, validator=number(0, 10))
+    temperature: float = _setting("Temperature for --generate.", default=1.0, validator=number(0, 10))
     features: Path | None = field(
         default=None,
         metadata={
@@ -71,41 +69,41 @@ class Settings:
             **UNCHECKED,
         },
     )
-    device: str | None = _described(
+    device: str | None = _setting(
         "Device to train on. Default: a GPU if there is one.",
         default=None,
         unchecked=True,
         validator=text(optional=True),
     )
-    dtype: str = _described(
+    dtype: str = _setting(
         "The target's dtype.", default="auto", validator=one_of("auto", "float32", "float16", "bfloat16")
     )
-    autocast: bool = _described("Run the draft under bfloat16 autocast.", default=False, validator=flag)
-    threads: int | None = _described(
+    autocast: bool = _setting("Run the draft under bfloat16 autocast.", default=False, validator=flag)
+    threads: int | None = _setting(
         "CPU threads. Default: PyTorch's.", default=None, unchecked=True, validator=whole_number(1, optional=True)
     )
-    log_every: int = _described("Steps between log lines.", default=10, unchecked=True, validator=whole_number(1))
-    save_every: int = _described("Steps between checkpoints.", default=200, unchecked=True, validator=whole_number(1))
-    evaluate_every: int = _described(
+    log_every: int = _setting("Steps between log lines.", default=10, unchecked=True, validator=whole_number(1))
+    save_every: int = _setting("Steps between checkpoints.", default=200, unchecked=True, validator=whole_number(1))
+    evaluate_every: int = _setting(
         "Steps between evaluations on the held-out texts. 0: only at the end.",
         default=200,
         unchecked=True,
         validator=whole_number(0),
     )
-    eval_prompts: int = _described(
+    eval_prompts: int = _setting(
         "Held-out texts for measuring the acceptance length. 0: do not measure it.",
         default=8,
         unchecked=True,
         validator=whole_number(0),
     )
-    eval_tokens: int = _described(
+    eval_tokens: int = _setting(
         "Tokens generated for each of them.", default=64, unchecked=True, validator=whole_number(1)
     )
-    resume: bool = _described(
+    resume: bool = _setting(
         "Continue the run in --out from its last checkpoint.", default=False, unchecked=True, validator=flag
     )
 
-    def checked(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Settings that a resumed run must not change, as JSON values."""
         return {a.name: plain(getattr(self, a.name)) for a in fields(Settings) if not a.metadata.get("unchecked")}
 
@@ -127,5 +125,5 @@ def prepare_folder(settings: Settings) -> None:
     out.mkdir(parents=True, exist_ok=True)
 
 
-def described(attribute: Attribute[Any]) -> str:
+def help_of(attribute: Attribute[Any]) -> str:
     return str(attribute.metadata.get("help", ""))

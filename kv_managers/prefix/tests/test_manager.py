@@ -23,7 +23,7 @@ IDS = ("a", "b", "c", "d")
 GROUPS = ((), (HEAD,), (LAZY,), (HEAD, LAZY))
 
 
-def made(num_blocks: int, block_size: int, max_cached_blocks: int | None = None) -> PrefixKVManager:
+def make(num_blocks: int, block_size: int, max_cached_blocks: int | None = None) -> PrefixKVManager:
     config = PrefixConfig(max_cached_blocks=max_cached_blocks)
     return PrefixKVManager(config, KVContext(num_blocks, block_size, torch.device("cpu")))
 
@@ -68,7 +68,7 @@ def run(driver: Driver, steps: list[tuple[str, str, int]]) -> int:
 def test_what_is_found_is_what_was_asked_for(
     steps: list[tuple[str, str, int]], num_blocks: int, block_size: int, kept: int | None
 ) -> None:
-    driver = Driver(made(num_blocks, block_size, kept), block_size)
+    driver = Driver(make(num_blocks, block_size, kept), block_size)
     run(driver, steps)
     for request_id in list(driver.requests):
         driver.release(request_id)
@@ -82,7 +82,7 @@ def random_steps(seed: int, number: int = 400) -> list[tuple[str, str, int]]:
 
 
 def test_much_is_found() -> None:
-    found = sum(run(Driver(made(20, 2), 2), random_steps(seed)) for seed in range(3))
+    found = sum(run(Driver(make(20, 2), 2), random_steps(seed)) for seed in range(3))
     assert found > 100
 
 
@@ -182,12 +182,12 @@ def test_faults_are_noticed(fault: Callable[[pytest.MonkeyPatch], None], monkeyp
 def run_all() -> None:
     stop_within_a_draft()
     for seed in range(12):
-        run(Driver(made(14, 2), 2), random_steps(seed))
+        run(Driver(make(14, 2), 2), random_steps(seed))
 
 
 def stop_within_a_draft() -> None:
     """Nodes accepted after a stop: their slots are final, but their tokens are not part of the request."""
-    driver = Driver(made(8, 2), 2)
+    driver = Driver(make(8, 2), 2)
     driver.admit("a", "", [1, 1, 1], ())
     driver.step("a", 3, [2, 2, 2], 2, stops=True)
     driver.admit("b", "", [1, 1, 1, 1, 1], ())
@@ -199,7 +199,7 @@ def test_tokens_after_a_stop_are_not_found() -> None:
 
 
 def test_the_least_recently_used_is_given_up_first() -> None:
-    driver = Driver(made(6, 2), 2)
+    driver = Driver(make(6, 2), 2)
     for name, tokens in (("a", [1, 1, 1]), ("b", [2, 2, 2]), ("c", [3, 3, 3])):
         driver.admit(name, "", tokens, ())
         driver.step(name, 3, [], 9)
@@ -226,7 +226,7 @@ def test_of_two_blocks_with_the_same_contents_the_other_is_found_when_one_is_giv
 
 
 def test_nothing_is_found_where_all_has_to_be_computed() -> None:
-    driver = Driver(made(8, 2), 2)
+    driver = Driver(make(8, 2), 2)
     driver.admit("a", "", [1, 1, 1, 1, 1], ())
     driver.step("a", 5, [], 9)
     assert driver.manager.admit("b", np.empty(0, dtype=np.int64), "", ()) == 0

@@ -125,7 +125,7 @@ def select(files: list[tuple[str, str]], source: str, budget: int, seen: Dedupli
 
 
 def clean_all(raw: Iterator[tuple[str, bytes]], pool: ProcessPoolExecutor) -> list[tuple[str, str]]:
-    """The (path, text) pairs that pass the filters and are neither vendored nor too large."""
+    """The (path, text) pairs that the filters accept and that are neither vendored nor too large."""
     named = [(path, data) for path, data in raw if not VENDORED.search(path) and len(data) <= 2 * MAX_BYTES]
     texts = pool.map(clean, [data for _, data in named], chunksize=32)
     return [(path, text) for (path, _), text in zip(named, texts, strict=True) if text is not None]

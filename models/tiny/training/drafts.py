@@ -25,9 +25,9 @@ from .export import WEIGHTS
 LENGTH = 1024
 """Length of a training text in tokens: heads trained on shorter contexts draft worse in longer ones."""
 EXCERPTS = 5500
-SAID = {"greedy": (3000, 0.0), "sampled": (5000, 1.0)}
+SELF_GENERATED = {"greedy": (3000, 0.0), "sampled": (5000, 1.0)}
 """Self-generated texts: (number, temperature) of each kind."""
-LENGTH_SAID = 256
+LENGTH_GENERATED = 256
 SHORTEST_PROMPT, LONGEST_PROMPT = 16, 128
 END = 0
 """<|endoftext|>"""
@@ -60,10 +60,10 @@ def build_texts(work: Path) -> list[Path]:
     if not files[0].exists():
         save(files[0], cut(ids, LENGTH, 0, EXCERPTS))
     first = EXCERPTS
-    for kind, (number, temperature) in SAID.items():
+    for kind, (number, temperature) in SELF_GENERATED.items():
         files.append(folder / f"{kind}.npy")
         if not files[-1].exists():
-            save(files[-1], joined(continued(cut(ids, LENGTH_SAID, first, number), temperature)))
+            save(files[-1], join(continue_excerpts(cut(ids, LENGTH_GENERATED, first, number), temperature)))
         first += number
     return files
 
@@ -74,7 +74,7 @@ def cut(ids: np.ndarray, length: int, first: int, number: int) -> np.ndarray:
     return ids[: len(ids) // length * length].reshape(-1, length)[chosen].astype(np.int32)
 
 
-def joined(texts: np.ndarray) -> np.ndarray:
+def join(texts: np.ndarray) -> np.ndarray:
     """Texts joined and split into rows of LENGTH tokens, with END after each, also if the model generated one."""
     ids = np.concatenate([np.append(row[row >= 0], END) for row in texts])
     return ids[: len(ids) // LENGTH * LENGTH].reshape(-1, LENGTH).astype(np.int32)
@@ -86,7 +86,7 @@ def save(file: Path, texts: np.ndarray) -> None:
     partial.replace(file)
 
 
-def continued(excerpts: np.ndarray, temperature: float) -> np.ndarray:
+def continue_excerpts(excerpts: np.ndarray, temperature: float) -> np.ndarray:
     """The model's continuations of each excerpt's beginning, up to its length, padded with -1 if they end early."""
     lengths = np.random.default_rng(1).integers(SHORTEST_PROMPT, LONGEST_PROMPT, len(excerpts))
     prompts = [row[:length].tolist() for row, length in zip(excerpts, lengths, strict=True)]
@@ -95,7 +95,7 @@ def continued(excerpts: np.ndarray, temperature: float) -> np.ndarray:
         for start in tqdm(range(0, len(prompts), AT_ONCE), desc=f"texts at temperature {temperature:g}"):
             part = prompts[start : start + AT_ONCE]
             params = [
-                SamplingParams(temperature=temperature, max_tokens=LENGTH_SAID - len(ids), seed=start + i)
+                SamplingParams(temperature=temperature, max_tokens=LENGTH_GENERATED - len(ids), seed=start + i)
                 for i, ids in enumerate(part)
             ]
             outputs = llm.generate([{"prompt_token_ids": ids} for ids in part], params, use_tqdm=False)

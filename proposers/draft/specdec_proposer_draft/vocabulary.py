@@ -82,8 +82,8 @@ def shared_vocabulary(config: DraftConfig, draft: TargetInfo, target: TargetInfo
     token_id = differing[0][1]
     raise CompatibilityError(
         f"the draft model {draft.model!r} has another vocabulary than the target: {len(differing)} entries differ, the "
-        f"first at id {token_id} ({_named(entries, token_id)} in the target, {_named(its_entries, token_id)} in the "
-        f"draft). Use a draft model of the target's family"
+        f"first at id {token_id} ({_token_name(entries, token_id)} in the target, "
+        f"{_token_name(its_entries, token_id)} in the draft). Use a draft model of the target's family"
         + (f", or give use_heterogeneous_vocab=True to draft the shared tokens: {shared}" if has_enough else "")
     )
 
@@ -124,5 +124,5 @@ def _tokenizer(config: EngineConfig) -> Any:
         return None
 
 
-def _named(tokens: dict[str, int], token_id: int) -> str:
+def _token_name(tokens: dict[str, int], token_id: int) -> str:
     return next((repr(token) for token, its_id in tokens.items() if its_id == token_id), "nothing")

@@ -66,7 +66,7 @@ def save_words(folder: Path, words: Sequence[str]) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
-def renumbered(target: Path, folder: Path, ids: Sequence[int | None], noise: float = 0.0) -> Path:
+def renumber(target: Path, folder: Path, ids: Sequence[int | None], noise: float = 0.0) -> Path:
     """Save the target as a draft model whose token i is the target's ids[i], or a new one if None. noise: as in
     noisy_copy."""
     generator = torch.Generator().manual_seed(0)

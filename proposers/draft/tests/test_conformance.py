@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from noisy_copy import noisy_copy
-from other_vocabularies import renumbered, save_words
+from other_vocabularies import renumber, save_words
 
 from specdec_testing import ProposerConformance, tiny_target
 
@@ -57,7 +57,7 @@ class TestOtherVocabulary(ProposerConformance):
     @classmethod
     def make_options(cls, target: Path, folder: Path) -> Mapping[str, Any]:
         ids = [*range(47, 15, -1), *[None] * 9]
-        draft = renumbered(target, folder, ids, noise=0.05)
+        draft = renumber(target, folder, ids, noise=0.05)
         save_words(draft, [f"own{i}" if its is None else f"w{its}" for i, its in enumerate(ids)])
         options = {"speculative_token_tree": TREE, "draft_sample_method": "probabilistic"}
         return {"model": str(draft), "use_heterogeneous_vocab": True, **options}

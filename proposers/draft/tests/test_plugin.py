@@ -29,7 +29,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_target(tmp_path_factory.mktemp("target"))
 
 
-def planned(target: Path, draft: Path, **options: Any) -> Plan:
+def plan_for(target: Path, draft: Path, **options: Any) -> Plan:
     config = {"method": "draft_model", "model": str(draft), **options}
     return dry_run(str(target), speculative_config=config, skip_tokenizer_init=True).plan
 
@@ -50,7 +50,7 @@ def test_the_entry_module_is_light():
 
 def test_the_plan_is_the_models(target, tmp_path):
     draft = tiny_target(tmp_path, num_hidden_layers=1, num_key_value_heads=2, max_position_embeddings=128)
-    plan = planned(target, draft)
+    plan = plan_for(target, draft)
     layout = plan.kv_layout
     assert (layout.num_layers, layout.num_kv_heads, layout.key_dim, layout.keeps_nodes) == (1, 2, 16, True)
     assert plan.weight_bytes > 0.9 * (draft / "model.safetensors").stat().st_size / 2  # bfloat16, or float32
@@ -60,14 +60,14 @@ def test_the_plan_is_the_models(target, tmp_path):
 @pytest.mark.parametrize(("asked", "draft_len", "expected"), [(None, 600, 512), (None, 100, 100), (64, 100, 64)])
 def test_drafts_go_as_far_as_both_models(asked, draft_len, expected, target, tmp_path):
     draft = tiny_target(tmp_path, max_position_embeddings=draft_len)
-    assert planned(target, draft, max_model_len=asked).max_model_len == expected
+    assert plan_for(target, draft, max_model_len=asked).max_model_len == expected
 
 
 @pytest.mark.parametrize(("draft_len", "whose"), [(100, "the draft model takes 100"), (700, "the target takes 512")])
 def test_more_than_a_model_takes_is_refused(draft_len, whose, target, tmp_path):
     draft = tiny_target(tmp_path, max_position_embeddings=draft_len)
     with pytest.raises(ConfigError, match=f"max_model_len=600, but {whose} tokens at most"):
-        planned(target, draft, max_model_len=600)
+        plan_for(target, draft, max_model_len=600)
 
 
 def test_no_drafts_beyond_what_the_draft_takes(target, tmp_path):
@@ -107,7 +107,7 @@ class TestVocabulary:
         with pytest.raises(
             CompatibilityError, match=r"2 entries differ, the first at id 7 \('w7' in the target, 'other'"
         ):
-            planned(with_tokenizer, draft)
+            plan_for(with_tokenizer, draft)
 
     def test_it_is_the_engines_tokenizer_that_counts(self, tmp_path):
         words = [f"w{i}" for i in range(48)]
@@ -122,7 +122,7 @@ class TestVocabulary:
 
     def test_another_size_without_tokenizers_is_refused(self, target, tmp_path):
         with pytest.raises(CompatibilityError, match=r"has 50 token ids and the target 48.*without both tokenizers"):
-            planned(target, tiny_target(tmp_path, vocab_size=50))
+            plan_for(target, tiny_target(tmp_path, vocab_size=50))
 
 
 CUSTOM = """
@@ -200,7 +200,7 @@ def test_wrong_options_are_explained(options, message, target):
 def test_a_quantization_that_is_not_installed_is_explained(target, tmp_path):
     draft = noisy_copy(target, tmp_path)
     with pytest.raises(ConfigError, match="quantization"):
-        planned(target, draft, quantization="no_such_method")
+        plan_for(target, draft, quantization="no_such_method")
 
 
 def test_a_tree_says_how_many_tokens_to_draft():
@@ -223,5 +223,5 @@ def test_the_same_weights_are_accepted_whole(target, tmp_path):
 @pytest.mark.parametrize("window", [0, -3, 1.5, True, "8"])
 def test_a_window_is_a_number_of_positions(window, target):
     with pytest.raises(ConfigError, match=f"draft_window={window!r}"):
-        planned(target, target, draft_window=window)
-    assert planned(target, target, draft_window=1).scratch_slots == planned(target, target).scratch_slots
+        plan_for(target, target, draft_window=window)
+    assert plan_for(target, target, draft_window=1).scratch_slots == plan_for(target, target).scratch_slots

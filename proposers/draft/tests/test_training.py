@@ -31,7 +31,7 @@ def batch_of(target: TrainingTarget) -> TrainingBatch:
     return TrainingBatch(token_ids, torch.ones(2, 10, dtype=torch.bool), {"final": final})
 
 
-def made(target: TrainingTarget, **options):
+def make(target: TrainingTarget, **options):
     torch.manual_seed(0)
     return RECIPE.make(DraftTrainingOptions(**options), target, None)
 
@@ -39,7 +39,7 @@ def made(target: TrainingTarget, **options):
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_the_loss_is_the_distance_to_the_target(share, target):
     """With the target's own weights the loss is the target's entropy, mixed with the text's cross entropy."""
-    trainee = made(target, from_layers=2, hard_weight=share)
+    trainee = make(target, from_layers=2, hard_weight=share)
     trainee.model = target.model
     batch = batch_of(target)
     loss, metrics = trainee(batch)
@@ -52,16 +52,16 @@ def test_the_loss_is_the_distance_to_the_target(share, target):
 
 def test_a_small_model_begins_with_what_the_target_knows_of_tokens(target):
     known = target.model.get_input_embeddings().weight.detach()
-    whole = made(target, hidden_size=known.shape[1]).model.get_input_embeddings().weight
+    whole = make(target, hidden_size=known.shape[1]).model.get_input_embeddings().weight
     torch.testing.assert_close(whole @ whole.T, known @ known.T)  # equal up to a rotation
-    half = made(target, hidden_size=known.shape[1] // 2).model.get_input_embeddings().weight
+    half = make(target, hidden_size=known.shape[1] // 2).model.get_input_embeddings().weight
     left, values, _ = torch.linalg.svd(known, full_matrices=False)
     best = left[:, : half.shape[1]] * values[: half.shape[1]]
     torch.testing.assert_close(half @ half.T, best @ best.T)
 
 
 def test_the_first_layers_are_the_targets(target, tmp_path):
-    trainee = made(target, from_layers=2)
+    trainee = make(target, from_layers=2)
     ids = torch.arange(10)[None]
     states = target.model(ids, output_hidden_states=True).hidden_states
     expected = target.output_head(target.model.model.norm(states[2]))
@@ -74,7 +74,7 @@ def test_the_first_layers_are_the_targets(target, tmp_path):
 
 @pytest.mark.parametrize("options", [{"from_layers": 1}, {"tie": False}, {"hidden_size": 24, "num_heads": 3}])
 def test_what_is_saved(options, target, tmp_path):
-    trainee = made(target, **options)
+    trainee = make(target, **options)
     trainee.save(tmp_path)
     saved = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     ids = torch.arange(10)[None]
@@ -96,4 +96,4 @@ def test_what_is_saved(options, target, tmp_path):
 )
 def test_wrong_options_are_explained(options, message, target):
     with pytest.raises(ConfigError, match=message):
-        made(target, **options)
+        make(target, **options)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from noisy_copy import noisy_copy
-from other_vocabularies import TEXT, byte_level, renumbered, save_words, sentence_piece
+from other_vocabularies import TEXT, byte_level, renumber, save_words, sentence_piece
 
 from specdec_core import LLM, CompatibilityError, ConfigError, SamplingParams, TargetInfo
 from specdec_core.api.arguments import dry_run
@@ -26,19 +26,19 @@ def info(tokenizer: Any, padding: int = 0) -> TargetInfo:
     return TargetInfo("m", "llama", len(tokenizer) + padding, 8, 1, 64, torch.float32, torch.device("cpu"))
 
 
-def shared(of_target: Any, of_draft: Any, padding: int = 0) -> SharedVocabulary:
+def share(of_target: Any, of_draft: Any, padding: int = 0) -> SharedVocabulary:
     return SharedVocabulary.by_text(of_draft, of_target, info(of_draft, padding), info(of_target, padding))
 
 
 def pairs(of_target: Any, of_draft: Any) -> dict[str, str]:
-    found = shared(of_target, of_draft)
+    found = share(of_target, of_draft)
     both = zip(found.target_ids.tolist(), found.draft_ids.tolist(), strict=True)
     name, its = of_target.convert_ids_to_tokens, of_draft.convert_ids_to_tokens
     return {name(i): its(j) for i, j in both}
 
 
 def stand_in(of_target: Any, of_draft: Any, token: str) -> str:
-    found = shared(of_target, of_draft).stand_in[of_target.convert_tokens_to_ids(token)]
+    found = share(of_target, of_draft).stand_in[of_target.convert_tokens_to_ids(token)]
     return of_draft.convert_ids_to_tokens(int(found))
 
 
@@ -50,7 +50,7 @@ LINES = st.lists(st.text("aabcde  éß狐🦊\n", min_size=1, max_size=40), min_
 def test_shared_tokens_have_the_same_text(lines, its_lines, kinds, data):
     """Paired tokens have the same text, alone and within texts, and each is in one pair."""
     of_target, of_draft = KINDS[kinds[0]]([*lines, "xa"], 300), KINDS[kinds[1]]([*its_lines, "xb"], 290)
-    found = shared(of_target, of_draft, padding=7)
+    found = share(of_target, of_draft, padding=7)
     ours, its = found.target_ids.tolist(), found.draft_ids.tolist()
     assert len(set(ours)) == len(ours) == len(set(its))
     assert found.stand_in[found.target_ids].tolist() == its
@@ -67,7 +67,7 @@ def test_shared_tokens_have_the_same_text(lines, its_lines, kinds, data):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_tokenizer_shares_everything(kind):
     tokenizer = KINDS[kind](eos_token="<e>", bos_token="<b>")
-    found = shared(tokenizer, tokenizer)
+    found = share(tokenizer, tokenizer)
     same = [i for i in range(len(tokenizer)) if tokenizer.convert_ids_to_tokens(i) not in doubles(tokenizer)]
     assert found.target_ids.tolist() == found.draft_ids.tolist() == same
     assert found.stand_in[same].tolist() == same
@@ -145,7 +145,7 @@ def token_ids(llm: LLM, vocab_size: int = 48, **params: Any) -> list[list[int]]:
 def test_the_same_model_in_other_words_is_accepted_whole(target, tmp_path):
     """The draft model reads and drafts the target's tokens under its own ids, so every draft token is accepted."""
     ids = [*range(47, 20, -1), None, *range(21), None]
-    draft = renumbered(target, tmp_path, ids)
+    draft = renumber(target, tmp_path, ids)
     save_words(draft, [f"own{i}" if its is None else f"w{its}" for i, its in enumerate(ids)])
     for output in outputs(drafting(target, draft, use_heterogeneous_vocab=True)):
         assert output.speculation.acceptance_length == 5
@@ -157,11 +157,11 @@ def test_the_same_model_in_other_words_is_accepted_whole(target, tmp_path):
 def test_outputs_are_plain_decodings(kinds, shape, tmp_path):
     of_target, of_draft = (KINDS[kind](eos_token="<e>") for kind in kinds)
     target = tiny_target(tmp_path / "target", vocab_size=len(of_target) + 3)
-    common = shared(of_target, of_draft)
+    common = share(of_target, of_draft)
     ids: list[int | None] = [None] * (len(of_draft) + 5)
     for i, its in zip(common.target_ids.tolist(), common.draft_ids.tolist(), strict=True):
         ids[its] = i
-    draft = renumbered(target, tmp_path / "draft", ids, noise=0.02)
+    draft = renumber(target, tmp_path / "draft", ids, noise=0.02)
     of_target.save_pretrained(target)
     of_draft.save_pretrained(draft)
     plain, size = LLM(str(target), **SETTINGS), len(of_target) + 3

@@ -114,7 +114,7 @@ class Head(nn.Module):
         self.norm = LlamaRMSNorm(size, eps) if head.is_eagle3 else nn.Identity()
         self.rotary = LlamaRotaryEmbedding(head.layer)
 
-    def fused(self, features: torch.Tensor) -> torch.Tensor:
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Project the target's hidden states [n, feature_size] to the head's width; EAGLE's stay unchanged."""
         if not self._is_eagle3:
             return features
@@ -135,7 +135,7 @@ class Head(nn.Module):
         """Run the head over a flat batch of tokens.
 
         embedded: [n, hidden], embeddings of the next tokens.
-        feature: [n, hidden], from `fused` for known tokens, or this method's second result for a node's parent.
+        feature: [n, hidden], from `fuse` for known tokens, or this method's second result for a node's parent.
         rotation: for the tokens' positions.
         rows: tokens whose outputs are returned; the last layer stores only keys and values of the others.
 

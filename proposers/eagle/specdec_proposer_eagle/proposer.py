@@ -88,7 +88,7 @@ class EagleProposer(Proposer):
         )
         batch = len(observation.requests)
         last_rows = pad(observation.last_rows, (0, self._attention.padded(batch) - batch))
-        outputs, next_features = self._forward(passed, self._head.fused(features), last_rows)
+        outputs, next_features = self._forward(passed, self._head.fuse(features), last_rows)
         rows = self._rows_of(observation.requests)
         self._outputs.index_copy_(0, rows, outputs[:batch])
         self._features.index_copy_(0, rows, next_features[:batch])

@@ -18,17 +18,17 @@ MOST_DRAFT_VOCAB = 32000
 """Default limit of an EAGLE-3 head's vocabulary, the size of the authors' heads."""
 
 
-def _described(text: str, **kwargs: Any) -> Any:
+def _option(text: str, **kwargs: Any) -> Any:
     return field(metadata={"help": text}, **kwargs)
 
 
 @frozen(kw_only=True)
 class HeadOptions:
-    num_layers: int = _described("Layers of the head.", default=1, validator=whole_number(1, 64))
-    intermediate_size: int | None = _described(
+    num_layers: int = _option("Layers of the head.", default=1, validator=whole_number(1, 64))
+    intermediate_size: int | None = _option(
         "Width of its MLP. Default: the target's.", default=None, validator=whole_number(1, optional=True)
     )
-    decay: float = _described(
+    decay: float = _option(
         "Weight of each training-time test step's loss relative to the step before.",
         default=0.8,
         validator=number(0, 1, low_open=True),
@@ -37,35 +37,35 @@ class HeadOptions:
 
 @frozen(kw_only=True)
 class EagleOptions(HeadOptions):
-    ttt_steps: int = _described(
+    ttt_steps: int = _option(
         "Steps of the training-time test. 1: as in the EAGLE paper.",
         default=1,
         validator=whole_number(1, MOST_LEVELS),
     )
-    noise: float = _described("Width of the uniform noise on hidden states.", default=0.2, validator=number(0, 100))
-    feature_weight: float = _described(
+    noise: float = _option("Width of the uniform noise on hidden states.", default=0.2, validator=number(0, 100))
+    feature_weight: float = _option(
         "Weight of the smooth L1 loss on hidden states.", default=1.0, validator=number(0, 1e6)
     )
-    token_weight: float = _described(
+    token_weight: float = _option(
         "Weight of the cross entropy with the target's distribution.", default=0.1, validator=number(0, 1e6)
     )
-    bias: bool = _described("Whether fc has a bias.", default=True, validator=flag)
+    bias: bool = _option("Whether fc has a bias.", default=True, validator=flag)
 
 
 @frozen(kw_only=True)
 class Eagle3Options(HeadOptions):
-    ttt_steps: int = _described("Steps of the training-time test.", default=7, validator=whole_number(1, MOST_LEVELS))
-    draft_vocab_size: int | None = _described(
+    ttt_steps: int = _option("Steps of the training-time test.", default=7, validator=whole_number(1, MOST_LEVELS))
+    draft_vocab_size: int | None = _option(
         f"Size of the head's vocabulary: the data's most frequent tokens. Default: {MOST_DRAFT_VOCAB}, at most all.",
         default=None,
         validator=whole_number(1, optional=True),
     )
-    feature_weight: float = _described(
+    feature_weight: float = _option(
         "Weight of the smooth L1 loss between the LM head's inputs and the target's. 0: as in the EAGLE-3 paper.",
         default=0.0,
         validator=number(0, 1e6),
     )
-    aux_layers: tuple[int, ...] | None = _described(
+    aux_layers: tuple[int, ...] | None = _option(
         "Layers of the target whose inputs the head reads, as in 2,16,29; the number of layers for the last one's "
         "output. Default: a low, the middle and a high layer.",
         default=None,

@@ -89,7 +89,7 @@ class Eagle3Trainee(nn.Module):
 
     def forward(self, batch: TrainingBatch) -> tuple[torch.Tensor, Metrics]:
         taken = [batch.features[tap] for tap in self._config.taps]
-        fused = self.head.fused(torch.cat(taken, dim=-1).float())
+        fused = self.head.fuse(torch.cat(taken, dim=-1).float())
         with torch.no_grad():
             logits = self._target.output_head(batch.features["final"]).float()
             counts = batch.counts.clone()

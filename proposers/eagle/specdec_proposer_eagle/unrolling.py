@@ -64,7 +64,7 @@ def unroll(
 
     embed: token ids -> embeddings.
     token_ids: int64 [batch, length].
-    features: [batch, length, hidden], from `Head.fused`.
+    features: [batch, length, hidden], from `Head.fuse`.
     num_steps: steps of the training-time test.
     """
     batch, length = token_ids.shape

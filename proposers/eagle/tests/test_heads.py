@@ -81,7 +81,7 @@ def test_a_chain_of_logits_equals_the_reference(name: str, alone: bool, tmp_path
     expected = reference(written.tensors, written.config, *shared, tokens.tolist(), features, tree)
 
     embed = module.embed_tokens or shared[0]
-    inputs, entering, logits = tokens[1:], module.fused(features), []
+    inputs, entering, logits = tokens[1:], module.fuse(features), []
     for i in range(NODES + 1):
         rotation = module.rotation(torch.arange(len(inputs)), entering.dtype)
         rows = torch.tensor([len(inputs) - 1]) if alone else None

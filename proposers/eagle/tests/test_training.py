@@ -44,7 +44,7 @@ def batch_of(target: TrainingTarget, taps: tuple[str, ...], seed: int = 1) -> Tr
     return TrainingBatch(token_ids, torch.ones(2, LENGTH, dtype=torch.bool), features)
 
 
-def sharpened(trainee: torch.nn.Module) -> torch.nn.Module:
+def sharpen(trainee: torch.nn.Module) -> torch.nn.Module:
     """Weights so large that a wrong position or attention mask changes the results."""
     for parameter in trainee.head.parameters():
         if parameter.dim() > 1:
@@ -59,14 +59,14 @@ def test_training_is_drafting(is_eagle3, num_layers, target, tmp_path):
     torch.manual_seed(0)
     recipe, options = (EAGLE3, Eagle3Options) if is_eagle3 else (EAGLE, EagleOptions)
     options = options(num_layers=num_layers, **({"draft_vocab_size": 20} if is_eagle3 else {}))
-    trainee = sharpened(recipe.make(options, target, torch.arange(48)))
+    trainee = sharpen(recipe.make(options, target, torch.arange(48)))
     trainee.save(tmp_path)
     taps = recipe.taps(options, target.info)
     batch = batch_of(target, taps)
     features = torch.cat([batch.features[tap] for tap in taps], dim=-1)
     head = TinyHead.read(tmp_path)
     output_head = trainee.head.lm_head if is_eagle3 else target.output_head
-    outputs = unroll(trainee.head, target.embed, batch.token_ids, trainee.head.fused(features), STEPS)
+    outputs = unroll(trainee.head, target.embed, batch.token_ids, trainee.head.fuse(features), STEPS)
     logits = [output_head(output) for output in outputs]
     assert len(logits) == STEPS
     reference = reference_eagle3 if is_eagle3 else reference_eagle
@@ -157,7 +157,7 @@ def test_a_head_of_eagle3_learns_features_as_far_as_it_is_told(target):
         torch.manual_seed(0)
         trainee = EAGLE3.make(options, target, torch.arange(48))
         losses.append(trainee(batch)[0])
-    fused = trainee.head.fused(torch.cat([batch.features[tap] for tap in taps], dim=-1))
+    fused = trainee.head.fuse(torch.cat([batch.features[tap] for tap in taps], dim=-1))
     expected = 0.0
     for step, outputs in enumerate(unroll(trainee.head, target.embed, batch.token_ids, fused, STEPS)):
         last = LENGTH - 2 - step  # slot i predicts token i + 2 + step

@@ -94,7 +94,7 @@ class OutputCache:
         last = token_ids[max(0, num_tokens - self.limit + 1) : num_tokens].astype(np.int64)
         position[STATE], _ = match(self.store, ROOT, self.limit, last)
 
-    def used(self, numbers: Iterable[int]) -> None:
+    def mark_used(self, numbers: Iterable[int]) -> None:
         """Mark sequences as just drafted from, for LRU eviction. Ids that were evicted are ignored."""
         if self._is_lru:
             for number in numbers:

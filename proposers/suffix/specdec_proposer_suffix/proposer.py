@@ -158,7 +158,7 @@ class SuffixProposer(Proposer):
 
     def draft(self, plan: np.ndarray, nodes: Nodes, is_chain: bool) -> Draft:
         counts, depths, sources = plan[:BUDGETS].tolist()
-        self.cache.used(sources)
+        self.cache.mark_used(sources)
         num_nodes = sum(counts)
         token_ids, parents, scores = (array[:num_nodes] for array in nodes)
         return Draft.from_arrays(

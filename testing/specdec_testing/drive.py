@@ -38,7 +38,7 @@ NO_TARGET = TargetInfo(
     dtype=torch.float32,
     device=CPU,
 )
-"""The target that a proposer is told about where there is none."""
+"""The TargetInfo for proposers that run without a target."""
 
 MAX_NUM_SEQS = 256
 

@@ -28,7 +28,7 @@ WITHOUT_MEANING = {
     "speculative_disable_mqa_scorer": (False,),
     "disable_logprobs_during_spec_decoding": (),
 }
-"""Old keywords that have no new one, with the values that change nothing here. None never does."""
+"""Old keywords without a new form, and their values that change nothing. None is always allowed."""
 
 OLD_KEYS = frozenset(NEW_KEYS) | frozenset(WITHOUT_MEANING)
 

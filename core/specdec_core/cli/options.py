@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "tiny"
 DEFAULT_NUM_SPECULATIVE_TOKENS = 5
 TRY = "try --dtype float32, and check the checkpoint if that fails too"
-"""Advice where logits are not finite."""
+"""Advice for logits that are not finite."""
 
 OWN_OPTIONS = {
     "model": "--model",

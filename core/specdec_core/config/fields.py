@@ -25,10 +25,10 @@ Validator = Callable[[Any, "Attribute[Any]", Any], None]
 LARGEST = 2**31 - 1
 
 LONGEST_NAME = 4096
-"""Characters of a path, as systems have it."""
+"""Most characters of a path, as in operating systems."""
 
 MOST_SHOWN = 200
-"""Characters of a value in an error."""
+"""Most characters of a value in an error."""
 
 
 @frozen

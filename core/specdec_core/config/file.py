@@ -20,12 +20,12 @@ OPTIONS = (
     Option("skip_tokenizer_init", "True or False", "False", "Load no tokenizer: prompts and outputs are token ids."),
     Option("speculative_config", "a table, or None", "None", "How to speculate. None: plain decoding."),
 )
-"""What a config file may hold: the keywords of `LLM`, but for `plugins`, which is an object."""
+"""The keys of a config file: the keywords of `LLM`, except `plugins`, which is an object."""
 
 KEYS = frozenset(option.name for option in OPTIONS)
 
 MOST_VALUES = 100_000
-"""Of a YAML file, whose aliases let a few lines stand for billions."""
+"""Limit for a YAML file, since aliases let a few lines stand for billions of values."""
 
 
 def load_config_file(path: str | Path) -> dict[str, Any]:

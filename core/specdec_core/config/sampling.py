@@ -46,17 +46,17 @@ if TYPE_CHECKING:
     import torch
 
 SMALLEST_TEMPERATURE = 1e-5
-"""Below it, dividing by the temperature would overflow long before it changed what is drawn."""
+"""A smaller temperature changes no draw, and dividing by it could overflow."""
 
 MOST_COMPLETIONS = 2**14
 
 LARGEST_REPETITION_PENALTY = 1e6
-"""And one over it is the smallest: what is beyond leaves float32."""
+"""1 / LARGEST_REPETITION_PENALTY is the smallest one; beyond them logits overflow float32."""
 
 LogitsProcessor = Callable[["torch.Tensor", "np.ndarray"], "torch.Tensor"]
 """(logits float [vocab] of one position, token ids int64 [num_tokens] up to it) -> logits float [vocab].
 
-It returns logits of the same dtype. The token ids, those of the prompt and all that follow, are a read-only array. It
+It returns logits of the same dtype. The token ids, of prompt and output, are a read-only array. It
 must be pure: the same for the same arguments, whenever and however often it is called, since draft tokens that are
 refused later have logits too. Logits of -inf forbid tokens; NaN or +inf fail the request.
 """

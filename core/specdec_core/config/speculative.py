@@ -35,7 +35,7 @@ MOST_COST = 100
 DEFAULT_CHAIN = 5
 """Draft tokens of a chain where users give no number."""
 AUTO = "auto"
-"""The verifier that means: whichever fits."""
+"""The verifier option that selects a lossless verifier for each draft."""
 
 GREEDY, PROBABILISTIC = "greedy", "probabilistic"
 

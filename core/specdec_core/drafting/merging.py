@@ -11,7 +11,7 @@ from specdec_core.contracts.draft import DEAD, Draft
 from specdec_core.errors import ConfigError
 
 LEAST_SCORE = torch.finfo(torch.float32).tiny
-"""What a score of 0 counts as in a product, so that the nodes below such a one still differ."""
+"""Replaces a score of 0 in products, so that the nodes below still differ."""
 
 
 def merge_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> Draft:

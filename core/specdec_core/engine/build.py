@@ -38,7 +38,7 @@ from specdec_core.plugins import Plugins
 from specdec_core.plugins.operations import OfferedOps
 
 CALLS = ("start", "propose", "observe", "reset", "finish")
-"""The methods that every proposer must have. `close` is optional: this plugin API is older."""
+"""The methods that every proposer must have. `close` is optional, because plugin API 1 was published without it."""
 
 Speculating = SpeculativeConfig | Sequence[SpeculativeConfig] | None
 """One way of drafting, several at once, or none."""

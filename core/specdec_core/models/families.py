@@ -21,13 +21,13 @@ SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunk
 """Chunked attention is like full attention up to its chunk size: `check_length` keeps it there."""
 
 WINDOW = "sliding_window"
-"""How many tokens a layer sees, its own included: a field of configurations, and a keyword of attention functions."""
+"""Sliding window, including the token itself: a field of configurations and a keyword of attention functions."""
 
 ATTENTION_KEYWORDS: Mapping[str, str] = {WINDOW: "window", "softcap": "softcap", "s_aux": "sinks"}
 """{keyword that families pass to their attention function: argument of `paged_attention`}."""
 
 HARMLESS_TENSORS = frozenset({"s_aux", "position_ids", "cache_position"})
-"""Keyword arguments with tensors that the attention function takes into account, or need not."""
+"""Keyword arguments with tensors that the attention function uses or may ignore."""
 
 LENGTH_DEPENDENT_ROPES = ("dynamic", "longrope")
 """Rotary embeddings whose frequencies depend on how long a request is: `rope.pin_positions` pins them."""

@@ -10,7 +10,7 @@ from specdec_kernels.cpu.softmax import exp_and_sum
 from specdec_kernels.cpu.tiles import LANES, TILE, add_tile, dot_tile, prefetch_tile
 
 AHEAD = 4
-"""How many tiles ahead of what is being computed memory is asked for."""
+"""How many tiles ahead memory is prefetched."""
 
 
 @compiled(parallel=True)

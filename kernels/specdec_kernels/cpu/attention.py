@@ -22,7 +22,7 @@ from specdec_kernels.cpu.paths import lay_out
 from specdec_kernels.cpu.threads import in_parallel
 
 WORTH_A_THREAD = 2**17
-"""Multiplications that take about as long as it takes to have a thread do half of them."""
+"""From this many multiplications on, another thread saves more time than it costs."""
 
 
 def paged_attention(

@@ -17,11 +17,11 @@ from numba.extending import intrinsic
 from specdec_kernels.cpu.tiles import LANES, array_data
 
 MOST_ROWS, MOST_STRIPS = 6, 4
-"""As many sums as vector registers hold, with room for a row's input and the weights."""
+"""Sums that fit into vector registers beside a row's input and the weights."""
 
 _FEATURES = binding.get_host_cpu_features()
 DTYPES = {torch.float32: "avx512f", torch.bfloat16: "avx512bf16"}
-"""What a processor must have for each type."""
+"""The instructions that each dtype needs."""
 
 
 def is_supported(dtype: torch.dtype) -> bool:

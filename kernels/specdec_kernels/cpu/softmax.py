@@ -9,7 +9,7 @@ from specdec_kernels.cpu.tiles import TILE, multiply_add, sum_of
 
 _LOG2_E = np.float32(1.4426950408889634)
 _LOWEST = np.float32(-87.0)
-"""exp of it is the least that float32 holds without loss."""
+"""exp of it is just above the smallest normal float32."""
 
 
 @inner()

@@ -18,7 +18,7 @@ LANES = 16
 TILE = 16
 
 _KEYS = {1: 8, 2: 8, 3: 8, 4: 4}
-"""How many keys a number of queries meets at a time: the sums of all pairs stay in registers."""
+"""{number of queries: keys per step}, so that the sums of all pairs stay in registers."""
 _STRIP = 4
 """Vectors of a value that are summed at a time, for the same reason."""
 

@@ -53,7 +53,7 @@ def ask(folder: Path, port: int, *names: str) -> list[dict[str, str]]:
 
 @pytest.fixture
 def free_port() -> int:
-    """That nobody listens at."""
+    """An address without a server."""
     with closing(socket.socket()) as unused:
         unused.bind(("127.0.0.1", 0))
         port: int = unused.getsockname()[1]

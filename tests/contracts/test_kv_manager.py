@@ -212,7 +212,7 @@ def reserve_without_admission(patch: pytest.MonkeyPatch) -> None:
 
 
 class _Admitting:
-    """Admits nobody."""
+    """Admits no request."""
 
     def __init__(self, kv: Any) -> None:
         self._kv = kv

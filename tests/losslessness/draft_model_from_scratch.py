@@ -36,7 +36,7 @@ class Reader:
 
     @torch.inference_mode()
     def logits(self, text: tuple[int, ...]) -> torch.Tensor:
-        """Of the token after a text, float64 [vocab]. A pass has those after all its beginnings."""
+        """Of the token after a text, float64 [vocab]. A forward pass has those after all its prefixes."""
         if text not in self._known:
             rows = self.model(torch.tensor([text]), use_cache=False).logits[0].double()
             for i, row in enumerate(rows):
@@ -83,7 +83,7 @@ class DraftModelFromScratch:
         return logits[[self.words.stand_in[token] for token in self.words.shared]]
 
     def _read_ahead(self, drafted: Drafted, text: list[int]) -> None:
-        """The whole text, and below what it drafted from, each path to its end: one pass each where there were many."""
+        """The whole text, and below the drafts, each path to its end, in a forward pass of its own."""
         self.logits(text)
         paths: dict[int, list[int]] = {-1: []}
         for number, (token, parent) in enumerate(zip(drafted.token_ids, drafted.parents, strict=True)):

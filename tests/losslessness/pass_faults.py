@@ -1,6 +1,6 @@
-"""Wrong passes over the nodes of a draft: faults that every proposer with layers of its own must be tested against.
+"""Wrong forward passes over the nodes of a draft: faults that every proposer with layers of its own must be tested against.
 
-And levels as a GPU has them, of a fixed size with dead entries, over memory in which a number that nobody wrote shows.
+And levels as a GPU has them, of a fixed size with dead entries, over memory in which reading an unwritten number shows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A draft model's cache says what the model says without one, whatever became of earlier drafts.
+"""A draft model predicts the same with its cache as without one, after any earlier drafts.
 
 This is where acceptance is lost in silence: the output stays right when it is wrong.
 """

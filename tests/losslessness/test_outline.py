@@ -1,4 +1,4 @@
-"""What is said of a model without its weights is what the loaded model says of itself."""
+"""The description of a model without its weights equals that of the loaded model."""
 
 from __future__ import annotations
 

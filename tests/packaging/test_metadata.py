@@ -62,7 +62,7 @@ def test_examples_of_a_pyproject_need_the_same_setuptools():
 
 
 def test_documents_install_from_the_clone():
-    """Our names are not registered: whoever registers one would be installed instead."""
+    """Our names are not registered: a stranger could register one, and pip would install that instead."""
     commands = [line for path in DOCUMENTS for line in re.findall(r"pip install ([^`\n]*)", path.read_text())]
     assert len(commands) > 5
     for command in commands:

@@ -1,4 +1,4 @@
-"""What is no folder here is looked for on the model hub. Whether it can be is found out without waiting for long."""
+"""Finds out quickly whether the model hub may have a checkpoint that is not a folder."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from specdec_core.errors import reason
 
 
 def require(name: str, *file_names: str, revision: str | None = None) -> None:
-    """Raises FileNotFoundError if a checkpoint is no folder, and `unreachable`."""
+    """Raise FileNotFoundError if a checkpoint is neither a folder nor available from the model hub."""
     if why := unreachable(name, *file_names, revision=revision):
         raise FileNotFoundError(f"there is no such folder, and {why}")
 
 
 def unreachable(name: str, *file_names: str, revision: str | None = None) -> str | None:
-    """Why a checkpoint that is no folder cannot be had from the model hub either; None if it may be: one of the files
-    was downloaded before, or the hub answers, whatever it says about the first of them.
+    """The reason why the model hub does not have a checkpoint that is not a folder. None if it may have it: if one of
+    the files is in the local cache, or if the hub answers a request for the first of them, even with an error.
 
-    The hub is asked once. What downloads a file tries again for half a minute where there is no connection.
+    Asks the hub once. Downloads, in contrast, retry for half a minute without a connection.
     """
     if exists(name):
         return None

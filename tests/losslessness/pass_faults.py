@@ -1,4 +1,4 @@
-"""Wrong forward passes over the nodes of a draft: faults that every proposer with layers of its own must be tested against.
+"""Wrong forward passes over the nodes of a draft: faults to test every proposer with layers of its own against.
 
 And levels as a GPU has them, of a fixed size with dead entries, over memory in which reading an unwritten number shows.
 """

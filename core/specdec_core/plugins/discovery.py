@@ -93,7 +93,7 @@ def entries(group: str, word: str = "plugin") -> list[Plugin]:
 
 
 def find_models() -> list[Plugin]:
-    """The models that come inside installed distributions. Refuses those whose names could be of a folder or on the hub."""
+    """The models that come inside installed distributions. Refuses names that could be a folder or on the hub."""
     found = entries(MODEL_GROUP, "model")
     for model in found:
         if not MODEL_NAME.fullmatch(model.name):

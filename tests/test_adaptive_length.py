@@ -43,7 +43,7 @@ class Run:
 
     @property
     def cost(self) -> float:
-        """In forward passes of the target, at the given costs: each draft token is a level and a node."""
+        """In forward passes of the target, at the given prices: each draft token is a level and a node."""
         num_passes = sum(map(len, self.token_ids)) - self.accepted
         return num_passes + (ADAPTIVE["draft_level_cost"] + ADAPTIVE["draft_node_cost"]) * self.drafted
 

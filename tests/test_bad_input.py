@@ -288,7 +288,7 @@ KEYWORDS = [
     ({"skip_tokenizer_init": 1}, ConfigError, "skip_tokenizer_init=1 must be True or False"),
     ({"tokenizer": ""}, ConfigError, "tokenizer='' must be a folder or a name"),
     ({"tokenizer": 5}, ConfigError, "tokenizer=5 must be a folder or a name"),
-    ({"skip_tokenizer_init": True, "tokenizer": "x"}, ConfigError, "loads no tokenizer, and tokenizer='x' would say"),
+    ({"skip_tokenizer_init": True, "tokenizer": "x"}, ConfigError, "loads no tokenizer, and tokenizer='x' would"),
     ({"skip_tokenizer_init": True, "tokenizer_mode": "slow", "tokenizer_revision": "v2"}, ConfigError,
      "and tokenizer_mode='slow' and tokenizer_revision='v2' would choose one: leave out the one or the other"),
     ({"plugins": []}, ConfigError, r"plugins=\[\] must be what Plugins.load\(\) returns"),

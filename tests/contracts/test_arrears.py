@@ -41,7 +41,7 @@ def pages(llm: Any, prompts: list[list[int]] = PROMPTS) -> list[Page]:
 
 
 def assert_alike(found: list[Page], expected: list[Page]) -> None:
-    """As far as both have seen it: the last forward pass of a request that does not draft is not observed."""
+    """Compare what both have seen: the last forward pass of a request that is off is not observed."""
     for one, other in zip(found, expected, strict=True):
         common = min(len(one.token_ids), len(other.token_ids))
         assert one.token_ids[:common] == other.token_ids[:common]

@@ -212,7 +212,7 @@ def reserve_without_admission(patch: pytest.MonkeyPatch) -> None:
 
 
 class _Admitting:
-    """Admits no request."""
+    """Never has room for a request."""
 
     def __init__(self, kv: Any) -> None:
         self._kv = kv

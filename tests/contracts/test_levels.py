@@ -186,7 +186,7 @@ def test_windows_count_ancestors(
 
 
 def dead_entries_are_stored_nowhere(patch: Patch) -> None:
-    """The attention reads slots that were never written."""
+    """A fault: attention reads slots of dead entries that were never written."""
     over_level = DraftPass.over_level.__func__  # type: ignore[attr-defined]
 
     def unstored(cls: Any, attention: Any, batch: Any, first_slots: Any, level: Level) -> DraftPass:

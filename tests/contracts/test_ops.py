@@ -1,4 +1,4 @@
-"""Operations of a plugin: an attention that uses only the plan's device tensors, in the real engine."""
+"""Operations of a plugin: attention that reads only the plan's device tensors, in the real engine."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_a_fault_is_noticed(fault: Any, llama: Path, plain: list, offering: Any)
     "features", [{}, {"window": 3}, {"softcap": 0.7}, {"sinks": torch.linspace(-1, 2, 4)}], ids=str
 )
 def test_each_call_agrees_with_the_reference(features: dict, llama: Path, plain: list, offering: Any) -> None:
-    """With all features, in every forward pass of an engine with trees."""
+    """With all features, on every forward pass of an engine with trees."""
 
     num_words: set[int] = set()
 

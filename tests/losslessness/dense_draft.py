@@ -1,5 +1,5 @@
 """What the proposer in probe_draft.py must draft, computed from scratch: transformers' own target over the whole
-history, and full attention matrices over the whole sequence of the draft, without cache, blocks or batches.
+history, and full attention matrices over the whole sequence of the draft, without a cache, blocks or batches.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class EagleFromScratch:
     def _dynamic(
         self, drafted: Drafted, after: Callable[[Path_], torch.Tensor], tensors: dict[str, torch.Tensor]
     ) -> Expected:
-        """Near ties among the expanded nodes may decide which are kept, and in which order."""
+        """Near ties among the nodes may decide which are kept, and in which order."""
 
         def next_log_probs(path: Path_) -> dict[int, float]:
             log_probs = after(path).log_softmax(dim=-1)

@@ -19,7 +19,7 @@ NUM_STEPS, NUM_TEXTS, LENGTH = 60, 24, 24
 
 
 def fitted(written: TinyHead, target_dir: Path, folder: Path, taps: list[int]) -> TinyHead:
-    """The head after some training steps on texts that the target generates; in `folder`."""
+    """The head after some training steps on texts that the target generated, saved in `folder`."""
     torch.manual_seed(0)
     target = reference.load(target_dir)
     config = target.config

@@ -1,6 +1,6 @@
-"""Wrong forward passes over the nodes of a draft: faults to test every proposer with layers of its own against.
+"""Faulty forward passes over a draft's nodes: every proposer with layers of its own must detect these faults.
 
-And levels as a GPU has them, of a fixed size with dead entries, over memory in which reading an unwritten number shows.
+Also levels of a fixed size with dead entries, as on a GPU, over memory in which unwritten numbers are detected.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class ProbeModel(nn.Module):
         for weight in self.parameters():
             if weight.dim() == 2 and not weight.is_meta:
                 weight.data.normal_(std=1.3 * weight.shape[1] ** -0.5, generator=generator)
-        if not self.enter.weight.is_meta:  # the embedding of the last token counts most, as it does in the target
+        if not self.enter.weight.is_meta:  # the embedding of the last token weighs most, as in the target
             self.enter.weight.data[:, :hidden_size] += COPIED * torch.eye(hidden_size)
         self.requires_grad_(False)
 

@@ -50,7 +50,7 @@ def zero_the_cache(patch: Patch) -> None:
 
 
 def a_drafted_entry_stays_when_its_node_is_accepted(patch: Patch) -> None:
-    """Only the first token of an observed decoding step, its root, is stored."""
+    """Only the root of an observed decode step is stored."""
     observe, forwarding = Probe.observe, PagedAttention.forwarding
     skipped: list[torch.Tensor] = []
 

@@ -92,7 +92,7 @@ class RandomTree:
         for i, request in enumerate(observation.requests):
             seen, start = self.seen[request.id], observation.offsets[i]
             valid = slice(start, start + observation.host_num_valid[i])
-            if valid.start == valid.stop:  # the forward pass failed: it ends, or is reset
+            if valid.start == valid.stop:  # the forward pass failed: the request ends, or is reset
                 continue
             if not seen.token_ids:  # what the cache had is not computed, hence not observed
                 seen.token_ids = request.token_ids[: request.num_cached_tokens].tolist()

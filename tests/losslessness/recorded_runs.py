@@ -154,7 +154,7 @@ def check_outputs(outcome: Outcome, asked: list[Asked], plain: list[list[int]]) 
 
 
 def save_talkative_model(folder: Path, certainty: float = 3, **config: Any) -> Path:
-    """A target whose last token predicts enough for some drafts to be right."""
+    """A target that depends mostly on the last token, so that some drafts are accepted."""
     sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8}
     save_tiny_model("llama", folder, **sizes | config)
     model = reference.load(folder)

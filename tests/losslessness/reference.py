@@ -43,7 +43,7 @@ def greedy(model: Any, prompt: Sequence[int], num_tokens: int) -> Reference:
 
 @torch.inference_mode()
 def logits(model: Any, token_ids: Sequence[int], positions: Sequence[int] | None = None) -> torch.Tensor:
-    """float32 [num_tokens, vocab]   of one forward pass over all tokens, at other positions than 0, 1, ... if given."""
+    """float32 [num_tokens, vocab]   of one forward pass over all tokens. positions: None: 0, 1, ..."""
     position_ids = torch.tensor([list(range(len(token_ids)) if positions is None else positions)])
     return model(torch.tensor([list(token_ids)]), position_ids=position_ids, use_cache=False).logits[0]
 

@@ -135,7 +135,7 @@ def outcome(
 
 @contextmanager
 def untouched(engine: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A step that fails has emitted nothing, moved nothing, and written to no slots but its own."""
+    """A failed step emits no token, moves no KV, and writes only to the slots of its forward pass."""
     kv, requests = engine.kv, list(engine._requests.values())
     lengths = [request.num_tokens for request in requests]
     before = [storage.clone() for group in kv._groups for storage in (group.keys, group.values)]

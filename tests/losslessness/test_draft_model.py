@@ -1,4 +1,4 @@
-"""A draft model predicts the same with its cache as without one, after any earlier drafts.
+"""A draft model predicts the same with its cache as without, whether earlier drafts were accepted or not.
 
 This is where acceptance is lost in silence: the output stays right when it is wrong.
 """

@@ -238,7 +238,7 @@ def test_wrong_tokens_of_the_context_are_noticed(
 
 
 def features_of_drafted_nodes_stay(patch: Patch) -> None:
-    """Only the first token of an observed decoding step, its root, is stored."""
+    """Only the root of an observed decode step is stored."""
     observe = EagleProposer.observe
     forward = EagleProposer._forward
     seen: list[Observation] = []

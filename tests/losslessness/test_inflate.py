@@ -1,4 +1,4 @@
-"""benchmarks/inflate.py: a deeper copy generates the same tokens, and its drafts have the same acceptance rate."""
+"""benchmarks/inflate.py: a deeper copy of a model generates the same text, and accepts drafts as often."""
 
 from __future__ import annotations
 

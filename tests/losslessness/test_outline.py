@@ -1,4 +1,4 @@
-"""The description of a model without its weights equals that of the loaded model."""
+"""The outline of a model, made without its weights, equals that of the loaded model."""
 
 from __future__ import annotations
 

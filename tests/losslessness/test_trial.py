@@ -35,7 +35,7 @@ def mixes_tokens(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def has_limited_capacity(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Like an expert that takes the first six tokens of a forward pass."""
+    """Like an expert that computes only the first six tokens of a forward pass."""
     return lambda self, x: torch.cat([forward(self, x[:, :6]), torch.zeros_like(x[:, 6:])], dim=1)
 
 

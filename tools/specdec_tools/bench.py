@@ -16,9 +16,10 @@ from rich.text import Text
 from tqdm import tqdm
 
 from specdec_core.cli.options import ModelCommand, ModelOptions, model_options
+from specdec_core.cli.screen import printable
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.errors import ConfigError
-from specdec_tools.compare import Comparison, Figures, compare, load_both
+from specdec_tools.compare import Comparison, Figures, TimedModel, compare, load_both
 from specdec_tools.prompts import PROMPTS, TitledPrompt, read_prompts
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
@@ -83,6 +84,8 @@ def command(
         groups.setdefault(batch[0].group, []).append(compared)
 
     method = str((options.speculative_config or {}).get("method"))
+    what = _what_ran(models[1], method, batch_size, temperature)
+    click.echo(printable(what))
     _print(groups, method)
     if output is None and plot_file is None:
         return
@@ -101,7 +104,17 @@ def command(
         record = bench_report.record(groups, settings, models[1])
         output.write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
     if plot_file is not None:
-        bench_report.plot(groups, method, plot_file)
+        bench_report.plot(groups, method, plot_file, title=what)
+
+
+def _what_ran(model: TimedModel, method: str, batch_size: int, temperature: float) -> str:
+    """Whatever was left to defaults included, as the engine has it."""
+    engine = model.llm.engine
+    return (
+        f"{engine.target.info.model} in {str(engine.target.info.dtype).removeprefix('torch.')}, "
+        f"{method} with num_speculative_tokens={engine.num_speculative_tokens}, temperature {temperature:g}, "
+        f"batches of {batch_size}"
+    )
 
 
 def _check_files(output: Path | None, plot_file: Path | None) -> None:
@@ -132,17 +145,19 @@ def _print(groups: dict[str, list[Comparison]], method: str) -> None:
     figures = {group: Figures.of(*comparisons) for group, comparisons in groups.items()}
     total = Figures.of(*(c for comparisons in groups.values() for c in comparisons))
     console = Console(highlight=False)
-    console.print(_times(figures, total, method))
+    console.print(_times(figures, total))
     console.print()
     console.print(_drafts(figures, total))
+    if total.speed_up < 1:
+        console.print(f"\n{method} is slower than plain decoding: {total.speed_up:.2f}x")
 
 
-def _times(by_group: Mapping[str, Figures], total: Figures, method: str) -> Table:
+def _times(by_group: Mapping[str, Figures], total: Figures) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0))  # fits into 80 columns
     table.add_column("\nprompts", no_wrap=True)
     for column in (
-        *("\ntokens", "plain\ntokens/s", f"{method}\ntokens/s", "\nspeed-up", "acceptance\nlength"),
-        *("time\ndrafts", "effi-\nciency", "same\noutput"),
+        *("\ntokens", "plain\ntokens/s", "drafted\ntokens/s", "\nspeed-up", "acceptance\nlength"),
+        *("time\ndrafts", "\nefficiency", "same\noutput"),
     ):
         table.add_column(column, justify="right")
     for group, figures in by_group.items():

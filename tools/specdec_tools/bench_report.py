@@ -23,11 +23,12 @@ def record(groups: Groups, settings: Mapping[str, Any], model: TimedModel) -> di
 
     groups: comparisons by prompt group.
     settings: the command's options.
-    model: the speculative model.
+    model: the speculative model, with all defaults filled in.
     """
     info = model.llm.engine.target.info
     return {
         "settings": settings,
+        "num_speculative_tokens": model.llm.engine.num_speculative_tokens,
         "model": {"name": info.model, "model_type": info.model_type, "dtype": str(info.dtype).removeprefix("torch.")},
         "machine": machine(info.device),
         "versions": versions(model.plugins, str(settings["llm"]["speculative_config"].get("method"))),
@@ -100,8 +101,8 @@ def _processor() -> str:
     return ", ".join(sorted(names)) or platform.processor() or platform.machine()
 
 
-def plot(groups: Groups, method: str, path: Path) -> None:
-    """Plot the speed-up of every batch and the share of drafts accepted up to each position."""
+def plot(groups: Groups, method: str, path: Path, *, title: str) -> None:
+    """Plot the speed-up of every batch and the share of drafts accepted up to each position. title: what was run."""
     from matplotlib.figure import Figure
 
     bars = [(group, c.title, Figures.of(c).speed_up) for group, comparisons in groups.items() for c in comparisons]
@@ -124,6 +125,7 @@ def plot(groups: Groups, method: str, path: Path) -> None:
     right.set_ylim(0, 1)
     right.set_xlabel("position in the draft")
     right.set_ylabel("accepted share of the drafts")
-    for text in (*left.get_yticklabels(), *legend.get_texts(), left.xaxis.label):
+    heading = figure.suptitle(title, fontsize="medium", wrap=True)
+    for text in (heading, *left.get_yticklabels(), *legend.get_texts(), left.xaxis.label):
         text.set_parse_math(False)  # names may have dollar signs
     figure.savefig(path, dpi=110)

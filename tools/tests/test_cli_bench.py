@@ -43,7 +43,11 @@ def test_built_in_prompts(bench, tmp_path):
     output, plot = tmp_path / "out.json", tmp_path / "out.png"
     result = bench("--runs", "2", "--set", "most=2", "--output", str(output), "--plot", str(plot))
     assert (result.exit_code, result.stderr) == (0, "")
-    assert max(map(len, result.stdout.splitlines())) <= 80
+    what, *table = result.stdout.splitlines()
+    ran = " in float32, bigram with num_speculative_tokens=8, temperature 0, batches of 1"
+    assert what.endswith(ran)
+    assert max(map(len, table)) <= 80
+    assert " efficiency " in table[1]
     assert [row(result.stdout, name)[::2] for name in ("edit", "write", "total")] == [
         ("36", "yes"),
         ("12", "yes"),
@@ -58,7 +62,7 @@ def test_built_in_prompts(bench, tmp_path):
         "most": 2,
     }
     assert (found["settings"]["runs"], found["settings"]["prompts"]) == (2, "built-in")
-    assert found["model"]["dtype"] == "float32"
+    assert (found["model"]["dtype"], found["num_speculative_tokens"]) == ("float32", 8)
     computing = {plugin.distribution for plugin in Plugins.load().listing() if "ops" in plugin.provides}
     assert {"torch", "transformers", "specdec-core", "python", "dist-bigram", *computing} == set(found["versions"])
     assert {"processor", "threads", "device", "system"} == set(found["machine"])
@@ -95,7 +99,8 @@ def test_batches_are_of_one_group(bench, tmp_path):
         ("line 3", "c", 12),
     ]
     assert found["settings"]["prompts"] == str(prompts)
-    assert plot.stat().st_size > 0
+    drawn = plot.read_text()
+    assert "temperature 0, batches of 2 -->" in drawn
 
 
 def test_requests_of_a_batch_run_together(bench, tmp_path, monkeypatch):
@@ -227,6 +232,15 @@ def test_figures():
     assert even.decoding_speed_up == pytest.approx((11 - 3) / (8 - 3))
     assert even.efficiency == pytest.approx((11 - 3) / (8 - 3) / 2)
     assert Figures.of(comparison, comparison).plain_s == 22.0
+
+
+@pytest.mark.parametrize(("seconds", "says"), [(4.0, True), (2.0, False), (1.0, False)])
+def test_speculation_that_is_slower_is_told(seconds, says, capsys):
+    passes = [StepReport(num_decode_requests=1, target_s=1.0)]
+    comparison = Comparison("t", (timed(2.0, passes),), (timed(seconds, passes),))
+    module._print({"some": [comparison]}, "token_recycling")
+    told = capsys.readouterr().out.splitlines()[-1] == "token_recycling is slower than plain decoding: 0.50x"
+    assert told == says
 
 
 def looping_run():

@@ -50,7 +50,7 @@ def fitted(written: TinyHead, target_dir: Path, folder: Path, taps: list[int]) -
         loss = torch.zeros(())
         for text in range(step % 3, NUM_TEXTS, 3):
             rotation = module.rotation(torch.arange(texts.shape[1] - 1), embedded.dtype)
-            outputs, _ = module(embedded[text, 1:], module.fused(features[text, :-1]), rotation, _dense)
+            outputs, _ = module(embedded[text, 1:], module.fuse(features[text, :-1]), rotation, _dense)
             wanted = states.logits[text, 1:, ids].softmax(-1)
             loss = loss - (wanted * output(outputs).log_softmax(-1)).sum(-1).mean()
             if not head.is_eagle3:  # its outputs are to be the target's features

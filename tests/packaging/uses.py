@@ -89,7 +89,7 @@ def use_testing(weights: str) -> None:
         "-p",
         "no:cacheprovider",
         "-k",
-        "test_is_offered or test_budgets",
+        "test_is_offered or test_plan_is_pure",
         *kit,
     ]
     result = subprocess.run(line, capture_output=True, text=True, check=False)

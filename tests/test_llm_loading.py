@@ -100,6 +100,7 @@ def test_lines_in_the_log(is_disabled: bool, caplog: pytest.LogCaptureFixture, m
 def test_a_prompt_that_is_too_long_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     """transformers' own warning speaks of indexing errors, which cannot come. It still warns those who use it."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    caplog.set_level(logging.WARNING, "transformers")
     warning = "Token indices sequence length is longer"
     with LLM("tiny", max_model_len=16) as llm:
         tokenizer = llm.get_tokenizer()

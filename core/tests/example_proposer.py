@@ -1,4 +1,4 @@
-"""A complete plugin: predicts that a token is followed by the token that followed it last time."""
+"""A complete plugin: drafts, after each token, the token that followed it last time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specdec_core import Draft, Plan, Proposer, ProposerSpec, hookimpl, whole_nu
 
 @frozen
 class RecentConfig:
-    """The method's own keys of speculative_config."""
+    """The method's keys of speculative_config."""
 
     recent_max_chain: int = field(default=8, validator=whole_number(1), metadata={"help": "Most tokens of a draft."})
 
@@ -19,8 +19,8 @@ class RecentConfig:
 class RecentProposer(Proposer):
     def __init__(self, config, device):
         self.max_chain, self.device = config.recent_max_chain, device
-        self.followers = {}  # request id -> {token: the one that followed it last}
-        self.num_read = {}  # request id -> how many of its tokens are in there
+        self.followers = {}  # request id -> {token: the token that followed it last}
+        self.num_read = {}  # request id -> number of its tokens that were read
 
     def start(self, request):
         self.followers[request.id], self.num_read[request.id] = {}, 1
@@ -43,7 +43,7 @@ class RecentProposer(Proposer):
 
 
 def plan(config, target, num_speculative_tokens):
-    return Plan(observes=False)  # it reads token ids, which every request has
+    return Plan(observes=False)  # token ids are enough, no hidden states
 
 
 def build(config, context):

@@ -107,7 +107,7 @@ def test_options_override_the_file(keywords, arguments, changed):
         ),
         (
             [*["--set", "num_speculative_tokens=9"] * 2, "--method", "one"],
-            "--set num_speculative_tokens=9 is one too many: give num_speculative_tokens once",
+            "--set num_speculative_tokens=9 is given twice: give num_speculative_tokens once",
         ),
     ],
 )

@@ -121,8 +121,8 @@ def test_where_there_is_no_connection(tmp_path: Path, free_port: int):
         assert said["model"].startswith(f"error: model={what}")
         assert ". Give a folder with a transformers checkpoint, a name on the model hub, or" in said["model"]
         assert said["tokenizer"].startswith(f"the tokenizer of {name!r} cannot be loaded: there is no such folder, and")
-        file = "config.json of a repository of that name cannot be had"
-        assert said["draft"].startswith(f"the draft model {name!r} is no folder, and {file}: {why}")
+        file = "config.json of a repository of that name is not available"
+        assert said["draft"].startswith(f"the draft model {name!r} is not a folder, and {file}: {why}")
         assert ".. " not in "".join(said.values())
 
 

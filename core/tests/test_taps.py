@@ -53,5 +53,5 @@ def test_layers_that_are_not_there_have_none(folder):
 
 def test_rows_of_the_output_layer_are_asked_for_in_the_plan(folder):
     target = Model(ModelSource(model=folder, device=torch.device("cpu"), dtype="float32"))
-    with pytest.raises(PluginError, match="its Plan does not say output_rows=True"):
+    with pytest.raises(PluginError, match="its Plan does not have output_rows=True"):
         target.output_rows(torch.tensor([1]))

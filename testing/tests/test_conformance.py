@@ -53,7 +53,7 @@ def test_what_the_command_line_says() -> None:
         test_proposer.TestProposer.subject(command_line())
     with pytest.raises(PluginError, match="--specdec-option 'a' has no '='"):
         test_proposer.TestProposer.subject(command_line(proposer="mine", option=["a"]))
-    with pytest.raises(PluginError, match="--specdec-skip skips 'test_nothing', which is no test"):
+    with pytest.raises(PluginError, match="--specdec-skip skips 'test_nothing', which is no kit test"):
         test_proposer.TestProposer.reasons_to_skip(command_line(skip=["test_nothing=it is late"]))
 
 
@@ -77,7 +77,7 @@ def test_tests_of_the_kit_are_not_overridden() -> None:
 
 @pytest.mark.parametrize(
     ("skips", "says"),
-    [({"test_budget": "why not"}, "skips 'test_budget', which is no test"), ({"test_q": " "}, "without a reason")],
+    [({"test_budget": "why not"}, "skips 'test_budget', which is no kit test"), ({"test_q": " "}, "without a reason")],
 )
 def test_skips_name_a_test_and_a_reason(skips: dict[str, str], says: str) -> None:
     with pytest.raises(PluginError, match=says):

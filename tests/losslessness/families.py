@@ -146,7 +146,7 @@ UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "alibi": ("bloom", {"n_layer": 3, "n_head": 4}, "0 of 3 layers"),
     "alibi that needs a mask": ("mpt", {"d_model": 64, "n_layers": 3, "n_heads": 4}, "trial forward pass"),
     "attention of its own": ("falcon", {}, "falcon"),
-    "positions that are counted": ("bart", DECODER, "depends on the other tokens"),
+    "positions that are counted": ("bart", DECODER, "depends on other tokens"),
     "attention to later tokens": ("bert", {}, "later tokens"),
     "a mask of its own making": ("doge", {}, "mask of its own making"),
     "two attentions in each layer": ("diffllama", HEADS, "several times"),

@@ -81,10 +81,10 @@ def fails(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 WRONG: dict[Change, tuple[Any, str, str]] = {
-    mixes_tokens: (modeling_llama.LlamaMLP, "forward", "depends on the other tokens"),
-    has_limited_capacity: (modeling_llama.LlamaMLP, "forward", "depends on the other tokens"),
-    counts_positions: (modeling_llama.LlamaRotaryEmbedding, "forward", "depends on the other tokens"),
-    shifts_tokens: (modeling_llama.LlamaDecoderLayer, "forward", "depends on the other tokens"),
+    mixes_tokens: (modeling_llama.LlamaMLP, "forward", "depends on other tokens"),
+    has_limited_capacity: (modeling_llama.LlamaMLP, "forward", "depends on other tokens"),
+    counts_positions: (modeling_llama.LlamaRotaryEmbedding, "forward", "depends on other tokens"),
+    shifts_tokens: (modeling_llama.LlamaDecoderLayer, "forward", "depends on other tokens"),
     scales_otherwise: (modeling_llama, "eager_attention_forward", "computes attention in a way"),
     has_position_bias: (modeling_llama.LlamaAttention, "forward", "passes position_bias"),
     adds_to_its_mask: (modeling_llama.LlamaAttention, "forward", "a mask of its own making"),

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from projects import FOLDERS, with_dependencies
-
-pytestmark = pytest.mark.slow
 
 
 def test_single_packages(environment, sources):

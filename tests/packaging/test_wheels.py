@@ -12,8 +12,6 @@ import pytest
 import uses
 from projects import FOLDERS, ROOT, files, package_of, with_dependencies
 
-pytestmark = pytest.mark.slow
-
 AGREED = ("Version", "License-Expression", "License-File", "Requires-Python", "Classifier", "Description-Content-Type")
 WHO_IS_HERE = """if True:
     import importlib.metadata, importlib.util, json, sys

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class ListeningPlugins(Plugins):
     """The installed plugins, plus a listener that records every step's report."""
 
-    def __init__(self, plugins: Sequence[Plugin]) -> None:
-        super().__init__(plugins)
+    def __init__(self, plugins: Sequence[Plugin], models: Sequence[Plugin] = ()) -> None:
+        super().__init__(plugins, models)
         self.reports: list[StepReport] = []
 
     @property

@@ -35,8 +35,7 @@ class KVLayout:
 
 @frozen(eq=False)
 class KVMetadata:
-    """The cache addresses of one forward pass over the half-open slot interval [start, start + length) of each
-    request."""
+    """The cache addresses of one forward pass over the slots [start, start + length) of each request."""
 
     starts: tuple[int, ...]  # [batch]
     lengths: tuple[int, ...]  # [batch]

@@ -132,7 +132,7 @@ def load_config(source: ModelSource) -> PretrainedConfig:
 
 def _written(path: str, revisions: Mapping[str, str]) -> dict[str, Any]:
     """The contents of a config.json that transformers refuses; empty if it cannot be read, or was not downloaded."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, TypeError, ValueError):
         written, _ = PretrainedConfig.get_config_dict(path, local_files_only=True, **revisions)
         return written if isinstance(written, dict) else {}
     return {}

@@ -19,9 +19,7 @@ from specdec_core.errors import PluginError
 
 GROUP, MODEL_GROUP = "specdec", "specdec.models"
 
-MODEL_NAME = re.compile(r"[\w-][\w.-]*")
-"""What an embedded model may be called: nothing that would be of a folder, or of a repository on the hub."""
-
+MODEL_NAME = re.compile(r"[\w-][\w.-]*")  # no name of a folder, or of a repository on the hub
 VARIABLE = "the environment variable SPECDEC_DISABLE"
 
 Status = Literal["ok", "failed", "incompatible", "duplicate", "disabled"]
@@ -56,8 +54,7 @@ class Plugin:
 
     @contextmanager
     def blamed(self, what: str, advice: str = "Repair it") -> Iterator[None]:
-        """A context that turns any exception, including SystemExit, into a PluginError: the plugin failed to do
-        `what`."""
+        """Turns any exception, including SystemExit, into a PluginError: the plugin failed to do `what`."""
         try:
             yield
         except (Exception, SystemExit) as error:
@@ -97,11 +94,8 @@ def find_models() -> list[Plugin]:
     found = entries(MODEL_GROUP, "model")
     for model in found:
         if not MODEL_NAME.fullmatch(model.name):
-            model.refuse(
-                "failed",
-                f"model {model.label} has a name that may be of a folder, or on the model hub: a name of letters, "
-                f"digits, '-', '_' and '.' is allowed. Update or uninstall {model.distribution}",
-            )
+            why = "a name that may be of a folder, or on the model hub: letters, digits, '-', '_' and '.' are allowed"
+            model.refuse("failed", f"model {model.label} has {why}. Update or uninstall {model.distribution}")
     return found
 
 

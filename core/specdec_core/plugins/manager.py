@@ -28,8 +28,7 @@ BUILTINS = ("specdec_core.plugins.builtin",)
 
 
 class PluginWarning(UserWarning):
-    """A plugin could not be loaded, while the others are; or it failed in a place with no caller to raise an exception
-    in."""
+    """A plugin could not be loaded, or it failed in a place with no caller to raise an exception in."""
 
 
 class Plugins:
@@ -75,8 +74,7 @@ class Plugins:
         return self._offers.find(ProposerSpec, name)
 
     def proposers(self) -> list[str]:
-        """The names of those that are installed, in alphabetical order. `proposer` may still refuse one that lacks a
-        module."""
+        """The names of installed proposers, sorted. `proposer` may still refuse one that lacks a module."""
         return self._offers.names(ProposerSpec)
 
     def verifier(self, name: str) -> VerifierSpec:

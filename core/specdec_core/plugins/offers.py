@@ -20,8 +20,7 @@ S = TypeVar("S", ProposerSpec, VerifierSpec, KVManagerSpec)
 
 
 class Offers:
-    """The specs that plugins offer. If two plugins claim a name, neither gets it: both, or the later one, are
-    marked."""
+    """The specs that plugins offer. If two claim a name, neither gets it: both, or the later one, are marked."""
 
     def __init__(self, plugins: Sequence[Plugin]) -> None:
         self._plugins = plugins

@@ -43,8 +43,7 @@ class OfferedOps:
         return cls(tuple(Offer(plugin, spec) for plugin in plugins for spec in _specs(plugin, device)))
 
     def choose(self, name: str, context: OpsContext) -> Callable[..., Any] | None:
-        """The operation of the one plugin that has it for these layers; None if there is none. Raises PluginError if
-        there are two."""
+        """The operation of the only plugin that has it for these layers, or None. Raises PluginError for two."""
         able = [offer for offer in self.offers if offer.supports(name, context)]
         if len(able) > 1:
             raise PluginError(

@@ -130,6 +130,11 @@ def test_values_are_yaml_scalars(text, value):
         (["--method", "bigram", "--set", "most"], 2, "'most' is not KEY=VALUE: write it like"),
         (["--method", "bigram", "--set", "=3"], 2, "'=3' is not KEY=VALUE"),
         (["--method", "bigram", "--set", "most=3", "--set", "most=4"], 2, "give most once"),
+        (
+            ["--method", "bigram", "--set", "num_speculative_tokens=3", "--num-speculative-tokens", "3"],
+            2,
+            "--set num_speculative_tokens=3 and --num-speculative-tokens 3 say the same: give",
+        ),
         (["--set", "most=3"], 2, "--set most needs a method: give --method"),
         (["--num-speculative-tokens", "3"], 2, "--num-speculative-tokens needs a method: give --method"),
         (["--max-tokens", "0"], 1, "error: max_tokens=0 is too small"),

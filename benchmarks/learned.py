@@ -24,7 +24,7 @@ from inflate import DEFAULT_TIMES, inflate
 from measuring import RESULTS, command, write
 
 from specdec_core import resolve_model
-from specdec_tools.prompts import read_prompts
+from specdec_tools.files import read_prompts
 
 SHAPE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 0, 0, 0), (0, 0, 0, 0, 0)]"
 CHAIN: dict[str, Any] = {"num_speculative_tokens": 5}

@@ -25,7 +25,7 @@ from measuring import RESULTS, command, processor, write
 from transformers import AutoTokenizer
 
 from specdec_core import resolve_model
-from specdec_tools.prompts import read_prompts
+from specdec_tools.files import read_prompts
 
 WORKER = Path(__file__).with_name("acceptance_worker.py")
 MOST_PROMPT_TOKENS = 768

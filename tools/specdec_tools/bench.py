@@ -20,7 +20,8 @@ from specdec_core.cli.screen import printable
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.errors import ConfigError
 from specdec_tools.compare import Comparison, Figures, TimedModel, compare, load_both
-from specdec_tools.prompts import PROMPTS, TitledPrompt, read_prompts
+from specdec_tools.files import TitledPrompt, check_writable, read_prompts
+from specdec_tools.tasks import PROMPTS
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -119,9 +120,8 @@ def _what_ran(model: TimedModel, method: str, batch_size: int, temperature: floa
 
 def _check_files(output: Path | None, plot_file: Path | None) -> None:
     """Check the output files before anything is measured. Raises ConfigError if one cannot be written."""
-    for option, file in (("--output", output), ("--plot", plot_file)):
-        if file is not None and (file.is_dir() or not file.parent.is_dir()):
-            raise ConfigError(f"{option} {str(file)!r} cannot be written: give a file in a folder that exists")
+    check_writable("--output", output)
+    check_writable("--plot", plot_file)
     if plot_file is None:
         return
     if plot_file.suffix.lower() not in PLOT_SUFFIXES:

@@ -1,63 +1,73 @@
-"""spec-decode demo: plain and speculative decoding of the same prompts, side by side."""
+"""spec-decode demo: plain and speculative decoding of the same tasks, side by side."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import click
 from rich.console import Console
 from rich.rule import Rule
-from rich.table import Table
 
 from specdec_core.cli.options import ModelCommand, ModelOptions, model_options
 from specdec_core.config.sampling import SamplingParams
-from specdec_tools.compare import Comparison, Figures, compare, first_difference, load_both
-from specdec_tools.prompts import PROMPTS, TitledPrompt
+from specdec_tools import demo_report
+from specdec_tools.compare import Comparison, TimedModel, compare, load_both
+from specdec_tools.demo_report import ACCEPTED, Answer
+from specdec_tools.files import check_writable
+from specdec_tools.progress import working
+from specdec_tools.tasks import TASKS, Task
 
 if TYPE_CHECKING:
+    from specdec_core import Piece
     from specdec_core.api.llm import LLM
 
-ACCEPTED = "bold green"
 NUM_RUNS = 3
 SEED = 0  # for temperatures above 0: plain and speculative decoding sample with the same noise
 
 
 @click.command("demo", cls=ModelCommand)
 @model_options(method="ngram", num_speculative_tokens=8, dtype="float32")
-@click.option("--max-tokens", type=int, default=128, show_default=True, help="Most tokens per completion.")
+@click.option("--max-tokens", type=int, default=256, show_default=True, help="Most tokens per result.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy decoding.")
+@click.option("--svg", metavar="FILE", type=click.Path(path_type=Path), help="Draw the first task and the table.")
 @click.pass_context
-def command(ctx: click.Context, options: ModelOptions, max_tokens: int, temperature: float) -> None:
-    """Compare plain and speculative decoding on a few prompts.
+def command(ctx: click.Context, options: ModelOptions, max_tokens: int, temperature: float, svg: Path | None) -> None:
+    """Compare plain and speculative decoding on a few tasks.
 
-    The model streams the completions with and without speculation, then both are timed without printing. The exit
-    status is 1 if outputs differ, which float32 rules out; README.md explains bfloat16.
+    The model streams each result with and without speculation, and the result is checked. Then both ways are timed
+    without printing, at the end at temperature 1, too. The exit status is 1 if outputs differ, which float32 rules
+    out; README.md explains bfloat16.
     """
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=SEED)
+    check_writable("--svg", svg)
     assert options.speculative_config is not None, "there is a default method"
     method = str(options.speculative_config.get("method"))
     # color_system None also turns off bold text, which rich keeps under NO_COLOR
     console = Console(highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
-    console.out(f"Loading {options.keywords['model']} twice, to decode plainly and with {method} ...")
-    models = load_both(options.with_keywords(max_num_seqs=1))
-    for model in models:
-        model.run([PROMPTS[0].text], SamplingParams(temperature=temperature, max_tokens=8, seed=SEED))
+    with working(console, f"Loading {options.keywords['model']} twice, to decode plainly and with {method}"):
+        models = load_both(options.with_keywords(max_num_seqs=1))
+    with working(console, "Warming up: the first time, kernels are compiled"):
+        for model in models:
+            model.run([TASKS[0].prompt], attrs.evolve(params, max_tokens=8))
 
     _print_legend(console, method)
     titled = {"plain": models[0].llm, method: models[1].llm}
-    shown = [_show(console, f"{i}/{len(PROMPTS)}", prompt, titled, params) for i, prompt in enumerate(PROMPTS, start=1)]
+    answers = []
+    for number, task in enumerate(TASKS, start=1):
+        console.print(Rule(f"{number}/{len(TASKS)} {task.title}", style="dim"))
+        answers.append(_stream(console, task, titled, params))
     console.print(Rule("speed", style="dim"))
-    console.out(f"{NUM_RUNS} runs of each prompt, both ways in turn, without printing; the median counts.")
-    comparisons, differences = [], {}
-    for prompt, token_ids in zip(PROMPTS, shown, strict=True):
-        comparison = compare(prompt.title, [prompt.text], models, params, NUM_RUNS)
-        comparisons.append(comparison)
-        timed_token_ids = [run.token_ids[0] for run in (*comparison.plain, *comparison.speculative)]
-        differences[prompt.title] = first_difference([*token_ids, *timed_token_ids])
-    console.print(_table(comparisons, method))
-    if not _print_verdict(console, differences):
+    timed, sampled = _time(console, models, params), _time_sampled(console, models, params)
+    table = demo_report.table(answers, timed, sampled, method)
+    console.print(table)
+    console.out(demo_report.EXPLANATION)
+    if svg is not None:
+        svg.write_text(demo_report.picture(answers[0], table, method), encoding="utf-8")
+    if not _print_verdict(console, answers, timed, sampled):
         ctx.exit(1)
 
 
@@ -69,42 +79,51 @@ def _print_legend(console: Console, method: str) -> None:
         console.out("Accepted draft tokens are colored on a terminal (here: no terminal, or NO_COLOR is set).")
 
 
-def _show(
-    console: Console, place: str, prompt: TitledPrompt, models: Mapping[str, LLM], params: SamplingParams
-) -> list[list[int]]:
-    """Stream each model's completion of a prompt to the console. Returns their token ids."""
-    console.print(Rule(f"{place} {prompt.title}", style="dim"))
-    console.out(prompt.text, style="dim", end="")
-    token_ids: list[list[int]] = []
+def _stream(console: Console, task: Task, models: Mapping[str, LLM], params: SamplingParams) -> Answer:
+    """Print each model's result as it is decoded."""
+    console.out(task.prompt, style="dim", end="")
+    pieces: list[list[Piece]] = []
     for title, llm in models.items():
         console.print(Rule(title, align="left", characters="-", style="dim"))
-        token_ids.append([])
-        for output in llm.stream(prompt.text, params):
+        pieces.append([])
+        for output in llm.stream(task.prompt, params):
             for piece in output.pieces:
                 console.out(piece.text, style=ACCEPTED if piece.is_draft else None, end="")
-                token_ids[-1].append(piece.token_id)
+                pieces[-1].append(piece)
             console.out(output.rest, end="")
         console.out("")
-    return token_ids
+    answer = Answer(task, *pieces)
+    console.out(f"checked: the result is {'right' if answer.is_right else 'wrong'}", style="dim")
+    return answer
 
 
-def _table(comparisons: Sequence[Comparison], method: str) -> Table:
-    table = Table()
-    table.add_column("prompt", no_wrap=True)
-    for column in ("tokens", "plain\ntokens/s", f"{method}\ntokens/s", "speed-up", "acceptance\nlength"):
-        table.add_column(column, justify="right")
-    for comparison in comparisons:
-        table.add_row(comparison.title, *Figures.of(comparison).cells())
-    table.add_section()
-    table.add_row("total", *Figures.of(*comparisons).cells())
-    return table
+def _time(console: Console, models: tuple[TimedModel, TimedModel], params: SamplingParams) -> list[Comparison]:
+    """Compare each task alone."""
+    timed = []
+    for task in TASKS:
+        with working(console, f"Timing {task.title}, {NUM_RUNS} runs each way in turn"):
+            timed.append(compare(task.title, [task.prompt], models, params, NUM_RUNS))
+    return timed
 
 
-def _print_verdict(console: Console, differences: Mapping[str, int | None]) -> bool:
-    """Print whether all outputs are identical, and return it. differences: the first differing output token, by
-    prompt title; None if there is none."""
-    found = {title: index for title, index in differences.items() if index is not None}
+def _time_sampled(console: Console, models: tuple[TimedModel, TimedModel], params: SamplingParams) -> Comparison:
+    """Compare all tasks at temperature 1, where few results are right and texts repeat themselves less."""
+    with working(console, f"Timing all at temperature 1, {NUM_RUNS} runs each way in turn"):
+        sampled = attrs.evolve(params, temperature=1.0)
+        return compare("temperature 1", [task.prompt for task in TASKS], models, sampled, NUM_RUNS)
+
+
+def _print_verdict(
+    console: Console, answers: Sequence[Answer], timed: Sequence[Comparison], sampled: Comparison
+) -> bool:
+    """Print how many results are right and whether plain and speculative outputs are identical. Returns the latter;
+    outputs at temperature 1 do not count, since drafts may be sampled, too, with noise of their own."""
+    console.out(f"right results: {sum(answer.is_right for answer in answers)} of {len(answers)}")
+    compared: list[Answer | Comparison] = [*answers, *timed]
+    found = {each.title: each.first_difference for each in compared if each.first_difference is not None}
+    at_1 = "yes" if sampled.first_difference is None else "no; a method that samples its drafts has other noise"
+    console.out(f"identical output at temperature 1: {at_1}")
     console.out(f"identical output: {'no' if found else 'yes'}")
     for title, index in found.items():
-        console.out(f"prompt {title!r} differs from output token {index} on")
+        console.out(f"{title!r} differs from output token {index} on")
     return not found

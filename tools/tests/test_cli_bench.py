@@ -14,7 +14,7 @@ from specdec_core.cli.options import ModelOptions
 from specdec_core.contracts.report import StepReport
 from specdec_tools import bench as module
 from specdec_tools.compare import Comparison, Figures, Run
-from specdec_tools.prompts import read_prompts
+from specdec_tools.files import read_prompts
 
 LINES = ["def one(values):\n", "import os\n", "x = [1, 2, 1, 2, 1\n"]
 
@@ -49,9 +49,9 @@ def test_built_in_prompts(bench, tmp_path):
     assert max(map(len, table)) <= 80
     assert " efficiency " in table[1]
     assert [row(result.stdout, name)[::2] for name in ("edit", "write", "total")] == [
-        ("36", "yes"),
-        ("12", "yes"),
         ("48", "yes"),
+        ("12", "yes"),
+        ("60", "yes"),
     ]
     assert plot.read_bytes().startswith(b"\x89PNG")
 
@@ -66,7 +66,7 @@ def test_built_in_prompts(bench, tmp_path):
     computing = {plugin.distribution for plugin in Plugins.load().listing() if "ops" in plugin.provides}
     assert {"torch", "transformers", "specdec-core", "python", "dist-bigram", *computing} == set(found["versions"])
     assert {"processor", "threads", "device", "system"} == set(found["machine"])
-    assert [batch["group"] for batch in found["batches"]] == ["edit"] * 3 + ["write"]
+    assert [batch["group"] for batch in found["batches"]] == ["edit"] * 4 + ["write"]
     for batch in found["batches"]:
         assert len(batch["plain_runs_s"]) == len(batch["speculative_runs_s"]) == 2
         assert batch["first_difference"] is None

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import ast
+import io
 import os
 import re
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 from tiny_setup import save_checkpoint
 
 from specdec_core import cli
 from specdec_core.cli.options import ModelOptions
 from specdec_tools.compare import first_difference
-from specdec_tools.prompts import PROMPTS
+from specdec_tools.progress import working
+from specdec_tools.tasks import TASKS
 
 NO_TERMINAL = {"NO_COLOR": None, "FORCE_COLOR": None, "TTY_COMPATIBLE": None, "COLUMNS": "100"}
 TERMINAL = {**NO_TERMINAL, "FORCE_COLOR": "1", "TERM": "xterm-256color"}
@@ -38,17 +43,21 @@ def test_shows_compares_and_ends_with_the_verdict(demo, temperature):
     result = demo("--temperature", temperature)
     assert (result.exit_code, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
-    assert lines[-1] == "identical output: yes"
+    verdict = ["right results: 0 of 4", "identical output at temperature 1: yes", "identical output: yes"]
+    assert lines[-3:] == verdict  # a random model has no result right
     assert "\x1b" not in result.stdout
     assert "(here: no terminal, or NO_COLOR is set)" in result.stdout
-    for prompt in PROMPTS:
-        before, after = result.stdout.split(prompt.text)
-        completions = after.partition("\N{BOX DRAWINGS LIGHT HORIZONTAL}")[0]
+    figures = r" +\d+\.\d +\d+\.\d +\d+\.\d\dx +\d\.\d\d +\d\.\d\d"
+    for task in TASKS:
+        before, after = result.stdout.split(task.prompt)
+        completions = after.partition("checked: the result is wrong\n")[0]
         plain, speculative = re.split(r"(?:plain|bigram) -+\n", completions)[1:]
         assert plain == speculative
-        assert prompt.title in before
-        assert re.search(rf"{prompt.title} +\S +24 .* \d+\.\d .* \d+\.\d .* \d+\.\d\dx .* \d\.\d\d ", after)
-    assert re.search(r" total +\S +96 ", result.stdout)
+        assert task.title in before
+        assert re.search(rf"{task.title} +wrong +24{figures}", after)
+    assert re.search(rf"all +96{figures}", result.stdout)
+    assert re.search(rf"at temperature 1 +96{figures}", result.stdout)
+    assert max(map(len, lines[-9:])) <= 90
 
 
 def test_accepted_draft_tokens_are_colored_on_a_terminal(demo):
@@ -56,7 +65,7 @@ def test_accepted_draft_tokens_are_colored_on_a_terminal(demo):
     assert "\x1b[1;32mThis color:\x1b[0m" in result.stdout
     assert result.stdout.count("\x1b[1;32m") > 4
     speculative_parts = re.findall(r"bigram .*?-\x1b\[0m\n(.*?)\x1b\[2m", result.stdout, re.DOTALL)
-    assert len(speculative_parts) == len(PROMPTS)
+    assert len(speculative_parts) == len(TASKS)
 
 
 def test_no_color_means_plain_text(demo):
@@ -74,7 +83,7 @@ def test_different_output_is_reported(demo, monkeypatch, tmp_path):
     monkeypatch.setattr(ModelOptions, "load", load_two_models)
     result = demo()
     assert result.exit_code == 1
-    assert "\nidentical output: no\nprompt 'rename a variable' differs from output token " in result.stdout
+    assert "\nidentical output: no\n'rename a variable' differs from output token " in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -110,13 +119,35 @@ def test_first_difference(outputs, index):
     assert first_difference(outputs) == index
 
 
-@pytest.mark.parametrize("prompt", PROMPTS, ids=lambda prompt: prompt.title)
-def test_prompts_are_code(prompt):
-    if prompt.text.startswith("# Task: "):
-        code = re.fullmatch(r"# Task: [^\n]+\n(.*\n)\n# Result:\n", prompt.text, re.DOTALL)[1]
-        assert 15 <= code.count("\n") <= 30
-        for name in re.findall("`(.*?)` to", prompt.text.partition("\n")[0]):
-            assert code.count(name) > 2
-        ast.parse(code)
-    else:
-        ast.parse(prompt.text)
+def test_picture(demo, tmp_path):
+    file = tmp_path / "demo.svg"
+    assert demo("--svg", str(file)).exit_code == 0
+    picture = file.read_text()
+    assert len(picture) < 300_000
+    assert re.findall(r"https?://[^\s\"]+", picture) == ["http://www.w3.org/2000/svg"]  # it loads nothing
+    text = "".join(ElementTree.fromstring(picture).itertext()).replace("\N{NO-BREAK SPACE}", " ")
+    assert TASKS[0].code.splitlines()[0] in text
+    assert "drafted by bigram and accepted" in text
+    assert "at temperature 1" in text
+
+
+def test_picture_that_cannot_be_written(demo, tmp_path):
+    result = demo("--svg", str(tmp_path / "nowhere" / "demo.svg"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "give a file in a folder that exists" in result.stderr
+
+
+def test_waiting_shows_signs_of_life(monkeypatch):
+    monkeypatch.setattr("specdec_tools.progress.SECONDS", 0.01)
+    console = Console(file=io.StringIO(), force_terminal=False)
+    with working(console, "Loading"):
+        time.sleep(0.2)
+    assert re.fullmatch(r"Loading \.\.+\n", console.file.getvalue())
+
+
+def test_waiting_ends_with_an_error():
+    console, threads = Console(file=io.StringIO(), force_terminal=False), threading.active_count()
+    with pytest.raises(ZeroDivisionError), working(console, "Loading"):
+        raise ZeroDivisionError
+    assert console.file.getvalue() == "Loading \n"
+    assert threading.active_count() == threads

@@ -1,0 +1,107 @@
+"""What `spec-decode demo` shows of its results: whether they are right, a table, and a picture."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+from rich.console import Console
+from rich.table import Table
+from rich.terminal_theme import MONOKAI
+
+from specdec_tools.compare import Comparison, Figures, first_difference
+from specdec_tools.tasks import Task
+
+if TYPE_CHECKING:
+    from specdec_core import Piece
+
+ACCEPTED = "bold green"
+EXPLANATION = "Medians. unlooped: the acceptance length up to where an output begins to repeat itself."
+WIDTH = 92
+"""Characters of a line of the picture."""
+
+
+@frozen
+class Answer:
+    """The tokens that were streamed for a task, with their text."""
+
+    task: Task
+    plain: Sequence[Piece]
+    speculative: Sequence[Piece]
+
+    @property
+    def title(self) -> str:
+        return self.task.title
+
+    @property
+    def is_right(self) -> bool:
+        return self.task.is_right("".join(piece.text for piece in self.speculative))
+
+    @property
+    def first_difference(self) -> int | None:
+        """The first output token that speculation changed; None if it changed none."""
+        return first_difference([[piece.token_id for piece in pieces] for pieces in (self.plain, self.speculative)])
+
+
+def table(answers: Sequence[Answer], timed: Sequence[Comparison], sampled: Comparison, method: str) -> Table:
+    """A row for each task, one for all of them, and one for all of them at temperature 1."""
+    found = Table(box=None, padding=(0, 1, 0, 0))  # fits into 80 columns
+    found.add_column("\ntask", no_wrap=True)
+    for column in (
+        *("\nresult", "\ntokens", "plain\ntokens/s", f"{method}\ntokens/s", "\nspeed-up"),
+        *("acceptance\nlength", "\nunlooped"),
+    ):
+        found.add_column(column, justify="right")
+    for answer, comparison in zip(answers, timed, strict=True):
+        found.add_row(answer.title, "right" if answer.is_right else "wrong", *_cells(comparison))
+    found.add_section()
+    found.add_row("all", "", *_cells(*timed))
+    found.add_row("at temperature 1", "", *_cells(sampled))
+    return found
+
+
+def _cells(*comparisons: Comparison) -> tuple[str, ...]:
+    figures = Figures.of(*comparisons)
+    unlooped = f"{figures.unlooped.acceptance_length:.2f}" if figures.unlooped.num_drafts else ""
+    return *figures.cells(), unlooped
+
+
+def picture(answer: Answer, figures: Table, method: str) -> str:
+    """An SVG of one answer and the table. It needs no font but the reader's own."""
+    console = Console(
+        record=True, file=io.StringIO(), width=WIDTH, force_terminal=True, color_system="truecolor", highlight=False
+    )
+    console.out(answer.task.prompt, style="dim", end="")
+    for piece in answer.speculative:
+        console.out(piece.text, style=ACCEPTED if piece.is_draft else None, end="")
+    console.out("")
+    console.out("green: ", style=ACCEPTED, end="")
+    console.out(f"drafted by {method} and accepted. Plain decoding writes the same tokens.\n", style="dim")
+    console.print(figures)
+    return console.export_svg(title="spec-decode demo", code_format=SVG, theme=MONOKAI, unique_id="demo")
+
+
+SVG = """\
+<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{ font-family: monospace; font-size: {char_height}px; line-height: {line_height}px; }}
+.{unique_id}-title {{ font-family: sans-serif; font-size: 18px; font-weight: bold; }}
+{styles}
+</style>
+<defs>
+<clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" />
+</clipPath>
+{lines}
+</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">
+{matrix}
+</g>
+</g>
+</svg>
+"""

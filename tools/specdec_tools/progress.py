@@ -1,0 +1,39 @@
+"""Signs of life while a step takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SECONDS = 2.0
+"""Between two signs of life."""
+
+
+@contextmanager
+def working(console: Console, doing: str) -> Iterator[None]:
+    """Say what is being done until the block ends: with a spinner on a terminal with colors, elsewhere in a line that
+    gets a dot every two seconds."""
+    if console.is_terminal and console.color_system:
+        with console.status(doing, refresh_per_second=2):  # each refresh takes time from what is measured
+            yield
+        return
+    ended = Event()
+    console.out(doing, end=" ")
+
+    def print_dots() -> None:
+        while not ended.wait(SECONDS):
+            console.out(".", end="")
+
+    thread = Thread(target=print_dots, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        console.out("")

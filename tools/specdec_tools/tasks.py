@@ -1,0 +1,123 @@
+"""Built-in prompts: edits of code that the embedded model gets right, and how to tell.
+
+The model was trained on documents that give a task, the code, and the code after the edit; it does few of them without
+a mistake. These are not in its training data: `python -m training.overlap` in models/tiny compares them.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from typing import NamedTuple
+
+from specdec_tools.files import TitledPrompt
+
+
+class Task(NamedTuple):
+    """An edit of Python code. instruction: in the words that the embedded model was trained on."""
+
+    title: str
+    instruction: str
+    code: str
+    edited: str
+
+    @property
+    def prompt(self) -> str:
+        return f"# Task: {self.instruction}\n{self.code}\n# Result:\n"
+
+    def is_right(self, result: str) -> bool:
+        """Whether the result is the edited code but for its layout. The result is parsed, not run."""
+        return _syntax_and_comments(result) == _syntax_and_comments(self.edited)
+
+
+def _syntax_and_comments(code: str) -> tuple[str, list[str]] | None:
+    """None if the code cannot be parsed."""
+    try:
+        tokens = tokenize.generate_tokens(io.StringIO(code).readline)
+        return ast.dump(ast.parse(code)), [token.string for token in tokens if token.type == tokenize.COMMENT]
+    except (SyntaxError, ValueError, RecursionError, tokenize.TokenError):  # ValueError: of a null byte
+        return None
+
+
+def _rename(title: str, code: str, old: str, new: str) -> Task:
+    return Task(title, f"rename `{old}` to `{new}`", code, re.sub(rf"\b{old}\b", new, code))
+
+
+_SHORTEST = """\
+def shortest_name(people, minimum=1):
+    result = None
+    for person in people:
+        if len(person.name) < minimum:
+            continue
+        if result is None or len(person.name) < len(result):
+            result = person.name
+    return result
+"""
+
+_TEMPERATURES = '''\
+def read_temperatures(path, scale=1.0):
+    """Read a file with a temperature in each line."""
+    temperatures = []
+    with open(path) as file:
+        for line in file:
+            # the last line may be empty
+            if line.strip():
+                temperatures.append(float(line))
+    return [scale * t for t in temperatures]
+'''
+
+_COMMENT = "    # a name may have spaces\n"
+_INVENTORY = f"""\
+def load_inventory(path):
+    inventory = {{}}
+{_COMMENT}\
+    with open(path) as file:
+        for line in file:
+            name, amount = line.rsplit(" ", 1)
+            inventory[name] = int(amount)
+    return inventory
+"""
+
+_TWO_FUNCTIONS = '''\
+def split_into_parts(items, size):
+    if size < 1:
+        raise ValueError("size must be at least 1")
+    parts = []
+    for start in range(0, len(items), size):
+        part = items[start : start + size]
+        parts.append(part)
+    return parts
+
+
+def open_shop(name, street, hours=None):
+    """Return a new shop, open from nine to five."""
+    shop = Shop(name, street)
+    if hours is None:
+        hours = (9, 17)
+    shop.set_hours(*hours)
+    return shop
+'''
+
+TASKS = (
+    _rename("rename a variable", _SHORTEST, "result", "group"),
+    _rename("rename a parameter", _TEMPERATURES, "scale", "size"),
+    Task("remove a comment", "remove the comments", _INVENTORY, _INVENTORY.replace(_COMMENT, "")),
+    Task("copy two functions", "repeat the code unchanged", _TWO_FUNCTIONS, _TWO_FUNCTIONS),
+)
+
+_SETTINGS = '''\
+def read_settings(path, defaults=None):
+    """Read a file of ``name = value`` lines into a dictionary.
+
+    Empty lines and lines that start with ``#`` are skipped. Names that the file does not mention get their value
+    from ``defaults``.
+    """
+'''
+
+PROMPTS = (
+    *(TitledPrompt(task.title, task.prompt, "edit") for task in TASKS),
+    TitledPrompt("write a function", _SETTINGS, "write"),
+)
+"""For `spec-decode bench`. No drafter does as well on new text as on edits."""

@@ -1,0 +1,125 @@
+"""The demo's tasks: their edits are right, the embedded model makes them, and wrong results are found."""
+
+from __future__ import annotations
+
+import ast
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from specdec_core import LLM, SamplingParams
+from specdec_tools.tasks import TASKS
+
+GREEDY = SamplingParams(temperature=0, max_tokens=256)
+RENAME = TASKS[0]
+
+
+@pytest.fixture(scope="module")
+def results():
+    """What the embedded model writes, by title."""
+    with LLM("tiny", dtype="float32") as llm:
+        outputs = llm.generate([task.prompt for task in TASKS], GREEDY, use_tqdm=False)
+    return {task.title: output.outputs[0].text for task, output in zip(TASKS, outputs, strict=True)}
+
+
+def call(code, name, *arguments, **names):
+    names = dict(names)
+    exec(code, names)
+    return names[name](*arguments)
+
+
+def check_shortest_name(code):
+    people = [SimpleNamespace(name=name) for name in ("Anna", "Bo", "Al", "")]
+    assert call(code, "shortest_name", people) == "Bo"
+    assert call(code, "shortest_name", people, 3) == "Anna"
+    assert call(code, "shortest_name", []) is None
+
+
+def check_read_temperatures(code, folder):
+    (folder / "temperatures").write_text("20.5\n-3\n\n")
+    assert call(code, "read_temperatures", folder / "temperatures") == [20.5, -3.0]
+    assert call(code, "read_temperatures", folder / "temperatures", 2) == [41.0, -6.0]
+
+
+def check_load_inventory(code, folder):
+    (folder / "inventory").write_text("green tea 3\nrice 1\nrice 2\n")
+    assert call(code, "load_inventory", folder / "inventory") == {"green tea": 3, "rice": 2}
+
+
+def check_two_functions(code):
+    assert call(code, "split_into_parts", [1, 2, 3], 2) == [[1, 2], [3]]
+    with pytest.raises(ValueError, match="at least 1"):
+        call(code, "split_into_parts", [], 0)
+
+    class Shop(SimpleNamespace):
+        def set_hours(self, *hours):
+            self.hours = hours
+
+    for hours, expected in ((None, (9, 17)), ((8, 12), (8, 12))):
+        shop = call(code, "open_shop", "Teas", "Main Street", hours, Shop=lambda *_: Shop())
+        assert shop.hours == expected
+
+
+@pytest.mark.parametrize("of", ["code", "edited", "result"])
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.title)
+def test_the_code_works_before_and_after(task, of, results, tmp_path):
+    code = results[task.title] if of == "result" else getattr(task, of)
+    match ast.parse(code).body[0].name:
+        case "shortest_name":
+            check_shortest_name(code)
+        case "read_temperatures":
+            check_read_temperatures(code, tmp_path)
+        case "load_inventory":
+            check_load_inventory(code, tmp_path)
+        case "split_into_parts":
+            check_two_functions(code)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.title)
+def test_the_embedded_model_is_right(task, results):
+    assert task.is_right(results[task.title])
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.title)
+def test_the_edit_is_the_one_of_the_instruction(task):
+    before, after = (set(re.findall(r"\w+", code)) for code in (task.code, task.edited))
+    if renamed := re.fullmatch(r"rename `(\w+)` to `(\w+)`", task.instruction):
+        old, new = renamed.groups()
+        assert (before - after, after - before) == ({old}, {new})
+        assert task.code.count(old) >= 2
+    elif task.instruction == "remove the comments":
+        assert "#" in task.code
+        assert "#" not in task.edited
+        assert ast.dump(ast.parse(task.code)) == ast.dump(ast.parse(task.edited))
+    else:
+        assert task.instruction == "repeat the code unchanged"
+        assert task.code == task.edited
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.title)
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda task: task.edited[:-20],
+        lambda task: task.edited + "x = 1\n",
+        lambda task: task.edited + "# a comment\n",
+        lambda task: task.edited.replace("for", "with", 1),
+        lambda task: task.edited.replace("return", "", 1),
+        lambda task: "",
+        lambda task: "\0",
+        lambda task: "(" * 100_000,
+    ],
+    ids=["cut", "longer", "comment", "no Python", "other code", "empty", "null byte", "deep"],
+)
+def test_wrong_results_are_found(task, spoil):
+    assert not task.is_right(spoil(task))
+
+
+def test_an_edit_that_is_not_made_or_made_by_half_is_wrong():
+    assert not RENAME.is_right(RENAME.code)
+    assert not RENAME.is_right(RENAME.code.replace("result", "group", 2))
+
+
+def test_layout_does_not_count():
+    assert RENAME.is_right("\n" + RENAME.edited.replace(" = ", "  =  ") + "\n\n")

@@ -15,13 +15,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny: more threa
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What is imported by now stays: a garbage collection need not look at it each time."""
+    """Freeze all objects that imports made, so that garbage collections need not look at them."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without SPECDEC_NIGHTLY=1, what is marked `nightly` is left out."""
+    """Leave out tests marked `nightly`, unless SPECDEC_NIGHTLY=1."""
     if not os.environ.get("SPECDEC_NIGHTLY"):
         left_out = [item for item in items if item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=left_out)

@@ -1,4 +1,4 @@
-"""`pip install .` installs every package of this repository, each as the distribution that it is.
+"""`pip install .` installs every package of this repository, each as a distribution of its own.
 
 The distribution `specdec` has no files of its own. It requires the packages in the folders here, by their paths.
 """

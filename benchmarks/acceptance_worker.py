@@ -1,9 +1,13 @@
-"""Runs one engine in its own process with an EAGLE-3 head that drafts chains. For each line on standard input it
-completes all prompts, one at a time, and prints seconds, outputs and counts.
+"""Worker process of vllm_acceptance.py: runs specdec or vLLM with an EAGLE-3 head that drafts chains.
 
-Run by vllm_acceptance.py as `acceptance_worker.py ENGINE SETTINGS`, with the Python that has the engine. SETTINGS is
-JSON: model, head (null: plain decoding), num_speculative_tokens, dtype, threads, prompts (token ids), max_tokens;
-context_tokens, specdec's own option.
+vllm_acceptance.py starts it as `acceptance_worker.py ENGINE SETTINGS`, with the Python that has the engine installed.
+ENGINE is `specdec` or `vllm`. SETTINGS is a JSON object: model, head (null: plain decoding), num_speculative_tokens,
+dtype, threads, prompts (lists of token ids), max_tokens and, for specdec only, context_tokens (its option
+`eagle_context_tokens`).
+
+The worker first prints the engine's version. For each line on standard input it completes all prompts greedily, one at
+a time, and prints a line of JSON with the seconds, the outputs, and the counts of drafts, draft tokens and accepted
+tokens.
 """
 
 from __future__ import annotations

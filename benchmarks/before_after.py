@@ -1,11 +1,12 @@
-"""Compares this environment with another one, for instance before and after a change, on the same requests in turn.
+"""Compares the speed of two installations of specdec, for instance before and after a change, on the same requests.
 
     python benchmarks/before_after.py --before DIR/bin/python        # writes benchmarks/results/before_after.json
 
-DIR/bin/python has the other specdec installed. Each side runs in its own process. The sides take turns every few steps,
-so that other load on the machine affects both: whole runs differ by more than the effects of interest. A turn has the
-same steps in every round, and its time is the median over the rounds, without the first. The script reports the ratio
-of the sums of these times, and whether both sides generated the same tokens.
+The side "before" is the specdec of DIR/bin/python, "after" that of the Python which runs the script. Each side has its
+own process. They take turns every few steps, so that other load on the machine affects both: whole runs differ by more
+than the effects of interest. All rounds have the same turns. The time of a turn is its median over the rounds, without
+the first round. The script reports the sum of these times after the change relative to the sum before (below 1:
+faster), and whether both sides generated the same tokens.
 """
 
 from __future__ import annotations
@@ -42,8 +43,12 @@ WAYS: dict[str, dict[str, Any] | None] = {
 
 
 def work() -> None:
-    """The worker's loop. For each line [method, batch, temperature] on standard input it runs one turn per further line
-    and prints its milliseconds, and at the end a digest of the tokens."""
+    """Run the loop of a worker process, which is one side of the comparison.
+
+    A line [way, batch, temperature] on standard input begins a run; `way` is a key of WAYS. For each further line the
+    worker runs one turn of STEPS_OF_TURN steps and prints its milliseconds. When all requests are finished, it prints a
+    digest of their tokens instead, which ends the run.
+    """
     answers = os.fdopen(os.dup(1), "w")  # libraries print to standard output, too
     os.dup2(2, 1)
     from heldout import texts
@@ -57,7 +62,7 @@ def work() -> None:
         print(json.dumps(what), file=answers, flush=True)
 
     def turns(way: str, batch: int, temperature: float) -> Iterator[list[tuple[int, StreamOutput]]]:
-        """Yields the outputs of a few steps at a time, each with its prompt's index."""
+        """Complete the prompts in batches. Yields the outputs of each turn as (index of the prompt, output)."""
         if way not in llms:
             llms[way] = LLM("tiny", speculative_config=WAYS[way])
         texts_of_way = edit_prompts().values() if way == "ngram" else texts()
@@ -87,7 +92,7 @@ def work() -> None:
 
 
 class Side:
-    """A worker process that handles one command at a time."""
+    """A worker process (see `work`). python: the interpreter of the installation to measure."""
 
     def __init__(self, python: str) -> None:
         command = [python, str(HERE / Path(__file__).name), "--work"]
@@ -113,7 +118,7 @@ class Run:
 
 
 def run(sides: Mapping[str, Side], setting: Setting) -> dict[str, Run]:
-    """Run both sides on the same requests in turn; the side that begins alternates."""
+    """Run one setting on both sides in turn. The side that begins alternates. Returns {side: its run}."""
     runs = {name: Run() for name in sides}
     for side in sides.values():
         side.send(json.dumps(setting))
@@ -132,7 +137,10 @@ def run(sides: Mapping[str, Side], setting: Setting) -> dict[str, Run]:
 
 
 def compare(rounds: Sequence[Mapping[str, Run]]) -> dict[str, Any]:
-    """The results of one setting over all rounds."""
+    """Compute one setting's results: time after the change relative to before, and whether all tokens are the same.
+
+    rounds: {side: its run} for each round.
+    """
     turns = {
         side: [median(times) for times in zip(*(each[side].turns for each in rounds), strict=True)] for side in SIDES
     }

@@ -17,7 +17,7 @@ from specdec_core.api.outputs import RequestOutput
 
 
 def arguments(description: str | None, result: str) -> argparse.ArgumentParser:
-    """Command-line arguments of every comparison. result: name of its JSON file."""
+    """Make the parser of the options that all comparisons share. result: default file name of the results."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--rounds", type=int, default=3)
@@ -27,7 +27,7 @@ def arguments(description: str | None, result: str) -> argparse.ArgumentParser:
 
 
 def ways_to_sample(max_tokens: int) -> tuple[SamplingParams, SamplingParams]:
-    """Greedy decoding, and sampling at temperature 1, whose outputs repeat least."""
+    """Return parameters for greedy decoding, and for sampling at temperature 1, whose outputs repeat least."""
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     return greedy, SamplingParams(temperature=1.0, seed=0, max_tokens=max_tokens)
 
@@ -47,9 +47,13 @@ def complete(llm: LLM, prompt: str, params: SamplingParams) -> Run:
 def measure(
     plain: LLM, renew: Callable[[], dict[str, LLM]], prompts: dict[str, str], params: SamplingParams, rounds: int
 ) -> dict[str, Any]:
-    """Results {setting: figures} over all prompts.
+    """Time each prompt with plain decoding and with every speculative setting. Returns {setting: its figures}.
 
-    renew: gives each setting's engine for the next round, which may be the same if it keeps nothing between requests.
+    plain: the engine without speculation.
+    renew: returns {setting: engine} for the next round. It may return the same engines again if they keep nothing
+        between requests, such as a cache of outputs.
+    prompts: {name: text}.
+    rounds: number of rounds after the warm-up round.
     """
     pairs: dict[str, dict[str, list[tuple[Run, Run]]]] = {}
     for round_ in range(rounds + 1):  # the first one warms up

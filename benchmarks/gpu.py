@@ -1,15 +1,15 @@
-"""Plain decoding, `ngram` and `eagle3` on a GPU: tokens per second, and blocking CUDA calls per step.
+"""Measures plain decoding, `ngram` and `eagle3` on a GPU: tokens per second, and blocking CUDA calls per step.
 
-    python benchmarks/gpu.py            # writes benchmarks/results/gpu.json; takes a GPU of 80 GB
+    python benchmarks/gpu.py            # writes benchmarks/results/gpu.json; needs a GPU of 80 GB
     python benchmarks/gpu.py --small    # a quick test, also on a CPU: small models and short runs
 
-Two models: "tiny", the embedded one, and "llama", of the shape of Llama 3 8B with random weights and a random EAGLE-3
-head. That head's acceptance rate is near 0, so llama shows the cost of a step, not the gain from drafts. With --small
-it is a few narrow layers, and the result is gpu_small.json, which is not a measurement of speed.
+There are two models: "tiny", the embedded one, and "llama", which has the shape of Llama 3 8B, random weights, and a
+random EAGLE-3 head. That head's acceptance rate is near 0, so "llama" shows the cost of a step, not the gain from
+drafts. With --small, "llama" has a few narrow layers, and the results go to gpu_small.json: they do not measure speed.
 
-One process holds an engine for each method. They take turns, so that other load on the machine affects all. Only decode
-steps are timed, and results are medians over the rounds. Calls are counted in separate steps under the profiler, which
-slows them down: see `count_calls`. On a CPU nothing is counted, and these results are null.
+One process holds an engine for each method. The engines take turns, so that other load on the machine affects all. Only
+decode steps are timed, and results are medians over the rounds. CUDA calls are counted in separate steps under the
+profiler, which slows these down: see `count_calls`. On a CPU no calls are counted, and their results are null.
 """
 
 from __future__ import annotations
@@ -62,16 +62,18 @@ synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: N
 
 
 def count_calls(events: Iterable[Any], num_steps: int) -> dict[str, Any]:
-    """CUDA calls per step among the profiler's events that begin within REGION; all None if it recorded no call.
+    """Count the CUDA calls per step among a profiler's events, as far as they begin within the event REGION.
 
-    A blocking call makes the host wait for the GPU: cudaStreamSynchronize, cudaEventSynchronize, cudaDeviceSynchronize,
-    cudaMemcpy, which is synchronous, and cudaMemcpyAsync to or from pageable memory. If a cudaStreamSynchronize follows
-    such a copy at once (in `.item()`, `.cpu()`, `nonzero()` and `torch.tensor(..., device="cuda")`), the two count
-    once.
-
-    A cudaMemcpyAsync to or from pinned memory returns at once and does not count; a later call that waits for it does.
-    cudaMalloc, cudaFree and cudaHostAlloc do not count either, though they may wait. calls_per_step has every call by
-    name, cudaMemcpyAsync also by the kinds of memory. A launch is of one kernel or of one graph.
+    num_steps: steps in the region.
+    Returns a value for each key of COUNTED, all None if the profiler recorded no call:
+    - blocking_calls_per_step: calls that make the host wait for the GPU. These are cudaStreamSynchronize,
+      cudaEventSynchronize, cudaDeviceSynchronize, cudaMemcpy, and cudaMemcpyAsync to or from pageable memory. Such an
+      asynchronous copy and a cudaStreamSynchronize right after it count as one call (in `.item()`, `.cpu()`,
+      `nonzero()` and `torch.tensor(..., device="cuda")`). A cudaMemcpyAsync to or from pinned memory returns at once
+      and does not count; a later call that waits for it does. cudaMalloc, cudaFree and cudaHostAlloc never count,
+      though they may wait.
+    - kernel_launches_per_step: launches of a kernel or of a CUDA graph.
+    - calls_per_step: {name: number} of all calls; cudaMemcpyAsync is split by the kinds of memory.
     """
     events = sorted(events, key=lambda event: event.time_range.start)
     on_host = [event for event in events if event.device_type == DeviceType.CPU]
@@ -100,7 +102,10 @@ def prefill(engine: Engine, prompts: list[list[int]], params: SamplingParams) ->
 
 
 def run(engine: Engine, groups: list[list[list[int]]], params: SamplingParams) -> dict[str, float]:
-    """Complete groups of prompts, one group after the other."""
+    """Complete each group of prompts (token ids) as one batch.
+
+    Returns the tokens/s and ms per step of decoding alone.
+    """
     seconds, num_tokens, num_steps = 0.0, 0, 0
     for prompts in groups:
         prefill(engine, prompts, params)
@@ -135,7 +140,7 @@ def complete(llm: LLM, groups: list[list[list[int]]], params: SamplingParams) ->
 
 
 def measure(llms: dict[str, LLM], groups: list[list[list[int]]], params: SamplingParams, args: Any) -> Iterator[Any]:
-    """The results, one row per method."""
+    """Yield the results of each method. llms: {method: engine}. groups: batches of prompts, as token ids."""
     drafts = {name: complete(llm, groups, params) for name, llm in llms.items()}  # also the warm-up
     rounds = [{name: run(llm.engine, groups, params) for name, llm in llms.items()} for _ in range(args.rounds)]
     for name, llm in llms.items():
@@ -159,7 +164,11 @@ def random_llama(shape: dict[str, int], device: str) -> PreTrainedModel:
 
 
 def save_head(folder: Path, shape: dict[str, int], device: str) -> None:
-    """Save a random EAGLE-3 head in the authors' layout: a Llama layer whose attention reads twice the width."""
+    """Save a random EAGLE-3 head with the tensor names that the EAGLE authors' checkpoints have.
+
+    It is one Llama layer whose q, k and v projections read twice the hidden size: token embedding and hidden state. Its
+    vocabulary is every fourth token of the target's. shape: sizes of the target (see LARGE).
+    """
     layer, vocab_size = {**shape, "num_hidden_layers": 1}, shape["vocab_size"] // 4
     state = random_llama({**layer, "vocab_size": vocab_size}, device).state_dict()
     renamed = {name.replace("model.layers.0", "midlayer").removeprefix("model."): each for name, each in state.items()}
@@ -175,7 +184,7 @@ def save_head(folder: Path, shape: dict[str, int], device: str) -> None:
 
 
 def load(model: str, args: Any, folder: Path) -> dict[str, LLM]:
-    """Build an engine for each method."""
+    """Build an engine for each method. model: "tiny", or "llama" for random weights, which are saved in `folder`."""
     keywords = {key: vars(args)[key] for key in ("device", "dtype", "max_model_len", "max_num_seqs")}
     if model == "llama":
         torch.manual_seed(0)
@@ -188,7 +197,7 @@ def load(model: str, args: Any, folder: Path) -> dict[str, LLM]:
 
 
 def prompts_for(llm: LLM, num_prompts: int, num_tokens: int) -> list[list[int]]:
-    """Prompts of code to edit and code to continue, in turn; without a tokenizer, random tokens."""
+    """Return prompts' token ids: code to edit and code to continue, in turn. Without a tokenizer they are arbitrary."""
     if (tokenizer := llm.get_tokenizer()) is None:
         return [prompt(num_tokens, i) for i in range(num_prompts)]
     texts = cycle(chain.from_iterable(zip(edit_prompts().values(), plain_prompts().values(), strict=True)))

@@ -1,8 +1,9 @@
-"""Prompts outside the training data of the embedded model and its drafts: beginnings of functions in the standard
-library's modules that are listed under `[heldout]` in models/tiny/training/corpus.toml, from the running Python.
+"""Prompts of Python code that neither the embedded model nor its drafts were trained on.
 
-A prompt begins at a top-level statement, at most 40 lines above the function's body, and ends where the body begins.
-Functions are selected by hashes of their positions.
+They are beginnings of functions from the running Python's standard library, in the modules that are listed under
+`[heldout]` in models/tiny/training/corpus.toml. A prompt begins at a top-level statement, at most 40 lines above the
+function's body, and ends where the body begins. At most two functions of a file are selected, by hashes of their line
+numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ FEWEST_LINES_OF_BODY = 6  # that the model has to write
 
 
 def write_prompts(file: Path) -> None:
-    """Write the prompts as JSON lines."""
+    """Write the prompts as JSON lines with `task_id` and `prompt`."""
     file.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts()), encoding="utf-8")
 
 
@@ -42,7 +43,7 @@ def prompts() -> Iterator[dict[str, str]]:
 
 
 def _places(source: str) -> Iterator[tuple[int, int]]:
-    """Line ranges [begin, end) of all possible prompts, counted from 1."""
+    """Yield the line range [begin, end), counted from 1, of every possible prompt in a file's source."""
     module = ast.parse(source)
     for node in ast.walk(module):
         if not isinstance(node, ast.FunctionDef):

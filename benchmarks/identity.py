@@ -1,11 +1,11 @@
-"""How often speculative output equals plain output up to the last token, despite rounding.
+"""Measures how often speculative output equals plain output in every token, despite floating-point rounding.
 
     python benchmarks/identity.py            # writes benchmarks/results/identity.json
 
-Plain decoding runs one prompt at a time. Speculative decoding runs all of them together, with chains and with trees
-whose correct branch comes last, so that its tokens have other KV slots than in plain decoding; both with and without
-the compiled operations of specdec-kernels. At the first token that differs, the gap between the logits of the two
-tokens is recorded, which is the rounding error that it takes to exchange them.
+Plain decoding runs one prompt at a time. Speculative decoding runs all prompts as one batch, with chains and with
+trees. In the trees the correct branch comes last, so that its tokens have other KV-cache slots than in plain decoding.
+Both run with and without the compiled operations of specdec-kernels. At the first token that differs, the script
+records the gap between the float32 logits of the two tokens: rounding errors of this size can exchange them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def compare(dtype: str, *, kernels: bool, max_tokens: int) -> dict[str, Any]:
 
 
 def summary(outputs: list[tuple[list[int], list[int], list[int]]]) -> dict[str, Any]:
-    """The results of one setting. outputs: token ids of prompts, plain and speculative outputs."""
+    """Compute one setting's results. outputs: (prompt, plain output, speculative output) of each, as token ids."""
     parted = [each for each in outputs if each[1] != each[2]]
     reference = AutoModelForCausalLM.from_pretrained(resolve_model("tiny"), dtype=torch.float32).eval()
     gaps = [gap(reference, *each) for each in parted]
@@ -84,7 +84,11 @@ def summary(outputs: list[tuple[list[int], list[int], list[int]]]) -> dict[str, 
 
 @torch.inference_mode()
 def gap(reference: Any, prompt: list[int], want: list[int], got: list[int]) -> float:
-    """Absolute difference of the float32 logits of the first two tokens that differ."""
+    """Return the absolute difference between the reference's logits of the first two tokens that differ.
+
+    reference: the model in float32.
+    want, got: token ids of two different outputs after the prompt.
+    """
     i = next(i for i, pair in enumerate(zip(want, got, strict=True)) if pair[0] != pair[1])
     logits = reference(torch.tensor([[*prompt, *want[:i]]]), use_cache=False).logits[0, -1]
     return abs(float(logits[want[i]] - logits[got[i]]))

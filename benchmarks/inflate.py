@@ -1,11 +1,11 @@
-"""Makes a copy of a Llama that is several times as deep and has the same logits, bit for bit: drafts have the same
-acceptance rate as with the original, and a forward pass has the cost of a larger model.
+"""Makes a copy of a Llama model that has several times as many layers and the same logits, bit for bit.
 
     python benchmarks/inflate.py FOLDER [--model tiny] [--times 6] [--drafts DRAFTS]
 
-Layer i becomes layer TIMES * i. The layers between have random weights and add nothing to the residual stream, as their
-output projections are zero. EAGLE-3 heads among the drafts (folders by method; the model's own by default) are
-configured to tap the same hidden states; other drafts are copied unchanged.
+Drafts then have the same acceptance rate as with the original, while a forward pass costs as much as a larger model's.
+Layer i becomes layer TIMES * i. The added layers between have random weights, but their output projections are zero, so
+they add nothing to the residual stream. DRAFTS has a folder of weights for each method; by default these are the
+model's own drafts. EAGLE-3 heads are configured to read the same hidden states; other drafts are copied unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ DEFAULT_TIMES = 6
 
 
 def inflate(model: Path, folder: Path, times: int, drafts: Path | None = None, seed: int = 0) -> None:
-    """Write the deeper copy. drafts: a folder with a folder of drafts per method, which is copied along."""
+    """Write a copy of `model` with `times` as many layers. Raises SystemExit if it is not a Llama.
+
+    drafts: a folder with a folder of weights for each method, which is copied along; None: the model's own.
+    seed: for the added layers' weights.
+    """
     checkpoint = Checkpoint(str(model))
     config = checkpoint.config
     if config["model_type"] != "llama":
@@ -46,7 +50,11 @@ def inflate(model: Path, folder: Path, times: int, drafts: Path | None = None, s
 
 
 def inflate_draft(draft: Path, folder: Path, target: TargetInfo, times: int) -> None:
-    """Copy a draft, changing the tapped layers of an EAGLE-3 head. target: the original's config."""
+    """Copy a draft. If it is an EAGLE-3 head, change the ids of the target's layers whose hidden states it reads.
+
+    target: the original model's sizes.
+    times: how many times as many layers the copy of the target has.
+    """
     from specdec_proposer_eagle import head_config, published
 
     shutil.copytree(draft, folder)
@@ -77,7 +85,11 @@ def _deeper(tensors: Mapping[str, torch.Tensor], times: int, seed: int) -> dict[
 
 
 def _added(name: str, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """A weight of an added layer: random with the neighbor's spread, zeros if it writes to the residual stream."""
+    """Make a weight of an added layer. like: the same weight of the original layer.
+
+    It is zero if it writes to the residual stream, and a copy of `like` if that is a vector. Otherwise it is random,
+    with the standard deviation of `like`.
+    """
     if name.startswith(OUTPUTS):
         return torch.zeros_like(like)
     if like.dim() < 2:

@@ -1,4 +1,4 @@
-"""A proposer for benchmarks that drafts trees or chains around known outputs, with a chosen acceptance rate."""
+"""A proposer for benchmarks that drafts each request's known output, with wrong tokens at a chosen rate."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from attrs import frozen
 from specdec_core import BuildContext, Draft, DraftTree, Plan, Proposer, ProposerBatch, ProposerSpec, hookimpl
 
 OUTPUTS: dict[tuple[int, ...], list[int]] = {}
-"""Known outputs by prompt."""
+"""The known output of each prompt, both as token ids."""
 
 
 @frozen
 class KnownOutputConfig:
     """Options of the proposer.
 
-    known_branches: number of wrong siblings before each correct token.
-    known_right: probability that the next token of a path is correct.
+    known_branches: number of wrong siblings before each token of the known output; 0: the draft is a chain.
+    known_right: probability that a token of the known output is drafted as it is, not replaced by a random one.
     """
 
     known_branches: int = 0

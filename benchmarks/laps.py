@@ -1,4 +1,4 @@
-"""Runs peers in turn, one lap each, so that changes of the machine's speed affect all of them."""
+"""Times proposers ("peers") in turn, a lap of some steps each, so that changes of the machine's speed affect all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streams import Replay
 
 @frozen
 class Lap:
-    """Times and counts of one peer over some steps of a batch."""
+    """Times and counts of one proposer over some steps of a batch."""
 
     us: dict[str, float]  # microseconds per request and step, by part and in total
     num_drafts: int  # requests times steps
@@ -24,9 +24,10 @@ class Lap:
 
 
 def run(peer: Peer, requests: Sequence[Replay], most_steps: int | None = None, *, num_before: int = 0) -> Lap | None:
-    """Run steps of all requests together until one is finished. Returns None if one was finished at the beginning.
+    """Run a proposer for all requests together until one is finished, at most `most_steps` timed steps.
 
-    num_before: further steps at the beginning that are not timed, which warm the caches after other peers' laps.
+    num_before: further steps at the beginning that are not timed, which warm the caches after other proposers' laps.
+    Returns None if a request was finished before the first timed step.
     """
     seconds: dict[str, float] = {}
     num_steps = num_drafted = num_accepted = 0
@@ -48,8 +49,12 @@ def run(peer: Peer, requests: Sequence[Replay], most_steps: int | None = None, *
 
 
 def in_turn(peers: Sequence[Peer], laps: Iterable[Callable[[Peer], Lap | None]]) -> dict[str, list[Lap]]:
-    """Run each lap with every peer, each time beginning with another. Returns {name: laps}, without laps that not all
-    peers could run. Garbage is collected between laps, not during one."""
+    """Run each lap with every peer (proposer). The peer that goes first changes from lap to lap.
+
+    laps: functions that run one lap of a peer.
+    Returns {name of a peer: its laps}, without laps for which any peer returned None. Garbage collection is off
+    meanwhile.
+    """
     done: dict[str, list[Lap]] = {peer.name: [] for peer in peers}
     gc.collect()
     gc.disable()
@@ -65,7 +70,10 @@ def in_turn(peers: Sequence[Peer], laps: Iterable[Callable[[Peer], Lap | None]])
 
 
 def all_figures(done: dict[str, list[Lap]]) -> dict[str, Any]:
-    """The results of every peer, with the median over laps of its time relative to the first peer's."""
+    """Compute every peer's results. They include its times relative to the first peer's, as a median over the laps.
+
+    done: {name of a peer: its laps}.
+    """
     first, laps_of_first = next(iter(done.items()), ("", []))
     found = {name: figures(laps) for name, laps in done.items() if laps}
     for name, laps in done.items():
@@ -79,7 +87,7 @@ def all_figures(done: dict[str, list[Lap]]) -> dict[str, Any]:
 
 
 def figures(laps: Sequence[Lap]) -> dict[str, Any]:
-    """Medians over the laps of the mean time per request and step, and counts of drafts over all laps."""
+    """Compute one peer's results: medians over its laps of the mean time per request and step, and tokens per draft."""
     parts = laps[0].us
     totals = sorted(lap.us["total"] for lap in laps)
     num_drafts = sum(lap.num_drafts for lap in laps)

@@ -1,10 +1,11 @@
-"""Learned drafters, end to end: `spec-decode bench` for each method, on prompts outside the training data.
+"""Measures trained drafts (draft models and EAGLE heads) end to end, with `spec-decode bench`.
 
     python benchmarks/learned.py [--drafts DIR] [--humaneval FILE]     # writes benchmarks/results/learned.json
 
-DIR has a draft for each method, in DIR/eagle3 and so on; by default the engine uses the model's own drafts. FILE is
-HumanEval's, or another .jsonl with `prompt`. A copy of the model with the same outputs that is several times as deep
-(inflate.py) also continues the held-out prompts greedily, to measure the speed-up where a forward pass costs more.
+The prompts are not in the training data. DIR has the weights for each method, in DIR/eagle3 and so on; by default the
+engine uses the model's own drafts. FILE is HumanEval's, or another .jsonl with `prompt`. A copy of the model with the
+same outputs, but several times as deep (inflate.py), also continues the held-out prompts greedily. It shows the
+speed-up where a forward pass costs more.
 """
 
 from __future__ import annotations
@@ -62,7 +63,11 @@ WAYS = (
 
 @frozen
 class Bench:
-    """Runs `spec-decode bench` in separate processes. folder: for the files that they exchange."""
+    """Runs `spec-decode bench` in a separate process and returns its JSON results.
+
+    folder: for the process's configuration and results.
+    runs, max_tokens, batch_size: options of `spec-decode bench`.
+    """
 
     folder: Path
     runs: int
@@ -102,7 +107,7 @@ def arguments() -> argparse.Namespace:
 
 
 def prompt_files(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
-    """Prompt files by the name of their set."""
+    """Write each set of prompts to a file in the folder. Returns {name of the set: file}."""
     files = {"held-out": folder / "held-out.jsonl"}
     heldout.write_prompts(files["held-out"])
     if args.humaneval is not None:
@@ -123,7 +128,11 @@ def targets(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
 
 @frozen
 class Setting:
-    """The setting of one row of the results."""
+    """What one row of the results measures.
+
+    target: AS_IT_IS or "deep", the copy with more layers.
+    prompts: name of the set of prompts.
+    """
 
     target: str
     prompts: str
@@ -145,7 +154,7 @@ def settings(args: argparse.Namespace, prompts: Iterable[str], targets: Iterable
 
 
 def measure(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> None:
-    """Add results to the record, and write the file each time, since a whole run takes hours."""
+    """Measure all settings that the record lacks. The file is written after each, since a whole run takes hours."""
     bench, models, files = Bench(folder, args.runs, args.max_tokens), targets(args, folder), prompt_files(args, folder)
     done = [{key: row[key] for key in ("target", "prompts", "way", "temperature")} for row in record["rows"]]
     for setting in settings(args, files, models):

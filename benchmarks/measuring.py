@@ -36,7 +36,7 @@ def machine(distributions: tuple[str, ...] = DISTRIBUTIONS) -> dict[str, Any]:
 
 
 def version_of(distribution: str) -> str:
-    """The version of a distribution. specdec's own share one, also if they are on the path without being installed."""
+    """Return a distribution's version; for one of specdec's that is on sys.path, but not installed, specdec-core's."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -46,7 +46,7 @@ def version_of(distribution: str) -> str:
 
 
 def command(script: str) -> str:
-    """The command line, without this machine's folders."""
+    """Return the command line. Absolute paths become PATH/name, so that this machine's folders do not show."""
     return shlex.join(["python", f"benchmarks/{script}", *map(_without_folder, sys.argv[1:])])
 
 

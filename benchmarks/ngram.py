@@ -1,11 +1,12 @@
-"""`ngram` against plain decoding: on code to edit, whose completion repeats the prompt, and on code to continue, with
-greedy decoding and at temperature 1, where text repeats least.
+"""Measures the method `ngram` (prompt lookup) against plain decoding.
 
     python benchmarks/ngram.py                     # writes benchmarks/results/ngram.json and ngram.png
     python benchmarks/ngram.py --prompts FILE      # {"id", "prompt"} a line, reported beside the built-in prompts
 
-Each round runs every prompt with plain decoding and then with each setting, one request at a time, so that changes of
-the machine's speed affect both. Results are medians over the rounds of the ratio within a pair.
+The prompts are code to edit, whose completion repeats the prompt, and code to continue, with greedy decoding and at
+temperature 1, where text repeats least. Each round runs every prompt with plain decoding and then with `ngram`, one
+request at a time, so that changes of the machine's speed affect both. A prompt's speed-up is the median over the rounds
+of the ratio of these two times.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The effect of the options of `ngram` on the number of forward passes, on the prompts of ngram.py. Measures no time.
+"""Measures how options of the method `ngram` change the number of forward passes, on the prompts of ngram.py.
 
-python benchmarks/ngram_options.py      # writes benchmarks/results/ngram_options.json
+    python benchmarks/ngram_options.py      # writes benchmarks/results/ngram_options.json
+
+It measures no times.
 """
 
 from __future__ import annotations

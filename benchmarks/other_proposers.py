@@ -1,4 +1,4 @@
-"""The peers of specdec's proposers: arctic-inference, vLLM's n-gram proposer and transformers' prompt lookup."""
+"""Proposers of other libraries, to compare with specdec's: arctic-inference, vLLM's n-gram and transformers' lookup."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streams import Replay
 
 
 class Arctic(Peer):
-    """arctic-inference: two calls per step and request, with the arguments that vLLM passes."""
+    """arctic-inference's suffix decoding. A step makes two calls per request, with the arguments that vLLM passes."""
 
     name = "arctic-inference"
     distribution = "arctic_inference"

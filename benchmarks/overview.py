@@ -1,9 +1,10 @@
-"""Every method with its default options beside plain decoding: one request and sixteen, greedy and at temperature 1.
+"""Measures the speed-up of every method with default options: batches of 1 and 16, greedy and at temperature 1.
 
     python benchmarks/overview.py        # writes benchmarks/results/overview.json
 
-`spec-decode bench` runs the same prompts both ways in one process, by turns. Held-out prompts (heldout.py) are code
-that neither the model nor its heads were trained on; edits (prompts.py) ask for a copy of code with a change.
+`spec-decode bench` runs the same prompts with and without speculation in turn, in one process. Held-out prompts
+(heldout.py) are code that neither the model nor its drafts were trained on. Edits (prompts.py) ask for a copy of code
+with a change.
 """
 
 from __future__ import annotations

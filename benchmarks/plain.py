@@ -1,9 +1,10 @@
-"""Plain decoding, side by side: specdec, transformers' generate and vLLM on the same random 82M Llama, in bfloat16.
-
-Each engine runs in its own process, with its own Python; they take turns. The time per token is the difference between
-a long and a one-token completion, divided by the difference in tokens, so that prefill does not count.
+"""Compares the speed of plain decoding in specdec, transformers (`generate`) and vLLM.
 
     python benchmarks/plain.py [--vllm-python DIR/bin/python]
+
+The model is a Llama of 82M random weights in bfloat16. Each engine runs in its own process, with its own Python; they
+take turns. The time per token is the difference between a long and a one-token completion, divided by the difference in
+tokens, so that prefill does not count.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ NUM_RUNS = 5
 
 
 class Engine:
-    """A worker process that handles one command at a time."""
+    """A worker process that runs one engine (plain_worker.py). python: the interpreter that has it installed."""
 
     def __init__(self, name: str, python: str, model: Path) -> None:
         command = [python, str(HERE / "plain_worker.py"), name, str(model), str(PROMPT_TOKENS)]
@@ -75,7 +76,7 @@ def save_random_llama(folder: Path) -> None:
 
 
 def measure(engines: dict[str, Engine]) -> dict[str, dict[str, Any]]:
-    """{batch: {engine: milliseconds per token of each run}}, without the first run."""
+    """Time the engines in turn. Returns {batch: {engine: milliseconds per token of each run}} without the first run."""
     results: dict[str, dict[str, Any]] = {}
     for batch in BATCHES:
         runs = [

@@ -1,6 +1,8 @@
-"""Runs one engine in its own process. For each line {"batch": n, "max_tokens": m} it prints the seconds of a run.
+"""Worker process of plain.py: runs one engine.
 
-Run by plain.py as `plain_worker.py ENGINE MODEL PROMPT_TOKENS`, with the Python that has the engine (see ENGINES).
+plain.py starts it as `plain_worker.py ENGINE MODEL PROMPT_TOKENS`, with the Python that has the engine installed (names
+are in ENGINES). For each line {"batch": n, "max_tokens": m} on standard input it completes n prompts with m tokens each
+and prints the seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ Run = Callable[[int, int], None]
 
 
 def prompt(num_tokens: int, request: int) -> list[int]:
-    """Token ids whose first token differs between requests, so that prefix caches have no hits."""
+    """Make up a prompt's token ids.
+
+    The first id differs between requests (indices), so that prefix caches have no hits.
+    """
     return [3 + (7 * request + 31 * i + i * i // 5) % 8000 for i in range(num_tokens)]
 
 

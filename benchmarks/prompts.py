@@ -145,7 +145,7 @@ ALIKE = [  # class, place, what is counted
 
 
 def edit_prompts() -> dict[str, str]:
-    """Prompts in the format of the embedded model's training on edits. None of this code is in the training data."""
+    """Return prompts in the format of the edits in the embedded model's training data, which has none of this code."""
     return {name: f"# Task: {task}\n{code}\n# Result:\n" for name, (task, code) in EDITS.items()}
 
 
@@ -154,7 +154,7 @@ def plain_prompts() -> dict[str, str]:
 
 
 def read_prompts(path: Path) -> dict[str, str]:
-    """Read a JSONL file with `id` and `prompt` on each line."""
+    """Read a JSONL file with `id` and `prompt` on each line. Returns {id: prompt}."""
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     return {str(record["id"]): record["prompt"] for record in records}
 
@@ -170,7 +170,7 @@ def renames_alike() -> dict[str, str]:
 
 
 def removals_alike() -> dict[str, str]:
-    """The same removal task for another ten classes that differ in a few names."""
+    """The same task for ten classes that differ in a few names: remove the type hints."""
     return {
         str(i): "# Task: remove the type hints\n"
         + CACHE.replace("TimedCache", f"{name}Cache").replace("entry", part).replace("60.0", f"{i}.5")
@@ -180,7 +180,7 @@ def removals_alike() -> dict[str, str]:
 
 
 def functions_alike() -> dict[str, str]:
-    """The first lines of ten similar functions about different things. Their continuations are in no prompt."""
+    """The first lines of ten functions that differ in what they are about. No prompt contains their continuations."""
     return {
         str(i): f'def median_{part}(values):\n    """Return the middle {part} of a sequence of numbers."""\n'
         for i, (_, _, part) in enumerate(ALIKE, start=1)
@@ -188,7 +188,7 @@ def functions_alike() -> dict[str, str]:
 
 
 def readers_alike() -> dict[str, str]:
-    """The first lines of ten similar functions that read a file. Their continuations are in no prompt."""
+    """The first lines of ten functions that read different files. No prompt contains their continuations."""
     return {
         str(i): f"import csv\nfrom pathlib import Path\n\n\ndef read_{part}s(path):\n"
         for i, (_, _, part) in enumerate(ALIKE, start=1)

@@ -1,6 +1,8 @@
-"""Measures the memory of a cache of outputs in a separate process: prints {"rss", "own"} in bytes per cached token.
+"""Measures how much memory a suffix proposer takes to cache outputs, in bytes per cached token.
 
-Run by proposers.py as `proposer_memory.py NUM_CACHED NUM_TOKENS specdec|arctic`.
+proposers.py runs it in a separate process, as `proposer_memory.py NUM_CACHED NUM_TOKENS specdec|arctic`. It caches
+NUM_CACHED outputs of NUM_TOKENS tokens and prints {"rss", "own"}: the growth of the process's resident memory, and of
+the size that the proposer reports (left out if it reports no size).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The interface of proposers in a comparison, and specdec's own behind it. Only calls that an engine would make are
-timed.
+"""The interface of the proposers that proposers.py compares, and specdec's own proposers behind it.
 
-A peer's `step` takes the new tokens of some started requests and drafts once for each. It returns the drafts and the
-seconds of each part. Data that an engine has anyway is prepared before timing.
+A peer's `step` passes it the new tokens of some started requests; the peer drafts once for each request. `step` returns
+the drafts and the seconds of each part. Only calls that an engine would make are timed. Data that an engine has anyway
+is prepared before timing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Peer:
         return
 
     def cache(self, request: Replay) -> float:
-        """Start and finish a request with its whole output, which the proposer caches. Returns the seconds."""
+        """Cache a whole output: start a request and finish it. Returns the seconds that this took."""
         started = perf_counter()
         self.start(request)
         request.advance(len(request.text) - request.num_tokens)
@@ -55,12 +55,15 @@ class Peer:
         return perf_counter() - started
 
     def cached_bytes(self) -> int | None:
-        """Bytes of the cache as reported by the proposer."""
+        """The size of the cache of outputs as the proposer reports it; None if it reports no size."""
         return None
 
 
 class Ours(Peer):
-    """A specdec proposer: one call per step, timed with all of its work, including the creation of a `Draft`."""
+    """A specdec proposer. The timed part of a step is one call of `propose`, which includes creating the `Draft`.
+
+    max_nodes: most draft tokens of a request.
+    """
 
     def __init__(self, method: str, options: dict[str, Any], max_nodes: int, max_num_seqs: int) -> None:
         self.name, self.distribution = f"specdec {method}", f"specdec-proposer-{method}"
@@ -102,7 +105,7 @@ class Ours(Peer):
 
 
 class OursSuffix(Ours):
-    """`suffix` with its step in parts: arguments, the work that arctic's two calls do, and the `Draft`."""
+    """specdec's `suffix`, timed in parts: its arguments, what arctic-inference's two calls do, and the new `Draft`."""
 
     @torch.inference_mode()
     def step(self, requests: Sequence[Replay]) -> tuple[Drafts, Seconds]:
@@ -121,7 +124,7 @@ class OursSuffix(Ours):
 
 
 def make_peers(makers: Iterable[Callable[[], Peer]], say: Callable[[str], None] = lambda _: None) -> list[Peer]:
-    """Create the peers that are installed."""
+    """Create the peers. Those that are not installed are left out, with a message to `say`."""
     peers = []
     for make in makers:
         try:

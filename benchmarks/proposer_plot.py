@@ -15,7 +15,10 @@ LOOKS = {
 
 
 def plot(contexts: dict[str, dict[str, Any]], path: Path) -> None:
-    """Plot microseconds per request and step over the context length, both logarithmic, with a panel per batch size."""
+    """Plot microseconds per request and step over the context length, both logarithmic, with a panel per batch size.
+
+    contexts: {batch size: {context length: {peer: its results}}}.
+    """
     import matplotlib as mpl
 
     mpl.use("agg")

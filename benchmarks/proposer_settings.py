@@ -1,4 +1,4 @@
-"""The same settings for every suffix proposer, and for every n-gram proposer, of the comparison."""
+"""Settings of the compared proposers: one set for all suffix proposers, one for all n-gram proposers."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""Model-free proposers on the same token streams: microseconds per request and step of specdec's `suffix` and `ngram`,
-arctic-inference's suffix decoding, vLLM's n-gram proposer and transformers' prompt lookup.
+"""Compares the speed of proposers that need no model, in microseconds per request and step, on the same token streams.
 
     python benchmarks/proposers.py         # writes benchmarks/results/proposers.json and proposers.png
 
-Streams are files of Python's standard library in the embedded model's tokens. Requests replay them: a proposer drafts,
-and the draft tokens that match the text are accepted, plus one token. All peers run in one process, on one thread, in
-turn, one lap at a time; peers that are not installed are left out. Results are medians over the laps of the mean time
-in a lap, with warm caches: the first steps of a lap do not count.
+The proposers ("peers") are specdec's `suffix` and `ngram`, arctic-inference's suffix decoding, vLLM's n-gram proposer
+and transformers' prompt lookup. Streams are files of Python's standard library in the embedded model's tokens. Requests
+replay them as a target's output: a proposer drafts, the draft tokens that match the stream are accepted, and one more
+token is added. All peers run in one process, on one thread, in turn, for a lap of some steps; peers that are not
+installed are left out. Results are medians over the laps of the mean time in a lap. Caches are warm: the first steps of
+a lap do not count.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ NUM_ALONE = 8  # requests at batch 1, one after the other
 
 
 def fill(peers: list[Peer], texts: list[np.ndarray]) -> dict[str, float]:
-    """{peer: microseconds per token} for caching requests whose prompt is a text's first token."""
+    """Let the peers cache requests with these texts: the first token is the prompt, the rest is the output.
+
+    Returns {peer: median microseconds per token}.
+    """
     us: dict[str, list[float]] = {peer.name: [] for peer in peers}
     for i, text in enumerate(texts):
         for peer in (peers, peers[::-1])[i % 2]:
@@ -50,7 +54,7 @@ def fill(peers: list[Peer], texts: list[np.ndarray]) -> dict[str, float]:
 
 
 def online(texts: list[np.ndarray], number: int, peer: Peer) -> Lap | None:
-    """Time single requests from the first output token to the last."""
+    """Time a peer on one request, the text with this index, from the first output token to the last."""
     request = Replay(f"online-{number}", texts[number], PROMPT_TOKENS)
     peer.start(request)
     request.advance(1)
@@ -60,7 +64,7 @@ def online(texts: list[np.ndarray], number: int, peer: Peer) -> Lap | None:
 
 
 def batches(peers: list[Peer], texts: list[np.ndarray], num_laps: int) -> dict[str, list[Lap]]:
-    """Time all requests as one batch; each peer advances through them on its own."""
+    """Time all texts as one batch of requests. Each peer has requests of its own and advances through them alone."""
     requests = {
         peer.name: [Replay(f"batch-{i}", text, PROMPT_TOKENS) for i, text in enumerate(texts)] for peer in peers
     }
@@ -108,7 +112,10 @@ def memory(name: str, num_cached: int) -> dict[str, float]:
 
 
 def equality(quick: int) -> dict[str, Any]:
-    """Compare the chains of the suffix proposers after the same tokens: see suffix_differences."""
+    """Compare the chains that the suffix proposers draft after the same tokens: see suffix_differences.
+
+    quick: divides the number of cached requests.
+    """
     length, num_cached = PROMPT_TOKENS + ONLINE_TOKENS, NUM_CACHED // quick
     number = num_cached + NUM_COMPARED
     options = Options(DEPTH, CACHED, FACTOR, OFFSET, MIN_PROB)
@@ -127,7 +134,7 @@ def equality(quick: int) -> dict[str, Any]:
 
 
 def at_context(length: int, batch: int, num_laps: int) -> dict[str, Any]:
-    """Results of every peer on requests whose prompts have `length` tokens."""
+    """Measure every peer on requests whose prompts have `length` tokens."""
     together = batch > 1
     texts = stretches(batch if together else NUM_ALONE, length + ROOM)
     found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Write the figures of benchmarks/results into the documents that show them, between their `measured` comments.
+"""Write the results in benchmarks/results as tables into the Markdown documents, between their `measured` comments.
 
 python benchmarks/readme.py            # rewrite the documents
 python benchmarks/readme.py --check    # exit 1 if a document differs from the results
@@ -232,7 +232,7 @@ def overview(record: dict[str, Any]) -> str:
 
 
 def headline(record: dict[str, Any]) -> str:
-    """The one figure that matters, and what limits it."""
+    """Write the README's headline: the speed-up of EAGLE-3 for one greedy request, at temperature 1 and in a batch."""
     cells = {
         (cell["batch_size"], cell["temperature"]): cell
         for row in record["rows"]
@@ -262,7 +262,8 @@ TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("docs/performance.md", "learned, by position", learned_positions),
     ("docs/benchmarks.md", "vllm_acceptance", vllm_acceptance),
 ]
-"""(document, comment before the table, function that writes the table). The comment begins with the result's name."""
+"""(document, text of the `measured` comment, function that writes the table). The text begins with the name of the
+results file."""
 
 
 def main() -> None:

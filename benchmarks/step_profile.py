@@ -1,9 +1,10 @@
-"""The effect of each optimization on a CPU: milliseconds per step of plain decoding, with one more at a time.
-
-One process holds an engine per variant. They step in turn, so that other load on the machine affects all. The model is
-the random 82M Llama of plain.py, in bfloat16. Every row of the result includes the optimizations of the rows above it.
+"""Measures what each optimization gains on a CPU: milliseconds per step of plain decoding, adding one at a time.
 
     python benchmarks/step_profile.py
+
+One process holds an engine per variant, a set of optimizations. The engines step in turn, so that other load on the
+machine affects all. The model is the random 82M Llama of plain.py, in bfloat16. Every row of the result includes the
+optimizations of the rows above it.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ VARIANTS = (
 
 
 class SomeOps:
-    """The installed plugins, reduced to some of their operations."""
+    """The installed plugins, reduced to those of their compiled operations that `names` lists."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names, self._installed = names, Plugins.load()
@@ -74,7 +75,11 @@ class SomeOps:
 
 @contextmanager
 def packing(linears: str) -> Iterator[None]:
-    """A context in which models are loaded with linear layers as in transformers, packed, or packed and joined."""
+    """A context in which models are loaded with other linear layers.
+
+    linears: "plain": as in transformers; "packed": weights packed for oneDNN; "shared": also, layers that read the same
+        input are joined.
+    """
     original = target_model.pack_linears
     chosen = {
         "plain": lambda model, pack, groups: None,
@@ -113,7 +118,10 @@ def engine_of(variant: Variant, folder: str) -> Engine:
 
 
 def measure(engines: Mapping[str, Engine], batch: int) -> dict[str, list[tuple[float, float]]]:
-    """{variant: milliseconds of each step, in total and outside of the target's forward pass}."""
+    """Run the variants' engines in turn on `batch` requests.
+
+    Returns for each variant the milliseconds of every step: (in total, outside of the target's forward pass).
+    """
     params = SamplingParams(temperature=0, max_tokens=NUM_WARM + NUM_STEPS + MOST_PREFILLS, ignore_eos=True)
     for engine in engines.values():
         for i in range(batch):

@@ -1,4 +1,4 @@
-"""Token streams for replays as a model's output: Python's standard library in the embedded model's tokens."""
+"""Token streams that requests replay as a model's output: Python's standard library in the embedded model's tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARGIN = 32  # unused tokens at the end of a replay, so that no draft exceeds it
 
 
 def source_files() -> list[Path]:
-    """Modules of the standard library without its tests and tables, in a fixed order."""
+    """The files of the standard library without tests and data, shuffled in a fixed order."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [path for path in sorted(root.rglob("*.py")) if not NOT_TAKEN & set(path.relative_to(root).parts)]
     Random(0).shuffle(files)
@@ -41,7 +41,7 @@ def token_ids(path: Path) -> np.ndarray:
 
 
 def documents(number: int, num_tokens: int) -> list[np.ndarray]:
-    """The first num_tokens tokens of different files."""
+    """Return the first num_tokens tokens of each of `number` files."""
     long_enough = (tokens for path in source_files() if len(tokens := token_ids(path)) >= num_tokens)
     found = [tokens[:num_tokens] for tokens in islice(long_enough, number)]
     if len(found) < number:
@@ -52,7 +52,7 @@ def documents(number: int, num_tokens: int) -> list[np.ndarray]:
 
 
 def stretches(number: int, num_tokens: int) -> list[np.ndarray]:
-    """Slices of num_tokens tokens of all files joined, at even distances. They may overlap."""
+    """Join the tokens of all files and return `number` slices of num_tokens at even distances. They may overlap."""
     everything = np.concatenate([token_ids(path) for path in source_files()])
     if len(everything) < num_tokens:
         raise SystemExit(f"the standard library has {len(everything)} tokens here; {num_tokens} are needed")
@@ -61,7 +61,7 @@ def stretches(number: int, num_tokens: int) -> list[np.ndarray]:
 
 
 def random_documents(number: int, num_tokens: int) -> list[np.ndarray]:
-    """Random texts over a few hundred words of a few tokens each, some far more frequent than others."""
+    """Make up texts from 400 random words of 1 to 8 tokens each, some far more frequent than others."""
     random = Random(0)
     words = [[random.randrange(64) for _ in range(random.randint(1, 8))] for _ in range(400)]
     found = []
@@ -79,7 +79,10 @@ def digest(streams: Sequence[np.ndarray]) -> str:
 
 @define(eq=False)
 class Replay:
-    """A `RequestView` that replays a text as the target's output. num_tokens: tokens that are known so far."""
+    """A request, with the attributes of `RequestView` that proposers read, which replays a text as the target's output.
+
+    num_tokens: tokens known so far: the prompt's and those of the output that were replayed.
+    """
 
     id: str
     text: np.ndarray  # int64   prompt and all of the output

@@ -1,11 +1,12 @@
-"""Suffix decoding against plain decoding: on code to edit, on similar requests in sequence, and on text sampled at
-temperature 1, which repeats least.
+"""Measures suffix decoding against plain decoding.
 
     python benchmarks/suffix.py                    # writes benchmarks/results/suffix.json
 
-Each round runs every prompt with plain and with suffix decoding, one request at a time. The engine is new in each
-round, so it drafts from earlier outputs of the same round only. Results are medians over the rounds of the ratio within
-a pair. The benchmark stops if an output differs from plain decoding's.
+The prompts are code to edit, similar requests in sequence, and code to continue, with greedy decoding and at
+temperature 1, where text repeats least. Each round runs every prompt with plain and with suffix decoding, one request
+at a time. The engine is new in each round, so it drafts from earlier outputs of the same round only. A prompt's
+speed-up is the median over the rounds of the ratio of the two times. The benchmark stops if an output differs from
+plain decoding's.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ NUM_LAST = 3
 
 
 def in_a_row(figures: dict[str, Any]) -> dict[str, Any]:
-    """The last requests relative to the first, before which nothing was cached: seconds per token, as outputs differ in
-    length, and speed-ups, which do not depend on changes of the machine's speed."""
+    """Compare the last requests of a sequence with the first one, before which no output was cached.
+
+    It compares the time per token, since outputs differ in length, and the speed-up, which does not depend on the
+    machine's speed at the time. figures: the results of `end_to_end.measure` for the sequence.
+    """
     requests = list(figures["prompts"].values())
     ms = [round(1e3 / request["speculative_tokens_per_s"], 2) for request in requests]
     ups = [request["speed_up"] for request in requests]

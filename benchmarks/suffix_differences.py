@@ -1,5 +1,8 @@
-"""Compares the drafts of two suffix proposers step by step after the same tokens. If they differ, the reference decides
-whether a tie explains it."""
+"""Compares the drafts of two suffix proposers, step by step, after the same tokens.
+
+Two correct drafts may differ where tokens are equally frequent. So each draft that differs is looked up among those of
+a slow reference implementation, which returns the drafts of all ways to break such ties.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,15 @@ def differences(
     max_nodes: int,
     options: Options,
 ) -> dict[str, Any]:
-    """Count differing drafts. Stops the benchmark if the reference does not allow a draft.
+    """Replay texts and count the steps in which the proposers draft differently.
 
-    peers: two new peers, or one that is compared with the reference only.
+    peers: two new proposers, or one that is compared with the reference only.
+    cached: texts of requests that are finished before, whose outputs the proposers cache.
+    online: texts that are replayed step by step.
+    prompt_tokens: how many tokens of each text are its prompt.
+    max_nodes: most tokens of a draft.
+    options: of the reference.
+    Raises SystemExit if a draft is not among those of the reference.
     """
     reference = Reference(options, ScannedTree)
     for i, text in enumerate(cached):

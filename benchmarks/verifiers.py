@@ -1,9 +1,10 @@
-"""How many draft tokens each verifier accepts, on random distributions.
+"""Measures how many draft tokens each verifier accepts, on random distributions.
 
     python benchmarks/verifiers.py            # writes benchmarks/results/verifiers.json
 
-The target's logits are normal at every node, and the draft's are the target's plus noise: the more noise, the worse the
-draft. Draft tokens are sampled; every verifier gets the same drafts. Results are means over NUM_REQUESTS requests.
+At every token of a draft, the target's logits are normally distributed, and the draft's are the target's plus noise:
+the more noise, the worse the draft. Draft tokens are sampled from the draft's logits. Every verifier gets the same
+drafts. Results are means over NUM_REQUESTS requests.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ VERIFIERS = ("chosen", "rejection", "block", "traversal")
 
 @frozen
 class Shape:
-    """The shape of a draft tree. widths: number of children of each node, by level."""
+    """The shape of a draft tree.
+
+    widths: number of children of each tree node, by level; the first level's parent is the request's last token.
+    with_replacement: whether siblings are sampled with replacement.
+    """
 
     widths: tuple[int, ...]
     with_replacement: bool = True
@@ -60,7 +65,12 @@ SHAPES = {
 
 
 def draw(shape: Shape, noise: float, generator: torch.Generator) -> tuple[torch.Tensor, Draft]:
-    """Draw target logits [num_rows, vocab] and drafts for BATCH requests."""
+    """Draw target logits and drafts for BATCH requests.
+
+    noise: standard deviation of the difference between the draft's logits and the target's.
+    Returns logits, float32 [BATCH * (1 + draft tokens of a request), VOCAB], and the drafts. Each request has a row of
+    logits for its last token and one for every draft token.
+    """
     parents = shape.parents
     num_nodes = len(parents)
     logits = SPREAD * torch.randn(BATCH, num_nodes + 1, VOCAB, generator=generator)
@@ -86,7 +96,10 @@ def draw(shape: Shape, noise: float, generator: torch.Generator) -> tuple[torch.
 
 
 def measure(shape: Shape, noise: float) -> dict[str, float]:
-    """{verifier: mean number of accepted draft tokens per request}."""
+    """Return {verifier: mean number of accepted draft tokens per request}.
+
+    Verifiers that accept only chains get no trees.
+    """
     plugins = Plugins.load()
     specs = {name: plugins.verifier(name) for name in VERIFIERS}
     rules = {name: spec.build() for name, spec in specs.items() if shape.is_chain or not spec.chains_only}

@@ -1,12 +1,12 @@
-"""The same EAGLE-3 head in specdec and vLLM: acceptance length of a chain and tokens/s on the same prompts, greedy.
+"""Compares the same EAGLE-3 head in specdec and vLLM: acceptance length and tokens/s of greedy chains.
 
     python benchmarks/vllm_acceptance.py --vllm-python DIR/bin/python [--head FOLDER] [--dtype bfloat16]
 
-Each engine runs in its own process, one request at a time, in turn. The comparison is without tokens outside of the
-head's vocabulary (`eagle_context_tokens` 0), which vLLM does not draft; specdec is also measured with them. vLLM drafts
-beyond the end of an output and counts these draft tokens, specdec does not: with outputs of 128 tokens vLLM's
-acceptance length is a percent lower. In float32 the outputs are equal; in bfloat16 rounding may lead to different
-texts.
+Each engine runs in its own process. They complete the same prompts in turn, one request at a time. vLLM drafts only
+tokens of the head's reduced vocabulary, so specdec is compared with `eagle_context_tokens` 0; it is also measured with
+this option's default, which adds tokens of the context. vLLM drafts beyond the end of an output and counts these draft
+tokens, specdec does not: with outputs of 128 tokens vLLM's acceptance length is a percent lower. In float32 the outputs
+are equal; in bfloat16 rounding may lead to different texts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ MOST_PROMPT_TOKENS = 768
 
 
 class Engine:
-    """A worker process that completes all prompts when asked."""
+    """A worker process (acceptance_worker.py) that completes all prompts each time `run` is called.
+
+    name: "specdec" or "vllm".
+    python: the interpreter that has the engine installed.
+    settings: see acceptance_worker.py.
+    """
 
     def __init__(self, name: str, python: str, settings: dict[str, Any]) -> None:
         command = [python, str(WORKER), name, json.dumps(settings)]
@@ -73,7 +78,7 @@ def arguments() -> argparse.Namespace:
 
 
 def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The results of one engine's rounds, which differ only in time."""
+    """Compute an engine's results. runs: the worker's answers of all rounds, which differ only in time."""
     num_tokens = sum(map(len, runs[0]["outputs"]))
     counts = {name: runs[0][name] for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")}
     accepted = counts["num_accepted_tokens"] / counts["num_drafts"] if counts["num_drafts"] else 0

@@ -1,13 +1,13 @@
 """Write the tables of options into the documents that show them, between their `options` comments.
 
-python docs/option_tables.py            # rewrite the documents
-python docs/option_tables.py --check    # exit 1 if a document differs from the fields
+    python docs/option_tables.py            # rewrite the documents
+    python docs/option_tables.py --check    # exit 1 if a table differs from the config classes
 
 A table follows `<!-- options: X -->`, where X is one of
 
 - the name of a config class that `specdec_core` has, such as EngineConfig;
-- the kind and name of an offer of a plugin, such as `proposer ngram`;
-- either of these followed by `, its own`: without inherited options.
+- the kind and name of something that a plugin provides, such as `proposer ngram`;
+- either of these followed by `, its own`: the table leaves out inherited options.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ REGION = re.compile(r"<!-- options: (?P<what>(?!end\b)[^>]*?) -->\n.*?" + re.esc
 
 
 def config_class(what: str, plugins: Plugins) -> type:
-    """The config class that a comment names. `, its own` is ignored."""
+    """The config class that a comment names. what: the comment's X, without `, its own`."""
     kind, _, name = what.partition(" ")
     found: type = getattr(plugins, kind)(name).config if name else getattr(specdec_core, what)
     return found
 
 
 def options_in(what: str, plugins: Plugins) -> list[Option]:
-    """The options in the table after a comment."""
+    """The options that the table of a comment has. what: the comment's X."""
     name, comma, _ = what.partition(", its own")
     config = config_class(name, plugins)
     return [option for option in options_of(config) if not comma or option.name in own_names(config)]
@@ -54,7 +54,7 @@ def table(options: list[Option]) -> str:
 
 
 def written(text: str, plugins: Plugins) -> str:
-    """The document's text with updated tables. Raises ValueError if a table has no end comment."""
+    """The text of a document with its tables updated. Raises ValueError if a table has no end comment."""
     if text.count(BEGIN.partition("{")[0]) != 2 * len(REGION.findall(text)):
         raise ValueError(f"a table of options does not end: write {END!r} below each")
 

@@ -1,4 +1,4 @@
-"""Adaptive draft lengths on real text: less is wasted, a token costs less, and what is said is the same."""
+"""Adaptive draft lengths on real text: fewer draft tokens are wasted, a token costs less, and outputs stay the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ ADAPTIVE = {"adaptive_draft_length": True, "draft_level_cost": 0.05, "draft_node
 
 
 def noisy_tiny(folder: Path, noise: float) -> str:
-    """The embedded model with noise on its weights, as a part of each one's standard deviation."""
+    """Save the embedded model with noise on its weights; return its folder. noise: relative to each weight's standard
+    deviation."""
     from specdec_model_tiny import model_path
 
     source, generator = Path(model_path()), torch.Generator().manual_seed(0)
@@ -43,7 +44,8 @@ class Run:
 
     @property
     def cost(self) -> float:
-        """In forward passes of the target, at the given prices: each draft token is a level and a node."""
+        """The run's cost in forward passes of the target: those made, and each draft token's configured costs of a
+        level and a node."""
         num_passes = sum(map(len, self.token_ids)) - self.accepted
         return num_passes + (ADAPTIVE["draft_level_cost"] + ADAPTIVE["draft_node_cost"]) * self.drafted
 

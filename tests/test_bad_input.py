@@ -1,6 +1,6 @@
-"""Bad input is refused where it is given, by name, with what is allowed, and the engine goes on as if nothing was.
+"""Bad input is refused at once with an error that names it and what is allowed, and the engine goes on.
 
-More of it stands beside the code: values of options in core/tests (test_validators.py, test_config.py,
+More such tests are beside the code: values of options in core/tests (test_validators.py, test_config.py,
 test_sampling_params.py), files and the command line there as well (test_config_file.py, test_cli_config.py,
 test_cli_check.py), broken checkpoints and careless proposers in tests/losslessness.
 """
@@ -44,7 +44,10 @@ def expected() -> list[int]:
 
 @pytest.fixture
 def untouched(llm: LLM, expected: list[int]) -> Callable[[], Any]:
-    """A context: a request is in flight when it begins; later that one and another are right, and nothing is left."""
+    """A function that returns a context in which bad input may be given while a request is running.
+
+    At its end, the outputs of that request and of a new one must be right, and all blocks free.
+    """
 
     @contextmanager
     def watch() -> Iterator[None]:
@@ -122,7 +125,8 @@ PROMPTS = [
 
 @pytest.mark.parametrize(("prompt", "error", "says"), PROMPTS, ids=names(PROMPTS))
 def test_prompts(llm: LLM, untouched: Any, prompt: Any, error: type[Exception], says: str) -> None:
-    """Such as may stand in a list stand at its end, and none of the others is run."""
+    """A bad prompt is refused. If it may be in a list, it is given as the last one, and no prompt of the list is
+    run."""
     given = ["text", {"prompt_token_ids": [1]}, prompt] if isinstance(prompt, str | dict) else prompt
     with untouched(), pytest.raises(error, match=says) as caught:
         llm.generate(given, GREEDY)
@@ -362,7 +366,7 @@ class Counted:
 
 
 def nested(depth: int, inner: Any) -> Any:
-    """A few lists, which stand for 9**depth values."""
+    """Lists of 9 elements nested `depth` deep: few objects, but 9**depth values."""
     for _ in range(depth):
         inner = [inner] * 9
     return inner
@@ -399,7 +403,7 @@ def test_no_key_of_speculative_config_writes_a_whole_value(keyword: str, place: 
 
 
 def test_a_prompt_of_lists_in_lists_is_not_written_out(llm: LLM, untouched: Any) -> None:
-    """Into an array, which would have 9**9 entries, or an error."""
+    """A prompt of nested lists is refused without making an array of its 9**9 values, or a text for the error."""
     for prompt in (nested(9, 5), tuple(nested(8, (5,) * 9)), [1, 2, nested(9, 5)]):
         with untouched(), pytest.raises(ConfigError, match="is not a list of one or more whole numbers") as caught:
             llm.generate({"prompt_token_ids": prompt}, use_tqdm=False)
@@ -407,7 +411,7 @@ def test_a_prompt_of_lists_in_lists_is_not_written_out(llm: LLM, untouched: Any)
 
 
 def test_one_function_shows_values() -> None:
-    """`shown` alone writes no more of a value than it shows."""
+    """No module but that of `shown` shortens the repr of a value for a message."""
     sources = [path for path in ROOT.glob("**/specdec_*/**/*.py") if "build" not in path.parts]
     assert len(sources) > 100
     for path in sources:

@@ -1,4 +1,4 @@
-"""Every option is described at its field, and the documents show what the fields say."""
+"""Every option is described at its field, and the documents show these descriptions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plugins() -> Plugins:
 
 
 def core_classes() -> Iterator[type]:
-    """Those in `specdec_core.config`: options, and no values of options."""
+    """The config classes of `specdec_core.config` whose fields are options, without classes for values of options."""
     for module in pkgutil.iter_modules(specdec_core.config.__path__, "specdec_core.config."):
         for found in vars(importlib.import_module(module.name)).values():
             if isinstance(found, type) and found.__module__ == module.name and attrs.has(found):
@@ -45,7 +45,7 @@ def core_classes() -> Iterator[type]:
 
 
 def provided(plugins: Plugins) -> dict[str, type]:
-    """{"proposer ngram": its config class}, of what is installed and has options."""
+    """{"proposer ngram": its config class}, for everything that installed plugins offer with options."""
     offers = [offer for plugin in plugins.listing() for offer in plugin.options]
     return {offer: option_tables.config_class(offer, plugins) for offer in offers}
 
@@ -56,7 +56,7 @@ def training_classes(plugins: Plugins) -> list[type]:
 
 
 def faults(config: type) -> list[str]:
-    """What is wrong with how the fields of a class are described."""
+    """Messages about missing or unclear help texts of the fields of a config class."""
     found = []
     for attribute in attrs.fields(config):
         text, where = attribute.metadata.get("help", ""), f"{config.__name__}.{attribute.name}"
@@ -95,13 +95,13 @@ def test_a_field_that_is_not_described_is_noticed(metadata, says):
 
 
 def names_read(sources: Iterable[str]) -> set[str]:
-    """Attributes that code reads, of whatever object."""
+    """Names of the attributes that the code in `sources` reads, of any object."""
     nodes = (node for source in sources for node in ast.walk(ast.parse(source)))
     return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
 
 
 def ignored(options: Iterable[Option], read: set[str]) -> list[str]:
-    """Options that nothing reads, that take more than one value, and that do not say that they change nothing."""
+    """Names of options that no code reads, unless only their default is allowed or their help declares this."""
     return [
         option.name
         for option in options
@@ -136,7 +136,8 @@ def test_the_documents_say_what_the_fields_say():
 
 
 def undocumented(text: str, classes: Iterable[type], resolve: Callable[[str], type]) -> list[str]:
-    """Classes with keys of their own that no table of a document shows."""
+    """Names of the classes with options of their own that no table in a document's text shows. resolve: name in a table
+    -> class."""
     shown = {resolve(what.removesuffix(", its own")) for what in TABLE.findall(text)}
     parents = {parent for each in classes for parent in each.__mro__ if own_names(parent)}
     return sorted(each.__name__ for each in parents - shown)

@@ -1,7 +1,7 @@
-"""With device="cuda:1", whatever an engine runs finds that device current: in any thread, and nothing else does.
+"""With device="cuda:1", all that an engine runs finds that GPU as torch's current device, in any thread.
 
-No GPU is used: the engine computes on the CPU and takes its device for another one, and what stands in for torch's
-`cuda.device` notes which is current.
+Code outside the engine does not. No GPU is used: the engine computes on the CPU but is told that its device is cuda:1,
+and a stand-in for torch's `cuda.device` records which device is current.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Current(threading.local):
 
 CURRENT = Current()
 SEEN: list[tuple[str, int]] = []
-"""(what ran, the device that was current)."""
+"""(what ran, index of the device that was current)."""
 
 
 class CudaDevice:
-    """Stands in for `torch.cuda.device`."""
+    """Stands in for `torch.cuda.device`; keeps the current index in CURRENT."""
 
     def __init__(self, device: torch.device) -> None:
         self.index, self.before = device.index, -1
@@ -53,7 +53,7 @@ def see(what: str) -> None:
 
 
 def seen() -> set[str]:
-    """What ran; all of it with the right device."""
+    """Assert that device 1 was current in all that ran; return the names of what ran."""
     assert {index for _, index in SEEN} == {1}, SEEN
     return {what for what, _ in SEEN}
 
@@ -87,7 +87,7 @@ def plan(config: Any, target: Any, num_speculative_tokens: int) -> Plan:
 
 
 def process(logits: torch.Tensor, token_ids: Any) -> torch.Tensor:
-    """A logits processor: it runs where drafts are verified."""
+    """A logits processor, which runs when drafts are verified."""
     see("verify")
     return logits
 
@@ -174,7 +174,7 @@ def test_threads_of_async_llm(settings: dict) -> None:
 
 
 def test_a_step_that_fails(settings: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of its requests, too."""
+    """After a failed step, `finish` of its requests also runs with the engine's device."""
     llm = LLM("tiny", **settings)
     llm.engine.add_request([1, 2, 3], ENDLESS)
     llm.engine.step()
@@ -204,7 +204,7 @@ def test_a_cpu_costs_nothing() -> None:
 
 
 def test_the_device_is_found_with_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ "cuda" is another GPU in another thread."""
+    """find_device("cuda") adds an index, since "cuda" is another GPU in a thread with another current device."""
     empty = torch.empty
 
     def third_gpu(*size: int, device: Any) -> Any:

@@ -1,6 +1,6 @@
-"""After an error from which a GPU does not recover, everything says so and nothing pretends to go on.
+"""After an error from which a GPU does not recover, every call and health check reports it, and no request goes on.
 
-No GPU is used: what a device would raise is raised by a plugin, where a plugin's kernel runs.
+No GPU is used: where a plugin's kernel would run, the plugin raises what a device would raise.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ MEMORY = "CUDA error: out of memory\nCUDA kernel errors might be asynchronously 
 
 
 class KernelError(RuntimeError):
-    """What a library of kernels raises by itself."""
+    """An error type that a kernel library defines itself."""
 
 
 class Device:
-    """Calls run until `fails` has what they raise, and for which calls; from then on all fail, if that is_final."""
+    """A simulated device. Once `error` is set, the next call named `where` ("": any call) raises it; if is_final, so do
+    all later calls."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -142,7 +143,7 @@ def fail(where: str, error: Exception | None = None, *, is_final: bool = True) -
 
 
 def check_dead(llm: LLM) -> None:
-    """Every call fails, in words that are right, and everything has ended."""
+    """Assert that every call fails with the right words, no request is left, and the engine can be closed."""
     assert llm.engine.is_dead
     assert not llm.is_healthy
     assert not llm.engine.has_unfinished
@@ -168,7 +169,7 @@ def check_dead(llm: LLM) -> None:
 
 
 def check_words(error: BaseException) -> None:
-    """Of the message and of all that is printed with it."""
+    """Check the error's message, and the traceback that is printed with it."""
     message = str(error)
     assert "device cpu failed" in message or "device cuda:1 failed" in message
     assert "\n" not in message
@@ -252,7 +253,8 @@ def test_what_a_device_recovers_from(settings: dict, error: Exception) -> None:
 
 @pytest.fixture
 def second_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines take their device for it, and a synchronization says whether it still works."""
+    """Engines take their device for cuda:1, whose synchronization fails once the simulated device has failed for
+    good."""
 
     def synchronize(device: torch.device) -> None:
         assert device == torch.device("cuda", 1)
@@ -266,7 +268,8 @@ def second_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("where", ["propose", "operation"])
 def test_a_plugins_own_type_of_error(settings: dict, second_gpu: None, where: str) -> None:
-    """The device is asked. If its next call fails, it was the device."""
+    """If a plugin raises an error of its own type, the engine calls the device. If that fails, too, it raises
+    DeviceError."""
     llm = LLM("tiny", **settings)
     fail(where, KernelError("an illegal memory access was encountered"))
     with pytest.raises(DeviceError, match=r"cuda:1 failed.*device-side assert") as caught:
@@ -284,7 +287,7 @@ def test_an_error_beside_a_device_that_works(settings: dict, second_gpu: None) -
 
 
 def test_async_llm(settings: dict) -> None:
-    """Two run and one waits: all end with the error, and so does every later one."""
+    """With AsyncLLM, two running requests and a waiting one end with the DeviceError, and so does every later one."""
 
     async def read(llm: AsyncLLM, prompt: Any) -> None:
         async for _ in llm.generate(prompt, PARAMS):

@@ -41,7 +41,7 @@ class Block(NamedTuple):
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """The blocks of a document that are to be run."""
+    """The code blocks of a document that are to be run."""
     for match in BLOCK.finditer(text):
         if not match["mark"]:
             line = text.count("\n", 0, match.start("code")) + 1
@@ -49,7 +49,8 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def commands(block: Block) -> str:
-    """The commands of a shell block; those of a console block stand after "$ ", ending in a backslash to go on."""
+    """The commands of a shell block. In a console block these are the lines after "$ ", and lines continued by a
+    backslash."""
     if block.language == "bash":
         return block.code
     chosen = []
@@ -117,7 +118,7 @@ not = run
 
 @pytest.fixture
 def sample(tmp_path, monkeypatch):
-    """Runs a text as a document."""
+    """A function that runs a text as if it were a document."""
     monkeypatch.chdir(tmp_path)
 
     def run_text(text: str) -> None:

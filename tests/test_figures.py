@@ -1,4 +1,4 @@
-"""What the README says was measured is what was measured."""
+"""The README's figures are those in the result files of the benchmarks."""
 
 import subprocess
 import sys

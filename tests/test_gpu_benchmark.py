@@ -1,4 +1,4 @@
-"""The GPU benchmark runs in its small mode, and counts the calls of CUDA that it says it counts."""
+"""The GPU benchmark runs in its small mode, and counts the CUDA calls that it reports."""
 
 import json
 import subprocess
@@ -27,7 +27,10 @@ def event(name, start, end=None, device_type=DeviceType.CPU, **ids):
 
 
 def events(*calls):
-    """Calls from time 10 on, each a name or (cudaMemcpyAsync's name, name of the copy), in steps that end at 1000."""
+    """Profiler events of a step that ends at time 1000, with others that must not be counted.
+
+    calls: from time 10 on, each a name, or (cudaMemcpyAsync's name, name of the copy on the GPU).
+    """
     found = [
         event(gpu.REGION, 5, 1000),
         event(gpu.REGION, 0, 5000, device_type=DeviceType.CUDA),  # the GPU's share of it, which lasts longer

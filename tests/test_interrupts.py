@@ -1,4 +1,5 @@
-"""Ctrl-C, and Ctrl-C again while the engine cleans up after the first: wherever they come, it is as good as new."""
+"""After Ctrl-C anywhere, and a second Ctrl-C while the engine cleans up after the first, the engine works like a new
+one."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ METHODS = {
 
 
 def make_llm(speculative_config: dict | None, **more: Any) -> LLM:
-    """One that runs two requests at a time."""
+    """An LLM that runs two requests at a time."""
     settings = {"dtype": "float32", "max_num_seqs": 2, "max_model_len": 64, "disable_log_stats": True, **more}
     return LLM("tiny", speculative_config=speculative_config, **settings)
 
@@ -45,13 +46,13 @@ def expected() -> list[list[int]]:
 
 @pytest.fixture(autouse=True)
 def silent_finalizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupt may come in one, where Python can only print it."""
+    """Hide interrupts that come in a finalizer, where Python can only print them."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
 
 
 class Tracer:
-    """Raises KeyboardInterrupt at the k-th place after `begin`, of our packages and of contextlib, where Python looks
-    for signals."""
+    """Raises KeyboardInterrupt at the k-th place after `begin` where Python looks for signals, in specdec's code and
+    contextlib."""
 
     def __init__(self, k: int) -> None:
         self._k = k
@@ -85,9 +86,11 @@ def _is_ours(path: str) -> bool:
 
 @cache
 def _places(code: CodeType) -> frozenset[int]:
-    """The offsets of the instructions just after Python looks for signals: after calls, at the starts of functions and
-    at the ends of loops. Left out are those that stand under another handler than the call (as where a `with` ends in
-    `return f()`), since what is raised there goes elsewhere than what the call raises."""
+    """Offsets of the instructions just after Python looks for signals.
+
+    It does so after calls, at the starts of functions and at the ends of loops. Left out are instructions under another
+    exception handler than the call (as where a `with` ends in `return f()`), since what is raised there goes elsewhere.
+    """
     instructions = list(dis.get_instructions(code))
     handlers = {
         offset: (entry.target, entry.depth)
@@ -108,7 +111,8 @@ def _places(code: CodeType) -> frozenset[int]:
 
 
 def generate(llm: LLM, tracer: Tracer, is_second: bool) -> None:
-    """Interrupt it: once, or a second time after an interrupt that comes in the third step of the first request."""
+    """Generate, interrupted by the tracer. is_second: that is after a first interrupt, in the third step of the first
+    request."""
 
     def interrupt(logits: torch.Tensor, token_ids: Any) -> torch.Tensor:
         if len(token_ids) > 8 and not tracer.num_places:
@@ -132,8 +136,11 @@ CASES = [(method, is_second) for is_second in (True, False) for method in METHOD
 
 @pytest.mark.parametrize(("method", "is_second"), CASES, ids=str)
 def test_interrupts_wherever_they_come(method: str, is_second: bool, expected: list) -> None:
-    """At places in regular distances of what follows a first interrupt (is_second), or of all; nightly, at all of what
-    follows the first and at more of the others."""
+    """After an interrupt at any of many places, outputs are right and no request or block is left.
+
+    The places are evenly spaced over all, or over those after a first interrupt (is_second). Nightly runs take all of
+    the latter and more of the former.
+    """
     llm = make_llm(METHODS[method])
     tokens_of(llm)
     num_free = llm.engine.kv.num_free_blocks
@@ -158,7 +165,7 @@ CALLS: list[str] = []
 
 
 class Interrupted(Proposer):
-    """KeyboardInterrupt comes at the end of calls whose names `at` lists, each once."""
+    """Raises KeyboardInterrupt at the end of each call that `at` lists, once per entry."""
 
     at: list[str] = []  # noqa: RUF012
 
@@ -239,7 +246,7 @@ def test_what_was_left_halfway_is_ended_before_a_new_request(interrupted: Callab
 
 
 def test_a_request_that_never_reached_the_queue_is_ended() -> None:
-    """An interrupt came while it was added: it is known, and neither waits nor runs."""
+    """If an interrupt came while a request was added, it is known but not queued: the next call aborts it."""
     llm = make_llm(None)
     engine, reasons = llm.engine, []
     engine.add_request([5, 6, 7], PARAMS, lambda request, pieces: reasons.append(request.finish_reason))
@@ -249,7 +256,7 @@ def test_a_request_that_never_reached_the_queue_is_ended() -> None:
 
 
 def test_several_are_cancelled_though_an_interrupt_comes(interrupted: Callable[..., LLM]) -> None:
-    """Two run and three wait; the interrupt comes at the end of the first that is told."""
+    """All five requests are cancelled, though an interrupt comes when the first of the two running ones is finished."""
     llm = interrupted("finish abort")
     ids = [llm.engine.add_request([1, i], PARAMS) for i in range(5)]
     llm.engine.step()
@@ -272,7 +279,8 @@ def test_a_step_within_a_step_is_refused(interrupted: Callable[..., LLM], monkey
 
 
 def test_the_block_pool_loses_no_block() -> None:
-    """With an interrupt before each of its instructions: more often than signals come, which do after calls only."""
+    """No block is lost if an interrupt comes before any of the pool's instructions. Real signals come only after
+    calls."""
 
     def use(pool: BlockPool) -> None:
         pool.add("a")

@@ -1,7 +1,7 @@
-"""Imports point one way: upwards in LAYERS never, and from core to a plugin never.
+"""Imports point one way: a module imports none of a later layer in LAYERS, and core imports no plugin.
 
 Imports inside functions count, for they put off a dependency without removing it. Those under `if TYPE_CHECKING` do
-not: they never run, so they can neither load a module nor close a circle. Modules of one layer may import each other.
+not: they never run, so they can neither load a module nor close a cycle. Modules of one layer may import each other.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def sources(package: Path) -> dict[str, str]:
 
 
 def imports(module: str, source: str) -> Iterator[str]:
-    """Everything the module imports or reaches through `specdec_core.`, as dotted names."""
+    """Dotted names of everything that a module imports or reaches through `specdec_core.`."""
     for node in _running(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -113,7 +113,7 @@ def faults_outside(modules: Mapping[str, str]) -> list[str]:
 
 
 def cycle_in(modules: Mapping[str, str]) -> list[str]:
-    """Modules that import each other in a circle; empty if there is none."""
+    """Modules that import each other in a cycle; empty if there is none."""
     names = {module.removesuffix(".__init__") for module in modules}
     graph: dict[str, set[str]] = {}
     for module, source in modules.items():
@@ -139,7 +139,7 @@ def test_no_modules_of_core_import_each_other():
 
 
 def test_the_landing():
-    """What core consists of can be seen from its folders."""
+    """Core's own folder has only three modules beside its packages, so that these show what core consists of."""
     loose = {path.stem for path in CORE.glob("*.py")}
     assert loose == {"__init__", "__main__", "errors"}
 

@@ -1,4 +1,4 @@
-"""The front door on the embedded model: vLLM's examples as they are, text, stop strings, streaming."""
+"""`LLM` on the embedded model: vLLM's examples as they are, text, stop strings, streaming."""
 
 from __future__ import annotations
 

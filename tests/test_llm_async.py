@@ -1,4 +1,4 @@
-"""AsyncLLM: concurrent generators in one batch, cancellation, errors where they belong, and no thread left behind."""
+"""AsyncLLM: concurrent generators share a batch, can be cancelled, get only their own errors, and leave no thread."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def expected() -> list[tuple[str, list[int]]]:
 
 
 def with_llm(scenario: Callable[[AsyncLLM], Awaitable[None]], **settings: Any) -> AsyncLLM:
-    """Run it in an event loop of its own; what it leaves in the engine is a failure."""
+    """Run a scenario with an AsyncLLM in an event loop of its own, and check that it leaves no request or block."""
     llm = AsyncLLM("tiny", **{**SETTINGS, **settings})
 
     async def run() -> None:
@@ -96,7 +96,8 @@ def test_generators_that_run_at_once_are_one_batch(expected: list) -> None:
 
 
 def test_one_after_the_other_and_in_between(expected: list) -> None:
-    """The thread ends when there is nothing to do, and another one takes over."""
+    """Outputs are right for requests one after the other, with the engine's thread ended in between, and beside another
+    one."""
 
     async def scenario(llm: AsyncLLM) -> None:
         for prompt, output in zip(PROMPTS[:2], expected, strict=False):
@@ -158,7 +159,7 @@ def test_closing_and_cancelling_end_the_request(expected: list) -> None:
 
 
 def test_a_generator_that_is_forgotten_is_cancelled() -> None:
-    """The event loop closes it at its end; the thread stops then, without a shutdown."""
+    """The event loop closes an unfinished generator at its end, which cancels the request without a shutdown."""
     llm = AsyncLLM("tiny", **SETTINGS)
 
     async def scenario() -> None:
@@ -197,7 +198,7 @@ class NoOptions:
 
 
 class Failing(Proposer):
-    """Drafts nothing, and raises once a request has 30 tokens, as often as `failures` says."""
+    """Drafts nothing. Raises once a request has 30 tokens, `failures` times."""
 
     failures = 0
 
@@ -234,7 +235,7 @@ def test_a_failed_step_reaches_every_running_generator_and_the_engine_goes_on(ex
 
 
 def test_a_failed_step_leaves_those_that_wait(expected: list) -> None:
-    """Two run and fail; the others had not begun."""
+    """If a step fails, the two running requests get the error, and the two waiting ones generate their outputs."""
     Failing.failures = 1
 
     async def scenario(llm: AsyncLLM) -> None:

@@ -1,4 +1,4 @@
-"""What is loaded, from which revision, and what is shown and logged meanwhile."""
+"""Loading: from which revision, on which device, with which dtype, and what is printed and logged meanwhile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ except ConfigError as error:
 
 
 def make_hub(folder: Path) -> Path:
-    """A cache as huggingface_hub keeps it, with two revisions of a model: depths differ, and tokenizers."""
+    """Make a cache in huggingface_hub's layout, with two revisions of a model that differ in depth and tokenizer."""
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     from specdec_model_tiny import model_path
@@ -98,7 +98,8 @@ def test_lines_in_the_log(is_disabled: bool, caplog: pytest.LogCaptureFixture, m
 
 
 def test_a_prompt_that_is_too_long_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    """transformers' own warning speaks of indexing errors, which cannot come. It still warns those who use it."""
+    """Only CapacityError reports it, not transformers' warning of indexing errors, which cannot occur. Direct calls of
+    the tokenizer still warn."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     caplog.set_level(logging.WARNING, "transformers")
     warning = "Token indices sequence length is longer"

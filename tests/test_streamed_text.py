@@ -1,4 +1,4 @@
-"""The pieces of a stream make the whole text, however the request ends, and its end is told once."""
+"""The pieces of a stream make up the whole text, however the request ends, and the end is reported once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NoOptions:
 
 
 class Failing(Proposer):
-    """Drafts nothing, and raises in the methods of these names."""
+    """Drafts nothing, and raises in the methods that `fails_in` names."""
 
     fails_in: frozenset[str] = frozenset()
 
@@ -61,7 +61,7 @@ class PluginsWithFailing:
 
 
 class Reader:
-    """A listener of one request, and what it has read."""
+    """A listener (callback) of one request, which collects its text, tokens and finish reasons."""
 
     def __init__(self) -> None:
         self.text, self.reasons, self.token_ids = "", [], []
@@ -103,7 +103,7 @@ def submit(llm: LLM, params: SamplingParams) -> tuple[str, Reader]:
 
 
 def held_back(reader: Reader) -> bool:
-    """Whether the stream has less of the text than there is: else a test shows nothing."""
+    """Whether the stream still lacks some of the generated text. Otherwise a test proves nothing."""
     return len(reader.text) < len(reader.request.text.text)
 
 
@@ -124,7 +124,7 @@ def test_an_error(llm: LLM) -> None:
 
 
 def test_an_unfinished_character(llm: LLM) -> None:
-    """Its first byte, and then an error."""
+    """If a request fails after the first byte of a character, its text ends with a replacement character."""
     num_prompt_tokens = len(llm.get_tokenizer()(PROMPT).input_ids)
     first, *others = llm.get_tokenizer()("🐍").input_ids
     assert others, "the tokenizer has bytes"
@@ -161,7 +161,7 @@ def test_a_cancellation(llm: LLM) -> None:
 
 
 def test_a_step_that_fails(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of which the listeners of its requests hear with the next."""
+    """The listeners of requests that a failed step aborted get the rest of the text with the next step."""
     readers = [submit(llm, HOLDS_BACK)[1] for _ in range(2)]
     for _ in range(9):
         llm.engine.step()
@@ -178,7 +178,7 @@ def test_a_step_that_fails(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_that_fails_after_all_had_their_tokens(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, ends_first: bool
 ) -> None:
-    """One request ends, and its end fails, when the other one's token is there and not yet told."""
+    """If a step fails while one request is being finished, both requests' last tokens and ends are still reported."""
     readers = [
         submit(llm, attrs.evolve(HOLDS_BACK, max_tokens=most))[1] for most in ((12, 64) if ends_first else (64, 12))
     ]
@@ -194,7 +194,7 @@ def test_a_step_that_fails_after_all_had_their_tokens(
 
 
 def test_the_streams_of_an_aborted_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one whose step it was raises; another one ends."""
+    """Of two streams of one step that fails, the one that ran the step raises, and the other one ends with its text."""
     params = attrs.evolve(HOLDS_BACK, max_tokens=60)
     whole = llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].text
     first, second = llm.stream(PROMPT, params), llm.stream(PROMPT, params)

@@ -1,4 +1,4 @@
-"""The words of documents, docstrings, comments and errors: a search for a term of the field finds its code.
+"""Documents, docstrings, comments and errors use the field's words, so that a search for a term finds its code.
 
 python tests/test_words.py [PATH ...]    # the places to rewrite, in all tracked files or in those below the paths
 """
@@ -74,7 +74,7 @@ PATTERNS = {name: re.compile(f"(?x:{pattern})", re.IGNORECASE) for name, (patter
 
 ALLOWED = {  # (path, a part of the line): why
 }
-"""At most 20 lines of the whole tree."""
+"""Exceptions, at most 20 in the whole tree."""
 
 IMPLEMENTED_IN = {
     "tree attention": [
@@ -91,7 +91,7 @@ IMPLEMENTED_IN = {
     ],
     "LM head": ["core/specdec_core/models/embedding_and_head.py"],
 }
-"""{term: what implements it: a file, or a file and a name in it}."""
+"""{term: where it is implemented, each a file or file:name}."""
 
 
 def tracked(paths: Sequence[str] = ()) -> list[Path]:
@@ -102,14 +102,15 @@ def tracked(paths: Sequence[str] = ()) -> list[Path]:
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, text) of each piece of prose in a file, code in backticks left out. A text keeps its line breaks."""
+    """Yield (line, text) for each piece of prose in a file, with code in backticks masked. A text keeps its line
+    breaks."""
     source = path.read_text()
     for line, text in _markdown(source) if path.suffix == ".md" else _python(source):
         yield line, re.sub(r"`[^`]*`", lambda code: re.sub(r"[^\n]", "~", code[0]), text)
 
 
 def _markdown(source: str) -> Iterator[tuple[int, str]]:
-    """Paragraphs, and the prose of Python examples."""
+    """Yield (line, text) for paragraphs, and for the prose in Python examples."""
     line = 1
     for number, part in enumerate(re.split(r"(?m)^ *```", source)):
         if number % 2 == 0:
@@ -120,7 +121,7 @@ def _markdown(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _python(source: str) -> Iterator[tuple[int, str]]:
-    """Docstrings, comments, the strings in errors and the help of options."""
+    """Yield (line, text) for docstrings, comments, the strings in errors and the help of options."""
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -154,7 +155,7 @@ def _string(node: ast.AST) -> str:
 
 
 def faults(paths: Sequence[str] = ()) -> Iterator[tuple[str, int, str, str]]:
-    """(path, line, term, the words) of each term that was put away."""
+    """Yield (path, line, key of PUT_AWAY, the words found) for each use of a word that PUT_AWAY replaces."""
     for path in tracked(paths):
         found = set()
         for line, text in prose(path):
@@ -225,7 +226,8 @@ SAMPLES = {
 
 @pytest.mark.parametrize("name", PUT_AWAY)
 def test_patterns(name, tmp_path, monkeypatch):
-    """Each finds the sense that is meant, in a docstring, a comment, an error and a document, and no other sense."""
+    """Each pattern finds its bad sample in a docstring, comment, error and document, and does not find its good
+    sample."""
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     monkeypatch.setattr(sys.modules[__name__], "tracked", lambda paths=(): sorted(tmp_path.iterdir()))
     bad, good = SAMPLES[name]

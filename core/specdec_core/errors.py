@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 def reason(error: BaseException) -> str:
-    """What another library's error says, or what it is, without a full stop: more follows."""
+    """The message of another library's error, or else its type, without a final period: our message goes on after
+    it."""
     return str(error).rstrip(". \n") or type(error).__name__
 
 
@@ -29,4 +30,4 @@ class DeviceError(SpecdecError):
 
 
 class CompatibilityError(SpecdecError):
-    """A model or a library version has a feature that this version of specdec cannot run faithfully."""
+    """A model or a library version has a feature with which this version of specdec would give wrong results."""

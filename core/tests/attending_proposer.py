@@ -1,4 +1,4 @@
-"""A proposer with an attention layer of its own, whose KV can be found in the prefix cache."""
+"""A test proposer with an attention layer of its own, whose KV blocks the prefix cache can reuse."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from specdec_core import Draft, DraftTree, KVLayout, Plan, Proposer
 
 
 class Attending(Proposer):
-    """Drafts a flat tree of the tokens that score highest after one layer of attention.
+    """Drafts a flat tree: the tokens that score highest after one layer of attention, all children of the root.
 
-    Slot i of its KV depends on token i and the next one, as in EAGLE. The root's slot is scratch, since no token after
-    the root is known. Its weights are random and large, so that a wrong slot changes the draft.
+    The key and value in KV-cache slot i depend on tokens i and i + 1, as in EAGLE. The slot of the root (the request's
+    last token) is scratch, because the token after it is not known yet. The weights are random and large, so that a
+    wrong slot changes the draft.
     """
 
     WIDTH = 16
@@ -34,7 +35,10 @@ class Attending(Proposer):
         self.attention.fill(observation.requests, [start + num_valid for start, num_valid in pairs])
 
     def store(self, requests, starts, lengths, token_ids, following, positions):
-        """Store the slots [start, start + length) of each request. The tensors are int64 [sum of lengths]."""
+        """Compute and store keys and values in the KV-cache slots [start, start + length) of each request.
+
+        token_ids, following (the token after each), positions: int64 [sum of lengths].
+        """
         import torch
 
         passed = self.pass_over(requests, starts, lengths, token_ids, positions)

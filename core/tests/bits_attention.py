@@ -1,4 +1,4 @@
-"""Attention that reads only the plan's device tensors, as a kernel does, and faulty variants of it."""
+"""Attention that reads only the device tensors of an AttentionPlan, as a kernel does, and two faulty variants."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ def attention_by_bits(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention as a kernel computes it, but for all rows at once and in float64. Reads only slots that a row attends
-    to."""
+    """Paged attention from the plan's block tables and ancestor bits, for all query rows at once and in float64.
+
+    Slots that a row does not attend to cannot change its output, even if they hold NaN.
+    """
     num_tokens, num_heads, _ = query.shape
     num_kv_heads = keys.shape[1]
     slots, is_seen = seen_slots(plan, window)  # [num_tokens, num_slots]
@@ -41,7 +43,8 @@ def attention_by_bits(
 
 
 def seen_slots(plan: AttentionPlan, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """[num_tokens, num_slots]: cache rows that each row attends to (0 elsewhere), and whether it attends to them."""
+    """Two tensors [num_tokens, num_slots]: the KV-cache rows that each query row attends to (0 elsewhere), and whether
+    it attends to them."""
     owners, size = plan.token_requests.clamp(min=0), plan.metadata.block_size
     local = torch.arange(int(plan.context_lens.max())).expand(len(owners), -1)
     is_seen = local < plan.prefix_lens.unsqueeze(1)
@@ -57,12 +60,12 @@ def seen_slots(plan: AttentionPlan, window: int | None) -> tuple[torch.Tensor, t
 
 
 def attention_without_bits(query: Any, keys: Any, values: Any, plan: AttentionPlan, *args: Any, **features: Any) -> Any:
-    """A fault: nodes attend to the text before the tree and to no node."""
+    """A deliberate bug: tree nodes attend to the text before the tree, but to no tree node."""
     return attention_by_bits(query, keys, values, Changed(plan, ancestors=plan.ancestors[:, :0]), *args, **features)
 
 
 def attention_to_all_nodes(query: Any, keys: Any, values: Any, plan: AttentionPlan, *args: Any, **features: Any) -> Any:
-    """A fault: causal attention, as if every tree were a chain."""
+    """A deliberate bug: causal attention, as if every tree were a chain."""
     own = torch.cat([torch.arange(end - n, end) for end, n in zip(plan.context_lens, lengths(plan), strict=True)])
     prefixes = plan.prefix_lens.clone()
     prefixes[: len(own)] = own + 1
@@ -75,8 +78,6 @@ def lengths(plan: AttentionPlan) -> list[int]:
 
 
 class Changed:
-    """A plan with some tensors replaced."""
-
     def __init__(self, plan: AttentionPlan, **changed: torch.Tensor) -> None:
         self._plan = plan
         vars(self).update(changed)

@@ -1,4 +1,4 @@
-"""A plugin for another plugin API: see broken_proposers."""
+"""A plugin for another plugin API version, one of the faults listed in testing/tests/broken_proposers/case.py."""
 
 from example_proposer import RecentConfig, build, plan
 

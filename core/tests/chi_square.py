@@ -1,4 +1,4 @@
-"""Chi-square tests for draws with fixed seeds, which cannot fail by bad luck."""
+"""Chi-square tests of random draws. Seeds are fixed, so a test never fails by bad luck."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ def p_value(statistic: float, degrees_of_freedom: int) -> float:
 
 
 def fit_p_value(draws: torch.Tensor, weights: torch.Tensor, min_expected: float = 8.0) -> float:
-    """The p-value that draws int64 [n] follow weights [k]. Rare outcomes are counted together."""
+    """The p-value that draws int64 [n] follow weights [k]. Outcomes expected less than min_expected times are
+    pooled."""
     expected = weights.double() / weights.double().sum() * draws.numel()
     observed = torch.bincount(draws, minlength=weights.numel()).double()
     assert observed.numel() == weights.numel(), "a draw lies outside the weights"

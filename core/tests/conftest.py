@@ -1,4 +1,4 @@
-"""Fixtures for the tests of several commands."""
+"""Fixtures shared by core's tests."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def bigram_site(tmp_path_factory):
-    """A folder with the throw-away plugin `bigram` installed in it."""
+    """A folder that has the throw-away plugin `bigram` installed once it is on sys.path."""
     return install_bigram(tmp_path_factory.mktemp("site"))

@@ -1,4 +1,4 @@
-"""Drafts with dead nodes at the end, as drafts made on a GPU have them."""
+"""Appends dead (padding) nodes to drafts, as drafts made on a GPU have them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from specdec_core.contracts.draft import DEAD, Draft
 
 
 def with_dead_tails(draft: Draft, num_nodes: Sequence[int]) -> Draft:
-    """The draft, extended by dead nodes to num_nodes[i] nodes for request i. The other fields of the added nodes are
-    arbitrary."""
+    """The draft, with dead (padding) nodes appended until request i has num_nodes[i] nodes. Their tokens, scores and
+    rows of `q` are arbitrary."""
     counts = [max(n, most) for n, most in zip(draft.num_nodes_per_request, num_nodes, strict=True)]
     requests = np.repeat(np.arange(draft.batch_size), counts)
     ends = np.cumsum(counts)

@@ -1,4 +1,4 @@
-"""Shortcuts for drawing from a CounterRandom."""
+"""Shortcuts for drawing from CounterRandom, the engine's source of random numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def uniform(n: int, vocab: int = 1000) -> torch.Tensor:
 
 
 def target_tokens(weights: torch.Tensor, seeds: Sequence[int], position: int = 17) -> torch.Tensor:
-    """One draw per seed from weights [vocab] or [n, vocab]."""
+    """Draw a token per seed from weights [vocab], or [n, vocab] with a row per seed. position: of the last known
+    token."""
     n = len(seeds)
     weights = weights.expand(n, -1) if weights.dim() == 1 else weights
     return source(seeds, [position] * n).target_token(weights, ids(n), zeros(n))

@@ -1,4 +1,4 @@
-"""Batches of several drafts, and two requests of one batch enumerated over all outcomes of random draws."""
+"""Batches of several drafts, and the exact joint output distribution of two requests over all random draws."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specdec_core.contracts.verifier import RandomSource, Stream, Verdict
 
 
 def joined(drafts: list[Draft]) -> Draft:
-    """Join drafts with `q`, each of one request, to one batch."""
+    """Join drafts that have `q`, each of one request, into one batch."""
     first_rows = np.cumsum([0, *(len(draft.q) for draft in drafts)]).tolist()
     return evolve(
         drafts[0],
@@ -35,7 +35,7 @@ def joined(drafts: list[Draft]) -> Draft:
 
 @frozen
 class NoiseOf:
-    """The noise of one request of the batch, for draws of that request alone."""
+    """One request's part of a batch's random source, for drafting that request alone."""
 
     random: RandomSource
     request: int
@@ -47,8 +47,12 @@ class NoiseOf:
 
 
 def joint_error(verifier: Any, models: Sequence[tuple[Model, Model]], shapes: Sequence[Shape]) -> float:
-    """The largest error in the joint probability of two requests' output sequences, each one token longer than its tree
-    is deep and completed from its target. models: (target, q) of each request."""
+    """The largest error in the joint probability of two requests' output sequences, over all outcomes of the random
+    draws.
+
+    A sequence has one token more than its tree is deep; the tokens that a step does not emit are sampled from the
+    target. models: (target, draft model) of each request.
+    """
     emitted: dict[tuple[History, ...], float] = {}
 
     def step(random: RandomSource) -> tuple[History, ...]:

@@ -1,4 +1,4 @@
-"""Drafts sampled from a small model and verified, enumerated over all outcomes to get the exact output distribution."""
+"""Drafts sampled from a small model and verified: the exact output distribution over all random draws."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ SAMPLED = None
 
 @frozen
 class Shape:
-    """The shape of a tree. parents: as in a draft. tokens: SAMPLED, or the token of a chosen node."""
+    """The shape of a draft tree. parents: each node's parent, -1 for the root, or DEAD. tokens: SAMPLED, or the token
+    of a node that is picked deterministically."""
 
     parents: tuple[int, ...]
     tokens: tuple[int | None, ...]
@@ -39,7 +40,11 @@ class Shape:
 
 
 def random_model(vocab: int, length: int, seed: int, impossible: float = 0.15) -> Model:
-    """A model with some tokens impossible and some nearly certain."""
+    """Random next-token distributions for all histories shorter than `length`, with impossible and nearly certain
+    tokens.
+
+    impossible: the share of tokens that get probability 0.
+    """
     rng = np.random.default_rng(seed)
     model = {}
     for n in range(length):
@@ -51,7 +56,7 @@ def random_model(vocab: int, length: int, seed: int, impossible: float = 0.15) -
 
 
 def histories(tokens: list[int], parents: tuple[int, ...]) -> list[History]:
-    """The histories of the nodes that have a token so far."""
+    """For each node that has a token so far, the tokens from the root's child down to the node."""
     found: list[History] = []
     for token, parent in zip(tokens, parents, strict=False):
         found.append((*(found[parent] if parent >= 0 else ()), token))
@@ -59,7 +64,8 @@ def histories(tokens: list[int], parents: tuple[int, ...]) -> list[History]:
 
 
 def draw(shape: Shape, q: Model, random: RandomSource) -> Draft:
-    """Draft as a proposer would: chosen nodes from the shape, the others sampled in order from `q`."""
+    """Draft as a proposer would: nodes with a fixed token from `shape`, the others sampled in order from the draft
+    model `q`."""
     tokens: list[int] = []
     rows: dict[int, np.ndarray] = {}  # of each parent with sampled children
     weights: dict[int, np.ndarray] = {}  # of the tokens that its next child may be
@@ -90,8 +96,10 @@ def _drawn(weights: np.ndarray, node: int, random: RandomSource) -> int:
 
 
 def target_logits(target: Model, draft: Draft) -> torch.Tensor:
-    """float64 [num_nodes + 1, vocab]   logits of the root and of every node with its own history. Rows of dead nodes
-    are arbitrary, so that a verifier that uses them fails."""
+    """float64 [num_nodes + 1, vocab]   the target's logits after the root and after every node.
+
+    Rows of dead (padding) nodes are wrong on purpose, so that a verifier that uses them fails.
+    """
     tokens, parents = draft.tree(0)
     rows = np.stack([target[history] for history in [(), *histories(tokens, tuple(parents))]])
     is_dead = [False]
@@ -103,8 +111,12 @@ def target_logits(target: Model, draft: Draft) -> torch.Tensor:
 
 @frozen
 class Emitted:
-    """A verifier's output over all drafts and all noise. error: of the distribution of sequences one token longer than
-    the tree is deep, completed from the target. num_accepted: expected value."""
+    """A verifier's output over all outcomes of drafting and verification.
+
+    error: the largest error in the probability of a sequence one token longer than the tree is deep; the tokens that a
+    step does not emit are sampled from the target.
+    num_accepted: the expected number of accepted draft tokens.
+    """
 
     error: float
     num_accepted: float

@@ -1,4 +1,4 @@
-"""A RandomSource that enumerates all outcomes of a step and adds up exact probabilities."""
+"""A random source that enumerates all outcomes of a step, to get their exact probabilities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Result = TypeVar("Result")
 
 
 class Split(Exception):  # noqa: N818
-    """Raised if a draw's outcome differs within a key's interval of noise: continue with both halves."""
+    """Raised if a draw's outcome differs within the interval of noise of its key. Both sides of `point` are then
+    tried."""
 
     def __init__(self, key: Hashable, point: float) -> None:
         self.key, self.point = key, point
@@ -22,10 +23,10 @@ class Split(Exception):  # noqa: N818
 
 @define
 class EnumeratingRandom:
-    """A RandomSource whose noise for each key is only known to be in an interval of [0, 1). Draws invert the cumulative
-    weights.
+    """A random source that knows the noise of each draw only to lie in an interval of [0, 1).
 
-    Rows with the same key share its noise, as in the real source, so using one draw twice is detected.
+    A draw inverts the cumulative weights. Its noise belongs to a key: (stream, request, node or depth). Draws with the
+    same key share their noise, as in the real source, so a verifier that uses one draw twice is detected.
     """
 
     intervals: dict[Hashable, tuple[float, float]] = field(factory=dict)
@@ -74,7 +75,7 @@ class EnumeratingRandom:
 
 
 def enumerate_outcomes(step: Callable[[EnumeratingRandom], Result]) -> Iterator[tuple[float, Result]]:
-    """All (probability, result) of a step whose only randomness is the given source."""
+    """Every (probability, result) of `step`, whose only randomness is the source that it is given."""
     pending: list[dict[Hashable, tuple[float, float]]] = [{}]
     while pending:
         intervals = pending.pop()

@@ -1,4 +1,4 @@
-"""More proposers that keep the contract: a tree, sampled nodes, hidden states, layers."""
+"""More proposers that keep the contract: trees, sampled draft tokens, hidden states, a KV cache of their own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from specdec_core.contracts.draft import DEAD
 
 @frozen
 class NoOptions:
-    """A method without options."""
+    """The config class of a method without options."""
 
 
 class Branching(Proposer):
-    """Drafts breadth first: each token is followed by the last two tokens that followed it. Keeps no state."""
+    """Drafts a tree: the children of a token are the last two different tokens that followed it. Keeps no state."""
 
     def __init__(self, config, context):
         self.context = context
@@ -43,9 +43,12 @@ class Branching(Proposer):
 
 
 class Sampling(Proposer):
-    """Samples from the frequencies with which tokens followed each other: two sampled children of the root, a chosen
-    one, and a sampled chain below the first. Its draft vocabulary is a part of the target's in another order. At
-    temperature 0 its nodes are chosen."""
+    """Samples from the request's bigram counts: two sampled children of the root, a third that is the most frequent
+    token, and a sampled chain below the first.
+
+    Its draft vocabulary is a part of the target's, in another order. At temperature 0 it samples nothing: every token
+    is the most frequent one.
+    """
 
     NUM_TOKENS = 32
 
@@ -114,8 +117,8 @@ class Sampling(Proposer):
 
 
 class Fading(Sampling):
-    """A sampled chain that stops at a token without a known follower, with max_draft_tokens nodes as on a GPU: the last
-    ones are dead."""
+    """Samples a chain that stops at a token without a known follower. As on a GPU, a draft always has max_draft_tokens
+    nodes, the last ones dead (padding)."""
 
     def propose(self, batch):
         import torch
@@ -151,8 +154,8 @@ class Fading(Sampling):
 
 
 class Selecting(Sampling):
-    """Samples from the likeliest tokens, with a sparse `q`: two different children of the root, and a chain below the
-    first."""
+    """Samples from the likeliest tokens, with a sparse `q` (q_ids): two different children of the root, and a chain
+    below the first."""
 
     NUM_SELECTED = 4
 
@@ -191,8 +194,8 @@ class Selecting(Sampling):
 
 
 class Feeling(Proposer):
-    """Drafts a flat tree of the tokens that the target's LM head finds likeliest for the mean of all hidden states so
-    far."""
+    """Drafts a flat tree of the likeliest tokens when the target's LM head is applied to the mean of all hidden states
+    so far."""
 
     def __init__(self, config, context):
         self.context = context
@@ -228,7 +231,7 @@ class Feeling(Proposer):
 
 
 class Addressing(Branching):
-    """Has layers of its own, of which the tests use only the addresses."""
+    """Drafts like Branching, but also has a KV cache of its own, of which only the addresses are computed."""
 
     def propose(self, batch):
         roots = batch.root_positions.tolist()

@@ -1,7 +1,7 @@
-"""A naive model of a KV manager: the contents of each request's slots, kept in Python lists.
+"""A naive model of a KV manager: the contents of each request's KV-cache slots, kept in Python lists.
 
-Every write uses a new value, so that `assert_matches` detects any slot that was lost, moved wrongly, aliased or shared,
-when it reads the committed slots back through `metadata` and `cache`.
+Every write uses a new value. `assert_matches` reads the committed slots back through `metadata` and `cache`, so it
+detects any slot that was lost, moved wrongly, aliased or shared.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NaiveRequest:
 
 @frozen
 class View:
-    """The part of a RequestView that `advance` needs."""
+    """The part of a RequestView that `KVManager.advance` needs."""
 
     id: str
     token_ids: np.ndarray
@@ -51,8 +51,13 @@ NO_TREE = DraftTree([], [])
 
 @define
 class Pass:
-    """One request's part of a forward pass: tokens known before it, a tree, and the nodes that will be accepted, in
-    order."""
+    """One request's part of a forward pass.
+
+    num_known: tokens known before it.
+    tree: the draft tokens.
+    path: the draft tokens that will be accepted, in order.
+    extra_scratch: slots to reserve beyond those of the tree.
+    """
 
     request_id: str
     num_known: int
@@ -62,7 +67,8 @@ class Pass:
 
 
 def path_to(tree: DraftTree, node: int) -> tuple[int, ...]:
-    """The path from the root's child to `node`; () for the root (-1), dead nodes and their descendants."""
+    """The nodes from the root's child to `node`; () for the root (-1), and for dead (padding) nodes and their
+    descendants."""
     path: list[int] = []
     while node >= 0:
         path.append(node)
@@ -84,7 +90,7 @@ def build_verdict(passes: Sequence[Pass], extra_width: int = 0) -> Verdict:
 
 
 class NaiveKV:
-    """Runs a manager and its naive model through the same operations."""
+    """Runs a KV manager and its naive model through the same operations."""
 
     def __init__(self, manager: KVManager, num_blocks: int, block_size: int) -> None:
         self.manager = manager
@@ -99,7 +105,8 @@ class NaiveKV:
         return self.num_blocks - sum(request.owned_blocks for request in self.requests.values())
 
     def reserve(self, request_id: str, num_tokens: int, num_scratch: int) -> bool:
-        """Returns False if, by the naive model, the slots do not fit; the manager must agree."""
+        """Reserve slots in both. Returns False if the slots do not fit in the naive model; the manager must then raise
+        CapacityError."""
         request = self.requests.get(request_id, NaiveRequest())
         if request_id not in self.requests:
             assert self.manager.admit(request_id, np.arange(num_tokens), "", ()) == 0
@@ -117,7 +124,10 @@ class NaiveKV:
         return True
 
     def run(self, passes: Sequence[Pass], *, commit: bool = True, observe: bool = True) -> list[Pass]:
-        """Reserve, write and commit. Returns the requests that fitted."""
+        """Reserve slots, write them and, with `commit`, accept each path. Returns the parts that fitted.
+
+        observe: after the commit, also write the groups that do not keep draft nodes.
+        """
         passes = [p for p in passes if self._reserve_for(p)]
         for group, layout in enumerate(LAYOUTS):
             if layout.keeps_nodes:
@@ -176,13 +186,13 @@ class NaiveKV:
 
 
 def _fill(values: torch.Tensor, layer: int, shape: Sequence[int]) -> torch.Tensor:
-    """float32 [n, *shape]   with a different number for each value, layer, head and dimension."""
+    """float32 [n, *shape]   a different number for each value, layer, head and dimension."""
     pattern = torch.arange(torch.Size(shape).numel()).view(1, *shape) / 64 + layer / 4
     return values.view(-1, *(1 for _ in shape)).to(torch.float32) + pattern
 
 
 def assert_matches(naive: NaiveKV) -> None:
-    """Compare the manager with the naive model: contents, addresses, free blocks, integrity."""
+    """Assert that the manager agrees with the naive model: contents, addresses, free blocks, integrity."""
     manager, size = naive.manager, naive.block_size
     manager.check_integrity()
     assert manager.num_free_blocks == naive.num_free

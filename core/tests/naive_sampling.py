@@ -1,4 +1,4 @@
-"""All sampling parameters implemented from their definitions: row by row, in plain Python."""
+"""All sampling parameters, implemented from their definitions in plain Python, one row of logits at a time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from specdec_core import DraftTree, SamplingParams
 
 
 def histories(known: Sequence[int], tree: DraftTree) -> list[list[int] | None]:
-    """The history of the root's row and of each node's: prompt, output and the nodes on its path; None for dead
-    nodes."""
+    """The tokens before each row of logits (the root's, then each tree node's): prompt, output and the nodes on its
+    path. None for dead (padding) nodes."""
     found: list[list[int] | None] = [list(known)]
     for token, parent in zip(*tree, strict=True):
         above = None if parent == -2 else found[parent + 1]
@@ -29,7 +29,7 @@ def naive_logits(
     bad_words: Sequence[Sequence[int]],
     eos_token_ids: frozenset[int],
 ) -> list[float]:
-    """The logits before temperature."""
+    """One row of logits after penalties, bias, masks and processors, before temperature, min_p, top_k and top_p."""
     values, output = list(logits), list(history[num_prompt_tokens:])
     if params.allowed_token_ids is not None:
         values = [x if token in params.allowed_token_ids else -math.inf for token, x in enumerate(values)]
@@ -52,7 +52,7 @@ def naive_logits(
 
 
 def naive_probs(values: Sequence[float], params: SamplingParams) -> list[float]:
-    """The probabilities for the result of naive_logits, at least one of which is finite."""
+    """The sampling probabilities for a result of naive_logits that has at least one finite value."""
     if params.is_greedy:
         best = values.index(max(values))
         return [float(token == best) for token in range(len(values))]

@@ -1,4 +1,4 @@
-"""A naive verifier by rule 1: one request, one row, one token at a time; and random batches to compare on."""
+"""A naive verifier: it draws the target's token at each node and follows the equal child. Random batches to test on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def is_bad(row: torch.Tensor) -> bool:
 
 
 def walk(logits: torch.Tensor, tree: DraftTree, root_row: int, draw: Callable[[torch.Tensor, int], int]) -> list | None:
-    """[(row, token decided there), ...] along the path, or None if the path reaches a row that is not finite."""
+    """[(row of logits, token drawn there), ...] along the accepted path, from the root. None if the path reaches a row
+    with NaN, with +inf, or with only -inf."""
     node, path = -1, []
     while True:
         row = root_row + 1 + node
@@ -37,7 +38,7 @@ def walk(logits: torch.Tensor, tree: DraftTree, root_row: int, draw: Callable[[t
 
 
 def assert_verdict(verdict: Verdict, logits: torch.Tensor, draft: Draft, draw: DrawToken) -> None:
-    """Compare every entry of a verdict that the contract defines with the naive walk."""
+    """Assert that every entry of a verdict that the contract defines equals the result of the naive walk."""
     width = draft.max_depth + 1
     assert verdict.token_ids.shape == verdict.rows.shape == (draft.batch_size, width)
     assert verdict.num_accepted.shape == (draft.batch_size,)
@@ -59,8 +60,8 @@ def assert_verdict(verdict: Verdict, logits: torch.Tensor, draft: Draft, draw: D
 
 @st.composite
 def draft_trees(draw: st.DrawFn, vocab: int, max_nodes: int = 9) -> DraftTree:
-    """Random drafts: chains, bushes and empty trees, with few tokens so that siblings are often equal, and with dead
-    nodes."""
+    """Random draft trees: chains, bushy and empty ones. Few different tokens, so that siblings are often equal; some
+    nodes are dead (padding)."""
     num_nodes = draw(st.integers(0, max_nodes))
     kind = draw(st.sampled_from(["chain", "chain with a dead tail", "tree", "tree with dead nodes"]))
     lowest = {"tree": -1, "tree with dead nodes": DEAD}.get(kind)
@@ -72,14 +73,14 @@ def draft_trees(draw: st.DrawFn, vocab: int, max_nodes: int = 9) -> DraftTree:
 
 
 def is_a_chain(tree: DraftTree) -> bool:
-    """Whether the live nodes come first and form a chain."""
+    """Whether the nodes that are not dead (padding) come first and form a chain."""
     length = next((i for i, parent in enumerate(tree.parents) if parent != i - 1), len(tree.parents))
     return all(parent == DEAD or parent >= length for parent in tree.parents[length:])
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[torch.Tensor, Draft]:
-    """Logits float32 [num_rows, vocab] without ties, partly masked, some rows not finite; and a draft."""
+    """Logits float32 [num_rows, vocab] without ties, some of them masked, some rows not finite, and a draft."""
     import attrs
 
     vocab = draw(st.sampled_from([2, 3, 5]))
@@ -103,9 +104,9 @@ def cases(draw: st.DrawFn) -> tuple[torch.Tensor, Draft]:
 
 
 class SmallestHash:
-    """Draws, for each (request, depth), the first token of positive weight in an order that depends on the key.
+    """A random source that draws, for each (request, depth), the first token of positive weight in a random order.
 
-    Only the support of the weights matters, so that rounding makes no difference.
+    The order depends only on the key, and the draw only on which weights are positive, so rounding makes no difference.
     """
 
     def __init__(self, num_requests: int, max_depth: int, vocab: int, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""What is more in the nightly run, `make test-all`: tests with the marker `nightly`, and larger numbers."""
+"""Whether this is the nightly run, `make test-all`: it adds the tests marked `nightly` and uses larger numbers."""
 
 from __future__ import annotations
 

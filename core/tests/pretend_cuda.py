@@ -51,7 +51,7 @@ class OnCuda(torch.Tensor):
 
 
 class PretendCuda(TorchFunctionMode):
-    """`with PretendCuda():`. In the block, factories with device="cuda", `.to` and `.cuda` make tensors on the pretend
+    """A context manager inside which factories with device="cuda", `.to` and `.cuda` make tensors on the pretend
     device."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -59,7 +59,7 @@ class PretendCuda(TorchFunctionMode):
 
 
 def run(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an operation on the CPU and mark its result with the right device."""
+    """Run a torch function on the CPU and wrap its result if it would be on the CUDA device."""
     if function in get_default_nowrap_functions():
         return _plainly(function, args, kwargs)
     leaves = tree_leaves((args, kwargs))
@@ -85,7 +85,7 @@ def run(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _check(function: Callable[..., Any], args: Any, leaves: list[Any]) -> None:
-    """Raise CUDA's error if an operation mixes tensors of both devices."""
+    """Raise CUDA's error if an operation mixes tensors of both devices, or takes a device tensor to numpy."""
     if function is torch.Tensor.numpy:
         raise TypeError("can't convert cuda:0 device type tensor to numpy: copy it to the host first")
     if function in INDEXING:

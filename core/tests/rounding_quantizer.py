@@ -1,4 +1,4 @@
-"""A quantization method that needs no package: it rounds every weight."""
+"""A quantization method for tests that needs no package: it rounds every weight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MISSING = "rounding to 0 bits requires a package (`pip install a-package`)"
 
 
 class RoundingConfig(QuantizationConfigMixin):
-    """bits: after the binary point."""
+    """The method's configuration. bits: how many to keep after the binary point."""
 
     def __init__(self, bits: int = 2, **kwargs: Any) -> None:
         self.quant_method, self.bits = NAME, bits
@@ -23,7 +23,8 @@ class RoundingConfig(QuantizationConfigMixin):
 
 @contextmanager
 def rounding_quantizer() -> Iterator[list[str]]:
-    """A context in which the method is registered with transformers. Yields the modes in which it ran."""
+    """A context in which transformers knows the method. Yields a list of what ran: "made 2" for weights quantized on
+    load to 2 bits, "read 2" for a quantized checkpoint."""
     ran: list[str] = []
 
     class Rounding(HfQuantizer):

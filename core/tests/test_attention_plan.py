@@ -1,4 +1,4 @@
-"""The rectangles of an AttentionPlan: every token is in exactly one, with exactly its own request's keys."""
+"""An AttentionPlan's segments (rectangles of query rows and keys): each token is in one, with its request's keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REQUESTS = st.lists(
 
 
 def plan_of(requests: list[tuple[int, int]], num_padding: int, padding: Padding) -> AttentionPlan:
-    """A plan for requests (start, length) without trees, with each one's blocks in falling order."""
+    """A plan for requests (start, length) without draft trees, with each one's KV-cache blocks in descending order."""
     starts, lengths = zip(*requests, strict=True)
     num_blocks = max(-(-sum(request) // BLOCK_SIZE) for request in requests)
     tables = torch.arange(len(requests) * num_blocks).flip(0).view(len(requests), num_blocks)

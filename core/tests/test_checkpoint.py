@@ -1,4 +1,4 @@
-"""Loading a draft's checkpoint into a module: each tensor by its name, or an error that names the faults."""
+"""Loading a draft checkpoint into a module: every tensor goes to its name, or an error names all that does not fit."""
 
 from __future__ import annotations
 

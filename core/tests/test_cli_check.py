@@ -1,4 +1,4 @@
-"""spec-decode check on a random model, compared with the engine that is then loaded."""
+"""`spec-decode check` on a random model: what it reports is what the engine does when it is loaded."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ SPECULATION = {"method": "one", "num_speculative_tokens": 3, "size": 2}
 
 @pytest.fixture
 def keywords(tmp_path):
-    """Run a command with these defaults. Returns the keywords that it would give to LLM, or its error."""
+    """Runs a command with a config file, options and defaults. Returns the keywords for LLM, or (exit code, error)."""
     (tmp_path / "some.toml").write_text(FILE)
     (tmp_path / "plain.toml").write_text('model = "from-file"\n')
 

@@ -1,4 +1,4 @@
-"""spec-decode generate, on a random model."""
+"""The command `spec-decode generate` on a random model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUMMARY = r"^\d+ tokens in \d+\.\d\d s, \d+\.\d tokens/s"
 
 @pytest.fixture
 def generate(checkpoint, bigram_site, monkeypatch):
-    """Runs the command in this process, in float32 on the random model by default."""
+    """Runs the command in this process, by default on the random model in float32."""
     monkeypatch.syspath_prepend(bigram_site)
     monkeypatch.delenv("SPECDEC_DISABLE", raising=False)
 
@@ -35,7 +35,7 @@ def generate(checkpoint, bigram_site, monkeypatch):
 
 @pytest.fixture(scope="session")
 def expected(checkpoint):
-    """The text of the first 24 tokens that the engine generates for PROMPT, by transformers' tokenizer."""
+    """The text of the first 24 tokens of plain greedy decoding after PROMPT, and a newline."""
     (output,) = LLM(checkpoint, dtype="float32").generate(PROMPT, SamplingParams(temperature=0, max_tokens=24))
     return output.outputs[0].text + "\n"
 
@@ -165,7 +165,7 @@ def test_logits_that_are_not_finite(generate, tmp_path, arguments):
 
 @pytest.fixture
 def process(checkpoint, bigram_site):
-    """The installed command as a process, in the middle of a long completion."""
+    """The installed command as a running process, in the middle of a long completion."""
     command = [Path(sys.executable).with_name("spec-decode"), "generate", "--model", checkpoint]
     options = ["--method", "bigram", "--max-tokens", "4000", "--temperature", "2", PROMPT]
     env = {**os.environ, "PYTHONPATH": str(bigram_site)}

@@ -1,5 +1,4 @@
-"""What happens to a proposer at the end of its engine: closed, garbage-collected, or alive when the interpreter
-exits."""
+"""Closing a proposer: its engine is closed or garbage-collected, or the interpreter exits."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def nothing(*_: Any) -> None:
 
 
 LIFE: list[str] = []
-"""What the proposer was told, in its order."""
+"""The calls that the proposer got, in order."""
 
 
 class Diary(Proposer):
@@ -209,7 +208,7 @@ def test_plain_decoding_can_be_closed_too(folder: Path) -> None:
 
 @pytest.mark.parametrize("num_steps", [0, 3])
 def test_one_that_is_dropped(make: Any, num_steps: int) -> None:
-    """A dropped engine is closed at once: it is in no reference cycle that would wait for the garbage collector."""
+    """An engine that loses its last reference is closed at once, because it is in no reference cycle."""
     gc.collect()
     gc.disable()
     try:
@@ -230,7 +229,7 @@ def test_one_that_is_dropped(make: Any, num_steps: int) -> None:
 
 
 def test_one_that_is_dropped_in_a_cycle(make: Any) -> None:
-    """An engine is closed by the garbage collector if its requests refer back to it."""
+    """The garbage collector closes an engine that its own requests refer to."""
     llm = make()
     model = weakref.ref(llm.engine.target)
     llm.engine.add_request([1, 2], ENDLESS, partial(nothing, llm.engine))
@@ -264,7 +263,7 @@ def test_async(folder: Path) -> None:
 
 
 def test_async_that_is_dropped(folder: Path) -> None:
-    """A dropped AsyncLLM is closed although its proposer still holds requests, and their listeners refer to it."""
+    """A dropped AsyncLLM is closed, although its proposer still holds requests whose listeners refer to it."""
 
     async def run() -> Any:
         llm = AsyncLLM(folder, **settings("diary"))
@@ -279,7 +278,7 @@ def test_async_that_is_dropped(folder: Path) -> None:
 
 
 def test_at_the_interpreters_exit(folder: Path) -> None:
-    """At exit the proposer is closed, and its exception becomes a warning."""
+    """At the interpreter's exit the proposer is closed; an exception from `close` becomes a warning."""
     code = f"""
         import test_close
         close = test_close.Diary.close

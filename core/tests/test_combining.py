@@ -1,4 +1,4 @@
-"""Combining several proposers' drafts: the resulting trees, and that verification keeps the target's distribution."""
+"""Combining drafts of several proposers: the resulting trees, and that the output keeps the target's distribution."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHAPES = {
 
 @frozen
 class Deep(Shape):
-    """As deep as what is combined may be."""
+    """A shape that counts as 3 deep, the largest depth of a combined tree."""
 
     @property
     def depth(self) -> int:
@@ -38,7 +38,7 @@ def deep(shape: Shape) -> Deep:
 
 
 def combined(most: int, *trees: DraftTree) -> Any:
-    """Chosen trees that do not depend on the sampled tokens."""
+    """A function that drafts like `draw` and combines that draft with fixed `trees`, `most` nodes in all."""
 
     def step(shape: Shape, q: Model, random: RandomSource) -> Draft:
         chosen = [Draft.from_trees([tree]) for tree in trees]
@@ -67,7 +67,7 @@ def test_lossless(rule: Any, shape: Shape, most: int) -> None:
 
 
 def test_sampled_nodes_that_go_for_others_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutation: cutting the sampled tree at tokens that a chosen node also has makes the output biased."""
+    """A deliberate bug biases the output: the last sampled node is dropped if its token is 1."""
 
     def hang_on(self: Any, other: DraftTree, most: int) -> None:
         if self.token_ids[-1] == 1:

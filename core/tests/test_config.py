@@ -1,4 +1,4 @@
-"""Configurations of engines: keys, the classes that they belong to, and the digest."""
+"""Configurations of engines and of speculative decoding: keys, the classes that they belong to, and the hash."""
 
 from __future__ import annotations
 

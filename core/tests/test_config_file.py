@@ -1,4 +1,4 @@
-"""Config files."""
+"""Config files in TOML, JSON and YAML."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ most = 2
 
 @pytest.fixture(scope="module")
 def load_text(tmp_path_factory):
-    """Load a file with that suffix and content."""
+    """Writes `content` to a file with that suffix and loads it as a config file."""
     folder = tmp_path_factory.mktemp("config")
 
     def load(suffix, content):

@@ -1,4 +1,4 @@
-"""Dead nodes do not change the output: every verifier over all outcomes, on chains and trees."""
+"""Dead (padding) nodes do not change a verifier's output, shown by enumerating all random draws on chains and trees."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_dead_node_that_is_tried_is_noticed(rule: Any, monkeypatch: Patch) -> 
 
 
 def with_tail(chains: list[list[int]], lengths: list[int]) -> Draft:
-    """Chains, each extended by dead nodes up to a length."""
+    """A draft of chains, chain i padded with dead nodes to lengths[i]."""
     trees = [
         DraftTree(chain + [0] * (n - len(chain)), [i - 1 if i < len(chain) else DEAD for i in range(n)])
         for chain, n in zip(chains, lengths, strict=True)
@@ -173,7 +173,7 @@ def test_dead_nodes_have_no_history() -> None:
     "rule", [GreedyVerifier(), ChosenVerifier(), BlockVerifier(), TypicalVerifier(TypicalConfig())]
 )
 def test_a_dead_tail_changes_no_token(rule: Any) -> None:
-    """The same verifier with the same noise emits the same tokens with and without dead nodes."""
+    """With the same noise, a verifier emits the same tokens whether or not dead (padding) nodes follow the draft."""
     chains, lengths = [[1, 2, 0], [], [2]], [5, 2, 1]
     short, long = Draft.from_chains(chains), with_tail(chains, lengths)
     num_accepted = 0

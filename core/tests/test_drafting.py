@@ -1,4 +1,4 @@
-"""Drafts of DraftBuilder: max_draft_tokens, order, and the distributions that their tokens were drawn from."""
+"""DraftBuilder: its drafts keep max_draft_tokens, the order of nodes and the distributions of the sampled tokens."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_chains_are_marked() -> None:
 
 
 def grown_draft(shape: Shape, q: Model, random: RandomSource) -> Draft:
-    """The draft of `drawn_trees.draw`, made by the builder; the second level is two nodes below the root's first
+    """A draft like that of `drawn_trees.draw`, grown by DraftBuilder: two children of the root, and two of the first
     child."""
     builder = DraftBuilder(batch_of([4], [1.0], random), "probabilistic")
     request = torch.zeros(1, dtype=torch.int64)
@@ -149,5 +149,5 @@ def test_what_it_draws_is_verified_losslessly(rule: Any, monkeypatch: pytest.Mon
 
 
 def first_key_again(draw: Any) -> Any:
-    """A mutation: every draw uses the noise of the first one."""
+    """A deliberate bug: every draw uses the noise of the first one."""
     return lambda self, left, requests, keys, num_children: draw(self, left, requests, 0 * keys, num_children)

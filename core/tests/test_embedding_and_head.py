@@ -1,4 +1,4 @@
-"""A draft that shares the target's embedding and LM head gets exactly the target's own values."""
+"""A draft model that shares the target's embedding and LM head gets exactly the target's own values."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ SCALES = {  # factor of the embedding outside its module; before the LM head; of
     "opt": (1.0, 1.0, 1.0, None),
 }
 TABLE_SCALES = {"granite": 3.0, "gemma2": 8.0, "gemma3_text": 8.0, "minicpm3": 4.0}
-"""Of the rows of the table, within its module or outside."""
+"""Factors from a row of the embedding table to the embedded token, applied within its module or outside."""
 OFFSETS = {"gpt2": 0, "opt": 2}  # of the first position in the table of learned ones
 TOKEN_IDS = torch.tensor([[5, 99, 3, 3, 118, 64, 0, 7, 31]])
 
@@ -78,7 +78,7 @@ def save(family: str, folder: Path) -> Path:
 
 @attrs.frozen(eq=False)
 class Stock:
-    """Values that transformers computes for TOKEN_IDS, each [num_tokens, width]."""
+    """What transformers computes for TOKEN_IDS, each [num_tokens, width]."""
 
     first_input: torch.Tensor
     learned_positions: torch.Tensor | int
@@ -116,7 +116,7 @@ def test_as_the_model_computes_them(family: tuple[str, Path], dtype: torch.dtype
 
 
 def check_raw(name: str, folder: Path, dtype: torch.dtype) -> None:
-    """The raw embedding and LM head differ from the others exactly by the family's factors."""
+    """Assert that the raw embedding and LM head differ from the scaled ones exactly by the family's factors."""
     target = Model(ModelSource(model=folder, device=torch.device("cpu"), dtype=dtype))
     stock = Stock.of(folder, dtype)
     head_scale, logits_scale, cap = SCALES[name][1:]
@@ -141,7 +141,7 @@ def test_raw_ends_are_without_what_the_family_adds(family: tuple[str, Path], dty
 def test_raw_ends_that_are_scaled_are_noticed(
     end: str, family: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mutation: `raw` is not passed on."""
+    """A deliberate bug is noticed where the family scales: `embed` or `output_head` ignores `raw`."""
     name = family[0]
     original = getattr(Model, end)
     monkeypatch.setattr(Model, end, lambda self, given, raw=False: original(self, given))

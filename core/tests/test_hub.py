@@ -1,4 +1,4 @@
-"""Models that are no folders: what a hub on this machine serves, and what is said where there is none."""
+"""Models that are no folders: what a model hub on this machine serves, and the errors where no hub can be reached."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ for name in sys.argv[1:]:
 
 
 def ask(folder: Path, port: int, *names: str) -> list[dict[str, str]]:
-    """What is said of each name, where a hub is at that port."""
+    """What `check`, the tokenizer and the draft checkpoint report of each model name, with a hub at that local port."""
     own = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HUB_CACHE": str(folder / "hub"), "HF_HUB_OFFLINE": "0",
            "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}  # fmt: skip
     dropped = ("TRANSFORMERS_OFFLINE", "HF_TOKEN")
@@ -53,7 +53,6 @@ def ask(folder: Path, port: int, *names: str) -> list[dict[str, str]]:
 
 @pytest.fixture
 def free_port() -> int:
-    """An address without a server."""
     with closing(socket.socket()) as unused:
         unused.bind(("127.0.0.1", 0))
         port: int = unused.getsockname()[1]
@@ -62,8 +61,10 @@ def free_port() -> int:
 
 @contextmanager
 def serving(served: Path | None) -> Iterator[tuple[int, list[str]]]:
-    """A hub with the model "some/model", whose files are in that folder: its port, and what it was asked for. None: it
-    breaks off every connection."""
+    """Run a hub that serves the files in `served` as "some/model", or breaks off every connection if it is None.
+
+    Yields its port and a list that gets every request for that model.
+    """
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

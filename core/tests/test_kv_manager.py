@@ -1,4 +1,4 @@
-"""PagedKVManager compared with a naive model, and mutations that the comparison detects."""
+"""PagedKVManager compared with a naive model, and deliberate faults that the comparison notices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def paged(num_blocks: int, block_size: int) -> Any:
 
 @st.composite
 def trees(draw: st.DrawFn, max_nodes: int = 7) -> DraftTree:
-    """Chains half of the time, otherwise any tree, including dead nodes."""
+    """Chains half of the time, otherwise random trees with dead (padding) nodes."""
     num_nodes = draw(st.integers(0, max_nodes))
     if draw(st.booleans()):
         parents = list(range(-1, num_nodes - 1))
@@ -66,7 +66,7 @@ class PagedMachine(RuleBasedStateMachine):
 
     @rule(batch=batches)
     def run_without_commit(self, batch: Sequence[Pass]) -> None:
-        """A preemption between the forward pass and the commit."""
+        """Preempt requests between the forward pass and the commit."""
         for p in self.naive.run(batch, commit=False):
             self.naive.release(p.request_id)
 
@@ -78,7 +78,7 @@ class PagedMachine(RuleBasedStateMachine):
 
     @rule(request_id=st.sampled_from([*IDS, "new"]))
     def reserve_too_much(self, request_id: str) -> None:
-        """A reservation that fails must change nothing; the invariant below checks everything."""
+        """A reservation that fails changes nothing, which `matches` checks afterwards."""
         blocks = self.naive.num_free + 1
         if request_id in self.naive.requests:
             blocks += self.naive.requests[request_id].owned_blocks
@@ -127,7 +127,7 @@ del machine
 
 
 class Faulty:
-    """A manager behind its public interface, for adding one fault."""
+    """A KV manager behind its public interface; each subclass adds one fault."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.inner = paged(num_blocks, block_size)
@@ -169,7 +169,8 @@ class MovesTheWrongNode(Faulty):
 
 
 class OverlapsSourceAndDestination(Faulty):
-    """A fault: moves the path's nodes one after the other, last first."""
+    """A fault: moves the accepted nodes one after the other, last first, so that a move may overwrite a later one's
+    source."""
 
     def compact(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
         before = [cache.clone() for cache in self.kept_caches()]
@@ -197,21 +198,21 @@ class LeaksABlock(Faulty):
 
 
 class SharesABlock(Faulty):
-    """A fault: gives every request of a batch the first one's addresses."""
+    """A fault: returns the first request's addresses for every request of a batch."""
 
     def metadata(self, request_ids: Sequence[str], starts: Sequence[int], lengths: Sequence[int]) -> Any:
         return self.inner.metadata([request_ids[0]] * len(request_ids), starts, lengths)
 
 
 class ForgetsToAdvance(Faulty):
-    """A fault: blocks of rejected nodes are not freed, and the next nodes come after them."""
+    """A fault: commits one token too few for each request."""
 
     def advance(self, requests: Sequence[Any], counts: Sequence[int]) -> None:
         super().advance(requests, [max(0, count - 1) for count in counts])
 
 
 def run_scenario(manager: Any, num_blocks: int, block_size: int, seed: int) -> None:
-    """Run some dozens of random operations, comparing after each."""
+    """Run 40 random batches through a manager and its naive model, comparing after each."""
     rng = np.random.default_rng(seed)
     naive = NaiveKV(manager, num_blocks, block_size)
     for _ in range(40):
@@ -292,7 +293,7 @@ def test_cache_of_a_group_is_not_shared_with_another() -> None:
 
 
 def test_slots_past_what_a_request_owns_are_refused() -> None:
-    """Within one batch, such slots would belong to another request."""
+    """Addresses past a request's own blocks raise CapacityError; in a batch they would be another request's."""
     manager = paged(8, 4)
     manager.add_group(LAYOUTS[0])
     manager.admit("a", np.arange(5), "", ())
@@ -305,7 +306,7 @@ def test_slots_past_what_a_request_owns_are_refused() -> None:
 
 
 def test_tables_follow_every_change() -> None:
-    """Block tables are cached between forward passes only while no request's blocks change."""
+    """Block tables, which are cached between forward passes, follow every change of a request's blocks."""
     pool = BlockPool(6, 4)
     pool.add("a")
     pool.grow("a", 9)

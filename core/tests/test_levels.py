@@ -1,4 +1,4 @@
-"""Levels of a fixed size, with dead entries, give the same drafts as levels without dead entries."""
+"""Trees grown in levels of a fixed size, padded with dead entries, are the same as trees grown without padding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Patch = pytest.MonkeyPatch
 
 
 class Stops(Stopping):
-    """Stops each request at a given depth, and checks that parents are numbered as in `Stopping`."""
+    """Stops each request's draft at a given depth, and asserts that `rows` index the parents as `Stopping.goes_on`
+    says."""
 
     def __init__(self, depths: list[int]) -> None:
         self._depths, self._depth = np.array(depths), 0

@@ -1,4 +1,4 @@
-"""The cross entropy for drafts that are trained on a distribution."""
+"""soft_cross_entropy, the loss for drafts that are trained on a distribution, equals torch's."""
 
 from __future__ import annotations
 

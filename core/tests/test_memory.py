@@ -1,4 +1,4 @@
-"""The memory plan, and the measurement of free memory."""
+"""The plan for memory (weights, KV cache, scratch slots), and the measurement of free memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIB = 2**20
 
 @pytest.fixture
 def plan(monkeypatch):
-    """Makes plans with this much free memory, and twice as much in total."""
+    """Makes memory plans with free_bytes of free memory, and twice as much in total."""
 
     def make(free_bytes, *, draft=None, device=CPU, target_weight_bytes=0, max_model_len=64, **config):
         monkeypatch.setattr(memory_module, "free_memory", lambda device: (free_bytes, 2 * free_bytes))
@@ -49,7 +49,7 @@ def test_enough_for_the_largest_batch(plan):
 
 
 def test_memory_limits(plan):
-    """On a CPU the KV cache gets a quarter of what the weights leave."""
+    """Where memory is the limit, the KV cache on a CPU gets by default a quarter of what the weights leave."""
     found = plan(MIB, target_weight_bytes=MIB // 2, max_num_seqs=1000)
     assert (found.kv_budget_bytes, found.limited_by) == (MIB // 8, "memory")
     assert found.num_blocks == MIB // 8 // (16 * 512)

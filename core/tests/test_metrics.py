@@ -1,4 +1,4 @@
-"""Counters, the counts of one request, and the line in the log."""
+"""The engine's counters, the draft counts of one request, and the line in the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed linear layers compute what the originals compute; layers that cannot be packed stay unchanged."""
+"""Linear layers packed (reordered) for oneDNN compute what the originals compute; other layers stay unchanged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def random_linear(num_in: int, num_out: int, dtype: torch.dtype = torch.float32,
 
 
 class Branches(nn.Module):
-    """Three layers on one input, or the last one on another."""
+    """Three linear layers on the same input. With `other`, the third gets that as its input."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -84,8 +84,8 @@ def test_bfloat16_is_the_same_to_the_last_bit(size: tuple[int, int], bias: bool)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_a_row_is_the_same_among_others(size: tuple[int, int], dtype: torch.dtype) -> None:
-    """A row's bits do not depend on other rows if their number is a multiple of 4, as the engine pads; in bfloat16 with
-    AMX, up to 32 rows."""
+    """A row's result is bit for bit the same whatever other rows there are, if the number of rows is a multiple of 4,
+    as the engine pads it. In bfloat16 with AMX this holds up to 32 rows."""
     most = 32 if dtype == torch.bfloat16 and HAS_AMX else 64
     original = random_linear(*size, dtype)
     layer, rows = alone(original), torch.randn(most, size[0]).to(dtype)
@@ -111,7 +111,8 @@ CALLS = st.lists(st.tuples(st.sampled_from(["left", "right", "third"]), st.integ
 @settings(deadline=None, max_examples=50)
 @given(calls=CALLS)
 def test_a_group_computes_right_however_it_is_called(calls: list) -> None:
-    """Layers called in any order, some left out, with several inputs whose values may change between two calls."""
+    """Layers that are computed as one product give the right results when called in any order, some left out, with
+    several inputs whose values may change between two calls."""
     original, inputs = Branches(), list(torch.randn(3, 4, 32))
     model = packed(original, inputs[0])
     last: tuple[str, int] | None = None
@@ -169,7 +170,7 @@ def test_a_layer_in_two_places_is_packed_once() -> None:
 
 
 class Reading(nn.Module):
-    """Calls a layer once or more, and reads another one's weight, as some routers of experts do."""
+    """Calls one layer three times and only reads the weight of another, as some MoE routers do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,14 +188,14 @@ def test_a_layer_whose_weight_is_read_stays() -> None:
 
 
 class Doubled(nn.Linear):
-    """Stands in for a quantized layer."""
+    """A subclass of nn.Linear, as quantized layers are."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
         return linear(input, 2 * self.weight)
 
 
 class Coded(torch.Tensor):
-    """Stands in for a quantized weight in a plain layer."""
+    """A subclass of Tensor, as quantized weights of a plain nn.Linear are."""
 
 
 def with_coded_weight() -> nn.Linear:

@@ -1,4 +1,4 @@
-"""The attention mask as kernels read it (a prefix and bits), compared with the dense mask of the reference."""
+"""The attention mask as kernels read it (prefix lengths and ancestor bits) equals the reference's dense mask."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ WINDOWS = st.none() | st.integers(1, 120)
 
 @frozen
 class Request:
-    """A request with num_computed filled slots, then known tokens and the nodes of a tree."""
+    """A request with num_computed filled KV-cache slots, num_known tokens to compute, and a draft tree with
+    `parents`."""
 
     num_computed: int
     num_known: int
@@ -39,7 +40,7 @@ class Request:
 
 @frozen(eq=False)
 class Tensors:
-    """The tensors that a kernel reads from a plan, on the host."""
+    """The tensors of an AttentionPlan that a kernel reads, copied to numpy."""
 
     token_requests: np.ndarray
     context_lens: np.ndarray
@@ -54,7 +55,7 @@ class Tensors:
         return cls(**{name: getattr(plan, name).numpy() for name in names})
 
     def local_slots(self, row: int) -> list[int]:
-        """The slots of its own request that a row attends to."""
+        """The slots that a query row attends to, counted within its own request."""
         prefix = list(range(self.prefix_lens[row]))
         if self.token_requests[row] < 0:
             return prefix
@@ -65,14 +66,14 @@ class Tensors:
         return prefix + [first + bit for bit in bits]
 
     def slots(self, row: int, block_size: int, window: int | None = None) -> list[int]:
-        """The cache rows that a row attends to."""
+        """The KV-cache rows that a query row attends to. window: of sliding-window attention."""
         local = self.local_slots(row)[-(window or 0) :]
         table = self.block_tables[self.token_requests[row]].tolist()
         return sorted(table[slot // block_size] * block_size + slot % block_size for slot in local)
 
 
 def dense(plan: AttentionPlan, window: int | None = None) -> dict[int, list[int]]:
-    """{row of the flat batch: cache rows that the reference's dense mask allows}."""
+    """{query row of the flat batch: KV-cache rows that the reference's dense mask allows}."""
     found: dict[int, list[int]] = {}
     for segment in plan.segments:
         num_rows = segment.token_rows.shape[1]
@@ -92,7 +93,8 @@ def agree(plan: AttentionPlan, tensors: Tensors | None = None, window: int | Non
 
 @st.composite
 def parents(draw: Any) -> tuple[int, ...]:
-    """None, a chain, or a tree with DEAD nodes. Some have more nodes than a word has bits."""
+    """The parents of an empty draft, a chain, or a tree with dead (padding) nodes. Some have more than 64 nodes, the
+    bits of a word."""
     num_nodes = draw(st.sampled_from([0, 0, 1, 5, 20, 63, 64, 65, 150]))
     kind, rng = draw(st.sampled_from(["chain", "tree"])), draw(st.randoms(use_true_random=False))
     if kind == "chain":
@@ -112,7 +114,7 @@ def plans(draw: Any) -> AttentionPlan:
 def plan_of(
     requests: list[Request], num_padding: int = 3, padding: Padding | None = None, block_size: int = 4
 ) -> AttentionPlan:
-    """A plan as the engine makes it, with blocks in random order."""
+    """A plan as the engine makes it, with KV-cache blocks in random order. num_padding: padding tokens at the end."""
     num_blocks = [-(-request.num_slots // block_size) for request in requests]
     blocks = iter(np.random.default_rng(len(requests)).permutation(sum(num_blocks)).tolist())
     tables = torch.zeros(len(requests), max(num_blocks), dtype=torch.int64)
@@ -162,7 +164,8 @@ def test_what_a_kernel_may_rely_on(plan: AttentionPlan) -> None:
 @settings(deadline=None, max_examples=40)
 @given(plan=plans())
 def test_the_number_of_words(plan: AttentionPlan) -> None:
-    """The number of words follows from the largest tree; without num_tree_slots it is counted and not larger."""
+    """Each row has one 64-bit word per 64 slots of the largest tree. Without num_tree_slots the plan counts them, with
+    the same result."""
     seen = plan.visibility
     assert seen.num_tree_slots is not None
     assert plan.ancestors.shape[1] == (0 if seen.more_slots is None else -(-seen.num_tree_slots // 64))
@@ -193,7 +196,8 @@ def test_chains_and_prefill_have_no_bits(parents: tuple[int, ...]) -> None:
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_a_level_of_a_draft(data: Any) -> None:
-    """A forward pass over nodes of one depth, whose ancestors are in slots that earlier forward passes filled."""
+    """The bits are right in a draft model's forward pass over nodes of one depth, whose ancestors were stored by
+    earlier forward passes."""
     block_size, batch = 4, data.draw(st.integers(1, 4))
     firsts = [data.draw(st.integers(0, 60)) for _ in range(batch)]  # the nodes' first slots
     before = [data.draw(st.integers(1, 90)) for _ in range(batch)]  # nodes of earlier levels
@@ -221,7 +225,7 @@ TREES = [Request(40, 70), Request(30, 1, (-1, -1, 0, 0, 1, DEAD, 4)), Request(9,
 
 
 def test_one_row_of_each_request() -> None:
-    """The plan for one row per request, as a head needs it that uses only its last layer's last rows."""
+    """`of_rows` reduces a plan to one query row per request. The row attends to the same slots as in the whole plan."""
     plan = plan_of(TREES)
     rows = [3, 76, 79]
     some = plan.of_rows(torch.tensor([*rows, 0]))
@@ -286,7 +290,7 @@ def test_they_are_made_once_and_not_for_those_who_do_not_ask(monkeypatch: pytest
 
 
 def test_the_host_does_not_wait_for_the_device() -> None:
-    """A meta tensor raises if its values are read."""
+    """With num_tree_slots, no value is read from the device. On the meta device reading would raise."""
     plan = plan_of(TREES)
     metadata = evolve(plan.metadata, block_tables=plan.metadata.block_tables.to("meta"))
     seen = plan.visibility

@@ -1,4 +1,4 @@
-"""The engine's computations around the model, with logits on a GPU and the verdict on the host."""
+"""Logprobs are computed from logits on a (pretend) GPU and a verdict on the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_core.engine.scheduler import Schedule
 from specdec_core.sampling.logprobs import TokenLogprobs
 
 NUMBERS = [2, None, 0]
-"""logprobs of three requests."""
+"""The sampling parameter `logprobs` of three requests."""
 
 
 def request_of(number: int | None) -> Request:

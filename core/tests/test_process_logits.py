@@ -12,7 +12,7 @@ from specdec_core.sampling.process import process_logits
 
 
 def reference(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Probabilities [vocab] from logits [vocab], by transformers."""
+    """Probabilities [vocab] that transformers computes from logits [vocab]."""
     if params.temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(), len(logits)).float()
     warpers = LogitsProcessorList([TemperatureLogitsWarper(float(params.temperature))])
@@ -53,7 +53,7 @@ def test_greedy_beside_sampled_is_a_point_mass() -> None:
 
 
 def test_all_tokens_stay_beside_a_request_with_top_p() -> None:
-    """top_p=1 keeps all tokens, although rounded probabilities may sum to 1 before the last of them."""
+    """A request with top_p=1 keeps every token, although rounded probabilities may sum to 1 before the last one."""
     logits = torch.randn(2, 151936, generator=torch.Generator().manual_seed(0))
     logits[1] = logits[0]
     kept = process_logits(logits, torch.arange(2), [SamplingParams(), SamplingParams(top_p=0.9)]).isfinite()
@@ -62,7 +62,8 @@ def test_all_tokens_stay_beside_a_request_with_top_p() -> None:
 
 
 def test_equal_logits_are_cut_alike() -> None:
-    """Ties at the k-th place stay; the likeliest token stays even if its probability exceeds top_p."""
+    """Under top_k, all tokens tied at the k-th place stay. Under top_p, the likeliest token stays even if its
+    probability exceeds top_p."""
     logits = torch.tensor([[2.0, 1.0, 1.0, 0.0]])
     row = torch.tensor([0])
     assert process_logits(logits, row, [SamplingParams(top_k=2)]).isfinite().tolist() == [[True, True, True, False]]

@@ -1,4 +1,4 @@
-"""Quantization by transformers: what it refuses is reported by name, and what it accepts is passed on."""
+"""Quantization by transformers: accepted methods are passed on, refused ones are named in the error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METHODS = sorted({*auto.AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"})
 
 @pytest.fixture
 def quantized(checkpoint: Path, tmp_path: Path) -> Path:
-    """A checkpoint whose config.json has a quantization."""
+    """A checkpoint whose config.json has a quantization_config."""
     folder = tmp_path / "quantized"
     shutil.copytree(checkpoint, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -71,8 +71,8 @@ def test_a_name_that_is_not_the_checkpoint_s(quantized: Path, rounding: list[str
 @pytest.mark.filterwarnings("ignore")  # of transformers, about one method or another
 @pytest.mark.parametrize("method", METHODS)
 def test_whatever_a_method_lacks_here_is_a_config_error(checkpoint: Path, method: str) -> None:
-    """A missing package, hardware, choice or calibration is a ConfigError, the same with and without loading weights;
-    otherwise the method runs."""
+    """A method either runs or raises a ConfigError, for a missing package, hardware, option or calibration. An error of
+    the dry run is the same as that of loading."""
     said = refusal(dry_run, checkpoint, quantization=method)
     at_load = refusal(lambda: tokens(LLM(checkpoint, quantization=method)))
     assert said in (None, at_load)
@@ -102,7 +102,7 @@ def refusal(load: Callable[..., Any], *args: Any, **kwargs: Any) -> str | None:
     ids=str,
 )
 def test_a_quantization_that_transformers_does_not_know(quantized: Path, written: Any, says: str) -> None:
-    """It would load the weights as if they were not quantized."""
+    """An unknown quant_method is refused, because transformers would load the weights as if they were not quantized."""
     config = json.loads((quantized / "config.json").read_text())
     config["quantization_config"] = written
     (quantized / "config.json").write_text(json.dumps(config))

@@ -1,4 +1,4 @@
-"""Draws of CounterRandom are independent across seeds, positions, nodes and streams."""
+"""Draws of CounterRandom are independent across seeds, positions, tree nodes and streams."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def over_positions_categorical() -> torch.Tensor:
 
 
 def over_nodes_bernoulli() -> torch.Tensor:
-    """Three bits combined to one of eight outcomes."""
+    """Draws of 0 or 1, each three combined to one of eight outcomes."""
     bits = source([3], [41]).bernoulli(torch.full((3 * N,), 0.5), Stream.ACCEPT, zeros(3 * N), ids(3 * N))
     return (bits.view(N, 3).long() * torch.tensor([1, 2, 4])).sum(1)
 
@@ -84,7 +84,7 @@ def test_streams_are_independent_of_each_other() -> None:
 
 
 def test_neighboring_seeds_are_independent_at_every_position() -> None:
-    """The draws of two requests with seeds 0 and 1 along their outputs."""
+    """Requests with similar seeds draw independently of each other, at equal positions and at positions one apart."""
     for first, second in ((0, 1), (1, 2), (5, 2**32 + 5), (7, -8 % 2**63)):
         a = source([first], [0]).target_token(uniform(N, K), zeros(N), ids(N))
         b = source([second], [0]).target_token(uniform(N, K), zeros(N), ids(N))
@@ -95,7 +95,7 @@ def test_neighboring_seeds_are_independent_at_every_position() -> None:
 
 @pytest.mark.parametrize("vocab", [2, 7, 64])
 def test_two_different_rows_of_weights_at_neighboring_nodes(vocab: int) -> None:
-    """Joint draws from unequal weights have the product distribution."""
+    """Draws at neighboring tree nodes from different weights jointly have the product distribution."""
     generator = torch.Generator().manual_seed(vocab)
     first, second = torch.rand(2, vocab, generator=generator)
     random = source(range(N), [9] * N)
@@ -105,7 +105,7 @@ def test_two_different_rows_of_weights_at_neighboring_nodes(vocab: int) -> None:
 
 
 def test_small_probabilities_are_reached() -> None:
-    """Coarse noise would never draw a probability of 1 in 20,000; here 20 of 400,000 draws are expected."""
+    """A token of probability 1 in 20,000 is drawn about 20 times in 400,000. Too coarse noise would never draw it."""
     n = 400_000
     random = source([11], [0])
     drawn = random.categorical(torch.tensor([1.0, 19_999.0]).expand(n, -1), Stream.DRAFT, zeros(n), ids(n))

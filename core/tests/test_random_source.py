@@ -1,4 +1,4 @@
-"""CounterRandom: the keys that its draws depend on, and their distribution."""
+"""CounterRandom: the keys that its draws depend on, and the distribution that they follow."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ def agreement(first: torch.Tensor, second: torch.Tensor) -> float:
 
 
 def test_each_key_changes_the_draw() -> None:
-    """Among 1,000 equally likely tokens, draws with different keys agree about once in 1,000 times."""
+    """Draws with different seeds, positions, streams or nodes are unrelated: of 1,000 equally likely tokens they agree
+    about once in 1,000 times."""
     n = 2000
     weights = uniform(n)
     draws = {
@@ -109,7 +110,8 @@ def test_each_key_changes_the_draw() -> None:
 
 
 def test_seed_position_and_node_do_not_add_up() -> None:
-    """(seed s, position p + 1) and (seed s + 1, position p) are different keys, and so are swapped numbers."""
+    """Parts of a key are not simply added: (seed s, position i + 1) draws differently from (seed s + 1, position i),
+    and so do keys with two parts swapped."""
     n = 2000
     weights = uniform(n)
     assert agreement(target_tokens(weights, range(n), 6), target_tokens(weights, range(1, n + 1), 5)) < 0.006
@@ -150,7 +152,7 @@ def test_draws_follow_the_weights(draw: Callable[..., torch.Tensor], weights: li
 def test_draws_follow_the_weights_of_any_vocabulary(
     vocab: int, chunk: int, num_chunks: int, dtype: torch.dtype
 ) -> None:
-    """The distribution of draws; large vocabularies are compared in up to 32 bins, strided and contiguous."""
+    """Draws follow the weights. Large vocabularies are compared in up to 32 bins, strided and contiguous."""
     weights = torch.rand(vocab, generator=torch.Generator().manual_seed(vocab), dtype=dtype)
     drawn = torch.cat([target_tokens(weights, range(i * chunk, (i + 1) * chunk)) for i in range(num_chunks)])
     assert int(drawn.min()) >= 0

@@ -1,4 +1,4 @@
-"""Norms and rotary embeddings of transformers' models are replaced if the operation computes the same."""
+"""Norms and rotary embeddings of transformers models are replaced by given operations where these compute the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specdec_core.ops import REFERENCE
 
 
 class Recording:
-    """The reference operations, counting their calls."""
+    """Counts calls of the reference operations, which stand in for those of a plugin."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""RequestRows: each request has its own row, and no interrupt loses a row."""
+"""RequestRows assigns each request a row of a proposer's arrays, and no interrupt loses a row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def request_of(name: str) -> Any:
 
 
 class FreeList(RequestRows):
-    """A mutation: a list of free rows is kept beside the assigned ones."""
+    """A deliberate bug: it keeps a list of free rows beside the assigned ones, so an interrupt can lose a row."""
 
     def __init__(self, num_rows: int) -> None:
         super().__init__(num_rows)
@@ -40,7 +40,7 @@ class FreeList(RequestRows):
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt before the n-th bytecode instruction of a call."""
+    """A trace function that raises KeyboardInterrupt before the n-th bytecode instruction of a call."""
 
     def __init__(self, number: int) -> None:
         self._left = number

@@ -1,4 +1,4 @@
-"""All sampling parameters at every node of a tree, compared with their definitions row by row."""
+"""All sampling parameters, applied at every node of a draft tree, compared with their definitions row by row."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EOS = frozenset({0, 4})
 
 @frozen
 class Ruled:
-    """One request of a batch, with its tree and its bad words as token ids."""
+    """One request of a batch, with its draft tree and its bad words as token ids."""
 
     params: SamplingParams
     prompt: list[int]
@@ -59,7 +59,7 @@ class Ruled:
 
 
 def cool_the_newest(logits: torch.Tensor, token_ids: np.ndarray) -> torch.Tensor:
-    """A processor whose result depends on the order of the history."""
+    """A logits processor whose result depends on the order of the history."""
     logits = logits.clone()
     logits[token_ids[-1]] -= 0.25 * len(token_ids)
     return logits
@@ -105,7 +105,7 @@ def requests(draw: st.DrawFn) -> Ruled:
 
 
 def check(batch: list[Ruled], seed: int, dtype: torch.dtype = torch.float64, tolerance: float = 1e-9) -> None:
-    """Compare every row except those of dead nodes with the definitions."""
+    """Assert that every row of processed logits equals the definitions, except rows of dead (padding) nodes."""
     draft = Draft.from_trees([request.tree for request in batch])
     generator = torch.Generator().manual_seed(seed)
     logits = (3 * torch.randn(draft.num_nodes + len(batch), VOCAB, generator=generator, dtype=torch.float64)).to(dtype)
@@ -151,7 +151,7 @@ def test_chains_are_trees(batch: list[Ruled], seed: int) -> None:
 
 
 def many(**asked: Any) -> list[Ruled]:
-    """A prompt, outputs and trees that share tokens with each other."""
+    """Two requests whose prompt, output and draft tree share tokens. asked: their sampling parameters."""
     params = SamplingParams(**asked)
     tree = DraftTree([1, 2, 1, 3, 3, 2, 1], [-1, -1, 0, 1, 2, -2, 4])
     return [Ruled(params, [5, 6, 1], [7, 2, 8], tree, [[1, 4], [8, 2, 3], [2, 8, 1, 1], [1, 1, 5]]) for _ in range(2)]
@@ -213,7 +213,7 @@ SOUND: list[dict[str, Any]] = [
 def test_a_row_that_is_not_finite_fails_whatever_hides_it(
     asked: dict[str, Any], temperature: float, wrong: float
 ) -> None:
-    """Of two equal requests, the one with a wrong logit fails, even at a token that masks hide."""
+    """A row of logits with NaN or +inf fails, and no other row does, even if a sampling parameter masks that token."""
     params = SamplingParams(temperature=temperature, **asked)
     batch = [Ruled(params, [5, 6, 1], [7, 2, 8], DraftTree([1], [-1]), [[3]] if params.bad_words else [])] * 2
     draft = Draft.from_trees([request.tree for request in batch])
@@ -225,7 +225,8 @@ def test_a_row_that_is_not_finite_fails_whatever_hides_it(
 
 
 def test_a_processor_that_fails_fails_its_own_rows() -> None:
-    """A processor that fails at the root, where its error is kept, or at the node with a history that it rejects."""
+    """A logits processor that raises fails only the rows whose history it rejects. Its error is kept if that is the
+    root's row."""
 
     def careless(logits: torch.Tensor, token_ids: np.ndarray) -> torch.Tensor:
         if token_ids[-1] == 3:

@@ -1,4 +1,4 @@
-"""Sampling parameters that no request of a batch uses cost nothing, measured by counting torch's operations."""
+"""Sampling parameters that no request of a batch uses cost nothing: torch runs no additional operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_core.sampling.process import process_logits
 
 
 class Counting(TorchDispatchMode):
-    """The names of the operations that reach a device."""
+    """Records the names of the operations that torch runs inside the context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ def counted(work: Callable[[], Any]) -> list[str]:
 
 
 def bare(logits: torch.Tensor, row_requests: torch.Tensor, params: Sequence[SamplingParams], *rest: Any) -> Any:
-    """Sampling with temperature only."""
+    """Stands in for process_logits and applies only the temperature."""
     logits = logits.float()
     if params[0].is_greedy:
         return logits
@@ -73,7 +73,7 @@ def llm(checkpoint: Any) -> LLM:
 
 
 def decode_step(llm: LLM, **asked: Any) -> list[str]:
-    """The operations of a step with two requests, one of which uses a parameter."""
+    """The operations of one decode step with two requests, of which one uses the sampling parameters `asked`."""
     plain = {"temperature": 0.8, "max_tokens": 40, "seed": 1}
     each = [llm.engine.add_request([5, 6, 7, 8], SamplingParams(**plain, **wanted)) for wanted in ({}, asked)]
     for _ in range(3):
@@ -85,7 +85,7 @@ def decode_step(llm: LLM, **asked: Any) -> list[str]:
 
 
 def test_a_plain_step_has_no_more_operations(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plain step needs no more operations than `bare`, also after steps that used all parameters."""
+    """A step of plain sampling runs no more operations than with `bare`, even after steps that used every parameter."""
     before = decode_step(llm)
     for asked in ASKED:
         assert len(decode_step(llm, **asked)) > len(before), asked
@@ -97,6 +97,6 @@ def test_a_plain_step_has_no_more_operations(llm: LLM, monkeypatch: pytest.Monke
 
 
 def test_parameters_pay_for_themselves_alone(llm: LLM) -> None:
-    """Two parameters need the operations that each needs, plus those that they share."""
+    """Two parameters together add no more operations to a plain step than the sum of what each adds."""
     plain, bias, penalty = (len(decode_step(llm, **asked)) for asked in ({}, ASKED[6], ASKED[3]))
     assert len(decode_step(llm, **ASKED[6], **ASKED[3])) <= bias + penalty - plain

@@ -1,4 +1,4 @@
-"""Drafts are checked on a device as on the host, without waiting for it."""
+"""Drafts are checked on the device with the same result as on the host, and the host does not wait for the device."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def draft_of(seed: int, num_changes: int) -> Draft:
 
 
 def check(draft: Draft) -> bool:
-    """Whether a draft is wrong: both checks agree, and the resulting draft is safe."""
+    """Whether a draft is wrong. Asserts that the host's check agrees and that the resulting draft is safe."""
     safe, flag = SafeDrafts(VOCAB).of(draft)
     assert (flag.dtype, flag.shape) == (torch.bool, ())
     assert bool(flag) == is_wrong_on_the_host(draft)
@@ -74,7 +74,7 @@ def test_many_are_right_and_many_are_wrong() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_nothing_is_waited_for(seed: int) -> None:
-    """On the meta device, reading a value or a shape that depends on values is an error."""
+    """The check reads no value and no shape that depends on values: on the meta device either would raise."""
     draft = draft_of(seed, seed % 3)
     if draft.num_nodes:
         safe, flag = SafeDrafts(VOCAB).of(draft.to(META))
@@ -184,7 +184,7 @@ def refuse() -> Any:
 
 @pytest.mark.parametrize("is_wrong", [True, False])
 def test_one_download_settles_a_doubt(is_wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pretend device hands over the whole packed verdict in one copy."""
+    """The verdict and the result of the check reach the host in one copy, and a wrong draft raises."""
     given = Verdict(
         torch.tensor([[5, 6, -1], [7, -1, -1]]),
         torch.tensor([[0, 1, 1], [3, 3, 3]], dtype=torch.int32),

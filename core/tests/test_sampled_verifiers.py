@@ -1,4 +1,4 @@
-"""Drafts are sampled and verified over all outcomes: the output has exactly the target's distribution."""
+"""Verifiers of sampled drafts are lossless: over all random draws, the output has exactly the target's distribution."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CASES = [
 
 
 def models(vocab: int, seed: int, shape: Shape) -> tuple[Model, Model]:
-    """Target and draft. Siblings drawn without replacement need as many possible tokens."""
+    """A random target and draft model. Without replacement, no token is impossible in the draft model."""
     q = random_model(vocab, 4, seed + 1000, impossible=0.15 if shape.with_replacement else 0)
     return random_model(vocab, 4, seed), q
 
@@ -82,7 +82,7 @@ def test_extreme_distributions(rule: Any, kind: str) -> None:
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
-    """Up to 4 nodes and 3 levels, some dead; sampled siblings before chosen ones."""
+    """Trees of up to 4 nodes and 3 levels, some nodes dead (padding); sampled siblings before deterministic ones."""
     depths: list[int] = []
     parents: list[int] = []
     tokens: list[int | None] = []
@@ -159,7 +159,8 @@ def test_earlier_siblings_that_are_not_taken_out_are_noticed(rule: Any, monkeypa
 
 
 def test_the_known_wrong_traversal_rule_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutation: a public implementation keeps min(sum of the target's residual / sum of the draft's residual, 1)."""
+    """A wrong rule of a public implementation biases the output: after a rejection, the path's probability is the sum
+    of the target's residual (at most 1) without normalization."""
     right = traversal._State.refuse
 
     def wrong(self: Any, leaf: torch.Tensor, is_refused: torch.Tensor, draft: Draft, *rest: Any) -> torch.Tensor:
@@ -174,7 +175,7 @@ def test_the_known_wrong_traversal_rule_is_noticed(monkeypatch: pytest.MonkeyPat
 
 
 class Rekeyed:
-    """A faulty source that confuses the keys of draws."""
+    """A random source with a deliberate bug: draws use the wrong stream or the wrong node in their key."""
 
     def __init__(self, source: Any, stream: Stream | None = None, node: int | None = None) -> None:
         self._source, self._stream, self._node = source, stream, node
@@ -199,7 +200,7 @@ class Rekeyed:
 
 
 class With:
-    """A verifier with a faulty source of noise."""
+    """A verifier that draws from a Rekeyed source."""
 
     def __init__(self, rule: Any, **confusion: Any) -> None:
         self._rule, self._confusion = rule, confusion
@@ -217,7 +218,7 @@ def test_confused_noise_is_noticed(rule: Any, confusion: dict) -> None:
 
 @pytest.mark.parametrize("rule", VERIFIERS.values(), ids=VERIFIERS.keys())
 def test_dropping_an_unlikely_sampled_node_is_noticed(rule: Any) -> None:
-    """Rule 3: whether a sampled node exists may not depend on its own token."""
+    """Dropping a sampled node because its own token is unlikely biases the output."""
 
     def pruned(shape: Shape, q: Model, random: RandomSource) -> Draft:
         draft = draw(shape, q, random)
@@ -228,7 +229,8 @@ def test_dropping_an_unlikely_sampled_node_is_noticed(rule: Any) -> None:
 
 
 class DrawsFirst:
-    """A mutation: rule 1's draw and then, if no child equals it, rejection sampling against the unchanged target."""
+    """A deliberate bug: draws the target's token and, if no child equals it, does rejection sampling against the
+    unchanged target."""
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         verdict = ChosenVerifier().verify(logits, draft, random)
@@ -243,7 +245,7 @@ def test_drawing_before_rejecting_is_noticed() -> None:
 
 
 def random_batch(shapes: list[Shape], vocab: int, seed: int) -> tuple[torch.Tensor, Draft]:
-    """Target logits float32 and drafts with `q` close to them, one request per shape."""
+    """Random target logits (float32) and drafts with `q` close to them, one request per shape."""
     generator = torch.Generator().manual_seed(seed)
     drafts, rows = [], []
     for shape in shapes:
@@ -313,7 +315,8 @@ def test_what_is_not_finite_fails_its_request_alone(rule: Any, poison: float) ->
 @pytest.mark.parametrize("rule", VERIFIERS.values(), ids=VERIFIERS.keys())
 @pytest.mark.parametrize("row", [1, 2, 3])
 def test_no_coin_decides_whether_a_request_fails(rule: Any, row: int) -> None:
-    """A request that fails starts over without a draft, so if a draw decided it, the output would be biased."""
+    """Whether a request fails depends on no random draw. A request that fails starts over without a draft, so a draw
+    would bias the output."""
     logits, draft = random_batch([CHAINS["chain"]], 5, 0)
     logits[row] = torch.nan
     for is_possible in (True, False):

@@ -1,4 +1,4 @@
-"""Sampling parameters of a request."""
+"""SamplingParams: refused values, comparison and copies, and the parameters of each of several samples."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_values_are_kept_as_pythons_own() -> None:
 
 
 class Forbid:
-    """A processor with state, which can be compared but not hashed."""
+    """A logits processor with state, which can be compared but not hashed."""
 
     def __init__(self, token_id: int) -> None:
         self.token_id = token_id
@@ -114,6 +114,6 @@ def test_samples_have_seeds_of_their_own(seed: int, n: int) -> None:
 
 
 def test_the_mixed_seed_never_changes() -> None:
-    """A seed promises the same output in later versions, so the mixing of seeds is fixed."""
+    """A seed promises the same output in later versions, so the seeds derived for several samples are fixed."""
     seeds = [SamplingParams(n=3, seed=7).of_sample(index).seed for index in range(3)]
     assert seeds == [7, 4595731978703777594, 61001066745621607]

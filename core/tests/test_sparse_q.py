@@ -1,4 +1,4 @@
-"""Sparse `q` (q_ids): every verifier of sampled nodes over all outcomes."""
+"""Sparse `q` (q_ids): every verifier of sampled drafts stays lossless, over all random draws."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CASES = [
     for title, shape in (CHAINS if name == "block" else CHAINS | TREES).items()
 ]
 VOCAB, MOST = 4, 3
-"""Tokens, and how many of them any row of q gives a probability."""
+"""The size of the vocabulary, and the most tokens that any row of `q` gives a probability."""
 
 
 def models(seed: int) -> tuple[Model, Model]:
@@ -46,7 +46,7 @@ def models(seed: int) -> tuple[Model, Model]:
 
 
 def in_few_columns(draft: Draft, num_columns: int = MOST) -> Draft:
-    """The same draft with a sparse `q`: each row's likeliest tokens in an order of its own."""
+    """The same draft with a sparse `q`: each row keeps its num_columns likeliest tokens, in an order of its own."""
     order = draft.q.argsort(dim=1, descending=True)[:, :num_columns]
     ids = torch.stack([row.roll(i) for i, row in enumerate(order)]) if len(order) else order
     return evolve(draft, q=draft.q.gather(1, ids), q_ids=ids)

@@ -1,4 +1,4 @@
-"""Adaptive draft length: the output, the trees that are left, and the statistics."""
+"""Adaptive draft length: losslessness, the trees that are left, learned acceptance rates, and measured costs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,11 @@ def request_of(name: str = "any", num_tokens: int = 5) -> Any:
 
 
 def stopped_draft(tree: TokenTree, level: float, node: float) -> Callable[[Shape, Model, RandomSource], Draft]:
-    """Drafted by a request whose statistics have learned that its unlikely tokens are rejected."""
+    """A function that drafts for a request whose statistics have learned that its unlikely tokens are rejected.
+
+    tree: the shape of a draft that is not stopped. level, node: draft_level_cost and draft_node_cost. The function's
+    attribute `drawn` collects the drafts.
+    """
 
     def draw(shape: Shape, q: Model, random: RandomSource) -> Draft:
         stop, request = stop_at(level, node), request_of()
@@ -76,7 +80,7 @@ def stopped_draft(tree: TokenTree, level: float, node: float) -> Callable[[Shape
 
 
 def errors(rule: Any, tree: TokenTree, level: float, node: float) -> tuple[float, set[tuple[int, int]]]:
-    """The error of the output distribution, and the (depth, number of nodes) that drafts had."""
+    """The error of the output distribution, and the (depth, number of nodes) of all drafts that occurred."""
     shape = Shape(tuple(range(-1, tree.depth - 1)), (None,) * tree.depth)
     draw = stopped_draft(tree, level, node)
     error = emit(rule(), random_model(3, 4, 1), random_model(3, 4, 10, 0), shape, draw).error
@@ -102,7 +106,8 @@ def test_sampled_drafts_that_stop_by_their_tokens_are_lossless(rule, tree, monke
 
 @pytest.mark.parametrize(("rule", "tree"), CASES)
 def test_a_stop_by_a_nodes_own_token_is_noticed(rule, tree, monkeypatch):
-    """A mutation: unlikely sampled nodes are dropped at the end, as chosen ones are."""
+    """A deliberate bug biases the output: unlikely sampled tokens are dropped at the end, as only deterministic ones
+    may be."""
     of = Nodes.of
 
     def all_chosen(draft: Draft) -> Nodes:
@@ -119,7 +124,7 @@ def test_a_stop_by_a_nodes_own_token_is_noticed(rule, tree, monkeypatch):
 
 
 class StopsAt(Stopping):
-    """Stops each request at a given depth (0: before it drafts). Drops no nodes."""
+    """Stops each request's draft at a given depth (0: before it drafts). Drops no nodes."""
 
     def __init__(self, depths: list[int]) -> None:
         self._depths = np.array(depths)
@@ -217,7 +222,7 @@ def test_dead_nodes_are_worth_nothing(in_place):
 
 
 def test_dead_nodes_are_not_learned_from():
-    """Two nodes equal the text, one of them dead: only the live one counts."""
+    """Acceptance statistics ignore a dead (padding) node, even if its token equals the text."""
     draft = attrs.evolve(draft_of([([7, 7, 8], [DEAD, -1, 1])]), scores=torch.tensor([0.01, 0.9, 0.9]))
     nodes = Nodes.of(draft)
     assert [level.tolist() for level in nodes.levels] == [[1], [2]]
@@ -229,7 +234,7 @@ def test_dead_nodes_are_not_learned_from():
 
 
 class Simulated:
-    """A request whose draft claims high probabilities, and whose nodes are accepted at a given rate."""
+    """A request whose draft tokens all have the draft probability `claim` and are accepted at a given rate."""
 
     def __init__(self, stop: DraftStop, budget: int = 6, claim: float = 0.9, seed: int = 0) -> None:
         self.stop, self.budget, self.request = stop, budget, request_of()
@@ -238,7 +243,8 @@ class Simulated:
         stop.start(self.request)
 
     def step(self, right: float, costs: StepCosts | None = None) -> tuple[int, int]:
-        """Run one step. Returns the numbers of drafted and accepted nodes."""
+        """Run one step. Returns the numbers of drafted and accepted tokens. right: the probability that a draft token
+        is accepted."""
         batch = attrs.evolve(batch_of([self.budget], [0.0]), requests=[self.request], costs=costs)
         grower: TreeGrower = StaticTree(batch, TokenTree.chain(self.budget), stopping=self.stop.begin(batch))
         roots = self.logits.expand(len(grower.roots), -1)
@@ -269,7 +275,7 @@ def test_a_draft_that_is_always_right_is_never_stopped():
 
 @pytest.mark.parametrize("right", [0.3, 0.6, 0.9])
 def test_drafts_are_about_as_long_as_pays(right):
-    """Tokens per cost, compared with drafts of the best length for this acceptance rate."""
+    """Adaptive drafts reach 90% of the tokens per cost of the best fixed length at this acceptance rate."""
     level, node = 0.15, 0.02
     counts = Simulated(stop_at(level, node), budget=10).steps(200, right)[50:]
     reached = (counts[:, 1] + 1).sum() / (1 + (level + node) * counts[:, 0]).sum()
@@ -332,7 +338,8 @@ def test_drafts_of_one_node_are_measured_too():
 
 @pytest.mark.parametrize(("level_s", "num_levels"), [(0.9, 4), (1.5, 4), (2.5, 0)])
 def test_requests_share_the_cost_of_a_level(level_s, num_levels):
-    """Three requests each expect a token per level. A single one may pay no more than its share of a forward pass."""
+    """Three requests share the cost of a draft level: all draft as long as it takes less than one forward pass of the
+    target."""
     stop = DraftStop(DraftStopConfig(adaptive_draft_length=True), 3, forwards_roots=True)
     requests = [request_of(name) for name in "abc"]
     for request in requests:

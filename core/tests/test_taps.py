@@ -1,4 +1,4 @@
-"""Hidden states of the target, as proposers observe them."""
+"""Taps: the hidden states of the target that a proposer sees."""
 
 from __future__ import annotations
 

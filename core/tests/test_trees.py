@@ -1,4 +1,4 @@
-"""Tree shapes that users write, and static and dynamic trees grown from a model's probabilities."""
+"""Draft tree shapes that users write, and static and dynamic trees grown from a model's probabilities."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SHAPES = [
 
 
 def logits_after(request: int, path: Path) -> torch.Tensor:
-    """Logits of the token after a path below the root, different for all paths."""
+    """The draft model's logits after a path of tokens below the root, different for every path."""
     generator = torch.Generator().manual_seed(hash((request, path)) % 2**31)
     return 2 * torch.randn(VOCAB, generator=generator)
 
 
 @contextmanager
 def levels(*, of_fixed_size: bool) -> Iterator[None]:
-    """The levels of a tree. of_fixed_size: as on a GPU, where nothing is left out of a level."""
+    """A context that sets whether the levels of a tree have a fixed size, padded with dead entries, as on a GPU."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (static, dynamic):
             patch.setattr(module, "may_shrink", lambda device: not of_fixed_size)
@@ -45,8 +45,11 @@ def levels(*, of_fixed_size: bool) -> Iterator[None]:
 
 
 def grown(grower: TreeGrower, num_requests: int, model: Callable[[int, Path], torch.Tensor] = logits_after) -> Draft:
-    """The draft of a model that finds each node's path from the levels' parents. After a dead entry the logits are
-    extreme or NaN, so that a tree that grows below it is detected."""
+    """Grow a draft with a model that finds each node's path from the levels' parents, and check the levels.
+
+    After a dead (padding) entry the logits are extreme or NaN, so that a tree that grows below it is detected. model:
+    (request, path below the root) -> logits.
+    """
     entries: list[tuple[int, Path]] = [(b, ()) for b in grower.roots]
     by_number: list[dict[int, int]] = [{} for _ in range(num_requests)]
     written: list[set[int]] = [set() for _ in range(num_requests)]
@@ -112,8 +115,8 @@ def test_a_static_tree_has_the_likeliest_tokens_in_its_shape(shape, budgets, of_
 
 
 def dynamic_reference(request: int, top_k: int, depth: int, budget: int) -> tuple[list[Path], list[float]]:
-    """A reference for one request without tensors: (log probability, path) of all nodes, in the order in which they are
-    grown."""
+    """One request's dynamic tree without tensors: the paths and log probabilities of its nodes, in the order of
+    growth."""
 
     def children(score: float, path: Path) -> list[tuple[float, Path]]:
         log_probs = logits_after(request, path).log_softmax(0).tolist()

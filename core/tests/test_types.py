@@ -1,4 +1,4 @@
-"""Drafts from arrays equal drafts from lists, and a draft that is sent to a device keeps host copies."""
+"""Drafts from arrays equal drafts from lists, and a draft that was sent to a device keeps copies on the host."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ MAKERS: dict[str, Callable[[Any], Draft]] = {
 
 
 class Downloads(TorchFunctionMode):
-    """Counts reads of tensors on the device. data: the values to return."""
+    """Counts reads of tensors on the meta device. data: (tensor, the values to return for it)."""
 
     READ = (torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.__bool__)
 

@@ -1,4 +1,4 @@
-"""The choice of the verifier."""
+"""The choice of the verifier, and what the verifiers do with requests that have no draft."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_the_choice(draft: Draft, auto: str, named: str) -> None:
 
 @pytest.mark.parametrize("name", ["auto", "rejection", "block", "traversal", "typical"])
 def test_what_others_draft_changes_no_tokens(name: str) -> None:
-    """Requests without a draft and, if no verifier is named, with chosen nodes only, get the tokens of plain
-    decoding."""
+    """Whatever others in the batch draft, requests without a draft get the tokens of plain decoding. If no verifier is
+    named, so do requests with deterministic (not sampled) drafts."""
     check_that_others_do_not_matter(name, [[1], []] if name == "auto" else [[], []])
 
 
@@ -74,7 +74,12 @@ def test_dead_nodes_that_count_are_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def check_that_others_do_not_matter(name: str, chosen: list[list[int]], num_dead: int = 0) -> None:
-    """num_dead: dead nodes of the first request, after its chosen ones."""
+    """Assert that two requests get the tokens that they get without a third one, which has a sampled draft.
+
+    name: of the verifier.
+    chosen: the deterministic draft tokens of the two requests.
+    num_dead: dead (padding) nodes of the first request, after its draft tokens.
+    """
     num_nodes = sum(map(len, chosen)) + num_dead
     draft = Draft.from_chains([[*chosen[0], *[3] * num_dead], *chosen[1:], [2]])
     parents = draft.parents.clone()
@@ -104,7 +109,7 @@ def check_that_others_do_not_matter(name: str, chosen: list[list[int]], num_dead
 
 
 class Lenient:
-    """Accepts whatever is drafted, and says 0 after it."""
+    """A lossy verifier that accepts every draft token and emits token 0 after them."""
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: Any) -> Verdict:
         assert draft.is_chain
@@ -114,7 +119,8 @@ class Lenient:
 
 
 def test_a_lossy_verifier_does_not_decide_on_greedy_requests() -> None:
-    """Not beside others that sample, either; nor does it say anything of one that never drafts."""
+    """Greedy requests are not verified by a lossy verifier, even in a batch with others that sample. A request that
+    never drafts counts as lossless."""
     plugins = Plugins.load()
     plugins.verifier = lambda name: VerifierSpec(name, Lenient, 1, lossless=False)  # type: ignore[method-assign]
     rule = Verification(plugins, SpeculativeConfig(method="mine", num_speculative_tokens=2, verifier="lenient"))
@@ -185,7 +191,8 @@ class FirstToken:
 
 
 def test_typical_acceptance_against_its_definition() -> None:
-    """The longest path of tokens with more than min(threshold, alpha * exp(-entropy)); the first of equals."""
+    """Accepted is the longest path of tokens with a probability above min(threshold, alpha * exp(-entropy)); of equally
+    long ones, the first."""
     generator = torch.Generator().manual_seed(0)
     rule = verification(verifier="typical")
     found = []

@@ -1,4 +1,4 @@
-"""Verification over all outcomes: the output has exactly the target's distribution."""
+"""ChosenVerifier (for deterministic drafts): over all random draws, the output has the target's distribution."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ TREES = {
 
 
 def random_target(vocab: int, length: int, seed: int) -> Target:
-    """A target with some tokens impossible and some nearly certain."""
+    """Random next-token distributions for all histories shorter than `length`, with impossible and nearly certain
+    tokens."""
     rng = np.random.default_rng(seed)
     target = {}
     for n in range(length):
@@ -40,7 +41,8 @@ def random_target(vocab: int, length: int, seed: int) -> Target:
 
 
 def target_logits(target: Target, tree: DraftTree) -> torch.Tensor:
-    """float64 [num_nodes + 1, vocab]   of every node with its own history; arbitrary at dead nodes."""
+    """float64 [num_nodes + 1, vocab]   logits after the root and after every node; arbitrary at dead (padding)
+    nodes."""
     histories: list[tuple[int, ...]] = []
     for token, parent in zip(*tree, strict=True):
         histories.append((*(histories[parent] if parent >= 0 else ()), token))
@@ -53,7 +55,10 @@ def sequence_probability(target: Target, sequence: tuple[int, ...], start: int =
 
 
 def largest_error(verifier: Any, target: Target, tree: DraftTree, vocab: int) -> float:
-    """The largest error of the probability of a sequence of the longest length, completed from the target."""
+    """The largest error in the probability of a sequence one token longer than the tree is deep, over all random draws.
+
+    Tokens that a step does not emit are sampled from the target.
+    """
     draft = Draft.from_trees([tree])
     logits = target_logits(target, tree)
     length = draft.max_depth + 1
@@ -109,7 +114,7 @@ def test_chosen_verifier_is_lossless_on_random_trees(seed: int) -> None:
 
 
 class Walker:
-    """Walks down the tree. `step` returns the child to go to (None: stop) and, if it drew one, the token."""
+    """Walks down the tree. `step` returns the token to emit at a node and the child to go to (None: stop)."""
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         tree, node, tokens, rows = draft.tree(0), -1, [], []
@@ -150,7 +155,7 @@ class ReusesTheRootsDraw(Walker):
 
 
 class FollowsAChildWithoutDrawing(Walker):
-    """A mutation: follows any child with a probability above 0.05, without a draw."""
+    """A deliberate bug: follows any child with a probability above 0.05, without a draw."""
 
     def step(self, probs, children, token_ids, draw):  # type: ignore[no-untyped-def]
         for child in children:

@@ -1,4 +1,4 @@
-"""ChosenVerifier and GreedyVerifier against a naive walk of the tree."""
+"""ChosenVerifier and GreedyVerifier compared with a naive walk down the tree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def greedy() -> Any:
 
 
 class NoChance:
-    """A source that raises if it is used."""
+    """A random source that raises if it is used."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} was drawn, which greedy verification has no use for")
@@ -74,7 +74,7 @@ def test_chosen_equals_greedy_on_one_hot_logits(case: tuple[torch.Tensor, Draft]
 
 
 def test_chosen_with_the_shipped_source_equals_the_naive_walk() -> None:
-    """Larger trees than above, in batches of up to eight."""
+    """ChosenVerifier with the engine's CounterRandom equals the naive walk on larger trees and batches."""
     rng = np.random.default_rng(0)
     vocab, num_accepted = 3, 0
     for _ in range(40):
@@ -129,7 +129,7 @@ def test_q_is_ignored() -> None:
 
 @pytest.mark.parametrize("verifier", [chosen, greedy])
 def test_the_first_of_duplicate_siblings_wins(verifier: Any) -> None:
-    """Two equal children match at the root; only the second one has a child that would match next."""
+    """Of two equal siblings the first is accepted, although only the second has a child that would match next."""
     draft = draft_of([([1, 1, 2], [-1, -1, 1])])
     logits = torch.full((4, 3), -math.inf)
     logits[0, 1] = logits[1, 2] = logits[2, 2] = logits[3, 0] = 0.0

@@ -1,4 +1,4 @@
-"""Tiny random models of several families from transformers."""
+"""Tiny random models of several transformers families."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LATENT = {
 
 
 def tiny_model(model_type: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
-    """A model with random biases and norms, too. options: of the configuration."""
+    """A model of that type with random biases and norms, too. options: of its configuration."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]):
@@ -47,6 +47,6 @@ def tiny_model(model_type: str, dtype: torch.dtype = torch.float32, **options: A
 
 
 def logits(model: Any, num_tokens: int = 8) -> torch.Tensor:
-    """[num_tokens, vocab]   of one forward pass."""
+    """[num_tokens, vocab]   the model's logits in one forward pass over fixed tokens."""
     with torch.inference_mode():
         return model(7 * torch.arange(num_tokens).unsqueeze(0) % SIZES["vocab_size"], use_cache=False).logits[0]

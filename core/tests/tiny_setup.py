@@ -1,5 +1,4 @@
-"""A random checkpoint with a tokenizer, and a proposer, made in a folder, because core is tested without other
-packages."""
+"""A random checkpoint with a tokenizer, and a proposer: core is tested without specdec's other packages."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def specdec_proposers():
 
 
 def install_bigram(folder: Path) -> Path:
-    """Make a folder that, on sys.path, is an installed distribution with the proposer `bigram`."""
+    """Install a distribution with the proposer `bigram` into `folder`, and return the folder for sys.path."""
     info = folder / "dist_bigram-1.0.dist-info"
     info.mkdir(parents=True)
     (folder / "dist_bigram_module.py").write_text(BIGRAM)
@@ -56,8 +55,10 @@ def install_bigram(folder: Path) -> Path:
 
 
 def save_checkpoint(folder: Path, *, seed: int = 0, is_broken: bool = False) -> Path:
-    """Save a Llama with two layers of random weights and a byte-level BPE. is_broken: its logits become NaN after some
-    text."""
+    """Save a Llama with two layers of random weights and a byte-level BPE tokenizer. Returns the folder.
+
+    is_broken: the logits become NaN at tokens from id 16 on.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 

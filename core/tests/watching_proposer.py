@@ -1,4 +1,4 @@
-"""The method `watching` drafts nothing and keeps the hidden states that it observes."""
+"""The method `watching` drafts nothing and keeps the target's hidden states that it sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random drafts that keep the contract, and changes that may break it."""
+"""Random drafts that keep the contract of `Draft`, and changes that may break it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from attrs import evolve
 from specdec_core.contracts.draft import DEAD, Draft, DraftTree
 
 VOCAB, MOST = 6, 7
-"""Token ids of the target, and the budget of every request."""
+"""The size of the target's vocabulary, and max_draft_tokens of every request."""
 
 
 def random_draft(rng: np.random.Generator) -> Draft:
-    """Chains and trees with dead, chosen and sampled nodes; `q` over all tokens, some of them, or some for each row."""
+    """Chains or trees with dead (padding), deterministic and sampled nodes. `q` is missing, over all tokens, over some
+    (q_to_target), or over some for each row (q_ids)."""
     is_chain, with_replacement = bool(rng.integers(2)), bool(rng.integers(2))
     kind = rng.choice(["none", "dense", "mapped", "sparse"])
     width = VOCAB if kind in ("none", "dense") else 4
@@ -85,7 +86,7 @@ STRANGE = {
 
 
 def changed_somewhere(draft: Draft, rng: np.random.Generator) -> Draft:
-    """Change one entry of a tensor, or another field. The result may still keep the contract."""
+    """Set one entry of a tensor to a strange value, or change another field. The result may still keep the contract."""
     names = [name for name in STRANGE if (tensor := getattr(draft, name)) is not None and tensor.numel()]
     name = rng.choice([*names, "is_chain", "max_depth", "with_replacement"])
     if name == "max_depth":

@@ -1,4 +1,5 @@
-"""Forward passes as the engine makes them: requests with a context, known tokens and trees, each in its own blocks."""
+"""Random forward passes such as the engine makes them, to test attention with: requests with context, new tokens and
+draft trees, each in KV blocks of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ class Request:
         return self.num_computed + self.num_known + len(self.parents)
 
     def path(self, token: int) -> list[int]:
-        """The slots that the token at this index attends to, from the first token on."""
+        """The KV-cache slots that one token of the forward pass attends to, in the order of positions.
+
+        token: its index among the request's tokens in the forward pass.
+        """
         known = list(range(self.num_computed + min(token + 1, self.num_known)))
         if token < self.num_known:
             return known
@@ -54,7 +58,7 @@ class Pass:
         return self.query, self.keys, self.values, self.plan
 
     def slots(self, request: int, places: list[int]) -> torch.Tensor:
-        """The cache rows of these tokens of a request."""
+        """The rows of the caches that hold these slots of a request. places: the slots, counted within the request."""
         metadata, local = self.plan.metadata, torch.tensor(places)
         size = metadata.block_size
         return metadata.block_tables[request, local // size] * size + local % size
@@ -77,7 +81,8 @@ class Heads:
 
 @st.composite
 def parents(draw: Any, most: int = 12) -> tuple[int, ...]:
-    """A chain, or a tree with dead nodes; -1 is the root. All descendants of a dead node are dead, as in the engine."""
+    """The parent of each draft token of a chain or of a tree with dead (padding) nodes. -1 is the root (the request's
+    last token). All descendants of a dead node are dead, as in the engine."""
     num_nodes = draw(st.integers(0, most))
     if draw(st.booleans()):
         return tuple(range(-1, num_nodes - 1))
@@ -115,7 +120,8 @@ def make_pass(
     seed: int = 0,
     num_padding: int = 0,
 ) -> Pass:
-    """A forward pass with random numbers and blocks in random order. Cache rows that must not be read are NaN."""
+    """Make a forward pass with random query, keys and values, and with KV blocks in random order. Rows of the caches
+    that must not be read are NaN."""
     heads = heads or Heads()
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     num_blocks = [-(-request.num_tokens // block_size) for request in batch]

@@ -1,4 +1,4 @@
-"""Attention equals the reference, and gives the same bits whatever else is in the forward pass."""
+"""Attention equals the reference, and a token's result has the same bits whatever else is in the forward pass."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_it_agrees_with_the_reference(dtype: torch.dtype, data: Any, wanted: dic
 @settings(max_examples=12, deadline=None)
 @given(data=st.data(), wanted=features())
 def test_a_token_gets_the_bits_that_it_gets_when_decoded_alone(dtype: torch.dtype, data: Any, wanted: dict) -> None:
-    """In a batch, in a chunk, in a branch of a tree, or after the same tokens in other slots and blocks of other
-    sizes."""
+    """Each token of a batch, whether in a prefill chunk or in a branch of a tree, gets the same bits as when it is
+    decoded alone after the same tokens, in other KV-cache slots and in blocks of another size."""
     made = data.draw(passes(dtype))
     wanted = with_sinks(wanted, made)
     together = attention(*made.features, 0.3, **wanted)
@@ -163,7 +163,7 @@ def test_keys_and_values_are_stored(dtype: torch.dtype) -> None:
 
 
 def test_numbers_of_another_type_are_not_stored() -> None:
-    """float32 bits must not be stored as bfloat16."""
+    """float32 keys and values are refused by a cache in bfloat16: their bits must not be stored as bfloat16."""
     caches = [torch.zeros(11, 2, 7, dtype=torch.bfloat16) for _ in range(2)]
     with pytest.raises(RuntimeError, match="dtype"):
         OPS["store_kv"](*caches, torch.tensor([1]), torch.ones(1, 2, 7), torch.ones(1, 2, 7))

@@ -49,7 +49,7 @@ def test_other_types_are_left_to_the_reference(dtype: torch.dtype) -> None:
 
 
 def test_it_compiles_where_nothing_can_be_cached() -> None:
-    """numba cannot cache a function that has no file."""
+    """A function is compiled even if numba cannot cache the result, here because the function has no file."""
     names: dict = {}
     exec("def double(numbers):\n    numbers[:] *= 2", names)
     numbers = np.arange(3.0)
@@ -63,7 +63,8 @@ def test_listing_plugins_compiles_nothing() -> None:
 
 
 def test_threads_may_share_numbas_simplest_threading_layer() -> None:
-    """That layer kills the process if two threads are in a parallel loop at the same time."""
+    """Several threads can run attention at the same time on the threading layer workqueue, which kills the process if
+    two threads are in a parallel loop at once."""
     script = """
         from threading import Thread
         import numba, torch

@@ -1,4 +1,4 @@
-"""Packed linear layers are correct, and each row gets the same bits whatever other rows there are."""
+"""Packed linear layers are correct, and a row's result has the same bits whatever other rows are computed with it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def test_what_is_not_finite_stays_in_its_row(dtype: torch.dtype, poison: float) 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_what_it_cannot_do_is_left_to_the_reference(dtype: torch.dtype) -> None:
-    """bfloat16 is multiplied in pairs, so an odd number of inputs is left to the reference."""
+    """pack_linear does what the reference does for float64, float16 and, with an odd number of inputs, bfloat16, which
+    the kernel multiplies in pairs."""
     weight, rows = normal(0, 8, 7, dtype=dtype), normal(1, 3, 7, dtype=dtype)
     found, expected = (ops["pack_linear"](weight, None) for ops in (OPS, REFERENCE))
     assert (found is None) == (expected is None)

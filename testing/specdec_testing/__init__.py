@@ -1,4 +1,4 @@
-"""Tests for plugin authors: run a proposer on lists of tokens, and check that it keeps the contract."""
+"""For authors of proposer plugins: run a proposer on lists of token ids, and check that it keeps the contract."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ NO_TARGET = TargetInfo(
     dtype=torch.float32,
     device=CPU,
 )
-"""The TargetInfo for proposers that run without a target."""
+"""The TargetInfo that proposers get when they run without a target model."""
 
 MAX_NUM_SEQS = 256
 
@@ -51,7 +51,7 @@ def _frozen_int64(token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
 
 @attrs.frozen(eq=False)
 class SimpleRequest:
-    """A stand-alone `RequestView`. Its tokens are a read-only copy."""
+    """A request as a proposer sees it (`RequestView`), made without an engine. Its token_ids are a read-only copy."""
 
     id: str
     token_ids: np.ndarray = attrs.field(converter=_frozen_int64)  # int64 [num_tokens]   the last one is the root
@@ -73,17 +73,17 @@ def propose(
     seed: int = 0,
     **speculative_config: Any,
 ) -> list[DraftTree]:
-    """Drafts of an installed, model-free proposer after each of the contexts, in one batch.
+    """Run an installed, model-free proposer once on a batch of contexts, and return its drafts.
 
-    contexts: token ids; the last of each is the root.
-    num_speculative_tokens: max_draft_tokens of every request.
+    contexts: token ids. The last token of each is the root, which the draft continues.
+    num_speculative_tokens: the largest number of draft tokens for each context.
     temperature: of every request; 0 is greedy.
-    seed: request i has the seed `seed + i`.
+    seed: context i is drafted with the seed `seed + i`.
     speculative_config: the method's own options.
 
-    Returns one tree per context, empty if the proposer has no guess. Raises PluginError if there is no such method, and
-    ConfigError if an option is unknown or refused, if a context is empty, or if the method needs a target (hidden
-    states or KV slots).
+    Returns one tree of draft tokens per context, empty if the proposer drafts nothing. Raises PluginError if no such
+    method is installed, and ConfigError if an option is unknown or refused, if a context is empty, or if the method
+    needs a target model (for hidden states or KV-cache slots).
     """
     if num_speculative_tokens < 1:
         raise ConfigError(f"num_speculative_tokens={num_speculative_tokens} must be >= 1")
@@ -108,7 +108,7 @@ def propose(
 def batch_of(
     requests: Sequence[SimpleRequest], max_draft_tokens: Sequence[int], *, temperature: float
 ) -> ProposerBatch:
-    """The batch that the engine would make for these requests."""
+    """Build the batch that the engine would pass to `propose`. max_draft_tokens: of each request."""
     root_positions = torch.tensor([len(request.token_ids) - 1 for request in requests], dtype=torch.int64)
     return ProposerBatch(
         requests=requests,
@@ -122,7 +122,10 @@ def batch_of(
 
 @torch.inference_mode()
 def one_step(proposer: Proposer, batch: ProposerBatch, *, observes: bool) -> Draft:
-    """Start and observe the requests, get one draft, and finish them. observes: `Plan.observes`."""
+    """Call `start`, `observe`, `propose` and `finish` once for a batch, as the engine does for a prefill and one step.
+
+    observes: whether to call `observe` (`Plan.observes`).
+    """
     for request in batch.requests:
         proposer.start(request)
     if observes:
@@ -177,7 +180,8 @@ def _build_context(num_speculative_tokens: int, state: Any) -> BuildContext:
 
 
 def _observe(proposer: Proposer, requests: Sequence[RequestView]) -> None:
-    """Observe a prefill of all tokens before the roots. A request with only a root has nothing to observe."""
+    """Call `observe` as after a prefill of all tokens but each request's last one, without hidden states. Requests of
+    one token are left out."""
     seen = [request for request in requests if len(request.token_ids) > 1]
     if not seen:
         return

@@ -1,4 +1,4 @@
-"""The pytest plugin of the conformance kit: options, one fixture, and skips with a reason.
+"""The pytest plugin of the conformance kit: its command-line options, its fixtures, and skips that need a reason.
 
 pytest imports this module at every start, through an entry point, so it imports nothing heavy.
 """
@@ -43,7 +43,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def specdec_targets(tmp_path_factory: pytest.TempPathFactory) -> Targets:
-    """The targets of all kits in this run."""
+    """The random target models, shared by all conformance classes of the test session."""
     from specdec_testing.conformance.targets import Targets
 
     return Targets(tmp_path_factory)
@@ -53,7 +53,7 @@ def specdec_targets(tmp_path_factory: pytest.TempPathFactory) -> Targets:
 def specdec_situations(
     request: pytest.FixtureRequest, specdec_targets: Targets, tmp_path_factory: pytest.TempPathFactory
 ) -> Situations:
-    """The situations of one kit class."""
+    """The engine runs with one conformance class's proposer, shared by the tests of that class."""
     from specdec_testing.conformance.situations import Situations
 
     subject = request.cls.subject(request.config)

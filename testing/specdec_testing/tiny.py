@@ -1,4 +1,4 @@
-"""A random target that is small enough for tests, with weights that are large enough to notice faults."""
+"""A tiny random target model for tests. Its weights are large enough that faults change its output."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 def tiny_target(folder: str | Path, *, seed: int = 0, **config: Any) -> Path:
-    """Save a random Llama in `folder`, without a tokenizer, and return the folder.
+    """Save a small random Llama without a tokenizer in `folder`, and return the folder.
 
-    Its weights are large (`initializer_range`), so that a wrong position, mask or feature changes its output. Its
-    vocabulary is small, so that the output sometimes repeats itself. No token ends the output. config: fields of
+    Its weights are large (`initializer_range`), so that a wrong position, mask or hidden state changes its output. Its
+    vocabulary is small, so that the output sometimes repeats itself. It has no end-of-text token. config: fields of
     transformers' LlamaConfig to override, such as hidden_size, num_hidden_layers or vocab_size.
     """
     from transformers import LlamaConfig, LlamaForCausalLM

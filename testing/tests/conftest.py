@@ -1,4 +1,4 @@
-"""Of a broken proposer, the test of the kit that is to notice its fault passes if it fails."""
+"""Inverts the kit test that must notice a broken proposer's fault: its failure counts as success."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a variant, the other tests are left out."""
+    """Of the tests with a variant (a further proposer that the same kit test must notice), keep only that kit test."""
     cases = [getattr(getattr(item, "cls", None), "case", None) for item in items]
     items[:] = [
         item

@@ -1,4 +1,4 @@
-"""The kit from the command line, and what its classes refuse. What its tests notice: test_conformance_cases.py."""
+"""The conformance kit's command line, and what it refuses in subclasses. test_conformance_cases.py tests its checks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_from_the_command_line(tmp_path: Path) -> None:
 
 
 def command_line(**options: object) -> SimpleNamespace:
-    """pytest's config, with these options of the kit."""
+    """A stand-in for pytest's config, with these options of the kit."""
     given = {"--specdec-proposer": None, "--specdec-option": [], "--specdec-module": [], "--specdec-skip": []}
     return SimpleNamespace(getoption=(given | {f"--specdec-{name}": value for name, value in options.items()}).get)
 

@@ -1,4 +1,5 @@
-"""The kit itself: every test of it fails for a proposer with one fault (conftest.py), and passes for all others."""
+"""The kit's checks: each fails for a proposer with its fault (which conftest.py turns into a success), and passes for
+all others."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class EchoConfig:
 
 
 class Echo(Proposer):
-    """Repeats the token `echo_back` places before the root; or samples every node."""
+    """Drafts copies of the token `echo_back` places before the last one, or with `echo_sampled` samples every token."""
 
     def __init__(self, config, context):
         self.config, self.context = config, context
@@ -47,7 +47,7 @@ class Echo(Proposer):
 
 @pytest.fixture
 def echo(monkeypatch):
-    """Makes `echo` the only installed method, with the given plan."""
+    """Makes `echo` the only installed method. Returns a function that sets its Plan."""
     CALLS.clear()
 
     def install(plan):

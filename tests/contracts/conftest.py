@@ -1,4 +1,4 @@
-"""Plugins of one test, beside those that are installed."""
+"""Fixtures for the tests of contracts: a tiny random target, an LLM on it, and a KV cache filled with NaN."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SETTINGS = {"dtype": "float32", "block_size": 4, "num_kv_blocks": 200, "max_num_
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a random model without an end-of-text token."""
+    """The folder of a tiny random model without an end-of-text token."""
     return tiny_target(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(scope="session")
 def make_llm(target: Path) -> Callable[..., LLM]:
-    """(speculative_config or None, keywords of LLM) -> an LLM on the target."""
+    """A function (speculative_config or None, **keywords of LLM) -> an LLM on the target."""
 
     def make(speculative_config: dict[str, Any] | None = None, **keywords: Any) -> LLM:
         return LLM(target, speculative_config=speculative_config, **{**SETTINGS, **keywords})
@@ -36,7 +36,7 @@ def make_llm(target: Path) -> Callable[..., LLM]:
 
 @pytest.fixture(scope="session")
 def generate() -> Callable[..., list[list[int]]]:
-    """(llm, prompts, params) -> token ids of each output."""
+    """A function (llm, prompts as token ids, sampling parameters) -> token ids of each output."""
 
     def run(llm: LLM, prompts: list[list[int]], params: Any) -> list[list[int]]:
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -47,7 +47,7 @@ def generate() -> Callable[..., list[list[int]]]:
 
 @pytest.fixture
 def never_written_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every group of the KV cache."""
+    """Fills every new KV cache with NaN, so that reading unwritten memory shows in the output."""
     add_group = PagedKVManager.add_group
 
     def filled(self: Any, layout: Any, *others: Any) -> int:

@@ -1,4 +1,4 @@
-"""A proposer that writes down all that it observes, and drafts only for requests that it knows without a gap."""
+"""A test proposer that records all observations and asserts that they cover every request that it drafts for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LedgerConfig:
 
 @define(eq=False)
 class Page:
-    """What is known of one request."""
+    """What was observed of one request so far."""
 
     token_ids: list[int] = field(factory=list)
     features: list[torch.Tensor] = field(factory=list)  # [hidden] of each token

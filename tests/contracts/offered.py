@@ -1,4 +1,4 @@
-"""The installed plugins, and what one test adds to them."""
+"""The installed plugins, with some added or replaced by a test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from specdec_core import KVManagerSpec, Plugins, ProposerSpec, VerifierSpec
 
 
 class Offered:
-    """Specs of a test stand in for installed ones of the same kind and name."""
+    """Stands in for `Plugins`. Specs given here replace installed ones of the same kind and name."""
 
     def __init__(self, *specs: ProposerSpec | VerifierSpec | KVManagerSpec) -> None:
         self._installed = Plugins.load()

@@ -1,4 +1,8 @@
-"""Requests that do not draft are observed late, whole and once; or not at all, and then they do not draft."""
+"""Late observations: requests for which drafting is turned off for a while.
+
+The engine keeps the target's hidden states of such a request. The proposer sees them all at once before its next draft.
+If they were dropped instead, it does not draft for the request any more.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,10 @@ def pages(llm: Any, prompts: list[list[int]] = PROMPTS) -> list[Page]:
 
 
 def assert_alike(found: list[Page], expected: list[Page]) -> None:
-    """Compare what both have seen: the last forward pass of a request that is off is not observed."""
+    """Compare observed tokens and hidden states, as far as both records go.
+
+    The last tokens of a request are never observed if drafting is turned off at its end.
+    """
     for one, other in zip(found, expected, strict=True):
         common = min(len(one.token_ids), len(other.token_ids))
         assert one.token_ids[:common] == other.token_ids[:common]
@@ -51,7 +58,7 @@ def assert_alike(found: list[Page], expected: list[Page]) -> None:
 
 
 def phases(seed: int) -> Callable[[Any], bool]:
-    """Off for some of the time, each request for another one."""
+    """Return a random function (request) -> whether drafting is turned off: true at 60% of each request's lengths."""
     rng = np.random.default_rng(seed)
     plan = rng.random((len(PROMPTS), 64)) < 0.6
     return lambda request: bool(plan[int(request.token_ids[7]), request.num_tokens])
@@ -88,7 +95,8 @@ def test_a_request_that_asks_for_no_drafts_is_not_observed(ledger_llm: Any) -> N
 
 
 def test_what_became_of_nodes_is_observed_at_once(ledger_llm: Any, generate: Any) -> None:
-    """Also where a request is turned off between its draft and the verdict."""
+    """If a request had draft tokens in a forward pass, the proposer sees its hidden states right after it, even if
+    drafting was turned off meanwhile."""
     llm = ledger_llm()
     observer, proposer = observer_of(llm), proposer_of(llm)
     drafted: set[str] = set()
@@ -124,7 +132,8 @@ def test_at_the_bound_a_chunk_is_observed_if_it_pays(ledger_llm: Any, generate: 
 
 
 def test_at_the_bound_it_is_dropped_if_it_does_not_pay(ledger_llm: Any, generate: Any) -> None:
-    """And the proposer is asked for the request no more, until it is admitted again."""
+    """If too many tokens are kept and observing them is not worth its cost, they are dropped. The proposer is then not
+    asked to draft for their request again."""
     llm = ledger_llm()
     observer, lost = observer_of(llm), []
     observer._max_tokens = 20

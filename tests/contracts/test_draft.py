@@ -1,4 +1,5 @@
-"""What a draft may be, in the engine: dead nodes, a sparse q, values that only a device has seen."""
+"""Drafts with dead (padding) nodes or a sparse `q` (draft probabilities of a few tokens), read by the engine on the
+host or checked on their device only."""
 
 from __future__ import annotations
 
@@ -30,7 +31,12 @@ class Ran:
 
 
 def run(target: Path, method: str | None, patch: pytest.MonkeyPatch, *, is_read: bool = True, **options: Any) -> Ran:
-    """Four requests to their end. options: sampling parameters, and `verifier`."""
+    """Run four requests to their end; return outputs, step reports and drafts.
+
+    method: of drafting; None: plain decoding.
+    is_read: whether the engine reads drafts on the host. Otherwise it checks them on their device.
+    options: sampling parameters, and `verifier`.
+    """
     verifier = options.pop("verifier", "auto")
     speculative_config = {"method": method, "num_speculative_tokens": 5, "verifier": verifier}
     llm = LLM(
@@ -72,7 +78,8 @@ def run(target: Path, method: str | None, patch: pytest.MonkeyPatch, *, is_read:
 def test_chosen_as_in_plain_decoding(
     target: Path, monkeypatch: pytest.MonkeyPatch, method: str, temperature: float, is_read: bool
 ) -> None:
-    """Rule 1 holds for whole sampled trees, too."""
+    """With the verifier "chosen", outputs equal plain decoding's for the same seeds, although draft tokens are
+    sampled."""
     plain = run(target, None, monkeypatch, temperature=temperature)
     found = run(target, method, monkeypatch, is_read=is_read, verifier="chosen", temperature=temperature)
     assert found.outputs == plain.outputs
@@ -97,7 +104,7 @@ def test_the_device_check_changes_nothing(
 
 
 def wrong_counts(found: Ran) -> list[Any]:
-    """Reports that count something else than the live nodes of the step's draft."""
+    """Return the step reports whose counts of draft tokens include dead (padding) nodes or miss others."""
     reports = [report for report in found.reports if report.verifier]
     drafts = [draft for draft in found.drafts if (draft.parents != -2).any()]
     assert len(found.drafts) > len(drafts) or len(reports) > 3

@@ -1,4 +1,4 @@
-"""A KV manager that checks how it is called, chosen by name, with requests that draft, stop and are preempted."""
+"""Tests with a KV manager that asserts how the engine calls it, while requests draft, stop and are preempted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StrictConfig:
 
 
 class StrictKVManager(PagedKVManager):
-    """Raises AssertionError where the engine does not keep to the contract."""
+    """A KV manager that raises AssertionError where the engine breaks the contract, such as the order of calls."""
 
     def __init__(self, config: StrictConfig, context: KVContext) -> None:
         super().__init__(context)
@@ -127,7 +127,7 @@ def test_preempted_requests_are_admitted_again(strict: Any, make_llm: Any, gener
 
 
 def test_a_stop_within_a_draft(strict: Any, generate: Any) -> None:
-    """The counts run past the request's tokens there."""
+    """Output ends at a stop token inside an accepted draft, although `advance` also counts the tokens behind it."""
     llm = strict()
     (expected,) = generate(llm, PROMPTS[:1], GREEDY)
     stops = [SamplingParams(temperature=0, max_tokens=40, stop_token_ids=[token]) for token in set(expected)]
@@ -145,7 +145,8 @@ def test_the_memory_plan_asks_it(target: Path) -> None:
 
 
 def test_a_request_that_waits_is_admitted_again_once_blocks_are_free(strict: Any, generate: Any) -> None:
-    """And not in every step: a manager may have to look for its tokens in a large cache, or a distant one."""
+    """A waiting request is not tried in every step, since `admit` may search a large or remote prefix cache for its
+    tokens."""
     llm = strict(num_kv_blocks=16, max_model_len=64)
     generate(llm, PROMPTS, GREEDY)
     calls = llm.engine.kv.calls
@@ -154,7 +155,11 @@ def test_a_request_that_waits_is_admitted_again_once_blocks_are_free(strict: Any
 
 @pytest.mark.parametrize("found", [9, 8, 3, -4])
 def test_what_admit_returns_is_checked(found: int, strict: Any, generate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole blocks (of 4 tokens), and less than the 9 tokens or, where they must be computed, none."""
+    """The engine refuses cached prefix lengths that `admit` may not return.
+
+    For the prompt of 9 tokens these are: the whole prompt, partial blocks (of 4 tokens), negative lengths, and any
+    length but 0 if prompt logprobs are wanted.
+    """
     llm = strict()
     monkeypatch.setattr(PagedKVManager, "admit", lambda *arguments: found)
     params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=1 if found == 8 else None)
@@ -163,7 +168,7 @@ def test_what_admit_returns_is_checked(found: int, strict: Any, generate: Any, m
 
 
 def test_a_manager_that_never_has_room_is_an_error(strict: Any, generate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the engine would step for ever."""
+    """A KV manager that never has enough free blocks is reported; otherwise the engine would loop forever."""
     llm = strict()
     monkeypatch.setattr(StrictKVManager, "num_free_blocks", 1)
     with pytest.raises(PluginError, match="StrictKVManager has 1 free blocks while no request runs, and the next"):
@@ -212,7 +217,7 @@ def reserve_without_admission(patch: pytest.MonkeyPatch) -> None:
 
 
 class _Admitting:
-    """Never has room for a request."""
+    """A KV manager whose `admit` does nothing: the real one is not called, and no token is found in its cache."""
 
     def __init__(self, kv: Any) -> None:
         self._kv = kv
@@ -225,7 +230,8 @@ class _Admitting:
 
 
 def finished_before_it_advances(patch: pytest.MonkeyPatch) -> None:
-    """What is released first is not there to be published."""
+    """A fault: a finished request is released before `advance`, so its blocks can no longer be published to the prefix
+    cache."""
     emit = engine_module.Engine._emit
 
     def early(self: Any, *arguments: Any) -> Any:

@@ -1,4 +1,5 @@
-"""What layers of a draft's own can ask of the attention: rows, windows, caps and sinks, and storing alone."""
+"""The attention that a proposer's own layers call: outputs of some rows, sliding windows, softcaps, sinks, `store`
+alone."""
 
 from __future__ import annotations
 
@@ -41,13 +42,13 @@ ASKED: list[dict[str, Any]] = [
 
 
 def vectors(of: int, token_ids: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """[n, num_heads, DIM]   any numbers that depend on the token."""
+    """[n, num_heads, DIM]   vectors determined by the token ids [n]. of: 0 for queries, 1 for keys, 2 for values."""
     places = torch.arange(num_heads * DIM, device=token_ids.device)
     return torch.sin(1.7 * of + 0.37 * (token_ids[:, None] + 1) * (places + 1)).view(-1, num_heads, DIM)
 
 
 def expected(history: torch.Tensor, window: int | None = None, softcap: float | None = None, sinks: Any = None) -> Any:
-    """Of the last of these tokens: [HEADS, DIM], written out."""
+    """The output [HEADS, DIM] at the last token of history (token ids [n]), computed directly from the definition."""
     query = vectors(0, history[-1:], HEADS)[0]
     key, value = (vectors(kind, history, KV_HEADS).repeat_interleave(HEADS // KV_HEADS, 1) for kind in (1, 2))
     scores = (key * query).sum(-1) * DIM**-0.5
@@ -67,13 +68,15 @@ class Config:
 
 
 class Layered(Proposer):
-    """Drafts nothing. Each request's keys and values follow from its tokens, so that every output is known."""
+    """Drafts nothing. Queries, keys and values are functions of the token id, so that every attention output is
+    known."""
 
     def __init__(self, config: Config, context: Any) -> None:
         self.config, self.attention, self.device = config, context.attention, context.device
 
     def observe(self, observation: Observation) -> None:
-        """The layers store first, the last one without a query. Then every layer answers at each last row."""
+        """Store keys and values in all layers, then check attention at each request's last token with all features in
+        ASKED."""
         token_ids, positions = observation.token_ids, observation.positions
         lengths = np.diff(observation.offsets).tolist()
         starts: Any = torch.tensor(observation.starts) if self.config.starts_are_tensors else observation.starts
@@ -116,7 +119,7 @@ class Layered(Proposer):
 
 
 class WithLayers:
-    """What is installed, and the proposer above. has_kernels: with the operations that are installed, too."""
+    """The installed plugins and the proposer `Layered`. has_kernels: use the installed operations, not core's own."""
 
     def __init__(self, has_kernels: bool) -> None:
         self._installed, self._has_kernels = Plugins.load(), has_kernels
@@ -135,7 +138,7 @@ class WithLayers:
 
 @pytest.fixture(autouse=True)
 def _blank_cache(never_written_is_nan: None) -> None:
-    """What is read there shows."""
+    """In all tests here, unwritten cache memory is NaN."""
 
 
 def faults(target: Any, *, has_kernels: bool = False, **options: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Levels of drafts, forwarded over the engine's cache: dead entries change nothing, wherever there are some."""
+"""Drafting a tree level by level over the engine's KV cache: dead (padding) entries of a level change no output."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ PROMPTS = [[3, 5, 7, 5, 7, 5], [11, 2], [13, *range(30)], [4]]
 
 
 def vectors(of: int, token_ids: torch.Tensor) -> torch.Tensor:
-    """[n, HEADS, DIM]   any numbers that depend on the token."""
+    """[n, HEADS, DIM]   vectors determined by the token ids [n]. of: 0 for queries, 1 for keys, 2 for values."""
     places = torch.arange(HEADS * DIM)
     return torch.sin(1.7 * of + 0.37 * (token_ids[:, None] + 1) * (places + 1)).view(-1, HEADS, DIM)
 
 
 def logits_after(history: list[int]) -> torch.Tensor:
-    """Any numbers; now and then there is one token that can follow, so that there is nothing for a sibling to be."""
+    """Random logits [VOCAB] determined by the history. After a third of all histories only one token is possible, so
+    that its siblings in the tree are dead (padding)."""
     generator = torch.Generator().manual_seed(hash(tuple(history)) % 2**31)
     logits = torch.randn(VOCAB, generator=generator)
     is_only = hash((*history, 1)) % 3 == 0
@@ -61,7 +62,8 @@ class Config:
 
 
 class Levels(Proposer):
-    """Drafts from the tokens alone, and forwards its nodes through one layer of which every output is known."""
+    """Drafts from the tokens alone, and runs its draft tokens through one attention layer whose outputs are all
+    known."""
 
     def __init__(self, config: Config, context: Any) -> None:
         self.config, self.attention = config, context.attention
@@ -111,7 +113,8 @@ class Levels(Proposer):
         return grow(tree, torch.stack([logits_after(text) for text in texts]), forward)
 
     def _check(self, outputs: torch.Tensor, histories: list[list[int]]) -> None:
-        """The output at each token that has a history is what attention over that gives, written out."""
+        """Record a fault where an output [HEADS, DIM] is not the attention over its token's history. An empty history
+        marks a dead (padding) entry, which is not checked."""
         window = min((n for n in (self.config.window, self.config.pass_window) if n), default=0)
         for found, history in zip(outputs, histories, strict=True):
             if not history:
@@ -123,7 +126,7 @@ class Levels(Proposer):
 
 
 class WithLevels:
-    """What is installed, and the proposer above. has_kernels: with the operations that are installed, too."""
+    """The installed plugins and the proposer `Levels`. has_kernels: use the installed operations, not core's own."""
 
     def __init__(self, has_kernels: bool) -> None:
         self._installed, self._has_kernels = Plugins.load(), has_kernels
@@ -144,7 +147,7 @@ class WithLevels:
 
 @pytest.fixture(autouse=True)
 def _blank_cache(never_written_is_nan: None) -> None:
-    """What is read there shows."""
+    """In all tests here, unwritten cache memory is NaN."""
 
 
 def run(target: Any, *, has_kernels: bool = False, **options: Any) -> Config:
@@ -181,12 +184,12 @@ def test_nodes_see_their_history(
 def test_windows_count_ancestors(
     window: int | None, pass_window: int | None, has_kernels: bool, target: Any, monkeypatch: Patch
 ) -> None:
-    """And not the slots of others between them."""
+    """A sliding window counts a draft token's ancestors, not the KV-cache slots of other branches between them."""
     assert not run(target, has_kernels=has_kernels, window=window, pass_window=pass_window).faults
 
 
 def dead_entries_are_stored_nowhere(patch: Patch) -> None:
-    """A fault: attention reads slots of dead entries that were never written."""
+    """A fault: keys and values of dead (padding) entries are not written, and attention reads their slots."""
     over_level = DraftPass.over_level.__func__  # type: ignore[attr-defined]
 
     def unstored(cls: Any, attention: Any, batch: Any, first_slots: Any, level: Level) -> DraftPass:
@@ -199,7 +202,7 @@ def dead_entries_are_stored_nowhere(patch: Patch) -> None:
 
 
 def dead_entries_come_first(patch: Patch) -> None:
-    """They have the slots that the next level takes for its ancestors'."""
+    """A fault: dead (padding) entries take the slots in which the next level looks for its ancestors."""
     level_of = StaticTree._level
 
     def reversed_(self: Any, *args: Any) -> Level:
@@ -215,7 +218,7 @@ def dead_entries_come_first(patch: Patch) -> None:
 
 
 def levels_begin_where_the_last_ended(patch: Patch) -> None:
-    """Dead entries are counted as nodes."""
+    """A fault: dead (padding) entries count as draft tokens, so the next level begins at a later slot."""
     level_of = StaticTree._level
 
     def counted(self: Any, *args: Any) -> Level:

@@ -1,4 +1,4 @@
-"""An observation says the same on the device and on the host, and nothing that a draft needs of it is fetched."""
+"""An observation has equal values on the device and on the host, and using it copies nothing from the device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Config:
 
 
 class Checking(Proposer):
-    """Drafts what followed the last token before, and compares each observation with the requests' own tokens."""
+    """Drafts what followed the last token's previous occurrence; compares each observation with the requests' own
+    tokens."""
 
     def __init__(self, config: Config, context: Any) -> None:
         self.config, self.device = config, context.device
@@ -64,7 +65,7 @@ class Checking(Proposer):
 
 
 class WithChecking:
-    """What is installed, and the proposer above."""
+    """The installed plugins and the proposer `Checking`."""
 
     def __init__(self) -> None:
         self._installed = Plugins.load()
@@ -105,7 +106,7 @@ def test_host_and_device_say_the_same(folder: Any) -> None:
 
 
 def test_nothing_is_fetched(folder: Any, monkeypatch: Patch) -> None:
-    """The engine knows the numbers. What the next tokens are is found on the device alone."""
+    """Reading `following_token_ids` and the host's counts of an observation copies no tensor to the host."""
     observation_of = observer.observation_of
     num_made = 0
 

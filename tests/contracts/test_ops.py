@@ -1,4 +1,4 @@
-"""Operations of a plugin: attention that reads only the plan's device tensors, in the real engine."""
+"""A plugin's operations in the real engine: attention that reads only the device tensors of an `AttentionPlan`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class GuessConfig:
 
 
 class Guess(Proposer):
-    """The right continuation, with a wrong token now and then, and in a tree among wrong branches and dead nodes."""
+    """Drafts the right continuation with some wrong tokens. Its trees also have wrong branches and dead (padding)
+    nodes."""
 
     def __init__(self, config: GuessConfig, context: Any) -> None:
         self.config, self.vocab_size, self.device = config, context.target.vocab_size, context.device
@@ -101,8 +102,10 @@ class Used:
 
 @pytest.fixture
 def offering(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plugins]:
-    """(what specdec_ops returns on a CPU, in one plugin each) -> these plugins and those that are installed, but for
-    ones with operations of their own."""
+    """A function (*specs) -> the installed plugins without `kernels`, and one made-up plugin for each spec.
+
+    On a CPU, that plugin's hook `specdec_ops` returns the spec.
+    """
 
     def load(*offered: Any) -> Plugins:
         modules = []
@@ -129,7 +132,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mistral(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every layer has a window of 7 tokens."""
+    """A tiny model in which every layer has a sliding window of 7 tokens."""
     from transformers import MistralConfig, MistralForCausalLM
 
     config = MistralConfig(
@@ -182,7 +185,7 @@ def complete(
 
 @pytest.fixture(scope="module")
 def plain(llama: Path) -> list[list[int]]:
-    """Plain decoding with the reference."""
+    """Outputs of plain decoding with core's reference operations."""
     return certain(complete(llama, reference_alone()))
 
 
@@ -231,7 +234,7 @@ def test_windows(mistral: Path, offering: Any) -> None:
 
 
 def test_eagle3(offering: Any) -> None:
-    """Target and head alike: levels of its tree, features that it observed, and the last row of each request."""
+    """With the plugin's attention in the target and in the EAGLE-3 head, outputs are plain decoding's."""
     pytest.importorskip("specdec_model_tiny")
     asked: list[OpsContext] = []
 
@@ -264,7 +267,7 @@ def test_a_fault_is_noticed(fault: Any, llama: Path, plain: list, offering: Any)
     "features", [{}, {"window": 3}, {"softcap": 0.7}, {"sinks": torch.linspace(-1, 2, 4)}], ids=str
 )
 def test_each_call_agrees_with_the_reference(features: dict, llama: Path, plain: list, offering: Any) -> None:
-    """With all features, on every forward pass of an engine with trees."""
+    """With each feature, every attention call of an engine that drafts trees gives what the reference gives."""
 
     num_words: set[int] = set()
 
@@ -318,7 +321,8 @@ CONTEXT = OpsContext(torch.device("cpu"), torch.float32, KVLayout(2, 1, 64, 64, 
 
 
 def test_features_are_told_apart(offering: Any) -> None:
-    """Two plugins may share the layers of a model: here, by whether they have a window or sinks."""
+    """Two plugins can share a model's layers: here, one takes those without features, one those with a window. The
+    reference takes the rest."""
     whole, windowed = Used(lambda *args, **features: "whole"), Used(lambda *args, **features: "windowed")
     plugins = offering(
         OpsSpec(1, {"paged_attention": whole}, lambda name, context: not context.features),

@@ -1,4 +1,5 @@
-"""What `plan` found is what `build` goes on with: no file of a draft is read twice, and no vocabulary paired twice."""
+"""A proposer's `build` reuses what its `plan` found: no draft file is read twice, and vocabularies are compared
+once."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6)
 
 
 def count_reads(patch: Patch, folder: Path) -> Counter[str]:
-    """How often each file of a folder is opened by the code that reads drafts."""
+    """Return a counter that is filled from now on: how often the code that reads drafts opens each file of a folder."""
     reads: Counter[str] = Counter()
     for holder, name in ((checkpoint_module, "safe_open"), (torch, "load"), (Path, "read_text")):
         original = getattr(holder, name)
@@ -57,7 +58,7 @@ def test_a_head_is_read_once(method: str, tmp_path: Path, monkeypatch: Patch) ->
 
 
 class Forgetful(Plugins):
-    """A mutation: `build` plans again."""
+    """Plugins with a fault: `build` calls `plan` again instead of using what it found."""
 
     def proposer(self, name: str) -> Any:
         spec = super().proposer(name)
@@ -78,7 +79,7 @@ def test_a_head_that_is_planned_twice_is_noticed(tmp_path: Path, monkeypatch: Pa
 
 @pytest.fixture
 def models(tmp_path: Path) -> tuple[Path, Path]:
-    """A target, and a draft with another order of the same words."""
+    """The folders of a target, and of a draft whose tokenizer has the target's words in reverse order."""
     words = [f"w{i}" for i in range(48)]
     folders = []
     for name, own in (("target", words), ("draft", [*reversed(words)])):
@@ -91,7 +92,8 @@ def models(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def count_pairings(models: tuple[Path, Path], patch: Patch, plugins: Any = None) -> tuple[int, int]:
-    """How often tokenizers were loaded for it, and tokens compared."""
+    """Run a draft model with another vocabulary. Returns how often tokenizers were loaded, and how often vocabularies
+    were compared."""
     calls: Counter[str] = Counter()
     of, tokenizer = Meanings.of, vocabulary._tokenizer
     patch.setattr(Meanings, "of", lambda *args: calls.update(["meanings"]) or of(*args))

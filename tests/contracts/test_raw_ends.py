@@ -1,4 +1,4 @@
-"""Embeddings and logits without a family's scale and cap, as a proposer asks for them in the engine."""
+"""Raw embeddings and logits as a proposer gets them, without the scale and softcap of families such as Gemma 2."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class NoOptions:
 
 
 class Bare(Proposer):
-    """Drafts the likeliest token by the bare output matrix, after the last token's feature and its bare embedding."""
+    """Drafts the argmax of the raw LM head, applied to the last observed hidden state plus the last token's raw
+    embedding."""
 
     seen: list[tuple[torch.Tensor, ...]]
 
@@ -51,7 +52,7 @@ BARE = ProposerSpec(
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
-    """A target that scales its embeddings and caps its logits, and its embedding table, [VOCAB, HIDDEN]."""
+    """A target that scales its embeddings and caps its logits, and its embedding matrix [VOCAB, HIDDEN]."""
     folder = tmp_path_factory.mktemp("gemma")
     torch.manual_seed(0)
     config = Gemma2Config(

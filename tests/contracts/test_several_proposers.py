@@ -1,4 +1,5 @@
-"""Several proposers in one engine: their plans are united, and their drafts verified as one tree."""
+"""Several proposers in one engine: their plans (what they need from it) are united, and their drafts are verified as
+one tree."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class DrawnConfig:
 
 
 class Drawn(Proposer):
-    """A small tree drawn from one distribution, whatever came before."""
+    """Samples a small tree whose tokens all come from one fixed distribution."""
 
     def __init__(self, config: DrawnConfig, context: BuildContext) -> None:
         self.logits = torch.linspace(0, 2, context.target.vocab_size)
@@ -65,7 +66,7 @@ class GuessConfig:
 
 
 class Guess(Proposer):
-    """The last token again and again."""
+    """Drafts the last token, up to four times."""
 
     def __init__(self, config: GuessConfig, context: BuildContext) -> None:
         self.device = context.device
@@ -86,9 +87,11 @@ class KnowingConfig:
 
 
 class Knowing(Proposer):
-    """The next tokens as plain decoding has them for prompts that end in numbers of its parity; wrong ones for others.
+    """Drafts plain decoding's next tokens if the prompt's last token id has the config's parity, otherwise wrong
+    tokens.
 
-    text: {last token of the prompt: the output}."""
+    text: {last token of the prompt: plain decoding's output}.
+    """
 
     text: ClassVar[dict[int, list[int]]] = {}
 
@@ -165,7 +168,7 @@ def sampled(i: int) -> SamplingParams:
 
 
 def one_sampled(i: int) -> SamplingParams:
-    """So that the batch has a draft that stays whole."""
+    """Only request 0 samples, so that the batch has one sampled tree, which combining must keep whole."""
     return greedy(i) if i else sampled(i)
 
 
@@ -191,7 +194,7 @@ def num_accepted(engine: Engine, params: Callable[[int], SamplingParams] = greed
 
 @pytest.fixture
 def accepted_of(engine_of: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """(configs) -> draft tokens that were accepted."""
+    """A function (*configs) -> how many draft tokens are accepted with these proposers in one engine."""
     monkeypatch.setattr(
         Knowing, "text", {prompt[-1]: text for prompt, text in zip(PROMPTS, outputs(engine_of(), greedy), strict=True)}
     )
@@ -208,7 +211,8 @@ def loses_the_other(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) ->
 
 @pytest.mark.parametrize("fault", [None, loses_one, loses_the_other])
 def test_both_are_drafted_and_accepted(fault: Any, accepted_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One knows what the other does not, so that together they accept almost what both do alone."""
+    """Two proposers, each of which knows the outputs of other requests, get far more accepted together than alone,
+    unless the draft of one is lost."""
     if fault is not None:
         monkeypatch.setattr(speculation, "combine_drafts", fault)
     alone = [accepted_of(EVEN_CONFIG), accepted_of(ODD_CONFIG)]
@@ -250,7 +254,7 @@ def test_each_has_what_its_own_plan_says(engine_of: Any) -> None:
 def test_parents_that_are_mixed_up_are_noticed(
     engine_of: Any, accepted_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nodes of the second draft that hang on the wrong ones cost acceptance, never the text."""
+    """Wrong parents in the second proposer's tree reduce acceptance; they never change the output."""
     both = DRAWN_CONFIG, EVEN_CONFIG
     expected, accepted = outputs(engine_of(), one_sampled), accepted_of(*both, params=one_sampled)
     original = combining._Tree.hang_on
@@ -282,6 +286,7 @@ def test_what_an_engine_has_once_may_not_differ(key: str, value: Any, engine_of:
 
 
 def test_a_cache_of_nodes_is_not_combined(engine_of: Any) -> None:
-    """Its own tree's slots are not those of the combined one."""
+    """A proposer that keeps the keys and values of its draft tokens cannot draft beside others: their KV-cache slots
+    would differ in the combined tree."""
     with pytest.raises(ConfigError, match="'keeping' cannot draft beside other methods"):
         engine_of(config_of("keeping", GuessConfig()), DRAWN_CONFIG)

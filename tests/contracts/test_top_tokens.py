@@ -1,4 +1,4 @@
-"""The target's likeliest tokens after every root and node, as transformers computes them for the same path."""
+"""The top tokens that a proposer observes after each root (last token) and draft token equal transformers'."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARAMS = [
 
 @pytest.fixture(scope="module")
 def reference(target: Path) -> Callable[[list[int]], torch.Tensor]:
-    """token ids -> logprobs [vocab] after the last one."""
+    """A function (token ids) -> transformers' logprobs [vocab] after the last one."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
@@ -37,7 +37,8 @@ def reference(target: Path) -> Callable[[list[int]], torch.Tensor]:
 
 
 def check(make_llm: Any, reference: Any, chunk: int) -> int:
-    """Returns how many nodes were looked at."""
+    """Compare all observed top tokens with the reference's. Returns how many draft tokens were compared. chunk:
+    max_num_batched_tokens."""
     config = {"method": "ledger", "num_speculative_tokens": 2, "top_tokens": 3}
     llm = make_llm(config, plugins=Offered(LEDGER), max_num_batched_tokens=chunk)
     ledger = llm.engine._speculation.drafters[0].proposer.proposer

@@ -1,4 +1,4 @@
-"""Models, references and the one place that knows how an engine with a test-only proposer is made."""
+"""Fixtures of the losslessness tests: models, transformers' outputs, and LLMs that can run test-only proposers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROMPT_LENGTHS = [1, 23, 60, 2, 7, 8, 15, 16, 17, 31, 32, 33, 5, 48, 3, 11]
 
 
 class PluginsForTests:
-    """What is installed, and the test-only proposers."""
+    """The installed plugins and the test-only proposers."""
 
     def __init__(self) -> None:
         from specdec_core import Plugins
@@ -45,7 +45,8 @@ class PluginsForTests:
 
 
 def _make_llm(model_dir: Path, method: str | None, *, options: dict[str, Any] | None = None, **kw: Any) -> Any:
-    """An LLM that drafts with `method` (None: no speculation), whose own options are `options`."""
+    """Make an LLM that drafts with `method` (None: plain decoding). options: the method's own keys of
+    speculative_config. kw: keywords of LLM."""
     from specdec_core import LLM
 
     settings = {
@@ -72,7 +73,7 @@ def make_llm() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def generate() -> Callable[..., list[Any]]:
-    """(llm, prompts, one SamplingParams or one per prompt) -> [CompletionOutput]."""
+    """A function (llm, prompts, one SamplingParams or one per prompt) -> [CompletionOutput]."""
 
     def run(llm: Any, prompts: Sequence[Sequence[int]], params: Any) -> list[Any]:
         outputs = llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False)
@@ -83,7 +84,7 @@ def generate() -> Callable[..., list[Any]]:
 
 @pytest.fixture(scope="session")
 def counter() -> Callable[[Any, str], float]:
-    """(llm, name without its prefix) -> the value of one of `llm.get_metrics()`."""
+    """A function (llm, name without "specdec:spec_decode_") -> the value of that metric in `llm.get_metrics()`."""
 
     def read(llm: Any, name: str) -> float:
         return next(metric.value for metric in llm.get_metrics() if metric.name == f"specdec:spec_decode_{name}")
@@ -93,7 +94,7 @@ def counter() -> Callable[[Any, str], float]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Models this small run faster on one thread, by far where cores are shared."""
+    """Run torch on one thread: models this small are faster so, above all where cores are shared."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -102,7 +103,8 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def kv_manager() -> Iterator[str]:
-    """With SPECDEC_KV_MANAGER=NAME the whole suite runs on that KV manager, where a test names none. Its name."""
+    """The KV manager's name. SPECDEC_KV_MANAGER=NAME runs the whole suite on that one, but for tests that name
+    another."""
     name = os.environ.get("SPECDEC_KV_MANAGER", "paged")
     choose = build._kv_manager
 
@@ -143,7 +145,7 @@ def model_dir(request: pytest.FixtureRequest, tiny_models: dict[str, Path]) -> P
 
 @pytest.fixture(scope="session")
 def target(model_dir: Path) -> Any:
-    """The same model as transformers runs it."""
+    """The model of `model_dir`, loaded by transformers."""
     return reference.load(model_dir)
 
 
@@ -154,7 +156,8 @@ def prompts(target: Any) -> list[list[int]]:
 
 @pytest.fixture(scope="session")
 def references(target: Any, prompts: list[list[int]]) -> list[list[int]]:
-    """The greedy continuation of each prompt; nowhere so close that rounding could decide."""
+    """transformers' greedy continuation of each prompt. No two top logits are so close that rounding could swap
+    them."""
     found = [reference.greedy(target, prompt, reference.NUM_TOKENS) for prompt in prompts]
     assert min(r.margin for r in found) > 2e-5, "a near tie: choose other prompts"
     return [r.token_ids for r in found]

@@ -1,6 +1,5 @@
-"""What the proposer in probe_draft.py must draft, computed from scratch: transformers' own target over the whole
-history, and full attention matrices over the whole sequence of the draft, without a cache, blocks or batches.
-"""
+"""What the proposer in probe_draft.py must draft, computed from scratch: the target by transformers over the whole
+text, and the draft's layer by dense attention, without KV cache, blocks or batches."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class DenseDraft:
 
     @torch.inference_mode()
     def read(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Compute the features of all that a request came to be; those of its beginnings are the first of them."""
+        """Compute the target's hidden states for a request's whole text. Those of a prefix are their first rows."""
         states = self.target(torch.tensor([list(token_ids)]), output_hidden_states=True, use_cache=False).hidden_states
         self.features[request_id] = torch.cat([states[i][0] for i in (1, 2, -1)], dim=-1).double()
 
@@ -78,8 +77,15 @@ class DenseDraft:
         shape: list[int],
         outputs: dict[int, torch.Tensor],
     ) -> torch.Tensor:
-        """What comes out at a node, or at the root (-1), of one sequence that holds everything up to it: the observed
-        slots and the node's ancestors. The siblings of these are not there, so nothing can see them."""
+        """The draft layer's output [hidden] at a node (draft token), or at the root (-1).
+
+        It is computed over a sequence of only the observed entries and the node's ancestors, so no sibling can be
+        attended to.
+
+        tokens, fused: token ids and features of the observed entries.
+        drafted, shape: the nodes' token ids and parents.
+        outputs: those computed so far, by node.
+        """
         path = []
         while node >= 0:
             path.insert(0, node)
@@ -119,7 +125,7 @@ def unit(hidden: torch.Tensor) -> torch.Tensor:
 
 
 def turned(heads: torch.Tensor) -> torch.Tensor:
-    """heads [length, n, width], the row number being the position."""
+    """Apply rotary embedding to heads [length, n, width]; the row index is the position."""
     angles = torch.arange(len(heads))[:, None, None] / ROTARY_BASE ** (torch.arange(0, KEY_DIM, 2) / KEY_DIM)
     even, odd = heads[..., 0::2], heads[..., 1::2]
     result = torch.empty_like(heads)
@@ -129,7 +135,8 @@ def turned(heads: torch.Tensor) -> torch.Tensor:
 
 
 def drawn(random: CounterRandom, probs: torch.Tensor, node: int) -> tuple[int, bool]:
-    """The draw, and whether every other distribution so near would have led to the same."""
+    """Draw a node's token from probs [vocab] with the engine's random numbers. Returns it, and whether probabilities
+    that differ by PROBABILITY_MARGIN would give the same."""
     request, nodes = torch.zeros(1, dtype=torch.int64), torch.tensor([node])
     token = int(random.categorical(probs.unsqueeze(0), Stream.DRAFT, request, nodes))
     end = float(probs[: token + 1].sum())

@@ -1,4 +1,4 @@
-"""What the method `draft_model` must draft, computed by transformers' own model over whole paths, without any cache."""
+"""What the method `draft_model` must draft, computed by transformers over whole paths, without a KV cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ LOGIT_MARGIN = 1e-3
 
 
 def with_window(llama: LlamaForCausalLM, window: int) -> MistralForCausalLM:
-    """A Llama as a Mistral, which is one whose layers see so many positions."""
+    """The Llama as a Mistral with equal weights, in whose layers each token attends to the last `window` positions
+    only."""
     config = MistralConfig(**{**llama.config.to_dict(), "model_type": "mistral", "sliding_window": window})
     config._attn_implementation = "eager"
     mistral = MistralForCausalLM(config)
@@ -28,7 +29,7 @@ def with_window(llama: LlamaForCausalLM, window: int) -> MistralForCausalLM:
 
 
 class Reader:
-    """A model, and the logits after every text that it has read, from passes over whole texts."""
+    """A model that computes the logits after texts without a KV cache, and keeps them."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -36,7 +37,7 @@ class Reader:
 
     @torch.inference_mode()
     def logits(self, text: tuple[int, ...]) -> torch.Tensor:
-        """Of the token after a text, float64 [vocab]. A forward pass has those after all its prefixes."""
+        """Logits of the token after a text, float64 [vocab]. The forward pass also gives those after all prefixes."""
         if text not in self._known:
             rows = self.model(torch.tensor([text]), use_cache=False).logits[0].double()
             for i, row in enumerate(rows):
@@ -46,22 +47,32 @@ class Reader:
 
 @cache
 def reader(model_dir: Path, window: int | None) -> Reader:
-    """Shared by all tests with this draft: they come upon the same texts."""
+    """One Reader for each draft model and window, shared by all tests, since many of their texts are equal."""
     model = reference.load(model_dir)
     return Reader(model if window is None else with_window(model, window))
 
 
 @frozen
 class Words:
-    """Of a draft with another vocabulary. stand_in: its id for each of the target's. shared: target ids, ascending."""
+    """How the vocabularies of target and draft correspond.
+
+    stand_in: for each of the target's token ids, the draft's id that replaces it.
+    shared: the target's token ids that the draft can propose, ascending.
+    """
 
     stand_in: list[int]
     shared: list[int]
 
 
 class DraftModelFromScratch:
-    """is_sampled: tokens were drawn, where the temperature is not 0. Then those of the draft are taken as they are.
-    words: None where both models have the same. window: how many positions each token sees; None: all."""
+    """Called with a recorded draft, it returns the draft that was expected.
+
+    shape: of the tree.
+    is_sampled: above temperature 0, draft tokens are sampled. Those recorded are then taken over, and only their
+        probabilities are computed.
+    words: how the vocabularies correspond; None: they are equal.
+    window: how many positions each token attends to; None: all.
+    """
 
     def __init__(
         self,
@@ -78,12 +89,12 @@ class DraftModelFromScratch:
         self.words = words or Words(list(range(size)), list(range(size)))
 
     def logits(self, text: list[int]) -> torch.Tensor:
-        """Of the token after a text of the target's, float64 [num_shared]."""
+        """Logits after a text of the target's token ids, float64 [num_shared], one for each of `words.shared`."""
         logits = self.reader.logits(tuple(self.words.stand_in[token] for token in text))
         return logits[[self.words.stand_in[token] for token in self.words.shared]]
 
     def _read_ahead(self, drafted: Drafted, text: list[int]) -> None:
-        """The whole text, and below the drafts, each path to its end, in a forward pass of its own."""
+        """Compute the logits of the whole text and of each path through the drafted tree, in one forward pass each."""
         self.logits(text)
         paths: dict[int, list[int]] = {-1: []}
         for number, (token, parent) in enumerate(zip(drafted.token_ids, drafted.parents, strict=True)):

@@ -1,5 +1,5 @@
-"""What the methods `eagle` and `eagle3` must draft: transformers' own target over the whole text, and the references of
-the heads and of the dynamic tree, which were written from the papers and keep no cache."""
+"""What the methods `eagle` and `eagle3` must draft: the target by transformers over the whole text, then reference
+implementations of the heads and of dynamic trees, written from the papers, without a KV cache."""
 
 from __future__ import annotations
 
@@ -19,16 +19,23 @@ from specdec_core import TokenTree
 
 MARGIN = 1e-3
 NUDGE, MOST_MOVED = 1e-6, 1e-4
-"""Of features, in parts of themselves, and of probabilities. A head takes its own output again and again: in one of a
-thousand chains that makes of float32's rounding a difference in the third decimal."""
+"""NUDGE: relative noise on the features, which shows how far rounding can move the draft's probabilities. MOST_MOVED: a
+draft is compared only if no probability moved further. A head's outputs are its next inputs, so that in one of a
+thousand chains float32's rounding reaches the third decimal."""
 Path_ = tuple[int, ...]
 
 
 class EagleFromScratch:
-    """shape: of static trees; None: dynamic ones of top_k and depth. is_sampled: tokens were drawn, where the
-    temperature is not 0. Then those of the draft are taken as they are. context_tokens: as many of the text's own
-    tokens that the head lacks are drafted, too; probabilities are over the target's vocabulary then. window: how many
-    positions each token sees; None: all."""
+    """Called with a recorded draft, it returns the draft that was expected.
+
+    taps: indices of transformers' hidden states; [-1]: EAGLE, others: EAGLE-3.
+    shape: of static trees; None: trees are dynamic, with top_k and depth.
+    is_sampled: above temperature 0, draft tokens are sampled. Those recorded are then taken over, and only their
+        probabilities are computed.
+    context_tokens: so many of the request's latest tokens that the head's vocabulary lacks can be drafted, too. Draft
+        probabilities are then over the target's vocabulary.
+    window: how many positions each token attends to; None: all.
+    """
 
     def __init__(
         self,
@@ -86,7 +93,8 @@ class EagleFromScratch:
         return self._dynamic(drafted, after, tensors)
 
     def _with_context(self, history: list[int]) -> dict[str, torch.Tensor]:
-        """The head, with the target's own rows for the tokens it lacks that occurred last."""
+        """The head's tensors, with the target's LM head rows for the latest context_tokens tokens that the head's
+        vocabulary lacks."""
         tensors = self.head.tensors
         if not self.context_tokens:
             return tensors
@@ -135,7 +143,7 @@ class EagleFromScratch:
     def _dynamic(
         self, drafted: Drafted, after: Callable[[Path_], torch.Tensor], tensors: dict[str, torch.Tensor]
     ) -> Expected:
-        """Near ties among the nodes may decide which are kept, and in which order."""
+        """The expected dynamic tree. is_clear: slightly other log-probs would give the same nodes in the same order."""
 
         def next_log_probs(path: Path_) -> dict[int, float]:
             log_probs = after(path).log_softmax(dim=-1)
@@ -151,7 +159,7 @@ class EagleFromScratch:
 
 
 def _inner_paths(drafted: Drafted) -> list[Path_]:
-    """To the nodes that have children, the longest paths first."""
+    """Token paths from the root (the request's last token) to the nodes that have children, the longest first."""
     paths: dict[int, Path_] = {-1: ()}
     for number, (token, parent) in enumerate(zip(drafted.token_ids, drafted.parents, strict=True)):
         if parent in paths:  # others are dead
@@ -160,5 +168,5 @@ def _inner_paths(drafted: Drafted) -> list[Path_]:
 
 
 def _nudged(next_log_probs: Callable[[Path_], dict[int, float]], amount: float, path: Path_) -> dict[int, float]:
-    """A little more for some, and less for others. A probability stays one."""
+    """The log-probs of the token after a path, each raised (to 0 at most) or lowered by `amount`."""
     return {token: min(0.0, p + amount * (-1) ** (token + sum(path))) for token, p in next_log_probs(path).items()}

@@ -1,4 +1,4 @@
-"""One tiny random checkpoint of each family of models, made as transformers makes them."""
+"""One tiny random checkpoint of each family of models, made by transformers from the family's config."""
 
 from __future__ import annotations
 
@@ -157,11 +157,11 @@ UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "chunks": ("llama4_text", FAMILIES["llama4_text"] | {"attention_chunk_size": 120}, "max_model_len=120 or less"),
     "temperatures": ("llama4_text", FAMILIES["llama4_text"] | {"floor_scale": 100}, "max_model_len=99 or less"),
 }
-"""What is refused -> a family that has it, its options, and what the error says."""
+"""Unsupported feature -> (model type that has it, config options, part of the error)."""
 
 
 def save_family(name: str, folder: Path) -> Path:
-    """name: of FAMILIES or UNSUPPORTED. Every parameter is random, norms and biases included."""
+    """Save a random model. name: a key of FAMILIES or UNSUPPORTED. Norms and biases are random, too."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model_type, options, _ = UNSUPPORTED.get(name, (name, FAMILIES.get(name, {}), ""))

@@ -1,4 +1,4 @@
-"""Tiny heads that have learned a little of their target, so that what they draft is accepted now and then."""
+"""Tiny EAGLE heads that are trained on their target for a moment, so that some of their drafts are accepted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ NUM_STEPS, NUM_TEXTS, LENGTH = 60, 24, 24
 
 
 def fitted(written: TinyHead, target_dir: Path, folder: Path, taps: list[int]) -> TinyHead:
-    """The head after some training steps on texts that the target generated, saved in `folder`."""
+    """Train a head on texts that the target generated, and save it in `folder`. taps: indices of transformers' hidden
+    states that enter the head."""
     torch.manual_seed(0)
     target = reference.load(target_dir)
     config = target.config

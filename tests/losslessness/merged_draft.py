@@ -1,4 +1,4 @@
-"""A proposer for tests: the random trees, and the chains of a look-up in the text so far, merged."""
+"""A test proposer that merges the drafts of random_tree.py with chains copied from the text so far."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specdec_core.contracts.proposer import ProposerBatch, ProposerSpec, Request
 from specdec_core.drafting.merging import merge_drafts
 
 NUM_MERGED = [0, 0]
-"""How many nodes were drafted, and how many of them were left by merging."""
+"""[draft tokens before merging, draft tokens left by it]."""
 CHAIN_LEN, CHAIN_SCORE = 6, 0.7
 
 
@@ -31,7 +31,7 @@ class MergedDraft(RandomTree):
 
 
 def looked_up(request: RequestView) -> list[int]:
-    """What followed the root's token when it last came."""
+    """The tokens that followed the previous occurrence of the request's last token; empty if it is new."""
     *before, root = request.token_ids.tolist()
     last = max((i for i, token in enumerate(before) if token == root), default=len(before))
     return before[last + 1 :][:CHAIN_LEN]

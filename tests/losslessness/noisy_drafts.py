@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 
 def save_noisy(target: Path, folder: Path, ids: Sequence[int | None]) -> Path:
-    """The target with noise on its weights. Its token i is the target's ids[i]; None: one of its own."""
+    """Save the target with noise on its weights. ids: the new vocabulary, as token ids of the target; None: a token
+    that the target lacks."""
     generator = torch.Generator().manual_seed(3)
     weights = load_file(target / "model.safetensors")
     for name, weight in weights.items():
@@ -30,14 +31,14 @@ def save_noisy(target: Path, folder: Path, ids: Sequence[int | None]) -> Path:
 
 
 def save_words(folder: Path, words: Sequence[str]) -> None:
-    """A tokenizer whose tokens are the words, which follow each other without spaces."""
+    """Save a tokenizer whose tokens are these words. Decoded words follow each other without spaces."""
     tokenizer = Tokenizer(BPE({word: i for i, word in enumerate(words)}, []))
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
 def save_in_other_words(target: Path, folder: Path, target_words: Sequence[str], words: Sequence[str]) -> Path:
-    """A noisy draft with a tokenizer of its own, and two more embeddings than that has tokens."""
+    """Save a noisy draft with a tokenizer of other words. It has two more embeddings than that has tokens."""
     ids = [target_words.index(word) if word in target_words else None for word in words]
     save_words(save_noisy(target, folder, [*ids, None, None]), words)
     return folder

@@ -1,4 +1,5 @@
-"""Sampling parameters chosen so that each changes what a model writes: made from what it writes without them."""
+"""Test cases for sampling parameters, made from a model's outputs without them, so that each parameter changes
+these."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ NAMES = (
 
 @frozen
 class Case:
-    """What is asked, and what to compare it with."""
+    """Sampling parameters whose effect is tested.
+
+    asked: the parameters.
+    without: parameters of the run to compare with.
+    """
 
     asked: dict[str, Any]
     without: dict[str, Any] = field(factory=dict)
@@ -40,14 +45,14 @@ class Case:
 
 
 def lean_on_history(logits: torch.Tensor, token_ids: np.ndarray) -> torch.Tensor:
-    """Depends on every token and on their order."""
+    """A logits processor whose result depends on every token and on their order."""
     places = (token_ids[-6:] * np.arange(3, 9)[-len(token_ids) :] + token_ids.sum()) % len(logits)
     logits[torch.from_numpy(places)] += 0.4 * logits.amax().abs()  # others may be -inf
     return logits
 
 
 def cases(outputs: Sequence[Sequence[int]], tokenizer: Any) -> dict[str, Case]:
-    """outputs: token ids of a model's outputs, without parameters."""
+    """{name: case}. outputs: token ids that the model generates without the parameters."""
     common = [token for token, _ in Counter(t for output in outputs for t in output).most_common(6)]
     stops = [output[3] for output in outputs]
     alone = {
@@ -67,7 +72,7 @@ def cases(outputs: Sequence[Sequence[int]], tokenizer: Any) -> dict[str, Case]:
 
 
 def words_in(outputs: Sequence[Sequence[int]], tokenizer: Any) -> list[str]:
-    """Some of one token and some of two, which outputs have in them."""
+    """Words that occur in the outputs, some of one token and some of two, for `bad_words`."""
     singles = [(token,) for token, _ in Counter(t for output in outputs for t in output).most_common(20)]
     pairs = [pair for pair, _ in Counter(p for output in outputs for p in pairwise(output)).most_common(60)]
     found: list[str] = []

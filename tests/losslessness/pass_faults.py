@@ -1,6 +1,8 @@
-"""Faulty forward passes over a draft's nodes: every proposer with layers of its own must detect these faults.
+"""Faults in a draft's forward passes over its own draft tokens, which the tests of every proposer with layers must
+notice.
 
-Also levels of a fixed size with dead entries, as on a GPU, over memory in which unwritten numbers are detected.
+`fix_levels` pads the levels of a tree to a fixed size with dead (padding) entries, as on a GPU, and fills the KV cache
+with NaN, so that reading unwritten memory shows.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ def fix_levels(patch: Patch) -> None:
 
 
 def num_dead(patch: Patch) -> list[int]:
-    """How many dead entries each level had, filled in while drafts are made."""
+    """Return a list that gets, while drafts are made, each tree level's number of dead (padding) entries."""
     seen: list[int] = []
     over_level = DraftPass.over_level.__func__
 

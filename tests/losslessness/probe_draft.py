@@ -1,8 +1,7 @@
-"""A proposer for tests that drafts as EAGLE does, with random weights: what the contract gives to learned drafts is
-used here, all of it.
+"""A test proposer that drafts as EAGLE does, with random weights, and uses all that the contract offers learned drafts.
 
-Slot i of its cache holds (the embedding of token i + 1, the target's features of token i) at rotary position i. What it
-drafts depends on a request's tokens, seed and temperature alone, so that it can be computed again from scratch.
+Entry i of its KV cache is computed from the embedding of token i + 1 and the target's features of token i, at rotary
+position i. Its drafts depend only on a request's tokens, seed and temperature, so they can be recomputed from scratch.
 """
 
 from __future__ import annotations
@@ -67,8 +66,8 @@ class Probe(Proposer):
         self.free.append(self.rows.pop(request.id))
 
     def observe(self, observation: Observation) -> None:
-        """Store the entries of what became final. Rows past num_valid go to scratch slots, which nothing reads before
-        it is written again."""
+        """Store the entries of tokens that became final. Rows past num_valid go to scratch slots, which are written
+        again before they are read."""
         assert len(observation.requests) <= self.context.max_num_seqs
         offsets = np.array(observation.offsets)
         counts = np.diff(offsets)
@@ -114,7 +113,8 @@ class Probe(Proposer):
         return self._draft(batch, trees, tokens, weights, sets)
 
     def _pick(self, batch: ProposerBatch, level: Level, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tokens of a level, and the distribution of each of its sets of siblings."""
+        """Pick the tokens of a level. logits: [num_sets, vocab], a row per set of siblings. Returns token ids int64 [n]
+        and draft probabilities [num_sets, vocab]."""
         requests, sets = self._to_device(level.requests), self._to_device(level.sets)
         ranked = logits.topk(int(level.ranks.max()) + 1, dim=-1).indices
         chosen = ranked[sets, self._to_device(level.ranks)]
@@ -128,8 +128,11 @@ class Probe(Proposer):
     def _forward_nodes(
         self, batch: ProposerBatch, level: Level, tokens: torch.Tensor, feature: torch.Tensor
     ) -> torch.Tensor:
-        """Node j is stored in the j-th slot from the root's on, and sees what was observed and its ancestors. A request
-        without nodes of this depth has an empty interval."""
+        """Run one level of draft tokens (nodes) through the layer.
+
+        Node j is stored in the j-th KV-cache slot from the root's on, and attends to the observed slots and its
+        ancestors. A request without nodes in this level has an empty interval of slots.
+        """
         roots = np.array([len(request.token_ids) - 1 for request in batch.requests])
         counts = np.bincount(level.requests, minlength=len(roots))
         starts = roots.copy()
@@ -176,7 +179,8 @@ class Probe(Proposer):
         weights: list[torch.Tensor],
         sets: np.ndarray,
     ) -> Draft:
-        """As many nodes of each tree as its budget allows: the first ones, whatever they turned out to be."""
+        """Make the Draft: of each tree the first nodes, as many as max_draft_tokens allows, whatever their tokens
+        are."""
         counts = [min(len(tree), most) for tree, most in zip(trees, batch.max_draft_tokens, strict=True)]
         requests = np.repeat(np.arange(len(trees)), counts)
         nodes = np.concatenate([np.arange(n) for n in counts])
@@ -204,7 +208,7 @@ class Probe(Proposer):
 
 
 def node_positions(root_positions: np.ndarray, depth: int) -> np.ndarray:
-    """The draft runs one position behind the target: the root's input stands at the position before the root's."""
+    """Rotary positions of nodes `depth` levels below the root. The draft runs one position behind the target."""
     return root_positions - 1 + depth
 
 

@@ -1,7 +1,7 @@
-"""The model of the test-only proposer in probe_draft.py: one decoder layer, written here or taken from transformers.
+"""The model of the test proposer in probe_draft.py: one decoder layer, written here or taken from transformers.
 
-Its heads and widths are not the target's, and its weights are random and large, so that a wrong mask, slot or position
-changes what it drafts.
+Its heads and widths differ from the target's. Its random weights are large, so that a wrong mask, KV-cache slot or
+position changes what it drafts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def norm(hidden: torch.Tensor) -> torch.Tensor:
 
 
 class OwnLayer(nn.Module):
-    """Calls `attend` itself; keys and values differ in width."""
+    """A layer that calls `LayerAttention.attend` itself. Its keys and values differ in width."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -48,7 +48,8 @@ class OwnLayer(nn.Module):
 
 
 def rotated(heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """heads [num_tokens, n, width] turned by positions [num_tokens]; neighboring numbers make a pair."""
+    """Apply rotary embedding to heads [num_tokens, n, width] at positions [num_tokens]; neighboring elements are a
+    pair."""
     width = heads.shape[-1]
     frequencies = ROTARY_BASE ** (torch.arange(0, width, 2, device=heads.device) / -width)
     angles = positions.unsqueeze(-1) * frequencies
@@ -57,7 +58,7 @@ def rotated(heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 class LlamaLayer(nn.Module):
-    """A layer of transformers, bound to the group."""
+    """A decoder layer from transformers, whose attention uses the proposer's KV cache."""
 
     def __init__(self, hidden_size: int, implementation: str) -> None:
         super().__init__()
@@ -81,8 +82,12 @@ class LlamaLayer(nn.Module):
 
 
 class ProbeModel(nn.Module):
-    """layer: "own" or "llama". fuse: three features of the target side by side -> one. enter: an embedding and a
-    feature side by side -> what enters the layer."""
+    """The draft's model.
+
+    layer: "own" or "llama".
+    fuse: a linear layer from three features of the target, side by side, to one.
+    enter: a linear layer from an embedding and a feature, side by side, to the decoder layer's input.
+    """
 
     def __init__(self, layer: str, hidden_size: int, implementation: str) -> None:
         super().__init__()
@@ -100,6 +105,6 @@ class ProbeModel(nn.Module):
     def forward(
         self, embedded: torch.Tensor, feature: torch.Tensor, positions: torch.Tensor, attention: LayerAttention
     ) -> torch.Tensor:
-        """embedded and feature [num_tokens, hidden], positions [num_tokens] -> [num_tokens, hidden]."""
+        """Run the layer: embedded and feature [num_tokens, hidden], positions [num_tokens] -> [num_tokens, hidden]."""
         hidden = self.enter(torch.cat([norm(embedded), norm(feature)], dim=-1))
         return self.layer(hidden, positions, attention)

@@ -1,4 +1,4 @@
-"""Faults in what the proposer in probe_draft.py does, or in what the engine does for it, the target left alone."""
+"""Faults in the proposer of probe_draft.py, or in what the engine does for it. The target is unaffected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Patch = pytest.MonkeyPatch
 
 
 def _change_metadata(patch: Patch, during: str, change: Callable[..., tuple[Any, ...]]) -> None:
-    """change(requests, starts, lengths) -> the same, for passes in one of the proposer's methods."""
+    """Change the slot intervals of forward passes in one of the proposer's methods. during: its name. change:
+    (requests, starts, lengths) -> the same three, changed."""
     metadata, method = PagedAttention.metadata, getattr(Probe, during)
     within = []
 
@@ -36,7 +37,7 @@ def _change_metadata(patch: Patch, during: str, change: Callable[..., tuple[Any,
 
 
 def zero_the_cache(patch: Patch) -> None:
-    """Some faults read what was never written, which could be anything."""
+    """Fill new KV caches with zeros, since some faults read unwritten memory, which could hold anything."""
     add_group = PagedKVManager.add_group
 
     def zeroed(self: Any, layout: Any, *others: Any) -> int:
@@ -50,7 +51,8 @@ def zero_the_cache(patch: Patch) -> None:
 
 
 def a_drafted_entry_stays_when_its_node_is_accepted(patch: Patch) -> None:
-    """Only the root of an observed decode step is stored."""
+    """A fault: in decode steps `observe` stores only the root's entry, so accepted draft tokens keep the entries from
+    drafting."""
     observe, forwarding = Probe.observe, PagedAttention.forwarding
     skipped: list[torch.Tensor] = []
 
@@ -141,7 +143,8 @@ def padding_is_stored_in_the_first_slot(patch: Patch) -> None:
 
 
 def what_follows_a_slot_is_ignored(patch: Patch) -> None:
-    """The last slot of a cached block then holds the embedding of the token that followed it in another request."""
+    """A fault: the prefix cache ignores `lookahead`, so a block's last entry may hold the embedding of the token that
+    followed in another request."""
     add_group = PrefixKVManager.add_group
 
     def blind(self: Any, layout: Any, owner: str = "target", lookahead: int = 0) -> int:
@@ -151,7 +154,7 @@ def what_follows_a_slot_is_ignored(patch: Patch) -> None:
 
 
 def more_is_filled_than_was_stored(patch: Patch) -> None:
-    """Of a prompt's chunks, only the first is stored; the manager hears of all."""
+    """A fault: only a prompt's first chunk is stored, but the KV manager is told that all chunks are."""
     forwarding, observe = PagedAttention.forwarding, Probe.observe
     within: list[bool] = []
 
@@ -174,7 +177,8 @@ def more_is_filled_than_was_stored(patch: Patch) -> None:
 
 
 def observing_begins_at_0(patch: Patch) -> None:
-    """As if nothing had been cached: entries are stored where the prompt begins."""
+    """A fault: tokens found in the prefix cache are ignored, so observed entries are stored from the prompt's start
+    on."""
 
     def from_0(seen: Any) -> Any:
         cached = [request.num_cached_tokens for request in seen.requests]

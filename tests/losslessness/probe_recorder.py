@@ -1,4 +1,4 @@
-"""Everything that a proposer drafted in an engine, and what happened around it."""
+"""Records all that a proposer drafts in an engine, and the calls that it gets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdec_core.plugins.operations import OfferedOps
 
 @frozen(eq=False)
 class Drafted:
-    """One tree that was proposed, and all that it may depend on."""
+    """One proposed tree, and everything that it may depend on."""
 
     request_id: str
     seed: int
@@ -39,7 +39,7 @@ class Journal:
 
 
 class Recorder(Proposer):
-    """Passes everything on in inference mode, as was promised, and keeps every draft."""
+    """Wraps a proposer: records its drafts and asserts that the engine calls it in inference mode."""
 
     def __init__(self, proposer: Proposer, journal: Journal) -> None:
         self.proposer, self.journal = proposer, journal
@@ -88,7 +88,7 @@ class Recorder(Proposer):
 
 
 class RecordingPlugins:
-    """What is installed, with every proposer recorded, and the one of probe_draft.py."""
+    """The installed plugins and the proposer of probe_draft.py, each proposer wrapped in a Recorder."""
 
     def __init__(self, journal: Journal) -> None:
         self._installed, self._journal = Plugins.load(), journal

@@ -1,4 +1,4 @@
-"""The shapes of the trees that probe_draft.py drafts, decided by a request's seed and position."""
+"""The shapes of the trees that probe_draft.py drafts, determined by a request's seed and position."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ MOST_NODES, MOST_DEPTH = 12, 5
 
 
 def shape_of(seed: int, root_position: int) -> list[int]:
-    """The parents of a random tree, level by level, siblings side by side; now and then of none."""
+    """The parents of a random tree's nodes (-1: the root), level by level, siblings side by side. A tenth of all trees
+    are empty."""
     rng = np.random.default_rng([seed % 2**64, root_position])
     num_nodes = 0 if rng.random() < 0.1 else int(rng.integers(1, MOST_NODES + 1))
     parents: list[int] = []
@@ -26,7 +27,7 @@ def shape_of(seed: int, root_position: int) -> list[int]:
 
 @frozen(eq=False)
 class Level:
-    """The nodes of one depth, of all requests, one request after the other. All arrays are int64 [n]."""
+    """The nodes (draft tokens) of one depth in all trees of a batch, tree by tree. All arrays are int64 [n]."""
 
     requests: np.ndarray  # index in the batch
     nodes: np.ndarray  # index in the request's tree

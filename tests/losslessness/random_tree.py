@@ -1,6 +1,6 @@
-"""A proposer for tests: random trees that contain the right continuation often enough to be accepted and refused.
+"""A test proposer of random trees, which contain the right continuation often enough to be accepted and rejected.
 
-It also checks that the engine keeps its side of the proposer's contract, and raises where it does not.
+It also checks that the engine keeps the proposer contract, and raises where it does not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from specdec_core.contracts.proposer import BuildContext, Observation, Plan, Pro
 from specdec_core.contracts.target import TargetInfo
 
 TRUTH: dict[tuple[int, ...], list[int]] = {}
-"""Prompt -> the output that is known to be right, put here by a test."""
+"""Prompt -> its right output; filled by tests."""
 
 
 @frozen
@@ -33,9 +33,9 @@ class Drafted:
 
 DRAFTED: list[Drafted] = []
 FINISHED: dict[str, str] = {}
-"""Request id -> the reason that the proposer was given."""
+"""Request id -> the reason that `finish` got."""
 FEATURES: dict[str, list[torch.Tensor]] = {}
-"""Request id -> what was observed of the tap "final", if the config asks to keep it."""
+"""Request id -> its observed hidden states of the tap "final", with the option keep_features."""
 
 
 def forget_everything() -> None:
@@ -58,7 +58,7 @@ class RandomTreeConfig:
 
 @define
 class Seen:
-    """What the proposer was told of one request since it started or was preempted."""
+    """What the proposer observed of one request since it started or was preempted."""
 
     token_ids: list[int] = field(factory=list)
     next_token_id: int | None = None
@@ -157,7 +157,12 @@ def grow_chain(
 def grow_tree(
     rng: np.random.Generator, num_nodes: int, right: Sequence[int], vocab_size: int, correct: float
 ) -> DraftTree:
-    """The right path, down to a random depth, among random nodes, duplicate siblings, dead nodes and cousins."""
+    """Make a random tree: the right path, down to a random depth, among wrong and duplicate siblings and dead (padding)
+    nodes.
+
+    right: the continuation that the target generates.
+    correct: the chance that the right path is in the tree.
+    """
     tokens: list[int] = []
     parents: list[int] = []
     num_path = int(rng.integers(0, min(num_nodes, len(right)) + 1)) if rng.random() < correct else 0
@@ -182,7 +187,7 @@ def grow_tree(
 
 
 def with_dead_tail(rng: np.random.Generator, tree: DraftTree, num_nodes: int, vocab_size: int) -> DraftTree:
-    """The same tree with dead nodes at its end. Some hang from the one before."""
+    """Extend the tree with dead (padding) nodes to num_nodes. Some of them have the one before as their parent."""
     length = len(tree.token_ids)
     hanging = [i - 1 if i > length and rng.random() < 0.3 else DEAD for i in range(length, num_nodes)]
     more = rng.integers(vocab_size, size=len(hanging)).tolist()
@@ -190,7 +195,8 @@ def with_dead_tail(rng: np.random.Generator, tree: DraftTree, num_nodes: int, vo
 
 
 def salted(tree: DraftTree, token: int, right: Sequence[int]) -> DraftTree:
-    """The same tree with `token` at its last node that is no use anyway."""
+    """Put `token` at the last node where it does not change how far the tree follows `right` (the right
+    continuation)."""
     for node in reversed(range(len(tree.token_ids))):
         changed = DraftTree([*tree.token_ids[:node], token, *tree.token_ids[node + 1 :]], tree.parents)
         if num_right(changed, right) == num_right(tree, right):
@@ -199,7 +205,8 @@ def salted(tree: DraftTree, token: int, right: Sequence[int]) -> DraftTree:
 
 
 def num_right(tree: DraftTree, right: Sequence[int]) -> int:
-    """How far one gets from the root along `right`, taking the first of duplicate siblings."""
+    """How many tokens of `right` (the right continuation) the tree follows from its root. Of duplicate siblings the
+    first counts."""
     node, depth = -1, 0
     for token in right:
         children = [i for i, p in enumerate(tree.parents) if p == node and tree.token_ids[i] == token]

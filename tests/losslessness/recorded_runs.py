@@ -1,5 +1,5 @@
-"""Runs in which everything happens to the drafts of an engine: chunked prompts, nodes refused or accepted, in part or
-in full, requests preempted or cancelled."""
+"""Engine runs in which everything happens to drafts: chunked prompts, draft tokens rejected or accepted in part or in
+full, requests preempted or cancelled."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Outcome:
 
 
 def with_common_beginnings(asked: list[Asked]) -> list[Asked]:
-    """Prompts of which several begin alike, and go on otherwise within a block or at its end."""
+    """The requests, with prompts that share one of three beginnings and part within a block or at its end."""
     beginnings = reference.prompts(VOCAB_SIZE, [12, 16, 17], seed=5)
     return [
         attrs.evolve(request, prompt=[*beginnings[i % 3], *request.prompt[: 1 + i % 9]])
@@ -75,7 +75,7 @@ def with_common_beginnings(asked: list[Asked]) -> list[Asked]:
 
 
 def off_now_and_then(request: Any) -> bool:
-    """For `is_off` of `run`."""
+    """An `is_off` for `run`: (request) -> whether drafting is turned off, true at a third of a request's lengths."""
     is_off: bool = (request.num_tokens // 3 + request.seed) % 3 == 0
     return is_off
 
@@ -89,9 +89,10 @@ def run(
     is_off: Callable[[Any], bool] | None = None,
     **speculative_config: Any,
 ) -> Outcome:
-    """Requests come at random, and some are cancelled. The output is plain decoding's, whatever is drafted.
+    """Run requests that come at random, and cancel some. The verifier is "chosen", so outputs must equal plain
+    decoding's.
 
-    is_off: whether a request is not to draft in a step.
+    is_off: whether drafting is turned off for a request in a step.
     """
     journal = Journal()
     speculative_config |= {"verifier": "chosen"}
@@ -129,11 +130,11 @@ def run(
 
 
 KNOWN: dict[tuple[Path, tuple[int, ...], SamplingParams], list[int]] = {}
-"""Outputs without speculation, of all that any test asked for."""
+"""(model folder, prompt, parameters) -> output without speculation, for all that any test asked for."""
 
 
 def plain_outputs(model_dir: Path, asked: list[Asked]) -> list[list[int]]:
-    """All outputs without speculation."""
+    """All outputs without speculation, in the order of `asked`."""
     keys = [(model_dir, tuple(each.prompt), attrs.evolve(each.params, num_speculative_tokens=None)) for each in asked]
     new = [key for key in dict.fromkeys(keys) if key not in KNOWN]
     if new:
@@ -146,7 +147,7 @@ def plain_outputs(model_dir: Path, asked: list[Asked]) -> list[list[int]]:
 
 
 def check_outputs(outcome: Outcome, asked: list[Asked], plain: list[list[int]]) -> None:
-    """They are plain decoding's, to where those that were cancelled ended."""
+    """Assert that outputs are plain decoding's, or for cancelled requests its beginning."""
     for request_id, i in outcome.index_of.items():
         output = outcome.texts[request_id][len(asked[i].prompt) :]
         assert output == plain[i][: len(output)]
@@ -154,7 +155,8 @@ def check_outputs(outcome: Outcome, asked: list[Asked], plain: list[list[int]]) 
 
 
 def save_talkative_model(folder: Path, certainty: float = 3, **config: Any) -> Path:
-    """A target that depends mostly on the last token, so that some drafts are accepted."""
+    """Save a target that depends mostly on the last token, so that some drafts are accepted. certainty: a factor of the
+    LM head."""
     sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8}
     save_tiny_model("llama", folder, **sizes | config)
     model = reference.load(folder)
@@ -166,8 +168,11 @@ def save_talkative_model(folder: Path, certainty: float = 3, **config: Any) -> P
 
 @frozen(eq=False)
 class Expected:
-    """What a draft must be. draft_probs: of each node, None if it was chosen. is_clear: no decision was so close that
-    rounding could make another one."""
+    """What a draft must be.
+
+    draft_probs: the distribution that each node was sampled from; None if it was picked deterministically.
+    is_clear: no decision was so close that rounding could change it.
+    """
 
     token_ids: list[int]
     parents: list[int]
@@ -181,8 +186,12 @@ def mismatches(
     num_compared: int,
     tolerance: float = 1e-4,  # of probabilities
 ) -> Iterator[str]:
-    """What differs from the drafts computed from scratch, in a random choice of them. Those that rounding could have
-    decided are left out. from_scratch(draft, the request's whole text) -> what it must be."""
+    """Yield a message for each recorded draft that differs from the one computed from scratch.
+
+    A random choice of num_compared drafts is compared, without those that rounding could change.
+
+    from_scratch: (draft, the request's whole text) -> the expected draft.
+    """
     trees = [drafted for drafted in outcome.journal.drafts if drafted.token_ids]
     order = np.random.default_rng(6).permutation(len(trees))[:num_compared]
     num_clear = 0
@@ -205,7 +214,7 @@ def mismatches(
 
 
 def accepted_path(drafted: Drafted, text: list[int]) -> tuple[int, bool]:
-    """How many of the nodes came true, and whether the last of these has no children."""
+    """How many of a tree's tokens, along one path, are in the text, and whether the last of these has no children."""
     node, depth = -1, 0
     for token in text[len(drafted.history) :]:
         children = [j for j, parent in enumerate(drafted.parents) if parent == node]
@@ -219,7 +228,7 @@ def accepted_path(drafted: Drafted, text: list[int]) -> tuple[int, bool]:
 
 
 def what_happened(outcome: Outcome) -> dict[str, int]:
-    """How often. All of it should have happened for a test to say anything."""
+    """Count each kind of event in a run. A test proves something only if all of them occurred."""
     journal = outcome.journal
     paths = [(drafted, *accepted_path(drafted, outcome.texts[drafted.request_id])) for drafted in journal.drafts]
     return {

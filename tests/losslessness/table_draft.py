@@ -1,4 +1,4 @@
-"""A proposer for tests: draws from a table of what the target would say, made worse, by the builder of core."""
+"""A test proposer that samples, with core's DraftBuilder, from a table of the target's logits with changes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from specdec_core.contracts.proposer import PLUGIN_API, BuildContext, Plan, Prop
 from specdec_core.drafting import DraftBuilder
 
 TABLE: dict[int, torch.Tensor] = {}
-"""Number of output tokens so far -> logits [vocab ** number, vocab] after each continuation, put here by a test."""
+"""n -> the target's logits [vocab ** n, vocab] after each output of n tokens; filled by tests."""
 
 
 @frozen(kw_only=True)
 class TableConfig(DraftSamplingConfig):
-    """quality: the table and a little noise, noise alone, or the table's opposite. widths: children per level.
-    dead_tails: every other draft has as many nodes as it may, dead ones at its end. sparse: q names the tokens of each
-    of its rows."""
+    """Options of the proposer.
+
+    quality: "good": the table with a little noise; "bad": noise alone; "adversarial": the negative of the table.
+    widths: children per node, level by level.
+    dead_tails: fill every other draft with dead (padding) nodes up to max_draft_tokens.
+    sparse: each row of `q` names its token ids (`q_ids`).
+    """
 
     quality: str = field(default="good", validator=one_of("good", "bad", "adversarial"))
     widths: Sequence[int] = (1, 1)

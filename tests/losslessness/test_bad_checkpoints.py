@@ -1,4 +1,4 @@
-"""A checkpoint that is not what it should be is refused for what is wrong with it."""
+"""A damaged checkpoint is refused with an error that names what is wrong with it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ CONFIGS = {
 
 
 def without_a_part(folder: Path) -> None:
-    """Weights in several files, of which one is missing."""
+    """Replace the weights by an index that names a missing file."""
     (folder / "model.safetensors").unlink()
     index = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))

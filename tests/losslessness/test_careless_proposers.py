@@ -1,4 +1,4 @@
-"""A proposer that does not keep its contract is named. The running requests are aborted, those that wait go on."""
+"""A proposer that breaks its contract is named in the error. Running requests are aborted; waiting ones go on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NoOptions:
 
 
 class Careless(Proposer):
-    """Does what it is told to once, at its first chance, and drafts nothing otherwise."""
+    """Drafts nothing. `faults` is {method: function}; each function is called once, instead of what the method does."""
 
     def __init__(self) -> None:
         self.faults: dict[str, Callable[..., Any]] = {}
@@ -90,9 +90,12 @@ def engine(model_dir: Any, proposer: Careless) -> Any:
 def outcome(
     engine: Any, proposer: Careless, prompts: list, references: list, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[str | None, list]]:
-    """Two running requests, two that wait, and faults by the method they happen in -> the error's text if there was
-    one, and why the four ended. Whatever happened, the engine must be as good as new. is_read: whether the host looks
-    at drafts, or their device does."""
+    """A function (is_read, **{method: fault}) -> the error's text or None, and the finish reasons of four requests.
+
+    Two of them run and two wait when the faults happen. Afterwards the engine must work as a new one does.
+
+    is_read: whether the engine reads drafts on the host; otherwise it checks them on their device.
+    """
 
     def run(*, is_read: bool = True, **faults: Callable[..., Any]) -> tuple[str | None, list]:
         monkeypatch.setattr(engine._speculation.drafters[0], "reads_drafts", is_read)
@@ -135,7 +138,8 @@ def outcome(
 
 @contextmanager
 def untouched(engine: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A failed step emits no token, moves no KV, and writes only to the slots of its forward pass."""
+    """A context for one step. If it fails, it must emit no token, move no keys or values, and write only to the
+    KV-cache slots of its own forward pass."""
     kv, requests = engine.kv, list(engine._requests.values())
     lengths = [request.num_tokens for request in requests]
     before = [storage.clone() for group in kv._groups for storage in (group.keys, group.values)]
@@ -165,7 +169,8 @@ def untouched(engine: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def sound() -> Draft:
-    """Two trees: three nodes, of which the first and the last are siblings, all sampled; a sampled and a chosen one."""
+    """A valid draft of two trees: three sampled nodes, of which the first and last are siblings; a sampled and a
+    deterministic node."""
     return Draft(
         token_ids=torch.tensor([1, 2, 3, 4, 5]),
         parents=torch.tensor([-1, 0, -1, -1, -1], dtype=torch.int32),
@@ -178,7 +183,7 @@ def sound() -> Draft:
 
 
 def changed(name: str, index: Any, value: Any) -> Draft:
-    """The sound draft with some elements of one tensor changed."""
+    """The valid draft of `sound`, with the tensor `name` set to `value` at `index`."""
     tensor = getattr(sound(), name).clone()
     tensor[index] = value
     return evolve(sound(), **{name: tensor})
@@ -189,19 +194,20 @@ def with_changes(**changes: Any) -> Draft:
 
 
 def mapped(mapping: list[int]) -> Draft:
-    """With a draft vocabulary of its own."""
+    """The valid draft, with `q` over a draft vocabulary. mapping: the target's id of each of its tokens."""
     q = torch.full((3, len(mapping)), 1 / len(mapping))
     return with_changes(q=q, q_to_target=torch.tensor(mapping))
 
 
 def sparse(q_ids: Any = None, **changes: Any) -> Draft:
-    """With three tokens in each row of q."""
+    """The valid draft with a sparse `q`: each row has the probabilities of three tokens, whose ids are in q_ids."""
     q_ids = torch.tensor([[1, 3, 9], [9, 2, 0], [7, 4, 5]]) if q_ids is None else q_ids
     return with_changes(q=torch.full((3, 3), 1 / 3), q_ids=q_ids, **changes)
 
 
 def a_chain(parents: list[int], **changes: Any) -> Draft:
-    """Of chosen nodes, of which the first three are one request's."""
+    """The valid draft as chains of deterministic nodes, of which the first three belong to the first request. parents:
+    [5]."""
     parents = torch.tensor(parents, dtype=torch.int32)
     return with_changes(parents=parents, q=None, q_rows=None, is_chain=True, **changes)
 
@@ -346,7 +352,8 @@ def test_a_doubt_that_nobody_settles_is_noticed(outcome: Any, monkeypatch: pytes
 
 
 def test_a_draft_that_is_not_made_safe_is_noticed(engine: Any, outcome: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The embedding has no such token."""
+    """Negative control: without the check on the device, a token id past the vocabulary raises IndexError in the
+    embedding."""
     of = SafeDrafts.of
     monkeypatch.setattr(SafeDrafts, "of", lambda drafts, draft, **more: (draft, of(drafts, draft, **more)[1]))
     with pytest.raises(IndexError):
@@ -366,7 +373,8 @@ def leave(*args: Any) -> Any:
 @pytest.mark.parametrize("method", ["start", "propose", "observe", "reset", "finish"])
 @pytest.mark.parametrize("fault", [fail, leave])
 def test_exceptions(outcome: Any, fault: Callable[..., Any], method: str) -> None:
-    """A request that has ended, which is when `finish` is called, is not aborted any more."""
+    """An exception in any method of the proposer becomes an error that names it. Both running requests are aborted,
+    unless `finish` raises: its request has ended already."""
     message, reasons = outcome(**{method: fault})
     assert message is not None
     error = "ZeroDivisionError: a bug in this plugin" if fault is fail else "SystemExit: 3"

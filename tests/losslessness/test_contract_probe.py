@@ -1,8 +1,8 @@
-"""A draft with layers of its own gets from the engine what it was promised.
+"""The engine keeps its contract with a proposer that has layers and a KV cache of its own.
 
-The proposer in probe_draft.py runs in an engine that gives it chunked prompts, trees that are refused or accepted in
-part or in full, preemptions and cancellations. Each of its drafts must be what dense_draft.py computes from scratch.
-With SPECDEC_NIGHTLY set it runs ten times as many requests.
+The proposer in probe_draft.py runs with chunked prompts, trees that are rejected or accepted in part or in full,
+preemptions and cancellations. Each of its drafts must be what dense_draft.py computes from scratch. SPECDEC_NIGHTLY=1
+runs ten times as many requests.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def test_drafts_are_those_computed_from_scratch(
 
 @pytest.mark.parametrize("fault", [None, *CACHE_FAULTS], ids=lambda fault: getattr(fault, "__name__", None))
 def test_drafts_share_cached_prefixes(fault: Any, probed_model: Path, asked: list[Asked], monkeypatch: Patch) -> None:
-    """What a cached block holds of the draft is what the request itself would have stored."""
+    """With prefix caching, drafts that use cached blocks are still those computed from scratch; faults in the caching
+    change them."""
     if fault is not None:
         zero_the_cache(monkeypatch)
         fault(monkeypatch)
@@ -91,7 +92,7 @@ def test_late_observations_make_no_difference(kv_manager: str, probed_model: Pat
 
 
 class Seen:
-    """A request as it was when it drafted."""
+    """What `is_off` reads of a request, as it was when it drafted."""
 
     def __init__(self, drafted: Any) -> None:
         self.num_tokens, self.seed = len(drafted.history), drafted.seed

@@ -48,7 +48,11 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @frozen
 class Case:
-    """A draft, its verifier and how outputs are sampled. sampling: of SamplingParams, besides the temperature."""
+    """A draft method, its verifier, and how outputs are sampled.
+
+    options: keys of speculative_config.
+    sampling: keywords of SamplingParams, besides the temperature.
+    """
 
     method: str
     options: dict[str, Any]
@@ -88,7 +92,8 @@ CASES += [pytest.param(case, id=name, marks=pytest.mark.nightly) for name, case 
 
 
 def raw_logits(model_dir: Path) -> dict[int, torch.Tensor]:
-    """{n: float64 [VOCAB ** n, VOCAB]}   after every continuation of n tokens, in lexicographic order."""
+    """{n: float64 [VOCAB ** n, VOCAB]}   the target's logits after every continuation of n tokens, in lexicographic
+    order."""
     model = reference.load(model_dir)
     return {
         n: torch.stack(
@@ -99,7 +104,8 @@ def raw_logits(model_dir: Path) -> dict[int, torch.Tensor]:
 
 
 def processed(logits: torch.Tensor, sampling: dict[str, Any], output: Sequence[int]) -> torch.Tensor:
-    """Probabilities after PROMPT and some output, from the parameters' definitions."""
+    """Probabilities [VOCAB] of the token after PROMPT and `output`, by the definitions of the sampling parameters.
+    logits: [VOCAB]."""
     logits = logits.clone()
     for token in range(VOCAB):
         if token in PROMPT or token in output:
@@ -121,7 +127,8 @@ def processed(logits: torch.Tensor, sampling: dict[str, Any], output: Sequence[i
 
 
 def exact_probabilities(raw: dict[int, torch.Tensor], sampling: dict[str, Any]) -> torch.Tensor:
-    """float64 [VOCAB ** NUM_SEEN]   of every continuation, in lexicographic order."""
+    """float64 [VOCAB ** NUM_SEEN]   the probability of every continuation of NUM_SEEN tokens, in lexicographic order.
+    raw: see `raw_logits`."""
     probabilities = torch.ones(1, dtype=torch.float64)
     for n in range(NUM_SEEN):
         outputs = product(range(VOCAB), repeat=n)
@@ -131,7 +138,8 @@ def exact_probabilities(raw: dict[int, torch.Tensor], sampling: dict[str, Any]) 
 
 
 def drawn(make_llm: Any, generate: Any, model_dir: Path, case: Case, num_draws: int) -> tuple[Any, torch.Tensor]:
-    """The LLM, and int64 [num_draws] of continuations, as their numbers in lexicographic order."""
+    """Sample num_draws outputs. Returns the LLM, and int64 [num_draws]: each output's index in the lexicographic order
+    of all."""
     from specdec_core import SamplingParams
 
     llm = make_llm(
@@ -153,7 +161,8 @@ def drawn(make_llm: Any, generate: Any, model_dir: Path, case: Case, num_draws: 
 
 
 def p_value(outcomes: torch.Tensor, probabilities: torch.Tensor) -> float:
-    """Chi-square; outcomes expected fewer than 10 times are counted together."""
+    """The p-value of a chi-square test. outcomes: indices into probabilities. Those expected fewer than 10 times are
+    counted together."""
     expected = probabilities * outcomes.numel()
     observed = torch.bincount(outcomes, minlength=probabilities.numel()).double()
     rare = expected < 10
@@ -186,7 +195,7 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 
 @pytest.fixture(scope="module")
 def in_other_words(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The small model and a draft, which have five tokens in common."""
+    """The folders of a target and of a draft whose tokenizers have five tokens in common."""
     target, draft = tmp_path_factory.mktemp("words"), tmp_path_factory.mktemp("other_words")
     shutil.copytree(small_model, target, dirs_exist_ok=True)
     save_words(target, TARGET_WORDS)
@@ -204,7 +213,8 @@ def tells_another_pairing(patch: pytest.MonkeyPatch) -> None:
 
 
 def draws_from_all_its_tokens(patch: pytest.MonkeyPatch) -> None:
-    """One that the target lacks becomes the target's first, and q speaks of the others alone."""
+    """A fault: tokens that the target lacks are sampled, too, and become its token 0, while `q` covers only the
+    others."""
     by_text, propose = SharedVocabulary.by_text, DraftModelProposer.propose
     found: list[SharedVocabulary] = []
 
@@ -244,7 +254,7 @@ def test_drafts_in_other_words(
     counter: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A draft model with another tokenizer draws what both have; what is wrong about that is seen."""
+    """With a draft model of another tokenizer, outputs follow the target's distribution; with faults they do not."""
     target, draft = in_other_words
     if fault is not None:
         fault(monkeypatch)

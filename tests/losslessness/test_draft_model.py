@@ -1,6 +1,6 @@
-"""A draft model predicts the same with its cache as without, whether earlier drafts were accepted or not.
+"""A draft model predicts the same with its KV cache as without, whether earlier drafts were accepted or not.
 
-This is where acceptance is lost in silence: the output stays right when it is wrong.
+No other test would notice a wrong cache: it lowers acceptance, but the output stays right.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target with noise on its weights, and half as much of a vocabulary of padding."""
+    """The target with noise on its weights."""
     return save_noisy(target, tmp_path_factory.mktemp("draft"), range(VOCAB_SIZE))
 
 
 TARGET_WORDS = ["a", "b", "c", "d", "e", "ab", "cd", "f", "g", "xe"]
 DRAFT_WORDS = ["q", "cd", "a", "f", "e", "d", "r", "b", "c"]
 WORDS = Words(stand_in=[2, 7, 8, 5, 4, 7, 1, 3, 0, 4], shared=[0, 1, 2, 3, 4, 6, 7])
-"""By hand: "ab" is "b" to the draft, "xe" is "e", and "g" is anything."""
+"""Written by hand: the draft sees "b" for "ab", "e" for "xe", and any token for "g"."""
 
 
 @pytest.fixture(scope="module")
 def in_other_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A target and a draft, which know each seven of the other's tokens."""
+    """The folders of a target and of a draft whose tokenizers have seven tokens in common."""
     target = save_talkative_model(tmp_path_factory.mktemp("target_of_words"))
     save_words(target, TARGET_WORDS)
     return target, save_in_other_words(target, tmp_path_factory.mktemp("draft_of_words"), TARGET_WORDS, DRAFT_WORDS)
@@ -85,7 +85,8 @@ def asked() -> list[Asked]:
 def drafted_by(
     draft: Path, shape: TokenTree, method: str, target: Path, asked: list[Asked], num_kv_blocks: int = 44, **more: Any
 ) -> Outcome:
-    """There are steps without drafts, whenever many requests run."""
+    """Run the requests with a draft model. method: draft_sample_method. more: see `run`. While more than 7 requests
+    run, steps have no drafts."""
     return run(
         target,
         asked,
@@ -101,7 +102,7 @@ def drafted_by(
 
 
 def num_plain_steps(outcome: Outcome) -> int:
-    """Tokens that came without a draft between two drafts of a request."""
+    """Count the tokens that were generated without a draft between two drafts of a request."""
     last: dict[str, int] = {}
     total = 0
     for drafted in outcome.journal.drafts:
@@ -127,7 +128,8 @@ def test_drafts_are_those_computed_from_scratch(
 
 
 def observed_tokens_are_said_to_be_stored(patch: Patch) -> None:
-    """They are only when the request drafts."""
+    """A fault: the KV manager is told at each observation that its tokens are stored. They are stored only when the
+    request drafts."""
     observe = DraftModelProposer.observe
 
     def exaggerated(self: Any, observation: Any) -> None:
@@ -183,7 +185,7 @@ def test_drafts_with_a_window_are_those_computed_from_scratch(
 
 @pytest.mark.parametrize(("own", "window"), [(3, 9), (9, 3)])
 def test_the_smaller_window_counts(own: int, window: int, target: Path, asked: list[Asked], tmp_path: Path) -> None:
-    """Of the draft model's own and that of the option."""
+    """Of the draft model's own sliding window and the option draft_window, the smaller applies."""
     (tmp_path / "llama").mkdir()
     llama = save_noisy(target, tmp_path / "llama", range(VOCAB_SIZE))
     with_window(reference.load(llama), own).save_pretrained(tmp_path / "mistral")
@@ -260,7 +262,7 @@ def counts_what_was_never_forwarded(patch: Patch) -> None:
 
 
 def forgets_plain_steps(patch: Patch) -> None:
-    """What came since the last draft is taken for its accepted nodes."""
+    """A fault: tokens generated since the last draft are all taken for its accepted nodes."""
     propose = DraftModelProposer.propose
 
     def infer(self: Any, batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What EAGLE's heads draft in an engine is what the references draft from scratch, whatever became of other drafts."""
+"""EAGLE heads in an engine draft what the references draft from scratch, whatever became of earlier drafts."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def drafted_by(head: TinyHead, method: str, way: str, target: Path, asked: list[
 
 
 def from_scratch(head: TinyHead, method: str, way: str, target: Path, **options: Any) -> EagleFromScratch:
-    """options: context_tokens, window."""
+    """The reference for a method and a way to draft. options: context_tokens, window."""
     kind: dict[str, Any] = (
         DYNAMIC if way == "dynamic tree" else {"shape": TREE if "tree" in way else TokenTree.chain(6)}
     )
@@ -135,7 +135,6 @@ def test_cached_prefixes_and_late_observations_make_no_difference(
 def test_drafts_with_a_window_are_those_computed_from_scratch(
     method: str, way: str, window: int, target: Path, heads: dict[str, TinyHead], asked: list[Asked]
 ) -> None:
-    """Less than a draft is deep, and more."""
     head, few = heads[method], asked[:60]
     outcome = drafted_by(head, method, way, target, few, draft_window=window)
     differing = list(mismatches(outcome, from_scratch(head, method, way, target, window=window), 60, TOLERANCE))
@@ -194,7 +193,8 @@ def test_dead_entries_that_overwrite_others_are_noticed(
 def test_tokens_of_the_context_are_drafted(
     way: str, target: Path, heads: dict[str, TinyHead], asked: list[Asked]
 ) -> None:
-    """Of the two that the head lacks, the one that the request's text had last."""
+    """Of the two tokens that the head's vocabulary lacks, it can also draft the one that occurred last in the request's
+    text."""
     head = heads["eagle3"]
     outcome = drafted_by(head, "eagle3", way, target, asked, eagle_context_tokens=1)
     reference = from_scratch(head, "eagle3", way, target, context_tokens=1)
@@ -238,7 +238,8 @@ def test_wrong_tokens_of_the_context_are_noticed(
 
 
 def features_of_drafted_nodes_stay(patch: Patch) -> None:
-    """Only the root of an observed decode step is stored."""
+    """A fault: in decode steps `observe` stores only the root's entry, so accepted draft tokens keep entries made from
+    the head's own outputs."""
     observe = EagleProposer.observe
     forward = EagleProposer._forward
     seen: list[Observation] = []

@@ -1,4 +1,4 @@
-"""Thousands of random requests in a KV pool far too small for them: all end, and as they would alone. Nothing leaks.
+"""Thousands of random requests in a far too small KV pool all end with the outputs they have alone, and nothing leaks.
 
 SPECDEC_NIGHTLY=1 makes it ten times as many.
 """
@@ -65,7 +65,7 @@ def make_engine(small_model: Path, make_llm: Any) -> Callable[..., Any]:
 
 @pytest.fixture(scope="module")
 def alone(wishes: list[Wish], make_engine: Any) -> dict[tuple[Wish, int], Outcome]:
-    """What each completion is when it runs by itself, without speculation."""
+    """{(wish, index of the completion): its outcome when it runs by itself, without speculation}."""
     engine = make_engine(None, max_num_seqs=1)
     outcomes: dict[tuple[Wish, int], Outcome] = {}
     for wish in wishes:
@@ -80,7 +80,7 @@ def alone(wishes: list[Wish], make_engine: Any) -> dict[tuple[Wish, int], Outcom
 
 
 def wrong_ones(completions: list[traffic.Completion], alone: dict[tuple[Wish, int], Outcome]) -> list[Any]:
-    """Those that are not as they would be alone, or if they were cancelled, not the beginning of it."""
+    """The completions that differ from the same ones run alone. Cancelled ones must be their beginning."""
     wrong = []
     for each in completions:
         token_ids, reason = alone[each.wish, each.index]
@@ -95,7 +95,7 @@ def wrong_ones(completions: list[traffic.Completion], alone: dict[tuple[Wish, in
 
 
 def held_for_nobody(engine: Any) -> list[Any]:
-    """What an engine without requests still keeps of some."""
+    """What an engine without requests still holds of any; empty if nothing leaked."""
     kept: list[Any] = [engine._requests, engine._scheduler.running, engine._scheduler.waiting, engine._news]
     kept += [engine._cancelled, engine.kv._pool._tables, engine.kv._num_final]
     kept += [vars(drafter.proposer.proposer).get("seen") for drafter in engine._speculation.drafters]
@@ -104,7 +104,8 @@ def held_for_nobody(engine: Any) -> list[Any]:
 
 @pytest.fixture
 def send(wishes: list[Wish], alone: dict, make_engine: Any) -> Callable[..., Traffic]:
-    """(method, how many requests) -> what came of them. The trees of random_tree hold the right continuation."""
+    """A function (method, num_requests) -> the Traffic after it ran. Drafts of random_tree contain the right
+    continuation."""
     random_tree.TRUTH.update((wish.prompt, token_ids) for (wish, index), (token_ids, _) in alone.items() if index == 0)
 
     def run(method: str | None, num_requests: int) -> Traffic:
@@ -144,7 +145,7 @@ def test_each_is_as_it_would_be_alone(
 
 
 def a_preempted_request_keeps_its_count(patch: Patch) -> None:
-    """It has lost its blocks, but does not start over when it is admitted again."""
+    """A fault: a preempted request has lost its blocks, but keeps its number of computed tokens."""
     kept: dict[str, int] = {}
     preempt = Scheduler.preempt
 
@@ -163,7 +164,7 @@ def a_preempted_request_keeps_its_count(patch: Patch) -> None:
 
 
 def block_tables_are_those_of_a_first_pass(patch: Patch) -> None:
-    """A request that was preempted gets other blocks, and goes on to use its old ones."""
+    """A fault: a request that was preempted gets other blocks, but keeps using its old block table."""
     first: dict[str, np.ndarray] = {}
     tables = BlockPool.tables
 

@@ -1,4 +1,4 @@
-"""What fails one request, or one step, touches nothing else: outputs, blocks and the engine's next calls."""
+"""A request or step that fails affects nothing else: neither other outputs, nor the free blocks, nor later calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import reference
 from tiny_models import save_tiny_model
 
 POISON = 7
-"""A token whose embedding is NaN in the poisoned model."""
+"""The token whose embedding is NaN in the poisoned model."""
 
 
 def greedy_params(max_tokens: int = 12) -> Any:
@@ -21,7 +21,8 @@ def greedy_params(max_tokens: int = 12) -> Any:
 
 
 def test_a_prompt_that_is_refused_takes_nothing_with_it(tiny_models: dict, make_llm: Any, generate: Any) -> None:
-    """Whatever its place in the list: the error is the refusal's, no other prompt stays queued, the next call works."""
+    """Wherever a bad prompt is in the list, the error is about it, no other prompt stays queued, and the next call
+    works."""
     from specdec_core import ConfigError, SamplingParams
 
     llm = make_llm(tiny_models["llama"], "random_tree")
@@ -49,7 +50,7 @@ def test_a_request_that_cannot_ever_fit_is_refused(tiny_models: dict, make_llm: 
 
 
 def test_a_request_that_just_fits_is_not_preempted_for_ever(tiny_models: dict, make_llm: Any, generate: Any) -> None:
-    """16 slots for one request of 16 tokens; the others wait for their turn."""
+    """Each request takes all 16 KV-cache slots, so it runs to its end while the others wait."""
     plain = make_llm(tiny_models["llama"], None)
     prompts = [[1, 2, 3, 4, 5], [9, 8, 7, 6, 5], [1, 1, 2, 2, 3]]
     expected = [output.token_ids for output in generate(plain, prompts, greedy_params(11))]
@@ -89,7 +90,7 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def healthy_prompts(tiny_models: dict) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts and greedy outputs that the poison is no part of."""
+    """Prompts and greedy outputs that do not contain POISON."""
     model = reference.load(tiny_models["llama"])
     prompts = reference.prompts(200, [3, 9, 20, 33, 1, 17, 40, 6], seed=3)
     outputs = [reference.greedy(model, prompt, 12).token_ids for prompt in prompts]
@@ -102,7 +103,8 @@ def healthy_prompts(tiny_models: dict) -> tuple[list[list[int]], list[list[int]]
 def test_logits_that_are_not_finite_fail_their_own_request_only(
     method: str | None, poisoned: Path, healthy_prompts: tuple, make_llm: Any, generate: Any
 ) -> None:
-    """Neither those beside it nor those that get its blocks afterwards; few blocks, so that all are used again."""
+    """Outputs are right in requests beside one with NaN logits, and in requests that get its blocks afterwards. Blocks
+    are few, so that all are used again."""
     prompts, expected = healthy_prompts
     random_tree.TRUTH.update(zip(map(tuple, prompts), expected, strict=True))
     llm = make_llm(poisoned, method, num_kv_blocks=48, block_size=4)
@@ -130,7 +132,7 @@ def test_a_draft_node_that_is_not_finite_and_not_accepted_does_no_harm(
 def test_the_comparison_notices_a_compaction_that_moves_nothing(
     tiny_models: dict, healthy_prompts: tuple, make_llm: Any, generate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That accepted nodes' keys and values are moved is something that these outputs depend on."""
+    """Negative control: if the keys and values of accepted draft tokens are not moved, outputs differ."""
     prompts, expected = healthy_prompts
     random_tree.TRUTH.update(zip(map(tuple, prompts), expected, strict=True))
     llm = make_llm(tiny_models["llama"], "random_tree")

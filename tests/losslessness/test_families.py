@@ -1,4 +1,5 @@
-"""Families of models: each runs as transformers runs it, or is refused by name; each one's features matter."""
+"""Each model family generates what transformers generates with it, or is refused by name; each of its features
+matters."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ FEATURES = ("sliding_window", "softcap", "s_aux")
 def test_its_features_matter(
     family: tuple, expected: tuple, make_llm: Any, generate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control: without a feature that the family uses, the output is another."""
+    """Negative control: without any one of the attention features that the family uses, the output differs."""
     prompts, outputs = expected
     attend = CacheSite.attend
     used: set[str] = set()

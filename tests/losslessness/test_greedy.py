@@ -1,4 +1,4 @@
-"""Greedy output equals transformers' own, token for token, however it was computed."""
+"""Greedy output equals transformers' own, token for token, with every proposer, batch size and chunk size."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_output_equals_the_reference(
 def test_output_equals_the_reference_without_observation(
     model_dir: Any, make_llm: Any, prompts: list, references: list, generate: Any
 ) -> None:
-    """A proposer whose plan says observes=False is never told anything, and nothing else changes."""
+    """With observes=False in its plan, a proposer is never shown hidden states, and output stays right."""
     from specdec_core import SamplingParams
 
     random_tree.TRUTH.update(zip(map(tuple, prompts), references, strict=True))

@@ -1,4 +1,4 @@
-"""logprobs and prompt_logprobs: the target's own, with and without speculation, as transformers computes them."""
+"""logprobs and prompt_logprobs are transformers' for the target, with and without speculation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def texts() -> list[list[int]]:
 
 
 def differ(temperature: float = 0.8, **asked: Any) -> list[SamplingParams]:
-    """For six prompts: the numbers of logprobs differ, and parameters that must not matter are at work."""
+    """Parameters for six prompts, with different numbers of logprobs. Temperature, top_k and penalty must not affect
+    these."""
     params = SamplingParams(temperature=temperature, max_tokens=12, top_k=50, frequency_penalty=0.6, **asked)
     numbers = [0, 1, 3, -1, 5, None]
     each = [attrs.evolve(params, seed=i, logprobs=number) for i, number in enumerate(numbers)]
@@ -39,7 +40,8 @@ def differ(temperature: float = 0.8, **asked: Any) -> list[SamplingParams]:
 
 
 def check(position: dict[int, Logprob], token_id: int, number: int, logits: torch.Tensor) -> None:
-    """One position's logprobs against logits [vocab]."""
+    """Compare one position's logprobs with logits [vocab]. token_id: its own token. number: of logprobs asked for; -1:
+    all."""
     logprobs = logits.log_softmax(-1)
     number = len(logits) if number < 0 else number
     best = logprobs.topk(number)
@@ -130,7 +132,7 @@ def test_streams_have_them(engines: dict, texts: list) -> None:
 
 
 def test_what_is_cut_off_has_none(engines: dict, texts: list) -> None:
-    """A stop in the middle of an accepted path ends the logprobs, too."""
+    """If a stop token cuts off the rest of an accepted draft, the rest has no logprobs."""
     params = SamplingParams(temperature=0, max_tokens=20, logprobs=1)
     (plain,) = run(engines[None], texts[:1], [params])
     truth = plain.outputs[0].token_ids

@@ -1,4 +1,4 @@
-"""Drafts that are merged change nothing but the speed."""
+"""Merging drafts leaves the output as it is without speculation."""
 
 from __future__ import annotations
 

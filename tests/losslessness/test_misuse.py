@@ -1,4 +1,4 @@
-"""What listeners do wrong stays their problem: every other request is as it would be."""
+"""A listener (a request's callback) that raises, cancels or steps changes no other request's output."""
 
 from __future__ import annotations
 

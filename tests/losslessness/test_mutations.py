@@ -1,4 +1,4 @@
-"""Tests of the tests: an engine with a deliberate fault must not pass for lossless."""
+"""Tests of the tests: with a deliberate fault in the engine, the comparisons for losslessness must fail."""
 
 from __future__ import annotations
 
@@ -66,8 +66,10 @@ def the_first_node_is_kept_instead_of_the_accepted_one(patch: Patch) -> None:
 
 
 def a_rejected_node_stays_in_the_cache(patch: Patch) -> None:
-    """The root's own entry is not written: what a refused node left in its slot is read in its place. The cache begins
-    as ones: memory that is handed out again may hold what an engine before this one computed for the same tokens."""
+    """A fault: the root's keys and values are not written, so what a rejected draft token left in its slot is read.
+
+    The cache begins as ones, since reused memory could hold what an earlier engine computed for the same tokens.
+    """
     metadata, add_group = PagedKVManager.metadata, PagedKVManager.add_group
 
     def with_ones(self: Any, *arguments: Any) -> int:
@@ -121,7 +123,8 @@ WRONG_COMPUTATION: list[Callable[[Patch], None]] = [
 
 @pytest.fixture
 def continuations(model_dir: Any, make_llm: Any, prompts: list, generate: Any) -> Callable[..., list]:
-    """(method, what the trees hold, mutation, sampling parameters) -> output token ids of all prompts."""
+    """A function (method, right outputs for the trees, mutation, **sampling parameters) -> output token ids of all
+    prompts."""
 
     def run(method: str | None, truth: list, mutation: Any = None, **sampling: Any) -> list:
         from specdec_core import SamplingParams

@@ -1,4 +1,4 @@
-"""What a proposer observes is what transformers computes for the final tokens, trees and chunks notwithstanding."""
+"""The hidden states that a proposer observes are transformers' for the final tokens, with trees and chunked prompts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reference import NUM_TOKENS
 def test_features_of_accepted_tokens(
     model_dir: Any, target: Any, prompts: list, references: list, make_llm: Any, generate: Any
 ) -> None:
-    """RandomTree itself checks tokens and positions of every observation."""
+    """Hidden states of the tap "final" equal transformers'. RandomTree itself checks tokens and positions."""
     from specdec_core import SamplingParams
 
     random_tree.TRUTH.update(zip(map(tuple, prompts), references, strict=True))

@@ -1,4 +1,4 @@
-"""The outline of a model, made without its weights, equals that of the loaded model."""
+"""The outline of a model (its description and sizes, found without loading weights) equals that of the loaded model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specdec_core.models.meta_load import outline
 CPU = torch.device("cpu")
 DTYPES = ["float32", "bfloat16"]
 NEEDS_VALUES = {"positions that are counted"}
-"""Of UNSUPPORTED: what only a model with weights shows."""
+"""Keys of UNSUPPORTED that only a model with weights reveals."""
 
 
 def loaded_bytes(folder: Path, dtype: str) -> int:

@@ -1,7 +1,7 @@
-"""With each sampling parameter, speculative output is that of plain decoding, token for token; and each does something.
+"""With each sampling parameter, speculative output equals plain decoding's, token for token; each has an effect.
 
-Half of the requests are greedy. Drafts are n-gram chains and random trees with dead nodes and duplicates around the
-right continuation.
+Half of the requests are greedy. Drafts are n-gram chains, or random trees around the right continuation with dead
+(padding) nodes and duplicate siblings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ POISON = 7
 
 
 def save_word_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Token 5 is the word t5."""
+    """Save a tokenizer whose token 5 is the word t5, and so on."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -62,19 +62,19 @@ def engines(model: Path, make_llm: Any) -> dict[str | None, Any]:
 
 
 def both(**asked: Any) -> list[SamplingParams]:
-    """For eight prompts, greedy and sampled in turn."""
+    """SamplingParams for eight prompts, greedy and sampled in turn."""
     return [SamplingParams(max_tokens=NUM_TOKENS, seed=i, temperature=(0.0, 0.8)[i % 2], **asked) for i in range(8)]
 
 
 @pytest.fixture(scope="module")
 def texts() -> list[list[int]]:
-    """Within both vocabularies."""
+    """Eight prompts, whose token ids are in the vocabularies of both models."""
     return reference.prompts(200, [4, 9, 17, 30, 12, 25, 1, 40], seed=11)
 
 
 @pytest.fixture(scope="module")
 def unasked(engines: dict, texts: list, generate: Any) -> list[list[int]]:
-    """What is written without parameters."""
+    """Outputs of plain decoding without the parameters under test."""
     return tokens(generate(engines[None], texts, both()))
 
 
@@ -135,7 +135,8 @@ def test_a_wrong_history_is_noticed(
 def test_logits_that_are_not_finite_fail_their_own_request(
     method: str | None, model: Path, tmp_path: Path, texts: list, cases: dict, make_llm: Any, generate: Any
 ) -> None:
-    """With every parameter, masks among them that hide some of the bad logits; others go on beside it."""
+    """With every parameter, NaN logits end their own request with an error, even if a mask hides some of them. Other
+    requests go on."""
     from safetensors.torch import load_file, save_file
 
     folder = copytree(model, tmp_path / "poisoned")
@@ -160,7 +161,8 @@ def test_logits_that_are_not_finite_fail_their_own_request(
 def test_parameters_that_leave_no_token_fail_their_own_request(
     method: str | None, engines: dict, texts: list, generate: Any
 ) -> None:
-    """Not at once, but where the output gets there, and with all that it has until then."""
+    """A request ends with an error only where no token is left, or a logits processor raises. It keeps its tokens up to
+    there."""
 
     def give_up(logits: Any, token_ids: Any) -> Any:
         if len(token_ids) == len(texts[2]) + 5:
@@ -206,7 +208,8 @@ def test_min_tokens_puts_off_the_end_of_sequence(
 def test_a_prompt_in_chunks_is_not_processed_before_its_end(
     method: str | None, model: Path, engines: dict, texts: list, make_llm: Any, generate: Any
 ) -> None:
-    """Nor are tokens that a preempted request computes again. Every history begins with the prompt, whole."""
+    """Logits processors are not called for earlier chunks of a prompt, nor for tokens that a preempted request
+    recomputes. They always get the whole prompt."""
     asked: list[tuple[int, ...]] = []
 
     def listen(logits: Any, token_ids: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Rotary frequencies that follow the longest request, in transformers, do not here: requests stay independent."""
+"""Rotary frequencies that in transformers depend on the batch's longest request are fixed, so requests are
+independent."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
 
 def save(model_type: str, folder: Path, rope: dict[str, Any], **changes: Any) -> Path:
-    """Equal weights for each rope of a family."""
+    """Save a tiny random model with this rope config. Its weights are equal for each rope of a family."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -64,7 +65,7 @@ def test_output_is_that_of_the_pinned_frequencies(
 
 
 def test_short_and_long_frequencies_differ(folder: Path) -> None:
-    """Negative control of the test above."""
+    """Negative control: with short and with long frequencies, outputs differ."""
     (prompt,) = reference.prompts(120, [9], seed=2)
     found = [
         reference.greedy(reference.load(folder / name), prompt, 16).token_ids for name in ("longrope", "only_long")
@@ -76,7 +77,8 @@ def test_short_and_long_frequencies_differ(folder: Path) -> None:
 def test_a_longer_request_changes_no_other(
     is_pinned: bool, folder: Path, make_llm: Any, generate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unpinned is the negative control."""
+    """A longer request beside it does not change a request's output; it does if frequencies are not fixed (negative
+    control)."""
     if not is_pinned:
         monkeypatch.setattr(target_model, "pin_positions", lambda *args: None)
         monkeypatch.setattr(target_model, "try_out", lambda *args: Findings(keeps_rows=True))
@@ -88,14 +90,14 @@ def test_a_longer_request_changes_no_other(
 
 
 def test_what_is_not_pinned_is_found_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a model whose code comes from elsewhere."""
+    """A model whose frequencies could not be fixed, such as one with code from elsewhere, is refused."""
     monkeypatch.setattr(target_model, "pin_positions", lambda *args: None)
     with pytest.raises(CompatibilityError, match="max_model_len may help"):
         LLM(str(folder / "longrope"), skip_tokenizer_init=True, dtype="float32")
 
 
 def test_a_scale_that_follows_the_longest_request_is_refused(tmp_path: Path, make_llm: Any) -> None:
-    """PhiMoE has one besides the frequencies; up to the original length it is constant."""
+    """PhiMoE also has a scale that depends on the longest request, so it is refused beyond the original length."""
     save("phimoe", tmp_path, PHIMOE, num_local_experts=4, original_max_position_embeddings=ORIGINAL)
     with pytest.raises(CompatibilityError, match="max_model_len may help"):
         make_llm(tmp_path, None)
@@ -103,13 +105,14 @@ def test_a_scale_that_follows_the_longest_request_is_refused(tmp_path: Path, mak
 
 
 def test_no_request_is_longer_than_the_model_was_trained_for(folder: Path) -> None:
-    """So that dynamic frequencies are the plain ones."""
+    """A max_model_len beyond the trained length is refused, so dynamic frequencies never change."""
     with pytest.raises(ConfigError, match="max_model_len=257"):
         LLM(str(folder / "dynamic"), skip_tokenizer_init=True, max_model_len=257)
 
 
 def test_temperatures_do_not_follow_the_batch(tmp_path: Path, make_llm: Any, generate: Any) -> None:
-    """Llama 4 scales queries by where they stand in the batch, from row 160 on in this one."""
+    """Llama 4 scales queries by their row in the batch (here from row 160 on); outputs must be as alone all the
+    same."""
     folder = save_family("llama4_text", tmp_path)
     prompts = reference.prompts(120, [60, 61, 62, 63], seed=2)
     llm = make_llm(folder, None)

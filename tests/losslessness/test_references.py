@@ -1,6 +1,6 @@
-"""The tiny models that losslessness is tested on notice wrong positions and wrong masks.
+"""The tiny models of the losslessness tests are sensitive to wrong positions and wrong masks.
 
-The embedded model is left out: a trained model may well say the same of a changed context.
+The embedded model is left out: a trained model may well predict the same after a changed context.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.parametrize("model_dir", ["llama", "qwen3"], indirect=T
 
 
 def changed(target: Any, tokens: list[int], positions: list[int]) -> float:
-    """The share of tokens whose most likely successor changes with the positions."""
+    """The share of tokens whose most likely successor changes with these positions instead of 0, 1, ..."""
     before, after = reference.logits(target, tokens), reference.logits(target, tokens, positions)
     return float((before.argmax(-1) != after.argmax(-1)).double().mean())
 

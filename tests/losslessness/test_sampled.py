@@ -63,7 +63,7 @@ def test_seeds_matter_and_batches_do_not(plain: Any, prompts: list, generate: An
 def test_requests_of_different_settings_share_a_batch(
     plain: Any, speculating: Any, prompts: list, generate: Any
 ) -> None:
-    """Greedy beside sampled, each as it is alone."""
+    """Greedy and sampled requests in one batch have the outputs that they have alone."""
     from specdec_core import SamplingParams
 
     prompts = prompts[:10]

@@ -1,4 +1,4 @@
-"""An end inside an accepted path cuts the output where plain decoding would have ended."""
+"""If a request ends inside an accepted draft, its output is cut where plain decoding would have ended."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def last_draft(prompt: list[int]) -> random_tree.Drafted:
 
 
 def num_past_the_end(prompt: list[int], output: list[int]) -> int:
-    """How many right nodes the last tree had beyond the last token of the output."""
+    """How many right draft tokens the last tree had beyond the last token of the output."""
     drafted = last_draft(prompt)
     return drafted.num_tokens + drafted.num_right - len(prompt) - len(output)
 
 
 def ended_in_a_path(prompt: list[int], output: list[int]) -> bool:
-    """The last token was a node of the last tree, or followed one."""
+    """Whether the last token was a draft token of the last tree, or followed one."""
     drafted = last_draft(prompt)
     return drafted.num_right > 0 and drafted.num_tokens < len(prompt) + len(output)
 
@@ -58,7 +58,7 @@ def cut_at(tokens: list[int], stop: int) -> list[int]:
 def test_end_of_sequence(
     options: dict, which: int, tmp_path: Path, long_prompts: list, long_references: list, make_llm: Any, generate: Any
 ) -> None:
-    """The end-of-sequence token is one that a reference says in its middle; it is emitted, and nothing after it."""
+    """An end-of-sequence token in the middle of an output is emitted, and nothing after it."""
     from specdec_core import SamplingParams
 
     stop = long_references[which][NUM_TOKENS // 2]
@@ -127,7 +127,7 @@ def test_max_model_len(
 def test_streamed_tokens_are_those_generated_and_only_they_are_counted(
     options: dict, tmp_path: Path, long_prompts: list, long_references: list, make_llm: Any, counter: Any
 ) -> None:
-    """A path that runs past the end is neither streamed nor counted beyond it."""
+    """Draft tokens beyond the end are neither streamed nor counted as accepted."""
     from specdec_core import SamplingParams
 
     stop = long_references[0][NUM_TOKENS // 2]

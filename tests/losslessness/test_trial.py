@@ -1,4 +1,4 @@
-"""Models that go wrong on the paged cache without an error: each kind, put into a Llama, is noticed at load."""
+"""Models that would be silently wrong on the paged KV cache are refused at load. Each fault is put into a Llama."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mixes_tokens(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def has_limited_capacity(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Like an expert that computes only the first six tokens of a forward pass."""
+    """A fault: only the first six tokens of a forward pass are computed, as by an expert with limited capacity."""
     return lambda self, x: torch.cat([forward(self, x[:, :6]), torch.zeros_like(x[:, 6:])], dim=1)
 
 
@@ -124,7 +124,7 @@ def test_windows_that_only_the_mask_knows_are_refused(tmp_path: Path, monkeypatc
 
 
 def test_masks_are_compared_at_any_distance() -> None:
-    """This one hides a single token."""
+    """A mask that hides a single position is refused if max_model_len reaches past it."""
     mask = telling_mask(
         mask_function=lambda batch, head, query, key: (key <= query) & (key != 50),
         batch_size=1,
@@ -141,7 +141,7 @@ def test_masks_are_compared_at_any_distance() -> None:
 def test_logits_of_all_rows_are_no_obstacle(
     is_parameter: bool, llama: Path, generate: Any, make_llm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a model that does not know `logits_to_keep`, or takes no notice of it."""
+    """Outputs are right with a model that returns the logits of all rows, as it lacks or ignores `logits_to_keep`."""
     prompts = reference.prompts(120, [1, 9, 33], seed=2)
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     expected = [output.token_ids for output in generate(make_llm(llama, None), prompts, params)]
@@ -161,7 +161,7 @@ def test_logits_of_all_rows_are_no_obstacle(
 
 
 def test_a_model_is_as_it_was_after_the_trial(llama: Path) -> None:
-    """Nothing is left on its modules, and its attention is the paged one."""
+    """The checks at load leave nothing on the model's modules, and its attention is the paged one."""
     model = Model(ModelSource(model=llama, device=torch.device("cpu"), dtype="float32"))._model
     assert model.config._attn_implementation == "specdec"
     assert not [name for module in model.modules() for name in vars(module) if name.startswith("specdec")]

@@ -27,7 +27,7 @@ SIZES = {
 
 
 def save_tiny_model(family: str, folder: Path, *, seed: int = 0, **changes: Any) -> Path:
-    """family: "llama" or "qwen3". changes: to the sizes above."""
+    """Save a tiny random model. family: "llama" or "qwen3". changes: to SIZES."""
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     config_class, model_class, num_layers = {

@@ -1,4 +1,4 @@
-"""Random requests that come, wait, are cancelled and preempted, and what became of them."""
+"""Random requests that arrive, wait, are cancelled or preempted, and a record of their results."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ MAX_NUM_SEQS = 64
 
 @frozen
 class Wish:
-    """A request as it would be made. Many of a run's are alike, so that all outputs can be computed alone, too."""
+    """A request that may be sent many times. A run has few different ones, so that all outputs can also be computed
+    alone."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
 
     @property
     def num_blocks(self) -> int:
-        """What it takes to run to its end with drafts."""
+        """How many KV blocks it takes to run to its end with drafts."""
         wanted = MAX_MODEL_LEN if self.params.max_tokens is None else len(self.prompt) + self.params.max_tokens
         return -(-min(MAX_MODEL_LEN, wanted + NUM_SPECULATIVE_TOKENS) // BLOCK_SIZE)
 
 
 @define
 class Completion:
-    """One of a wish's n completions, in flight or ended."""
+    """One of a request's n completions, in flight or ended."""
 
     wish: Wish
     index: int  # of the n
@@ -48,7 +49,7 @@ class Completion:
 
 @define
 class Figures:
-    """A run in numbers."""
+    """Counts of one run."""
 
     num_requests: int = 0
     num_completions: int = 0
@@ -63,7 +64,8 @@ class Figures:
 
 
 def random_wishes(num_wishes: int, seed: int) -> list[Wish]:
-    """Greedy and sampled, with short and long outputs, budgets of their own, several completions and stop tokens."""
+    """Random requests: greedy and sampled, short and long, some with draft budgets, several completions or stop
+    tokens."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, MOST_PROMPT_TOKENS + 1, size=num_wishes)
     prompts = reference.prompts(VOCAB_SIZE, lengths.tolist(), seed)
@@ -85,13 +87,13 @@ def _random_params(rng: np.random.Generator, seed: int) -> SamplingParams:
 
 
 def tenth_of_what_they_want(wishes: Sequence[Wish]) -> int:
-    """KV blocks: a tenth of what it takes to run as many requests at once as an engine of these tests may."""
+    """A number of KV blocks: a tenth of what MAX_NUM_SEQS average requests need at once."""
     return MAX_NUM_SEQS * sum(wish.num_blocks for wish in wishes) // len(wishes) // 10
 
 
 @define
 class Traffic:
-    """Sends random wishes to an engine, a few before every step, and cancels some."""
+    """Sends random requests (`wishes`) to an engine, a few before every step, and cancels some."""
 
     engine: Any
     wishes: Sequence[Wish]

@@ -1,4 +1,4 @@
-"""Wheels of the packages, and environments that have them from nowhere else."""
+"""Fixtures that build the packages' wheels, and environments to install them into."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ COMMIT = {
 
 
 def run(*command: str, cwd: Path) -> None:
-    """Without what make and git say to the commands that they run, such as these tests."""
+    """Run a command, which must succeed.
+
+    It does not see the environment variables that make and git set for the commands they run, such as these tests.
+    """
     env = {key: value for key, value in os.environ.items() if not key.startswith(("GIT_", "MAKE", "MFLAGS", "SOURCE_"))}
     result = subprocess.run(command, cwd=cwd, env=env | COMMIT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, f"{command}: {result.stdout}{result.stderr}"
@@ -31,7 +34,10 @@ def run(*command: str, cwd: Path) -> None:
 
 @pytest.fixture(scope="session")
 def copy_sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
-    """() -> a clone with the files as they are here, since setuptools writes beside what it builds."""
+    """A function that copies the repository's files, as they are now, into a new git repository.
+
+    setuptools writes beside the sources that it builds, so builds run in such a copy.
+    """
 
     def copy() -> Path:
         folder = tmp_path_factory.mktemp("sources")
@@ -47,7 +53,10 @@ def copy_sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]
 
 @pytest.fixture(scope="session")
 def make_wheels() -> Callable[..., Path]:
-    """(clone, variables of make) -> the folder of the wheels; the running environment stands for .venv."""
+    """A function (folder of the sources, variables of make) -> folder of the wheels that `make wheels` builds there.
+
+    It builds with the Python that runs the tests, in place of .venv.
+    """
 
     def make(sources: Path, **variables: str) -> Path:
         given = [f"{key}={value}" for key, value in {"BIN": str(Path(sys.executable).parent), **variables}.items()]

@@ -1,4 +1,4 @@
-"""Environments with third-party packages as they are here and nothing of ours but what is installed into them."""
+"""Virtual environments that share this environment's third-party packages, but not its specdec packages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 
 def link_third_party(folder: Path) -> Path:
-    """Link everything that is installed here into `folder`, but for our packages and the files that lead to sources.
+    """Link everything that is installed here into `folder`, except specdec's packages and .pth files.
 
-    A path in a .pth file is appended to sys.path without reading the .pth files in it, but the metadata of what is
-    installed there in editable mode would be found.
+    Adding this environment's site-packages to another one's path would not do: Python would ignore the .pth files
+    there, but find the metadata of specdec packages that are installed in editable mode.
     """
     for path in sys.path:
         if Path(path).name in {"site-packages", "dist-packages"}:
@@ -34,7 +34,10 @@ class Environment:
         (site / "third_party.pth").write_text(f"{third_party}\n")
 
     def run(self, *command: str | Path, cwd: Path | None = None) -> str:
-        """What a command writes, run in `cwd` or the folder that holds the environment. It must succeed."""
+        """Run a command, which must succeed, in `cwd` or the folder that holds the environment.
+
+        Returns its standard output.
+        """
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "PYTEST_", "PYTHON"))}
         alone = {"PIP_CONFIG_FILE": os.devnull, "PYTHONNOUSERSITE": "1", "PATH": f"{self.bin}:{os.environ['PATH']}"}
         result = subprocess.run(
@@ -44,6 +47,6 @@ class Environment:
         return result.stdout
 
     def install(self, *arguments: str | Path, cwd: Path | None = None) -> None:
-        """pip install, without the network."""
+        """Run pip install with these arguments, without the network."""
         pip = [self.bin / "python", "-m", "pip", "install", "--no-index", "--disable-pip-version-check"]
         self.run(*pip, *arguments, cwd=cwd)

@@ -1,4 +1,4 @@
-"""The packages of the repository, as their files say."""
+"""The packages of the repository, as their pyproject.toml files describe them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @cache
 def files() -> list[str]:
-    """Paths of all files that are not ignored, relative to ROOT."""
+    """Paths of all files that git does not ignore, relative to ROOT."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [name for name in listed.split("\0") if name and (ROOT / name).exists()]
@@ -25,7 +25,7 @@ FOLDERS = {
     for name in files()
     if name.endswith("/pyproject.toml")
 }
-"""{name of a distribution: its folder}"""
+"""{name of a distribution: its folder}, without the root."""
 
 
 def pyproject(folder: Path) -> dict[str, Any]:
@@ -37,12 +37,12 @@ def name_of(requirement: str) -> str:
 
 
 def package_of(distribution: str) -> str:
-    """The name that is imported."""
+    """The name by which the distribution is imported."""
     return distribution.replace("-", "_")
 
 
 def with_dependencies(distributions: tuple[str, ...]) -> set[str]:
-    """These and what they need of the others, extras aside."""
+    """Return the distributions and all others of the repository that they depend on, without extras."""
     found: set[str] = set()
     todo = list(distributions)
     while todo:

@@ -15,7 +15,7 @@ def test_single_packages(environment, sources):
 
 
 def test_all_packages(environment, sources):
-    """The root installs each package as the distribution that it is, and nothing else."""
+    """Installing the root installs every package as a distribution of its own; `specdec` itself has only metadata."""
     environment.install("--no-build-isolation", ".", cwd=sources)
     listed = environment.run(environment.bin / "python", "-m", "pip", "list", "--format", "json")
     ours = {each["name"]: each["version"] for each in json.loads(listed) if each["name"].startswith("specdec")}

@@ -1,4 +1,4 @@
-"""What the packages say of themselves agrees, and so does what documents say of installing them."""
+"""The packages' metadata agree, and the install commands in documents are right."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import specdec_core
 
 PROJECTS = {**FOLDERS, "specdec": ROOT}
 SHARED = ("readme", "requires-python", "license", "license-files")
-"""Keys of [project] that have one value in all of them."""
+"""Keys of [project] that have the same value in all packages."""
 
 OWN = frozenset({"name", "version", "description", "classifiers", "keywords", "dependencies", "optional-dependencies",
                  "dynamic", "scripts", "entry-points"})  # fmt: skip
-"""Those that may differ. There are no others: addresses, for one, would have to be kept."""
+"""Keys of [project] that may differ. There are no others: addresses, for example, would have to be kept up to date."""
 
 DOCUMENTS = [ROOT / name for name in files() if name.endswith(".md")]
 
@@ -48,7 +48,10 @@ def test_a_requirement_is_written_the_same_everywhere():
 
 @pytest.mark.parametrize("distribution", FOLDERS)
 def test_the_license_is_there_once(distribution):
-    """setuptools packs no file from outside of a package's folder, but follows a link."""
+    """A package's LICENSE links to the root's.
+
+    setuptools packs no file from outside of a package's folder, but follows links.
+    """
     license_file = FOLDERS[distribution] / "LICENSE"
     assert license_file.is_symlink()
     assert license_file.resolve() == ROOT / "LICENSE"
@@ -62,7 +65,10 @@ def test_examples_of_a_pyproject_need_the_same_setuptools():
 
 
 def test_documents_install_from_the_clone():
-    """Our names are not registered: a stranger could register one, and pip would install that instead."""
+    """Documents install specdec's packages by path.
+
+    Their names are not registered, and a stranger could register one.
+    """
     commands = [line for path in DOCUMENTS for line in re.findall(r"pip install ([^`\n]*)", path.read_text())]
     assert len(commands) > 5
     for command in commands:

@@ -1,4 +1,4 @@
-"""Each distribution works alone, installed from its wheel: what it needs is in it or among its dependencies."""
+"""Each distribution works alone when installed from its wheel: all it needs is in the wheel or its dependencies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def metadata_in(wheel: zipfile.ZipFile) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="session")
 def weights(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model's folder, without the package that finds it by name."""
+    """The folder of the embedded model, unpacked from its wheel. The package that finds it by name is not installed."""
     folder = tmp_path_factory.mktemp("weights")
     wheel_of("specdec-model-tiny", wheels).extractall(folder)
     return folder / "specdec_model_tiny" / "weights"

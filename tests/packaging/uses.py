@@ -1,4 +1,4 @@
-"""What each distribution is for: `python uses.py WEIGHTS NAME ...` tries it in an environment that has it.
+"""Tries installed distributions: `python uses.py WEIGHTS NAME ...`, with the Python that has them.
 
 WEIGHTS is the folder of the embedded model's weights. The names are the distributions that were installed.
 """
@@ -15,7 +15,7 @@ PROMPT = "def mean(values):\n    return sum(values) / len(values)\n\n\ndef mean(
 
 
 def complete(model: str, **keywords: object) -> object:
-    """The output of an engine that shows nothing on the way."""
+    """Complete PROMPT greedily, without a progress bar. keywords: of `LLM`."""
     from specdec_core import LLM, SamplingParams
 
     (output,) = LLM(model, **keywords).generate(PROMPT, SamplingParams(temperature=0, max_tokens=24), use_tqdm=False)
@@ -24,7 +24,7 @@ def complete(model: str, **keywords: object) -> object:
 
 
 def command(*arguments: str) -> str:
-    """What `spec-decode` says, as it is installed beside this Python."""
+    """Run the `spec-decode` installed beside this Python, which must succeed. Returns its standard output."""
     line = [str(Path(sys.executable).with_name("spec-decode")), *arguments]
     result = subprocess.run(line, capture_output=True, text=True, check=False)
     assert result.returncode == 0, f"{line}: {result.stdout}{result.stderr}"
@@ -64,7 +64,7 @@ def use_prefix(weights: str) -> None:
 
 
 def use_model(weights: str) -> None:
-    """Its own copy, by transformers alone."""
+    """transformers alone, without specdec, loads and runs the model of the package."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from specdec_model_tiny import model_path
@@ -79,7 +79,10 @@ def use_model_by_name(weights: str) -> None:
 
 
 def use_testing(weights: str) -> None:
-    """The kit's options and fixtures come from its pytest plugin; the proposer is a module in this folder."""
+    """The conformance tests run for a proposer that is a module in the working directory.
+
+    Their options and fixtures come from specdec-testing's pytest plugin.
+    """
     kit = ["--pyargs", "specdec_testing.conformance", "--specdec-proposer", "recent", "--specdec-module", "recent"]
     line = [
         sys.executable,
@@ -126,7 +129,7 @@ USES: dict[tuple[str, ...], Callable[[str], None]] = {
     ("specdec-train",): use_train,
     ("specdec-train", "specdec-kernels", "specdec-proposer-eagle"): use_train_of_eagle,
 }
-"""{distributions that are asked for: what they are tried with}"""
+"""{distributions to install together: function that tries them, given the folder of the weights}."""
 
 
 if __name__ == "__main__":

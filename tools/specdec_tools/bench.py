@@ -67,8 +67,8 @@ def command(
 ) -> None:
     """Measure speculative against plain decoding.
 
-    The same model completes the prompts with and without speculation, in batches of one group each, several times in
-    turn; the table has medians. The exit status is 0 even if outputs differ, which the table shows.
+    The same model completes the prompts with and without speculation, several times in turn; times are medians. A batch
+    has prompts of one group only. The exit status is 0 even if outputs differ, which the table shows.
     """
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     prompts = read_prompts(prompts_file) if prompts_file is not None else list(PROMPTS)
@@ -109,7 +109,7 @@ def command(
 
 
 def _what_ran(model: TimedModel, method: str, batch_size: int, temperature: float) -> str:
-    """Whatever was left to defaults included, as the engine has it."""
+    """Describe what was measured, with the values that the engine chose for options left to their defaults."""
     engine = model.llm.engine
     return (
         f"{engine.target.info.model} in {str(engine.target.info.dtype).removeprefix('torch.')}, "

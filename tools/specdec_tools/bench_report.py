@@ -87,7 +87,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def versions(plugins: Plugins, method: str) -> dict[str, str]:
-    """Versions of Python, torch, transformers, specdec-core, and the plugins of the method and of operations."""
+    """Versions of Python, torch, transformers, specdec-core, and the plugins with the method or compiled operations."""
     parts = {f"proposer {method}", "ops"}
     found = {p.distribution: p.version for p in plugins.listing() if p.status == "ok" and parts & {*p.provides}}
     named = {name: version(name) for name in ("torch", "transformers", "specdec-core")}
@@ -102,7 +102,11 @@ def _processor() -> str:
 
 
 def plot(groups: Groups, method: str, path: Path, *, title: str) -> None:
-    """Plot the speed-up of every batch and the share of drafts accepted up to each position. title: what was run."""
+    """Plot the speed-up of every batch, and the share of drafts accepted up to each position.
+
+    method: for the axis label.
+    title: describes what was measured.
+    """
     from matplotlib.figure import Figure
 
     bars = [(group, c.title, Figures.of(c).speed_up) for group, comparisons in groups.items() for c in comparisons]

@@ -1,4 +1,4 @@
-"""Timing the same prompts with plain and with speculative decoding, in turn."""
+"""Times the same prompts with plain and with speculative decoding, in turn."""
 
 from __future__ import annotations
 
@@ -59,8 +59,11 @@ class Run:
     request_ids: tuple[str, ...]
 
     def drafts_before(self, ends: Sequence[int]) -> DraftCounts:
-        """Counts of the drafts whose emitted tokens, including the recovered or bonus token, all lie in the first
-        ends[i] tokens of completion i. Rejected draft tokens are not counted."""
+        """Count the drafts whose emitted tokens all lie in the first ends[i] tokens of completion i.
+
+        The emitted tokens include the recovered or bonus token. The counts leave out rejected draft tokens:
+        num_draft_tokens stays 0.
+        """
         limits = dict(zip(self.request_ids, ends, strict=True))
         num_emitted = dict.fromkeys(limits, 0)
         counts = DraftCounts()
@@ -86,7 +89,7 @@ class TimedModel:
         return cls(options.load(plugins), plugins)
 
     def run(self, prompts: Sequence[str], params: SamplingParams) -> Run:
-        """Complete the prompts in one batch and time it. Raises SpecdecError if one fails."""
+        """Complete the prompts in one batch and time it. Raises SpecdecError if the model's logits were not finite."""
         self.plugins.reports.clear()
         started = perf_counter()
         outputs = self.llm.generate(prompts, params, use_tqdm=False)
@@ -102,7 +105,7 @@ class TimedModel:
 
 @frozen
 class Comparison:
-    """Several runs of the same batch of prompts, plain and speculative."""
+    """Several runs of the same batch of prompts, plain and speculative. title: names the batch."""
 
     title: str
     plain: tuple[Run, ...]
@@ -126,7 +129,7 @@ def compare(
     params: SamplingParams,
     num_runs: int,
 ) -> Comparison:
-    """Run a batch with both models in turn, so that other load on the machine affects both."""
+    """Run a batch with both models (plain, speculative) in turn, so that other load on the machine affects both."""
     runs = [tuple(model.run(prompts, params) for model in models) for _ in range(num_runs)]
     plain, speculative = zip(*runs, strict=True)
     return Comparison(title, plain, speculative)
@@ -147,16 +150,16 @@ class Figures:
     """The results of one or several comparisons.
 
     num_tokens: output tokens with speculation.
-    num_plain_tokens: output tokens without; sampled drafts may change the number.
+    num_plain_tokens: output tokens without speculation; the number may differ if drafts are sampled.
     plain_s, speculative_s: sums of the batches' median seconds, prefill included.
     drafts: counts of drafts and accepted draft tokens.
     drafting_share: share of the speculative seconds spent on drafting.
-    decoding_speed_up: speed-up of decode steps, without steps that have prefill; None if there are no such steps.
-    efficiency: decoding_speed_up relative to the speed-up if only forward passes and drafting took time, which is
-        tokens per forward pass * T_plain / (T_draft + T_verify); None like decoding_speed_up.
+    decoding_speed_up: speed-up without the time of steps that have prefill; None if there are no other steps.
+    efficiency: decoding_speed_up relative to the best possible one, where only drafting and the target's forward passes
+        take time: tokens per forward pass * T_plain / (T_draft + T_verify). None if decoding_speed_up is.
     is_identical: whether all runs gave the same tokens.
     num_unlooped, unlooped: output tokens before each completion's first loop (see `loop_start`), and the drafts there.
-    distinct_ngrams: share of n-grams that are new in their completion; None if all completions are too short.
+    distinct_ngrams: distinct n-grams of each completion relative to all n-grams; None if all completions are too short.
     """
 
     num_tokens: int
@@ -217,7 +220,7 @@ class Figures:
 
 @frozen
 class _Decoding:
-    """Time and tokens of runs without the steps that have prefill."""
+    """Time and tokens of runs, without the time of steps that have prefill."""
 
     token_s: float  # all seconds per output token
     pass_s: float  # seconds of drafting and of the target's forward passes

@@ -14,5 +14,5 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def bigram_site(tmp_path_factory):
-    """A folder in which the plugin `bigram` is installed."""
+    """A folder for sys.path in which the proposer plugin `bigram` is installed."""
     return install_bigram(tmp_path_factory.mktemp("site"))

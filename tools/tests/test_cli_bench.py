@@ -32,7 +32,10 @@ def bench(checkpoint, bigram_site, monkeypatch):
 
 
 def row(stdout, name):
-    """A table row's tokens, acceptance length, and whether the outputs are the same."""
+    """Find a row of the printed table.
+
+    Returns its output tokens, acceptance length, and "yes" if outputs are the same.
+    """
     figures = r"(\d+) +[\d.]+ +[\d.]+ +[\d.]+x +([\d.]+) +[\d.]+% +[\d.]+ +(yes|no)"
     match = re.search(rf"^{name} +{figures} *$", stdout, re.MULTILINE)
     assert match, stdout
@@ -214,7 +217,10 @@ def timed_run(seconds, reports, token_ids=((1, 2),)):
 
 
 def test_figures():
-    """Plain steps take 1 s. Speculative steps take 2 s, half of it drafting, for 4 tokens: at best twice as fast."""
+    """Times are medians of the runs. Efficiency relates the speed-up without prefill to the best possible one, here 2.
+
+    A plain forward pass takes 1 s for 1 token; a speculative one takes 2 s, drafting included, for 4 tokens.
+    """
     prefill = StepReport(num_prefill_tokens=9, target_s=3.0)
     plain_pass = StepReport(num_decode_requests=1, target_s=1.0)
     pass_ = StepReport(num_decode_requests=1, num_draft_tokens=5, num_accepted=3, draft_s=1.0, target_s=1.0,
@@ -277,7 +283,7 @@ def test_figures_of_unlooped_text():
 
 
 def test_outputs_of_other_lengths_are_compared_by_the_token():
-    """Sampled outputs may differ in length. Half of the tokens in a quarter of the time is twice as fast."""
+    """Speed-ups compare seconds per token: half of the tokens in a quarter of the time is twice as fast."""
     passes = [StepReport(num_decode_requests=1, target_s=1.0)]
     plain, speculative = timed_run(8.0, passes, ((1,) * 8,)), timed_run(2.0, passes, ((1,) * 4,))
     figures = Figures.of(Comparison("t", (plain,), (speculative,)))

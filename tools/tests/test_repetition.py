@@ -23,7 +23,7 @@ SOME = st.lists(st.integers(0, 2), max_size=50)
 
 @st.composite
 def looping(draw: st.DrawFn) -> list[int]:
-    """Random tokens, a segment repeated a few times with the last copy perhaps cut, and random tokens."""
+    """Draw random tokens, a segment repeated up to 20 times whose last copy may be cut, and random tokens."""
     segment = draw(st.lists(st.integers(0, 40), min_size=1, max_size=MAX_PERIOD + 3))
     repeated = segment * draw(st.integers(1, 20))
     return draw(SOME) + repeated[: len(repeated) - draw(st.integers(0, len(segment)))] + draw(SOME)

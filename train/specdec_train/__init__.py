@@ -1,6 +1,6 @@
 """specdec-train: `spec-decode train METHOD`, for every installed method that has a training recipe.
 
-The entry point names this module, so it imports no heavy dependency.
+Core imports this module whenever it lists plugins, so it imports nothing heavy.
 """
 
 from __future__ import annotations

@@ -16,7 +16,11 @@ WINDOW = 16
 
 @define
 class Order:
-    """The order of the texts over all epochs. lengths: tokens of each text."""
+    """The order of the texts over all epochs.
+
+    lengths: tokens of each text.
+    batch: texts per step.
+    """
 
     lengths: tuple[int, ...]
     batch: int
@@ -28,7 +32,7 @@ class Order:
         return max(1, len(self.lengths) // self.batch)
 
     def rows(self, step: int) -> list[int]:
-        """Indices of the texts of a step, from 0 on. Each epoch is shuffled anew."""
+        """Indices of the texts of a step, which counts from 0 over all epochs. Each epoch is shuffled anew."""
         epoch, index = divmod(step, self.batches_per_epoch)
         if self._known[0] != epoch:
             self._known = epoch, self._batches(epoch)
@@ -47,7 +51,8 @@ class Order:
 
 
 def collate(texts: Sequence[Text], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids int64 and loss mask bool, both [batch, length of the longest], padded at the end."""
+    """Token ids int64 and loss mask bool of texts, both [number of texts, length of the longest], padded at the end
+    with 0 and False."""
     length = max(len(text.token_ids) for text in texts)
     token_ids = torch.zeros(len(texts), length, dtype=torch.int64)
     counts = torch.zeros(len(texts), length, dtype=torch.bool)

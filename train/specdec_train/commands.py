@@ -1,4 +1,4 @@
-"""`spec-decode train METHOD`: a command for each installed method with a training recipe and its options."""
+"""`spec-decode train METHOD`: a command for each installed method with a training recipe, with the recipe's options."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def train() -> None:
 
 
 def command_of(spec: ProposerSpec) -> click.Command:
-    """The command that trains a method, with the options of every run and of the recipe.
+    """The command that trains a method, with the options that all runs have and those of the method's recipe.
 
-    Raises PluginError if both have an option of the same name.
+    Raises PluginError if an option of the recipe has the name of one that all runs have.
     """
     assert spec.train is not None
     own = {attribute.name for attribute in attrs.fields(spec.train.options)}
@@ -92,7 +92,8 @@ def _option(owner: type, attribute: attrs.Attribute[Any]) -> click.Option:
 
 
 def _kind(hint: Any) -> tuple[Any, bool]:
-    """The option's type for click, and whether it may be repeated. A tuple of numbers is read as text."""
+    """click's type for an option with this type annotation, and whether the option may be repeated. Tuples of anything
+    but paths are read as text."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         hint = next(each for each in typing.get_args(hint) if each is not type(None))
     if typing.get_origin(hint) is tuple:

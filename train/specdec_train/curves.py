@@ -1,4 +1,4 @@
-"""Plots of a run's log."""
+"""Plots of a training run's log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def can_draw() -> bool:
 
 
 def draw(lines: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Plot the losses and the measured acceptance lengths over steps. lines: entries of log.jsonl."""
+    """Plot the losses and the measured acceptance lengths over the steps. lines: entries of log.jsonl. file: the PNG to
+    write."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 7), layout="constrained")

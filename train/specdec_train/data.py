@@ -14,7 +14,8 @@ from attrs import frozen
 from specdec_core import ConfigError, shown
 
 SHORTEST = 4
-"""Shortest training text in tokens: shorter ones have no label for the later steps of a head."""
+"""Shortest training text in tokens. In shorter ones, a draft head trained over several steps has no label for the later
+steps."""
 LARGEST_ID = int(np.iinfo(np.int32).max)
 
 
@@ -29,7 +30,7 @@ class Text:
 def read_texts(paths: Iterable[Path], tokenizer: Any, vocab_size: int) -> list[Text]:
     """Read all texts in files and folders.
 
-    tokenizer: the target's; None if it has none, then only .npy files can be read.
+    tokenizer: the target's; None if the target has no tokenizer: then only .npy files of token ids can be read.
     vocab_size: number of the target's token ids.
 
     Raises ConfigError if a file cannot be read or has token ids that the target lacks.
@@ -45,7 +46,8 @@ def read_texts(paths: Iterable[Path], tokenizer: Any, vocab_size: int) -> list[T
 
 
 def cut(texts: Iterable[Text], length: int) -> list[Text]:
-    """Split texts into pieces of at most `length` tokens. Pieces that are too short or have no labels are dropped."""
+    """Split texts into pieces of at most `length` tokens. Pieces of fewer than SHORTEST tokens, or without a label (a
+    token with a loss) after the second token, are dropped."""
     pieces = [
         Text(text.token_ids[start : start + length], text.counts[start : start + length])
         for text in texts
@@ -63,7 +65,7 @@ def fingerprint(texts: Sequence[Text]) -> str:
 
 
 def token_counts(texts: Sequence[Text], vocab_size: int) -> np.ndarray:
-    """How often each token is a label, int64 [vocab]."""
+    """How often each token id is a label (a token with a loss), int64 [vocab]."""
     learned = [text.token_ids[text.counts] for text in texts]
     return np.bincount(np.concatenate(learned), minlength=vocab_size)
 
@@ -115,7 +117,7 @@ def _of_line(tokenizer: Any, line: str, where: str) -> Text:
 
 
 def join(prompt: np.ndarray, completion: np.ndarray) -> Text:
-    """A text of a prompt and a completion, of which only the completion has a loss."""
+    """Concatenate a prompt and a completion to a text of which only the completion has a loss."""
     counts = np.arange(len(prompt) + len(completion)) >= len(prompt)
     return Text(np.concatenate([prompt, completion]), counts)
 

@@ -23,9 +23,9 @@ def acceptance_lengths(
     device: str | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Mean acceptance lengths, {"greedy": ..., "temperature_1": ...}.
+    """Mean acceptance lengths (1 + accepted tokens per verified draft), {"greedy": ..., "temperature_1": ...}.
 
-    trainee: the draft; it is saved to a temporary folder.
+    trainee: the draft in training; it is saved to a temporary folder.
     target: name or folder of the target.
     speculative_config: method and options, without the draft's folder.
     prompts: token ids.

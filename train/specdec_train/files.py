@@ -1,4 +1,4 @@
-"""Atomic writes of a run's files: each is whole or absent, whenever the run is killed."""
+"""Atomic writes of a run's files: a kill leaves none of them half written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = frozenset({"checked", "step", "num_tokens", "seconds", "trainee", "optimi
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Lock a folder for the block. Raises ConfigError if another run holds the lock."""
+    """Hold a folder's lock during the `with` block. Raises ConfigError if another run holds it."""
     try:
         with FileLock(folder / LOCK, timeout=0):
             yield
@@ -33,7 +33,7 @@ def lock(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def replace(file: Path) -> Iterator[Path]:
-    """Yields a temporary path to write to, which replaces the file at the end of the block."""
+    """Yield a temporary path to write to. It replaces the file at the end of the `with` block."""
     partial = file.with_name(f"{file.name}.partial")
     yield partial
     partial.replace(file)
@@ -67,7 +67,7 @@ def read_state(folder: Path) -> dict[str, Any] | None:
 
 
 def write_checkpoint(folder: Path, trainee: Trainee) -> None:
-    """Save a checkpoint. Each of its files replaces the earlier one when it is complete."""
+    """Save the trainee's checkpoint in `folder`. Each of its files replaces the earlier one when it is complete."""
     for left in folder.glob(f"{UNFINISHED}*"):  # left by a run that was killed
         if left.is_dir() and not left.is_symlink():
             rmtree(left)
@@ -80,10 +80,11 @@ def write_checkpoint(folder: Path, trainee: Trainee) -> None:
 
 
 class Log:
-    """log.jsonl, with one JSON object per line."""
+    """The run's log file, log.jsonl, with one JSON object per line."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        """Drops lines of later steps, which will be repeated, and damaged lines. step: where the run resumes."""
+        """Drop damaged lines, and lines of later steps, which the resumed run repeats. step: where the run resumes; 0:
+        it is new, so all lines are dropped."""
         self._file = folder / LOG
         if self._file.exists():
             lines = map(_read, self._file.read_text(encoding="utf-8", errors="replace").splitlines())

@@ -24,8 +24,8 @@ def generated_texts(
 
     The beginning is the text's prompt if it has one, else its first prompt_len tokens.
 
-    file: where the texts are saved; read instead if it was made with the same description.
-    description: the settings that determine the texts.
+    file: where the result is saved. If it exists with the same description, it is read instead.
+    description: the settings that determine the result.
     max_model_len: the target's longest sequence.
 
     Raises ConfigError if a continuation would not fit, or the file has another description.
@@ -77,6 +77,7 @@ def _read(file: Path) -> tuple[object, list[Text]]:
 
 
 def beginning(text: Text, prompt_len: int) -> np.ndarray:
-    """The tokens before the first label; if there are none, the first prompt_len tokens."""
+    """The tokens before the text's first label (token with a loss). If the first token is a label, the first prompt_len
+    tokens."""
     num_marked = int(text.counts.argmax()) if text.counts.any() else len(text.counts)
     return text.token_ids[: num_marked or prompt_len]

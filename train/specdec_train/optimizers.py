@@ -16,7 +16,8 @@ MUON_SCALE = 10
 
 
 def optimizers(trainee: nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
-    """The optimizers of a trainee; each parameter is in one. A group's `scale` multiplies the run's learning rate."""
+    """Create the optimizers for a draft in training. Each trained parameter is in one of them. A group's `scale`
+    multiplies the run's learning rate."""
     by_muon = _matrices_of_layers(trainee) if settings.optimizer == "muon" else {}
     rest = [each for each in trainee.parameters() if each.requires_grad and id(each) not in by_muon]
     decay: dict[str, Any] = {"weight_decay": settings.weight_decay}
@@ -34,7 +35,8 @@ def optimizers(trainee: nn.Module, settings: Settings) -> list[torch.optim.Optim
 
 
 def _matrices_of_layers(trainee: nn.Module) -> dict[int, nn.Parameter]:
-    """Matrices for Muon by id. Embeddings and LM heads are left out: a step updates few of their rows."""
+    """The matrices that Muon trains, {id(matrix): matrix}. Embeddings and LM heads are left out, because a step updates
+    few of their rows."""
     by_token = [
         module
         for name, module in trainee.named_modules()

@@ -39,7 +39,8 @@ MOST_HELD_OUT = 64
 def train(spec: ProposerSpec, settings: Settings, options: Any) -> None:
     """Train a draft for a method and save it in settings.out.
 
-    With `resume`, a killed run continues from its last save and ends with the same weights as an uninterrupted one.
+    With `settings.resume`, a killed run continues from its last save and ends with the same weights as an uninterrupted
+    one.
 
     options: an instance of the recipe's options class.
 
@@ -107,7 +108,8 @@ class Run:
                     self._save()
 
     def _update(self) -> dict[str, torch.Tensor]:
-        """One optimizer step. It depends only on the step's number, the weights and the optimizers' state."""
+        """Make one optimizer step and return scalars for the log. The step depends only on its index, the weights and
+        the optimizers' state, so a resumed run repeats it exactly."""
         torch.manual_seed(int(np.random.SeedSequence([self._settings.seed, self._step]).generate_state(1)[0]))
         self._trainee.train()
         for optimizer in self._optimizers:
@@ -137,7 +139,8 @@ class Run:
         return loss, metrics
 
     def _batch(self, texts: Sequence[Text], rows: Sequence[int] | None = None) -> TrainingBatch:
-        """A batch with the target's hidden states. rows: the texts' indices in the feature store, if they are in it."""
+        """A batch with the target's hidden states. rows: the texts' indices in the feature store; None: they are not in
+        it, so the states are computed."""
         device = self._target.info.device
         token_ids, counts = collate(texts, device)
         if self._store is None or rows is None:
@@ -199,7 +202,8 @@ class Run:
         files.write_state(out, state)
 
     def _restore(self) -> None:
-        """Load the saved state. Raises ConfigError if it belongs to a run with other settings."""
+        """Load the saved state, if there is one. Raises ConfigError if it belongs to a run with other settings, or has
+        more steps than the run is to have."""
         state = files.read_state(self._settings.out)
         if state is None:
             return
@@ -221,7 +225,8 @@ class Run:
         self._step, self._num_tokens, self._seconds = state["step"], state["num_tokens"], state["seconds"]
 
     def _read_data(self) -> tuple[list[Text], list[Text]]:
-        """Training texts and held-out texts. Raises ConfigError if there are too few or the length is too large."""
+        """Training texts and held-out texts. Raises ConfigError if there are too few, or if --length exceeds what the
+        target takes."""
         settings, info = self._settings, self._target.info
         if settings.length > info.max_model_len:
             raise ConfigError(
@@ -257,7 +262,7 @@ _GENERATION = ("target", "dtype", "generate", "prompt_len", "temperature", "seed
 
 
 def _tokenizer(target: str) -> Any:
-    """The target's tokenizer; None if it has none, then the data must be token ids."""
+    """The target's tokenizer; None if it has no tokenizer: then the data must be token ids."""
     try:
         return load_tokenizer(EngineConfig(model=target))
     except ConfigError:

@@ -12,7 +12,7 @@ from specdec_core import ConfigError, flag, number, one_of, text, whole_number
 LOCK = ".lock"
 """Name of the lock file in a folder that is written to."""
 UNCHECKED = {"unchecked": True}
-"""Metadata of settings that a resumed run may change: they do not affect the weights, or extend the run."""
+"""Metadata of settings that a resumed run may change, because they do not affect the weights or only extend the run."""
 
 
 def _setting(help_text: str, *, unchecked: bool = False, **kwargs: Any) -> Any:
@@ -104,19 +104,19 @@ class Settings:
     )
 
     def identity(self) -> dict[str, Any]:
-        """Settings that a resumed run must not change, as JSON values."""
+        """{name: value}, as JSON values, of the settings that a resumed run must not change."""
         return {a.name: plain(getattr(self, a.name)) for a in fields(Settings) if not a.metadata.get("unchecked")}
 
 
 def plain(value: Any) -> Any:
-    """A setting's value as JSON has it."""
+    """A setting's value in JSON types: paths become strings, tuples lists."""
     if isinstance(value, tuple):
         return [plain(each) for each in value]
     return str(value) if isinstance(value, Path) else value
 
 
 def prepare_folder(settings: Settings) -> None:
-    """Create the folder `out`. Raises ConfigError if it is not empty and the run is not resumed."""
+    """Create the folder `out`. Raises ConfigError if it is a file, or if it is not empty and the run is not resumed."""
     out = settings.out
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {str(out)!r} is a file: name a folder")

@@ -1,4 +1,4 @@
-"""A store of the target's hidden states: safetensors shards, and an index with the target, taps and texts."""
+"""The target's hidden states on disk: safetensors shards, and an index with the target, taps and texts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOKENS_PER_SHARD = 1 << 16
 
 @define
 class FeatureStore:
-    """Stored hidden states, read text by text."""
+    """Stored hidden states of the training texts, which can be read text by text."""
 
     folder: Path
     taps: tuple[str, ...]
@@ -38,7 +38,8 @@ class FeatureStore:
     _opened: dict[int, Any] = field(factory=dict)
 
     def read(self, rows: Sequence[int]) -> dict[str, torch.Tensor]:
-        """Hidden states {tap: [len(rows), length of the longest, width]} of texts, padded with zeros."""
+        """Hidden states {tap: [len(rows), length of the longest, width]} of texts, padded with zeros. rows: the texts'
+        indices."""
         found = [self._read_one(row) for row in rows]
         return {
             tap: torch.nn.utils.rnn.pad_sequence([one[tap] for one in found], batch_first=True) for tap in self.taps
@@ -57,6 +58,7 @@ def open_store(
 ) -> FeatureStore:
     """Open a folder with the hidden states of all texts, computing missing shards.
 
+    taps: which hidden states, see `features_of`.
     batch: texts per forward pass.
 
     Raises ConfigError if the folder was made with other texts, another target or other taps.

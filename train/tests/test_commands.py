@@ -1,4 +1,4 @@
-"""`spec-decode train` as it is typed, with every package of this repository installed."""
+"""The command line of `spec-decode train`, with every package of this repository installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ TRAINABLE = ("draft_model", "eagle", "eagle3")
 
 @pytest.fixture(autouse=True)
 def _with_an_offer_that_has_no_name():
-    """Operations are offered without one. They have to be installed, or a part of these tests would not be told."""
+    """Skips the tests unless a plugin with operations (kernels) is installed. Operations have no name, and the list of
+    methods must leave them out."""
     if not any("ops" in info.provides for info in Plugins.load().listing()):
         pytest.skip("no plugin is installed that offers operations")
 

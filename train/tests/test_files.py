@@ -1,4 +1,4 @@
-"""Files of a run that is killed, and of one that saves again."""
+"""A run's files: after a kill, and when they are saved again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec_train.generate import _read
 
 
 class Several:
-    """Saves a checkpoint with a folder in it, like a tokenizer of transformers with several chat templates."""
+    """Saves a checkpoint with a subfolder, as transformers' tokenizers with several chat templates do."""
 
     def __init__(self, content: str) -> None:
         self.content = content

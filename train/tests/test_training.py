@@ -103,7 +103,7 @@ def test_a_draft_learns_its_target(method, options, specs, folder, tmp_path):
 
 
 def killed_in(spec: ProposerSpec, num_steps: int) -> ProposerSpec:
-    """A method whose run is killed in the middle of a step."""
+    """The method with a recipe whose run is interrupted (KeyboardInterrupt) in the training step after `num_steps`."""
 
     def make(*given: Any) -> torch.nn.Module:
         trainee = spec.train.make(*given)
@@ -235,7 +235,7 @@ class TestWhatIsWrongIsExplained:
             run(specs["eagle"], folder, tmp_path / "out", target=str(target))
 
     def test_a_gradient_that_is_not_finite(self, specs, folder, tmp_path):
-        """The loss is finite, the gradient is not: no ruined weights are saved."""
+        """If the loss is finite but its gradient is not, an error is raised and no weights are saved."""
 
         def make(*given: Any) -> torch.nn.Module:
             trainee = specs["eagle"].train.make(*given)
@@ -275,7 +275,7 @@ def test_the_command_has_the_recipes_options(specs, folder, tmp_path):
 
 
 def test_the_command_lists_what_can_be_trained_beside_plugins_of_other_kinds():
-    """Operations (`specdec-kernels`) are provided without a name."""
+    """Plugins that offer operations, which have no name (`specdec-kernels`), do not break the list of methods."""
     listed = CliRunner().invoke(cli.main, ["train", "--help"], catch_exceptions=False)
     assert listed.exit_code == 0
     assert {"draft_model", "eagle", "eagle3"} <= set(listed.output.split())

@@ -26,7 +26,7 @@ from specdec_core.models.load import ModelSource, find_device, load_config
 from specdec_core.plugins import Plugins
 
 DRAFTS = "drafts"
-"""The folder in a target's folder that has a draft checkpoint for each of some methods, by the method's name."""
+"""A subfolder of a target's folder: it has a draft checkpoint per method, each in a folder of the method's name."""
 
 
 @frozen(eq=False)
@@ -76,14 +76,17 @@ def prepare(
 
 
 def dry_run(model: str | Path, **keywords: Any) -> Design:
-    """Build everything that `LLM` would run except weights. Takes the keywords of `LLM` and raises the same errors,
+    """Do everything that `LLM` does before it loads weights. Takes the keywords of `LLM` and raises the same errors,
     except those that only weights can cause."""
     prepared = prepare(model, **keywords)
     return build.dry_run(prepared.config, prepared.plugins, prepared.speculative, prepared.tokenizer)
 
 
 def _speculative(mapping: Mapping[str, Any], plugins: Plugins, device: torch.device) -> SpeculativeConfig:
-    """The SpeculativeConfig of a mapping that has a method."""
+    """Parse a speculative_config in which the method is filled in.
+
+    device: the engine's, for the method's default of num_speculative_tokens.
+    """
     verifier, verifier_config = mapping.get("verifier", AUTO), None
     if isinstance(verifier, str) and verifier != AUTO:
         verifier_config = plugins.verifier(verifier).config
@@ -95,8 +98,14 @@ def _speculative(mapping: Mapping[str, Any], plugins: Plugins, device: torch.dev
 
 
 def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:
-    """Complete speculative_config: find the method that runs a draft checkpoint, and the model of a method that needs
-    one. Raises ConfigError, or PluginError if not exactly one installed method recognizes the checkpoint."""
+    """Complete speculative_config. If it names a draft checkpoint but no method, find the method that runs it. If the
+    method needs a draft checkpoint and none is named, use the one that comes with the target.
+
+    given: the user's speculative_config.
+    target: the user's name of the target.
+
+    Raises ConfigError, or PluginError if not exactly one installed method recognizes the checkpoint.
+    """
     mapping = speculative_mapping(given)
     if names_checkpoint(mapping.get("model")):
         mapping["model"] = resolve_model(mapping["model"], plugins.models)
@@ -111,8 +120,9 @@ def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:
 
 
 def speculative_mapping(mapping: Any) -> dict[str, Any]:
-    """Check speculative_config as users write it: it must name a method or a draft model. A name in square brackets, as
-    in older versions of vLLM, is a method, also in place of the model. Raises ConfigError."""
+    """Check speculative_config as users write it, and return it as a dict. It must name a method or a draft model. A
+    name in square brackets, as in older versions of vLLM, is a method, also in place of the model. Raises
+    ConfigError."""
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"speculative_config={shown(mapping)} must be a dict such as {{'method': 'ngram', ...}}")
     plain = dict(mapping)
@@ -132,7 +142,11 @@ def speculative_mapping(mapping: Any) -> dict[str, Any]:
 
 
 def _shipped(method: ProposerSpec, folder: Path, target: str | Path, revision: Any) -> str:
-    """The draft in this folder, which is a subfolder of the target's."""
+    """The folder of the draft that comes with the target. Raises ConfigError if there is no such folder, or if a
+    revision is given.
+
+    folder: where the draft would be, in the target's folder.
+    """
     if folder.is_dir():
         if revision is None:
             return str(folder)
@@ -149,7 +163,10 @@ def _shipped(method: ProposerSpec, folder: Path, target: str | Path, revision: A
 
 
 def _published(drafts: Mapping[str, str], target: str) -> str | None:
-    """The draft that a method lists for this target, by the last part of the target's name, which copies usually
-    keep."""
+    """The draft on the hub that a method lists for this target; None if there is none. Only the last part of the
+    target's name counts, which copies usually keep.
+
+    drafts: {target: draft}, names on the hub.
+    """
     name = target.rstrip("/").rpartition("/")[2].lower()
     return next((draft for of, draft in drafts.items() if of.rpartition("/")[2].lower() == name), None)

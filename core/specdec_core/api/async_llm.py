@@ -22,10 +22,10 @@ from specdec_core.errors import SpecdecError
 class AsyncLLM:
     """`LLM` for asyncio, with the same keywords. Requests that run at the same time are batched.
 
-    `generate` and `chat` return asynchronous generators. Closing one, or cancelling the task that reads it, cancels its
-    request. A wrong prompt raises in its own generator; a failed step raises in all generators whose requests it ended.
-    The others and the engine continue, unless the device has failed (`DeviceError`, `is_healthy`). End it with `await
-    llm.shutdown()` or `async with`.
+    `generate` and `chat` return asynchronous generators. Closing a generator, or cancelling the task that reads it,
+    cancels its request. A wrong prompt raises in its own generator; a failed step raises in all generators whose
+    requests it ended. The other requests and the engine continue, unless the device has failed (`DeviceError`,
+    `is_healthy`). End it with `await llm.shutdown()` or `async with`.
     """
 
     def __init__(self, model: str | Path, **keywords: Any) -> None:
@@ -38,8 +38,8 @@ class AsyncLLM:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether prompts can be run. False after `shutdown`, or after the device has failed, which requires a new
-        process (`DeviceError`). For the health check of a server; any thread may read it."""
+        """Whether prompts can be run. False after `shutdown`, or after the device has failed: then only a new process
+        can use it again (`DeviceError`). For the health check of a server; any thread may read it."""
         return not self._is_shut_down and not self._session.engine.is_dead
 
     async def __aenter__(self) -> Self:
@@ -53,8 +53,8 @@ class AsyncLLM:
     def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> AsyncGenerator[StreamOutput, None]:
-        """Complete one prompt, yielding new tokens as they are decided. Takes one prompt and one sampling_params, as
-        `LLM.generate` does."""
+        """Complete one prompt, yielding new tokens after each step. The arguments are those of `LLM.generate`, for one
+        prompt."""
         return self._generate(lambda: self._session.prompts.read([prompt]), sampling_params)
 
     def chat(
@@ -68,7 +68,7 @@ class AsyncLLM:
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[StreamOutput, None]:
-        """Answer one conversation, yielding new tokens as they are decided. Takes the arguments of `LLM.chat`."""
+        """Answer one conversation, yielding new tokens after each step. The arguments are those of `LLM.chat`."""
         arguments = {
             "chat_template": chat_template,
             "add_generation_prompt": add_generation_prompt,
@@ -87,8 +87,8 @@ class AsyncLLM:
         return self._session.metrics.read()
 
     async def shutdown(self) -> None:
-        """Cancel all requests, which raises in their generators, close the proposer and end the thread. May be called
-        again. Raises PluginError if the proposer fails to close."""
+        """Cancel all requests, close the proposers and end the engine's thread. Generators that are still running raise
+        SpecdecError. May be called again. Raises PluginError if a proposer fails to close."""
         errors: list[BaseException] = []
         with self._lock:
             self._is_shut_down = True
@@ -116,7 +116,8 @@ class AsyncLLM:
                 self._post(partial(self._end, stream))
 
     def _post(self, command: Callable[[], None]) -> bool:
-        """Let the engine's thread run a command between two steps. Returns False after `shutdown`."""
+        """Queue a command, which the engine's thread runs between two steps. Returns False, and queues nothing, after
+        `shutdown`."""
         with self._lock:
             if not self._is_shut_down:
                 self._commands.append(command)
@@ -132,7 +133,7 @@ class AsyncLLM:
     # The methods below run in the engine's thread.
 
     def _work(self) -> None:
-        """Run steps and commands until nothing is left; the next command starts another thread."""
+        """Run commands and steps until nothing is left. The next command starts another thread."""
         while True:
             with self._lock:
                 commands, self._commands = self._commands, []
@@ -145,8 +146,8 @@ class AsyncLLM:
                 self._attempt(self._session.step)
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Run a command or a step. A failure ends the streams whose requests the engine gave up, or all streams if the
-        error does not concern requests."""
+        """Run a command or a step. If it raises, the streams (generators) whose requests the engine has ended get the
+        error, or all streams if it has ended no request."""
         try:
             work()
         except BaseException as error:
@@ -178,7 +179,7 @@ class AsyncLLM:
             self._end(stream)
 
     def _end(self, stream: _Stream, error: BaseException | None = None) -> None:
-        """End a stream's generator and cancel its remaining requests."""
+        """End a stream (a generator), with an error if one is given, and cancel its remaining requests."""
         if stream in self._streams:
             self._streams.remove(stream)
             stream.end(error)
@@ -194,8 +195,11 @@ class AsyncLLM:
 
 
 class _Stream:
-    """The engine thread's side of one generator. `running`: ids of its requests that have not ended. `error` is set
-    before the None that ends the queue."""
+    """The engine thread's side of one generator.
+
+    running: ids of its requests that have not ended.
+    error: raised by the generator at its end. It is set before the None that ends the queue.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.queue: asyncio.Queue[StreamOutput | None] = asyncio.Queue()
@@ -204,7 +208,7 @@ class _Stream:
         self._loop = loop
 
     def put(self, output: StreamOutput | None) -> bool:
-        """Send to the generator. Returns False if its event loop is closed."""
+        """Send an output to the generator, or None to end it. Returns False if its event loop is closed."""
         try:
             self._loop.call_soon_threadsafe(self.queue.put_nowait, output)
         except RuntimeError:  # the loop is closed

@@ -68,15 +68,15 @@ class LLM:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether prompts can be run. False after `close`, or after the device has failed, which requires a new process
-        (`DeviceError`). For the health check of a server."""
+        """Whether prompts can be run. False after `close`, or after the device has failed: then only a new process can
+        use it again (`DeviceError`). For the health check of a server."""
         return not self.engine.is_closed and not self.engine.is_dead
 
     def close(self) -> None:
-        """Abort all requests and let the proposer save its state; no prompt can be run afterwards. May be called again.
-        Memory is freed when the LLM is garbage-collected.
+        """Abort all requests and let the proposers save their state; no prompt can be run afterwards. May be called
+        again. Memory is freed when the LLM is garbage-collected.
 
-        Raises PluginError if the proposer fails to close.
+        Raises PluginError if a proposer fails to close.
         """
         self.engine.close()
 
@@ -93,12 +93,12 @@ class LLM:
     def generate(
         self, prompts: Prompts, sampling_params: Params = None, *, use_tqdm: bool = True, stream: bool = False
     ) -> list[RequestOutput] | Iterator[StreamOutput]:
-        """Complete all prompts; the outputs are in their order. All prompts are checked before any is run.
+        """Complete all prompts and return their outputs in the same order. All prompts are checked before any is run.
 
         prompts: each a string, {"prompt": str} or {"prompt_token_ids": [int, ...]}.
         sampling_params: one for all, or one for each.
         use_tqdm: show a progress bar if it takes longer than a second.
-        stream: return the iterator of `stream` instead.
+        stream: return an iterator over new tokens instead, as the method `stream` does.
         """
         return self._run(lambda: self._session.prompts.read(prompts), sampling_params, use_tqdm, stream)
 
@@ -147,11 +147,13 @@ class LLM:
     ) -> list[RequestOutput] | Iterator[StreamOutput]:
         """Answer one conversation, or each of several, as `generate` completes prompts.
 
-        messages: a list of {"role": ..., "content": ...}, or several; the chat template turns them into a prompt.
+        messages: a list of {"role": ..., "content": ...}, or several such lists; the chat template turns each into a
+            prompt.
         chat_template: replaces the tokenizer's.
-        add_generation_prompt: begin the assistant's answer.
+        add_generation_prompt: end the prompt with the beginning of the assistant's answer.
         continue_final_message: continue the last message instead; set add_generation_prompt to False then.
         tools, chat_template_kwargs: inputs of the template.
+        use_tqdm, stream: as for `generate`.
         """
         arguments = {
             "chat_template": chat_template,

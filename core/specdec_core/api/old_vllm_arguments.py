@@ -1,4 +1,4 @@
-"""Converts the keywords for speculation of vLLM up to version 0.6 to a speculative_config."""
+"""Converts the speculation keywords of vLLM 0.6 and older, such as speculative_model, to a speculative_config."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ OLD_KEYS = frozenset(NEW_KEYS) | frozenset(WITHOUT_MEANING)
 def without_old_keys(
     keywords: Mapping[str, Any], speculative_config: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
-    """Split off the old keywords. Returns the others and the speculative_config that the old ones amount to, or else
-    the given one.
+    """Convert old keywords, if there are any. Returns the other keywords, and the speculative_config that the old ones
+    amount to, or else the given one.
 
-    Warns once, showing the new form. Raises ConfigError if both forms are given.
+    Warns once, showing the new form. Raises ConfigError if both forms are given, or if an old keyword has no new form.
     """
     old = {key: value for key, value in keywords.items() if key in OLD_KEYS}
     if not old:
@@ -82,7 +82,8 @@ def unbracketed(name: Any) -> Any:
 
 
 def _level_of_caller() -> int:
-    """The stacklevel of the first caller outside specdec_core, in whose name Python shows the deprecation warning."""
+    """The stacklevel for warnings.warn that stands for the first caller outside specdec_core: Python shows the
+    deprecation warning as that caller's."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("specdec_core."):
         level, frame = level + 1, frame.f_back

@@ -14,13 +14,14 @@ from specdec_core.sampling.logprobs import TokenLogprobs
 
 @frozen
 class CompletionOutput:
-    """One completion.
+    """One completion of a prompt.
 
+    index: of the completion among the prompt's n.
     finish_reason: "stop" (end of sequence, a stop token or a stop string), "length", "abort", or "error" (no token
         could be drawn; the message is in `error`).
-    stop_reason: the stop string or token id that ended it; else None.
+    stop_reason: the stop string or token id that ended the completion; else None.
     logprobs: of each output token, if they were asked for.
-    cumulative_logprob: their sum.
+    cumulative_logprob: the sum of the output tokens' logprobs, if they were asked for.
     """
 
     index: int
@@ -41,7 +42,7 @@ class RequestOutput:
     prompt_logprobs: of each prompt token, None for the first, if they were asked for.
     lossless: whether the output has the target's distribution. False only if a lossy verifier decided on its drafts,
         which it does only above temperature 0.
-    num_cached_tokens: of the prompt, found in the prefix cache for the first completion.
+    num_cached_tokens: the number of prompt tokens that the first completion found in the prefix cache.
     """
 
     request_id: str
@@ -55,7 +56,7 @@ class RequestOutput:
 
     @classmethod
     def of(cls, prompt: TokenizedPrompt, samples: Sequence[Request]) -> RequestOutput:
-        """The output of a prompt. samples: the engine's requests for it, one for each completion."""
+        """Make the output of a prompt. samples: the engine's requests for it, one for each completion."""
         first = samples[0]
         return cls(
             request_id=first.id,
@@ -86,12 +87,13 @@ class StreamOutput:
     """The tokens that one step added to one completion. See `CompletionOutput` and `RequestOutput` for the other
     fields.
 
-    prompt_index: of the prompt among those given.
-    index: of the completion among the prompt's n.
-    finish_reason: set in the last output of the completion.
+    prompt_index: index of the prompt among those given.
+    pieces: the new tokens, each with its text.
+    index: index of the completion among the prompt's n.
+    finish_reason: set in the last output of the completion, else None.
     prompt_logprobs: in the first output of the prompt's first completion, if they were asked for.
-    text: the text that became final. The last output also has text that was held back, if no token follows. All texts
-        joined are the completion's text.
+    text: the text that became final. The last output also has text that was held back (`rest`), if no token follows.
+        All texts joined are the completion's text.
     """
 
     prompt_index: int

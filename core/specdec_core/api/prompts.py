@@ -22,7 +22,7 @@ Prompt = str | Mapping[str, Any]
 Prompts = Prompt | Sequence[Prompt]
 
 PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
-"""Of a mapping, which has one of the first two."""
+"""The keys that a prompt may have if it is a mapping. It has exactly one of prompt and prompt_token_ids."""
 
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: {"role": str, "content": str} and whatever else the chat template reads."""
@@ -32,8 +32,11 @@ Conversations = Messages | Sequence[Messages]
 
 @frozen
 class TokenizedPrompt:
-    """A prompt as token ids, not checked yet. text: None if token ids were given. cache_salt: only prompts with equal
-    salts share cached keys and values."""
+    """A prompt as token ids, which are not checked yet.
+
+    text: the prompt's text; None if the caller gave token ids.
+    cache_salt: only prompts with equal salts share cached keys and values.
+    """
 
     text: str | None
     token_ids: Sequence[int]
@@ -41,13 +44,13 @@ class TokenizedPrompt:
 
 
 class PromptReader:
-    """Tokenizes prompts with the model's tokenizer. Without one (None), prompts must be token ids."""
+    """Tokenizes prompts with the model's tokenizer. If that is None, prompts must be token ids."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
 
     def read(self, prompts: Prompts) -> list[TokenizedPrompt]:
-        """Tokenize one prompt or several. Raises ConfigError for the first that is not a prompt."""
+        """Tokenize one prompt or several. Raises ConfigError for the first that is not a valid prompt."""
         listed = [prompts] if isinstance(prompts, str | Mapping) else prompts
         if not isinstance(listed, Sequence) or isinstance(listed, bytes):
             raise ConfigError(f"prompts={shown(prompts)} is not understood: give one prompt, or a list of them")
@@ -56,9 +59,10 @@ class PromptReader:
     def read_chats(
         self, messages: Conversations, arguments: Mapping[str, Any], variables: Mapping[str, Any]
     ) -> list[TokenizedPrompt]:
-        """Tokenize one conversation or several with the chat template.
+        """Turn one conversation or several into prompts with the chat template, and tokenize them. Raises ConfigError.
 
-        arguments: of transformers' apply_chat_template. variables: additional inputs of the template.
+        arguments: keyword arguments of transformers' apply_chat_template.
+        variables: additional inputs of the template, as the user gave them.
         """
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
             raise ConfigError(f"messages={shown(messages)} is not understood: give one conversation, or a list of them")
@@ -126,7 +130,7 @@ class PromptReader:
 
 
 def load_tokenizer(config: EngineConfig, name: str | Path | None = None) -> Any:
-    """Load a tokenizer. name: None: the model's own. Raises ConfigError."""
+    """Load a tokenizer. name: a folder or a name on the hub; None: the model's own. Raises ConfigError."""
     found = resolve_model(name or config.model)
     refuse_revision(found, "tokenizer", "tokenizer_revision", config.tokenizer_revision)
     revisions = {

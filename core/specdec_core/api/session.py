@@ -22,7 +22,7 @@ from specdec_core.engine.request import Piece, Request
 from specdec_core.errors import ConfigError
 
 SampleListener = Callable[[int, int, Request, Sequence[Piece]], None]
-"""(index of the prompt, index of the completion, request, what the step added to it)."""
+"""Receives (index of the prompt, index of the completion, request, the pieces that the step added to it)."""
 
 
 class Session:
@@ -49,7 +49,12 @@ class Session:
         *,
         is_streamed: bool = False,
     ) -> list[list[str]]:
-        """Queue all prompts, n requests for each, and return their ids. If one prompt is wrong, none is queued."""
+        """Queue all prompts, n requests for each. If one prompt is wrong, none is queued.
+
+        listener: called after each step that adds to a request: see `SampleListener`.
+
+        Returns a list of request ids for each prompt.
+        """
         submitted: list[list[str]] = []
         try:
             for prompt, params in zip(prompts, _one_each(sampling_params, len(prompts)), strict=True):
@@ -71,7 +76,10 @@ class Session:
         self.metrics.update(report, perf_counter() - started)
 
     def cancel(self, submitted: Sequence[Sequence[str]]) -> None:
-        """Cancel requests, all of them even if cancelling one raises. Requests that have ended are ignored."""
+        """Cancel requests, all of them even if cancelling one raises. Requests that have ended are ignored.
+
+        submitted: ids as `submit` returns them.
+        """
         self.engine.cancel(*chain.from_iterable(submitted))
 
 
@@ -87,7 +95,7 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, num_prom
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """A context without transformers' progress bar for loading weights. Bars of downloads are shown."""
+    """A context that hides transformers' progress bar for loading weights. Bars of downloads are shown."""
 
     def hidden(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return factory(*args, **{**kwargs, "disable": True})

@@ -1,4 +1,4 @@
-"""The command `spec-decode`."""
+"""The command line `spec-decode`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ class LazyGroup(click.Group):
                 ctx.exit(INTERRUPTED)
 
     def _hint(self, ctx: click.Context, message: str) -> str:
-        """How to give the keywords of `LLM` that an error mentions on the command line."""
+        """Advice on how to give, on the command line, the keywords of `LLM` that an error's message mentions; "" if
+        there are none."""
         from specdec_core.cli.options import mentioned_keys
 
         name = ctx.invoked_subcommand

@@ -103,7 +103,7 @@ def _memory_lines(memory: MemoryPlan) -> list[tuple[str, str]]:
 
 
 def _size(num_bytes: int) -> str:
-    """Bytes with at least three digits: 1.07 GiB."""
+    """A number of bytes as text with at least three digits, such as 1.07 GiB."""
     units = ["bytes", "KiB", "MiB", "GiB", "TiB"]
     power = min(max(num_bytes, 1).bit_length() - 1, 10 * (len(units) - 1)) // 10
     return f"{num_bytes} bytes" if power == 0 else f"{num_bytes / 1024**power:.2f} {units[power]}"

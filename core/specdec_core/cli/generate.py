@@ -73,7 +73,8 @@ def _read_stdin() -> str:
 
 
 def _stream(llm: LLM, prompt: str, params: SamplingParams) -> tuple[int, list[int]]:
-    """Print a stream. Returns the number of tokens, and the numbers (from 1) of the prompts that failed."""
+    """Print a completion as it is generated. Returns the number of tokens, and the numbers (from 1) of the prompts that
+    failed: [1] or []."""
     num_tokens, reason = 0, None
     try:
         for output in llm.stream(prompt, params):

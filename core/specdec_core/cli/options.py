@@ -34,7 +34,7 @@ OWN_OPTIONS = {
     "dtype": "--dtype",
     "speculative_config": "--method and --set",
 }
-"""Keys of a config file that `--engine` does not take, and what does."""
+"""Keys of a config file that `--engine` does not take, and the options that do."""
 
 TABLES = frozenset({"kv_manager_config"})
 """Keys of a config file whose value is a table of options."""
@@ -46,7 +46,7 @@ DESCRIBED = {option.name: option for option in (*OPTIONS, *options_of(Speculativ
 
 
 class ModelCommand(click.Command):
-    """A command with `model_options`. Its `--help` ends with the keys of `--engine` and `--set`."""
+    """A command with the options of `model_options`. Its `--help` ends with the keys of `--engine` and `--set`."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         engine = [option for option in OPTIONS if option.name not in OWN_OPTIONS]
@@ -57,7 +57,7 @@ class ModelCommand(click.Command):
 
 
 def write_options(formatter: click.HelpFormatter, title: str, options: Iterable[Option]) -> None:
-    """Write a section of a command's help."""
+    """Write a section of a command's help: a title and the options."""
     with formatter.section(title):
         formatter.write_dl([(option.name, _described(option)) for option in options])
 
@@ -68,7 +68,7 @@ def _described(option: Option) -> str:
 
 
 class Setting(click.ParamType["tuple[str, Any]"]):
-    """KEY=VALUE. The value is parsed as a YAML scalar (number, true, null or text); other values stay text."""
+    """A value KEY=VALUE. VALUE is parsed as a YAML scalar (number, true, null or text); other values stay text."""
 
     name = "key=value"
 
@@ -87,8 +87,11 @@ class Setting(click.ParamType["tuple[str, Any]"]):
 
 @frozen
 class ModelOptions:
-    """The model and how to speculate. keywords: of `LLM`, except `plugins`. disable: names of plugins that are not
-    imported."""
+    """The model and how to speculate, from the command line and the config file.
+
+    keywords: of `LLM`, except `plugins`.
+    disable: names of plugins that are not imported.
+    """
 
     keywords: Mapping[str, Any]
     disable: tuple[str, ...]
@@ -102,7 +105,10 @@ class ModelOptions:
         return ModelOptions({**self.keywords, **keywords}, self.disable)
 
     def load(self, plugins: Plugins | None = None) -> LLM:
-        """A context with an `LLM`, closed at its end. plugins: None: all installed plugins that are not disabled."""
+        """Make an `LLM`, which is closed when the command ends.
+
+        plugins: None: all installed plugins that are not disabled.
+        """
         _quieten_transformers()
 
         from specdec_core.api.llm import LLM
@@ -111,7 +117,7 @@ class ModelOptions:
         return click.get_current_context().with_resource(llm)
 
     def dry_run(self) -> Design:
-        """The part of `load` that needs no weights."""
+        """Do everything of `load` that needs no weights: check the options and plan the memory."""
         _quieten_transformers()
 
         from specdec_core.api.arguments import dry_run
@@ -133,7 +139,8 @@ def model_options(
     num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS,
     dtype: str = "auto",
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add options for the model and for speculation to a command, which gets them as `options`, a `ModelOptions`.
+    """A decorator that adds options for the model and for speculation to a command. The command gets them as `options`,
+    a `ModelOptions`.
 
     The arguments are defaults, used if neither the command line nor the config file has a value.
     """
@@ -188,8 +195,8 @@ def model_options(
 
 
 def mentioned_keys(message: str) -> set[str]:
-    """Keys of `--engine` that an error's message mentions. A key without an underscore must be followed by =, since it
-    may be an ordinary word. Errors about unknown keys list all keys, so none counts."""
+    """The keys of `--engine` that an error's message mentions. A key without an underscore must be followed by =, since
+    it may be an ordinary word. Empty for errors about unknown keys, which list all keys."""
     if " The keys are " in message:
         return set()
     keys = KEYS - OWN_OPTIONS.keys() - {"skip_tokenizer_init"}  # commands take text
@@ -197,8 +204,8 @@ def mentioned_keys(message: str) -> set[str]:
 
 
 def _engine_keywords(settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Keywords from `--engine`. If a key has options of its own, each is given separately:
-    `kv_manager_config.max_cached_blocks=4`."""
+    """The keywords of `LLM` from the values of `--engine`. If a key has options of its own, each is given separately:
+    `kv_manager_config.max_cached_blocks=4`. Raises click.UsageError."""
     found: dict[str, Any] = {}
     for path, value in settings:
         key, _, inner = path.partition(".")
@@ -217,8 +224,8 @@ def _engine_keywords(settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _has_own_number(method: str | None) -> bool:
-    """Whether a method has a default for num_speculative_tokens. Ignores errors of the method, which are raised when it
-    is loaded."""
+    """Whether a method has a default for num_speculative_tokens. False if the method cannot be loaded, whose error is
+    raised later."""
     with warnings.catch_warnings(), suppress(SpecdecError):
         warnings.simplefilter("ignore")
         return method is not None and Plugins.load().proposer(method).num_speculative_tokens is not None
@@ -232,10 +239,12 @@ def _speculation(
     num_speculative_tokens: int | None,
     default: Mapping[str, Any],
 ) -> dict[str, Any] | None:
-    """The speculative_config for `LLM`; None without a method. Raises click.UsageError.
+    """The speculative_config for `LLM`; None if no method is given. Raises click.UsageError.
 
-    in_file: the table of the config file, which other arguments override. It is ignored if another method is given,
-    whose keys differ. default: method, which may be None, and num_speculative_tokens.
+    in_file: the table of the config file, which the other arguments override. It is ignored if another method is given,
+        because its keys are those of its own method.
+    settings: keys and values of `--set`.
+    default: method, which may be None, and num_speculative_tokens.
     """
     config = dict(in_file or {})
     if method is not None and config.get("method", method) != method:

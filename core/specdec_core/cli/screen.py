@@ -1,4 +1,4 @@
-"""Text of others, as a terminal may have it: names, versions of distributions, what other libraries say."""
+"""Makes text from elsewhere fit for a terminal: names, versions of distributions, messages of other libraries."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ if TYPE_CHECKING:
 
 
 def printable(text: str) -> str:
-    """With escapes such as \\x1b for whatever a terminal would obey or not show. Ends of lines and tabs stay."""
+    """The text with escapes such as \\x1b in place of characters that a terminal would obey or not show. Ends of lines
+    and tabs stay."""
     return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
 
 
 def cell(text: str) -> Text:
-    """For a table of rich. Brackets in it are no markup."""
+    """A cell of a rich table with this text, made printable. Brackets in the text are not markup."""
     from rich.text import Text
 
     return Text(printable(text))

@@ -1,1 +1,1 @@
-"""All options of users, each checked and described at its field."""
+"""All options that users can set, each checked and described at its field."""

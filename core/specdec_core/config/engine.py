@@ -28,7 +28,8 @@ DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
 def _dtype_name(value: Any) -> Any:
-    """The name of a dtype: torch's dtypes and vLLM's other names become this project's names."""
+    """The name of a dtype in this project, for torch's dtypes and vLLM's other names. Other values are returned
+    unchanged."""
     if not isinstance(value, str) and type(value).__module__ != "torch":
         return value
     try:
@@ -143,7 +144,10 @@ class EngineConfig:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], other_keys: AbstractSet[str] = frozenset()) -> EngineConfig:
-        """Make a config from keywords. other_keys: the caller's own keys, to be suggested for unknown ones."""
+        """Make a config from keywords. Raises ConfigError for an unknown key, with the nearest known one.
+
+        other_keys: keys of the caller, which may be suggested, too.
+        """
         own = fields_dict(cls)
         for key in mapping:
             if key not in own:

@@ -33,7 +33,7 @@ MOST_SHOWN = 200
 
 @frozen
 class Check:
-    """A validator of attrs that describes the values that it allows, for documents and `--help`."""
+    """An attrs validator with a description of the values that it allows, for documents and `--help`."""
 
     validate: Validator
     allowed: str
@@ -48,7 +48,7 @@ def option(
     """A field of an attrs class with a default.
 
     check: its validator.
-    help: its description.
+    description: its help text.
     allowed: the allowed values, if the check does not describe them.
     hashed: whether it changes the computation, and hence `config_hash`.
     others: arguments of attrs' field.
@@ -58,8 +58,12 @@ def option(
 
 
 def _check(fault: Callable[[Any], str], allowed: str, *, optional: bool = False) -> Check:
-    """Make a check. fault: returns what is wrong with a value and what to give, or "". optional: None is allowed,
-    too."""
+    """Make a check that raises ConfigError.
+
+    fault: (value) -> what is wrong with it and what to give, or "" if it is right.
+    allowed: describes the allowed values.
+    optional: None is allowed, too.
+    """
     or_none = ", or None" if optional else ""
 
     def check(instance: Any, attribute: Attribute[Any], value: Any) -> None:
@@ -79,12 +83,17 @@ def _check(fault: Callable[[Any], str], allowed: str, *, optional: bool = False)
 
 
 def must(hold: Callable[[Any], object], fault: str, allowed: str, *, optional: bool = False) -> Check:
-    """A check that `hold(value)` is true. fault: the error's text, with advice."""
+    """A check that `hold(value)` is true.
+
+    fault: the error's text, with advice.
+    allowed: describes the allowed values.
+    optional: None is allowed, too.
+    """
     return _check(lambda value: "" if hold(value) else fault, allowed, optional=optional)
 
 
 def whole_number(low: int, high: int = LARGEST, *, optional: bool = False) -> Check:
-    """An integer in [low, high]; with optional, None too. Rejects booleans, strings and fractions."""
+    """A check for an integer in [low, high]; with optional, None too. Rejects booleans, strings and fractions."""
 
     def fault(value: Any) -> str:
         found = _no_number(value)
@@ -99,8 +108,8 @@ def whole_number(low: int, high: int = LARGEST, *, optional: bool = False) -> Ch
 
 
 def number(low: float, high: float, *, low_open: bool = False, optional: bool = False) -> Check:
-    """A number in [low, high], or with low_open in (low, high]; with optional, None too. Rejects NaN, booleans and
-    strings."""
+    """A check for a number in [low, high], or with low_open in (low, high]; with optional, None too. Rejects NaN,
+    booleans and strings."""
     bracket = "(" if low_open else "["
 
     def fault(value: Any) -> str:
@@ -117,7 +126,7 @@ flag = must(lambda value: isinstance(value, bool), "must be True or False", "Tru
 
 
 def one_of(*allowed: Any) -> Check:
-    """One of these values."""
+    """A check that a value is one of these, and of the same type."""
     names = " or ".join(map(repr, allowed))
     return must(
         lambda value: any(isinstance(value, type(each)) and value == each for each in allowed),
@@ -127,13 +136,13 @@ def one_of(*allowed: Any) -> Check:
 
 
 def text(*, optional: bool = False) -> Check:
-    """A string that is not empty; with optional, None too."""
+    """A check for a string that is not empty; with optional, None too."""
     fault = "must be text that is not empty"
     return must(lambda value: isinstance(value, str) and value, fault, "text", optional=optional)
 
 
 def names_checkpoint(value: Any) -> bool:
-    """Whether it may be a folder or a name on the model hub."""
+    """Whether a value may be a folder or a name on the model hub. Does not check that it exists."""
     with suppress(Exception):  # a class of the caller's own, which is nothing as text
         return isinstance(value, str | Path) and 0 < len(str(value)) <= LONGEST_NAME
     return False
@@ -148,7 +157,7 @@ checkpoint = must(
 
 
 def not_yet(default: Any) -> Check:
-    """Allows only the default: for options that other engines have and this one does not support yet."""
+    """A check that allows only the default: for options that other engines have and this one does not support yet."""
     return must(
         lambda value: value is default or (is_number(value) and value == default),
         f"is not supported yet: leave it out, or give {default}",
@@ -165,7 +174,7 @@ options = must(
 
 
 def shown(value: Any, most: int = MOST_SHOWN) -> str:
-    """A value as errors show it: its repr, cut after `most` characters; its type if it has no repr.
+    """A value as errors show it: its repr, cut after `most` characters, or its type if it has no repr.
 
     Builds no more of the repr than is shown, because a few nested lists may stand for billions of values.
     """
@@ -223,7 +232,7 @@ def unknown_key(key: object, known: AbstractSet[str], where: str) -> ConfigError
 
 
 def refuse_unknown(keys: Iterable[object], known: AbstractSet[str], where: str) -> None:
-    """Raises ConfigError for the first unknown key."""
+    """Raise ConfigError for the first unknown key. where: what the keys were given to, for the error."""
     for key in keys:
         if key not in known:
             raise unknown_key(key, known, where)
@@ -241,7 +250,7 @@ def as_whole(value: Any) -> Any:
 
 
 def strings(name: str, value: Any) -> tuple[str, ...]:
-    """Convert a string, several, or None to a tuple of strings. Raises ConfigError."""
+    """Convert a string, several, or None to a tuple of strings. name: the option's, for errors. Raises ConfigError."""
     if value is None:
         return ()
     found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else (value,)
@@ -258,7 +267,11 @@ def strings(name: str, value: Any) -> tuple[str, ...]:
 
 
 def token_ids(name: str, value: Any) -> tuple[int, ...]:
-    """Convert to a tuple of different token ids, in the order given. The engine checks them against the vocabulary."""
+    """Convert token ids to a tuple without duplicates, in the order given. Raises ConfigError if a value is no token
+    id; the engine compares them with the vocabulary.
+
+    name: the option's, for errors.
+    """
     try:
         found = None if isinstance(value, str | bytes | Mapping) else tuple(map(as_whole, value))
     except TypeError:  # not iterable, or a scalar array
@@ -269,7 +282,8 @@ def token_ids(name: str, value: Any) -> tuple[int, ...]:
 
 
 def biases(name: str, value: Any) -> dict[int, float] | None:
-    """Convert to {token id: a number from -100 to 100}; None stays None. Raises ConfigError."""
+    """Convert a mapping to {token id: a number from -100 to 100}; None stays None. name: the option's, for errors.
+    Raises ConfigError."""
     if value is None:
         return None
     found = {as_whole(key): as_float(bias) for key, bias in value.items()} if isinstance(value, Mapping) else {-1: 0}
@@ -282,7 +296,8 @@ def biases(name: str, value: Any) -> dict[int, float] | None:
 
 
 def callables(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
-    """Convert to a tuple of callables; None becomes an empty one. Raises ConfigError."""
+    """Convert a sequence of callables to a tuple; None becomes an empty one. name: the option's, for errors. Raises
+    ConfigError."""
     if value is None:
         return ()
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(map(callable, value)):

@@ -83,7 +83,7 @@ def _yaml(text: str) -> Any:
     sizes: dict[int, int] = {}
 
     def num_values(node: Any) -> int:
-        """The number of values, counting those behind a YAML alias each time it is used."""
+        """The number of values in a YAML node, counting those behind an alias each time it is used."""
         if id(node) not in sizes:
             sizes[id(node)] = 1  # for a node that holds itself
             if isinstance(node, yaml.MappingNode):

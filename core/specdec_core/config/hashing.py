@@ -11,7 +11,7 @@ from attrs import fields, has
 from specdec_core.errors import ConfigError
 
 UNHASHED = {"specdec_unhashed": True}
-"""`metadata` of an attrs field that does not change what is computed."""
+"""`metadata` of an attrs field that does not change what is computed, so `config_hash` leaves it out."""
 
 
 def config_hash(config: Any) -> str:
@@ -30,7 +30,7 @@ def config_hash(config: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value that JSON cannot write."""
+    """Convert a value that JSON cannot write to one that it can. Raises ConfigError if it has no stable form."""
     if has(type(value)):
         hashed = [attribute.name for attribute in fields(type(value)) if not attribute.metadata.get("specdec_unhashed")]
         return {"class": type(value).__qualname__, **{name: getattr(value, name) for name in hashed}}

@@ -9,12 +9,12 @@ from attrs import NOTHING, Attribute, fields, frozen
 from specdec_core.config.fields import shown
 
 PARSED = {"specdec_parsed": True}
-"""`metadata` of an attrs field that holds what other keys were parsed to: no key of its own."""
+"""`metadata` of an attrs field that users cannot give, because it holds what other keys were parsed to."""
 
 
 @frozen
 class Option:
-    """One key of a config class."""
+    """One key of a config class, described for users."""
 
     name: str
     allowed: str  # the values that it takes, such as "an integer from 1, or None"
@@ -25,8 +25,8 @@ class Option:
 def options_of(config: type) -> tuple[Option, ...]:
     """The options of an attrs class: its own, then those of each class that it inherits from.
 
-    The help is in a field's metadata as `help`. The allowed values are in its metadata as `allowed`, or else come from
-    a validator of `config.fields`, or else from the type annotation.
+    An option's help is in its field's metadata, as `help`. The allowed values are in the metadata as `allowed`, or else
+    come from a validator of `config.fields`, or else from the type annotation.
     """
     names = dict.fromkeys(name for parent in config.__mro__ for name in own_names(parent))
     return tuple(
@@ -37,12 +37,12 @@ def options_of(config: type) -> tuple[Option, ...]:
 
 
 def own_names(config: type) -> list[str]:
-    """The names of the fields that the class itself defines."""
+    """The names of the fields that the class itself defines, not those that it inherits."""
     return [attribute.name for attribute in vars(config).get("__attrs_attrs__", ()) if not attribute.inherited]
 
 
 def is_key(attribute: Attribute[Any]) -> bool:
-    """Whether users can give the field."""
+    """Whether users can give the field as an option."""
     return attribute.init and not attribute.metadata.get("specdec_parsed")
 
 

@@ -69,7 +69,7 @@ _whole, _real = partial(option, converter=as_whole), partial(option, converter=a
 
 
 def _naming_unknown_keys(cls: type[T]) -> type[T]:
-    """Make an unknown keyword raise ConfigError with the nearest known one, instead of TypeError."""
+    """Class decorator: an unknown keyword raises ConfigError with the nearest known keyword, instead of TypeError."""
     init, known = cls.__init__, fields_dict(cls).keys()  # type: ignore[arg-type]
 
     @wraps(init)
@@ -86,9 +86,9 @@ def _naming_unknown_keys(cls: type[T]) -> type[T]:
 class SamplingParams:
     """How a prompt is completed, and when the completion stops.
 
-    The target's logits are changed in this order, at every draft token with its own history: allowed_token_ids,
-    bad_words, min_tokens, logit_bias, logits_processors, repetition_penalty, frequency_penalty and presence_penalty,
-    temperature, min_p, top_k, top_p.
+    The target's logits are changed in this order, at every draft token with the tokens that precede it:
+    allowed_token_ids, bad_words, min_tokens, logit_bias, logits_processors, repetition_penalty, frequency_penalty and
+    presence_penalty, temperature, min_p, top_k, top_p.
     """
 
     n: int = _whole(
@@ -226,8 +226,8 @@ class SamplingParams:
         return self.temperature < SMALLEST_TEMPERATURE
 
     def of_sample(self, index: int) -> SamplingParams:
-        """The parameters of one of the n completions. The seed is mixed with its index; the first completion keeps the
-        seed and computes the prompt's logprobs."""
+        """The parameters of one of the n completions, with n=1. The first completion keeps the seed and computes the
+        prompt's logprobs. For the others the seed is mixed with the index."""
         if self.n == 1:
             return self
         if index == 0:

@@ -1,4 +1,4 @@
-"""The options of speculation: core's own, and those that several methods share."""
+"""The options of speculation: those that every method has, and those that several methods share."""
 
 from __future__ import annotations
 
@@ -79,9 +79,12 @@ class DraftModelConfig:
     )
 
     def checked_max_model_len(self, target_len: int, draft_len: int | None = None) -> int:
-        """The longest request, in tokens, that the draft supports: the shorter limit of the two models, or
-        max_model_len if given. draft_len: the draft's limit; None if it equals the target's. Raises ConfigError if
-        max_model_len is larger."""
+        """The longest request, in tokens, that the draft supports: max_model_len if given, else the shorter limit of
+        the two models. Raises ConfigError if max_model_len exceeds either.
+
+        target_len: the target's limit.
+        draft_len: the draft's limit; None if it equals the target's.
+        """
         longest = {} if draft_len is None else {"the draft model": draft_len}
         longest["the target"] = target_len
         if self.max_model_len is None:
@@ -97,7 +100,7 @@ class DraftModelConfig:
 
 @frozen(kw_only=True, slots=False)  # with slots, no class could inherit from it and another
 class DraftSamplingConfig:
-    """The option of methods whose drafts can be sampled. Their config classes inherit from it."""
+    """The option of methods whose draft tokens can be sampled. Their config classes inherit from it."""
 
     draft_sample_method: str = option(
         one_of(GREEDY, PROBABILISTIC),
@@ -121,24 +124,26 @@ class DraftTreeConfig:
     )
 
     def default_num_speculative_tokens(self, device: torch.device) -> int:
-        """The number of nodes in the shape, or of tokens in a default chain, used if users give no number."""
+        """num_speculative_tokens if users give no number: the number of draft tokens in the tree's shape, or
+        DEFAULT_CHAIN without a shape."""
         tree = self.speculative_token_tree
         return DEFAULT_CHAIN if tree is None else len(tree.paths)
 
     def check(self, num_speculative_tokens: int) -> None:
-        """Raises ConfigError if the shape has fewer nodes than num_speculative_tokens."""
+        """Raise ConfigError if the tree's shape has fewer draft tokens than num_speculative_tokens."""
         if self.speculative_token_tree is not None:
             self.speculative_token_tree.check_holds(num_speculative_tokens)
 
     def shape(self, num_speculative_tokens: int) -> TokenTree:
-        """The shape's first num_speculative_tokens nodes, or a chain if there is no shape."""
+        """The first num_speculative_tokens nodes (draft tokens) of the tree's shape, or a chain if there is no
+        shape."""
         tree = self.speculative_token_tree
         return TokenTree.chain(num_speculative_tokens) if tree is None else tree.first(num_speculative_tokens)
 
 
 @frozen(kw_only=True, slots=False)
 class DraftWindowConfig:
-    """The option of methods whose drafts have attention layers. Their config classes inherit from it."""
+    """The sliding-window option of methods whose drafts have attention layers. Their config classes inherit from it."""
 
     draft_window: int | None = option(
         whole_number(1, optional=True),
@@ -167,8 +172,8 @@ def _both_costs(instance: Any, attribute: Attribute[Any], value: Any) -> None:
 
 @frozen(kw_only=True, slots=False)
 class DraftStopConfig:
-    """Options of methods with adaptive draft length, which stop drafting where more is expected to cost more than it
-    gains. Their config classes inherit from it."""
+    """Options of methods that can end a draft early, where another draft token is expected to cost more than it gains
+    (adaptive draft length). Their config classes inherit from it."""
 
     adaptive_draft_length: bool = option(
         flag, "End a request's draft where another level is expected to cost more than it gains.", default=False
@@ -187,7 +192,7 @@ class DraftStopConfig:
 
 @frozen(kw_only=True)
 class SpeculativeConfig:
-    """How to speculate: core's own options, and the configs of the method and the verifier."""
+    """How to speculate: options that every method has, and the configs of the method and the verifier."""
 
     method: str = field(
         metadata={
@@ -230,11 +235,14 @@ class SpeculativeConfig:
         verifier_config: type | None = None,
         default_num_speculative_tokens: Callable[[Any], int] | None = None,
     ) -> SpeculativeConfig:
-        """Make a config from one flat mapping of core's keys, the method's and the verifier's, whose names must all
-        differ.
+        """Make a config from a flat mapping of the keys of this class, of the method and of the verifier, whose names
+        must all differ.
 
-        default_num_speculative_tokens: (the method's config) -> the number to use if the mapping has none. Raises
-        ConfigError, which suggests the nearest key for an unknown one.
+        method_config, verifier_config: the config classes of the method and the verifier; None: the verifier has no
+            keys.
+        default_num_speculative_tokens: (the method's config) -> the number to use if the mapping has none.
+
+        Raises ConfigError, which suggests the nearest key for an unknown one.
         """
         own = fields_dict(method_config).keys() - cls.core_keys()
         verifiers = fields_dict(verifier_config).keys() if verifier_config else set()
@@ -264,8 +272,8 @@ class SpeculativeConfig:
 
 
 def _foreign_key(key: object, known: AbstractSet[str], where: str) -> ConfigError:
-    """The error for a key of draft checkpoints that a method does not have: it names the reason, and suggests no other
-    key."""
+    """The error for a key that the method does not have. If it is a key of methods with a draft checkpoint, the error
+    gives this reason; otherwise it suggests the nearest known key."""
     if key in fields_dict(DraftModelConfig):
         return ConfigError(
             f"{where} has no key {shown(key)}: the method takes no draft model. Remove it, or choose a method that "

@@ -1,4 +1,4 @@
-"""The shape of a draft tree, as users write it."""
+"""The shape of a draft tree, as users write it: speculative_token_tree."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from specdec_core.errors import ConfigError
 
 @frozen
 class TokenTree:
-    """The nodes of a tree as paths from the root; each number is the rank of a child among its siblings. Sorted by
-    depth, then by numbers, which is the order in which nodes are drafted."""
+    """The shape of a draft tree: for each node (draft token), the path to it from the root, as the ranks of children
+    among their siblings (0: the likeliest). Sorted by depth, then by ranks, which is the order in which the nodes are
+    drafted."""
 
     paths: tuple[tuple[int, ...], ...]
 
@@ -28,8 +29,11 @@ class TokenTree:
 
     @classmethod
     def parse(cls, given: Any, key: str = "speculative_token_tree") -> TokenTree:
-        """Parse a list of paths such as [(0,), (1,), (0, 0)], the same as text, or a TokenTree. Raises ConfigError
-        unless it is a tree: every path once, with all its prefixes, and siblings numbered from 0."""
+        """Parse a list of paths such as [(0,), (1,), (0, 0)], such a list as text, or a TokenTree. Raises ConfigError
+        unless the paths form a tree: every path once, with all its prefixes, and siblings numbered from 0.
+
+        key: the option's name, for errors.
+        """
         if isinstance(given, cls):
             return given
         try:
@@ -50,7 +54,7 @@ class TokenTree:
         return cls(found)
 
     def check_holds(self, num_speculative_tokens: int) -> None:
-        """Raises ConfigError if num_speculative_tokens is more than the number of nodes."""
+        """Raise ConfigError if num_speculative_tokens is more than the number of nodes."""
         if num_speculative_tokens > len(self.paths):
             raise ConfigError(
                 f"num_speculative_tokens={num_speculative_tokens}, but speculative_token_tree has {len(self.paths)} "
@@ -58,7 +62,7 @@ class TokenTree:
             )
 
     def first(self, num_nodes: int) -> TokenTree:
-        """The tree of the first nodes, for drafts that never have more."""
+        """The tree of the first num_nodes nodes, for drafts that never have more."""
         return self if num_nodes >= len(self.paths) else TokenTree(self.paths[:num_nodes])
 
     @property
@@ -71,24 +75,24 @@ class TokenTree:
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """[depth]   the number of nodes at depth 1, 2 ..."""
+        """[depth]   the number of nodes at each depth, from depth 1 (the root's children) on."""
         return tuple(Counter(map(len, self.paths)).values())
 
     @property
     def num_inner(self) -> int:
-        """The number of nodes above the deepest level, which a draft has to forward."""
+        """The number of nodes above the deepest level. The draft model computes these, to draft their children."""
         return len(self.paths) - self.widths[-1]
 
     @cached_property
     def num_children(self) -> tuple[int, ...]:
-        """[1 + num_nodes]   of the root, then of each node."""
+        """[1 + num_nodes]   the number of children of the root, then of each node."""
         children = Counter(path[:-1] for path in self.paths)
         return tuple(children[path] for path in ((), *self.paths))
 
     @cached_property
     def first_children(self) -> tuple[int, ...]:
-        """[1 + num_nodes]   the index of the first child of the root and of each node, where the root has index 0 and
-        the nodes follow."""
+        """[1 + num_nodes]   the index of the first child of the root, then of each node. The root has index 0 and the
+        nodes follow. A node without children has the index that its first child would have."""
         return tuple(accumulate(self.num_children[:-1], initial=1))
 
 

@@ -9,8 +9,9 @@ from specdec_core.config.fields import number, option
 
 @frozen(kw_only=True)
 class TypicalConfig:
-    """Options of typical acceptance (Cai et al. 2024), with the thresholds of Medusa as defaults. A token is accepted
-    if its target probability is above min(posterior_threshold, posterior_alpha * exp(-entropy))."""
+    """Options of typical acceptance (Cai et al. 2024), with the thresholds of Medusa as defaults. A draft token is
+    accepted if its target probability is above min(posterior_threshold, posterior_alpha * exp(-entropy of the target's
+    distribution))."""
 
     posterior_threshold: float = option(
         number(0.0, 1.0),

@@ -1,8 +1,8 @@
-"""Drafts: a batch of token trees, and the row of logits that each of their nodes has.
+"""The draft that a proposer returns: for each request of the batch, a tree of draft tokens to verify.
 
-Shapes use these sizes: `batch` requests of the step; `num_nodes` draft tokens of all requests; `num_rows = batch +
-num_nodes` rows of target logits, for each request its root's and then its nodes'. Request b's root has row
-`offsets[b] + b`, its i-th node the row `offsets[b] + b + 1 + i`.
+A tree grows from its root, the request's last token, which is not a draft token. Shapes use these sizes: `batch`
+requests of the step; `num_nodes` tree nodes (draft tokens) of all requests; `num_rows = batch + num_nodes` rows of
+target logits. Request b's root has row `offsets[b] + b`, its i-th node has row `offsets[b] + b + 1 + i`.
 
 Like all contracts, this module imports neither torch nor numpy: plugins are listed without them.
 """
@@ -25,15 +25,15 @@ else:
     Array = TypeVar("Array")
 
 DEAD = -2
-"""The parent of a dead node. A dead node is computed only to keep tensor shapes fixed; neither it nor its descendants
-are ever accepted."""
+"""The parent index of a dead (padding) node. Such a node is computed only to keep tensor shapes fixed; neither it nor
+its descendants are ever accepted."""
 
 PER_NODE = ("token_ids", "parents", "q_rows", "scores")
-"""The tensors of a draft that are small enough for host copies."""
+"""The fields of `Draft` with one entry per node. They are small enough for host copies."""
 
 
 class DraftTree(NamedTuple):
-    """One request's draft: token ids, and each node's parent within the tree (-1: the root; parents come first)."""
+    """One request's draft: token ids, and each one's parent: an earlier index, or -1 for the request's last token."""
 
     token_ids: list[int]
     parents: list[int]
@@ -41,8 +41,8 @@ class DraftTree(NamedTuple):
 
 @frozen(eq=False)
 class HostCopy:
-    """A copy on the host of one tensor of a draft. It belongs to that tensor object: a draft that is changed has new
-    tensors, so a stale copy is never used."""
+    """A copy on the host of one tensor of a draft. It is valid for that tensor object only: a draft that is changed has
+    new tensors, so a stale copy is never used."""
 
     of: torch.Tensor
     values: np.ndarray
@@ -50,23 +50,23 @@ class HostCopy:
 
 @frozen(eq=False)
 class Draft:
-    """A ragged batch of token trees.
+    """Draft tokens for a batch: for each request a token tree, which may be empty.
 
-    A node is *sampled* if its token was drawn from a distribution, a row of `q`; every other node is *chosen*
-    (top-k, n-gram) and has -1 in `q_rows`. Siblings stand in the order they were decided, sampled before chosen.
-    Whether a node exists may depend on earlier decisions, but for a sampled node never on its own token.
+    A node is a draft token, the root its request's last token. A node is *sampled* if its token was drawn from a
+    distribution, a row of `q`. Every other node is *chosen*: picked deterministically (top-k, n-gram), with -1 in
+    `q_rows`. Siblings are in the order they were drawn or picked, sampled before chosen. Earlier draws may decide
+    whether a node exists; but a sampled node must not be left out because of its own token.
 
-    A node is *dead* if its parent is DEAD or dead; the others are *live*. A dead node has a token of the vocabulary and
-    takes part in the forward pass, but is not a draft token: the engine ignores its score and its row of `q`. A draft
-    made on a GPU has exactly `max_draft_tokens[i]` nodes for request i, dead where drafting stopped, so that its shapes
-    do not depend on values. A draft made on a CPU may be shorter.
+    A node is *dead* (padding) if its parent is DEAD or dead; the others are *live*. A dead node has a token of the
+    vocabulary and takes part in the forward pass, but is no draft token: the engine ignores its score and its row of
+    `q`. A draft made on a GPU has exactly `max_draft_tokens[i]` nodes for request i, dead where drafting stopped, so
+    that its shapes do not depend on values. A draft made on a CPU may be shorter.
 
     The columns of `q` are one of: the target's vocabulary (the default); the tokens in `q_to_target`, the same for all
     rows; or for each row the k different tokens in its row of `q_ids`. All other tokens have probability 0.
-    `q_to_target` and `q_ids` exclude each other.
 
     The engine checks all of this: values on the host before the forward pass, values on a device there. A fault found
-    on the device raises when the step's results reach the host, and the engine discards those results.
+    on the device is raised when the step's results reach the host, and the engine discards those results.
     """
 
     token_ids: torch.Tensor  # int64 [num_nodes]   always of the target's vocabulary, also with q_to_target
@@ -96,7 +96,7 @@ class Draft:
 
     @cached_property
     def num_live_per_request(self) -> list[int]:
-        """The number of draft tokens (live nodes) of each request."""
+        """The number of draft tokens of each request, without dead (padding) nodes."""
         is_alive, counts = self.host_layout.is_alive, self.num_nodes_per_request
         if is_alive.all():
             return counts
@@ -115,7 +115,7 @@ class Draft:
 
     @cached_property
     def host_layout(self) -> TreeLayout[np.ndarray]:
-        """Rows, depths and ancestors, computed once and shared by the forward pass, the sampler and the verifier."""
+        """Each node's row of logits, depth and parent: computed once for the forward pass, sampler and verifier."""
         return TreeLayout.of(self)
 
     @cached_property
@@ -125,14 +125,14 @@ class Draft:
 
     @classmethod
     def from_chains(cls, chains: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Draft:
-        """A draft of chosen chains, one list of token ids per request, possibly empty."""
+        """A draft of chains that were not sampled: one list of token ids per request, possibly empty."""
         lengths = [len(chain) for chain in chains]
         nodes = DraftTree([t for chain in chains for t in chain], [i - 1 for n in lengths for i in range(n)])
         return cls._of_nodes(nodes, lengths, max(lengths, default=0), device, is_chain=True)
 
     @classmethod
     def from_trees(cls, trees: Sequence[DraftTree], device: torch.device | str = "cpu") -> Draft:
-        """A draft of chosen trees, one per request, possibly empty."""
+        """A draft of trees that were not sampled: one per request, possibly empty."""
         depth = 0
         for tree in trees:
             depths: list[int] = []
@@ -154,12 +154,12 @@ class Draft:
         is_chain: bool = False,
         device: torch.device | str = "cpu",
     ) -> Draft:
-        """A draft of chosen trees from arrays that hold the nodes of the whole batch.
+        """A draft of trees that were not sampled, from arrays with the nodes of all requests, one after the other.
 
         token_ids: int64 [num_nodes].
-        parents: int32 [num_nodes].
+        parents: int32 [num_nodes], indices within the request's own tree; -1: the root; -2: a dead (padding) node.
         counts: [batch], the number of nodes of each request.
-        scores: float32 [num_nodes].
+        scores: float32 [num_nodes], estimated P(accepted | parent accepted).
 
         On a CPU the draft shares the arrays' memory: allocate new arrays for the next step.
         """
@@ -179,7 +179,7 @@ class Draft:
     def _of_nodes(
         cls, nodes: DraftTree, counts: list[int], max_depth: int, device: torch.device | str, is_chain: bool = False
     ) -> Draft:
-        """A draft of chosen trees. nodes: those of all requests, one after the other; counts: nodes of each request."""
+        """A draft of trees that were not sampled. nodes: those of all requests in turn; counts: nodes per request."""
         import torch
 
         token_ids = torch.tensor(nodes.token_ids) if nodes.token_ids else torch.empty(0, dtype=torch.int64)
@@ -195,8 +195,8 @@ class Draft:
         return draft if torch.device(device).type == "cpu" else draft.to(device)
 
     def to(self, device: torch.device | str) -> Draft:
-        """A copy of the draft with all tensors on a device. Per-node tensors that the host has now go along as
-        `host_copies`; do not write to them afterwards. A draft on a CPU needs no copies and gets none."""
+        """A copy of the draft with all tensors on `device`. On a GPU it keeps as `host_copies` the per-node tensors
+        that the host has now: do not write to them afterwards. On a CPU it needs no copies."""
         import torch
 
         device = torch.device(device)
@@ -208,14 +208,14 @@ class Draft:
         return evolve(self, **moved, host_copies=tuple(copies))
 
     def is_on_host(self, *tensors: torch.Tensor | None) -> bool:
-        """Whether all of these tensors of the draft can be read without waiting for a device; None always can."""
+        """Whether these tensors of the draft can all be read without waiting for a device. None counts as readable."""
         copied = [copy.of for copy in self.host_copies]
         return all(
             tensor is None or tensor.device.type == "cpu" or any(tensor is of for of in copied) for tensor in tensors
         )
 
     def on_host(self, tensor: torch.Tensor) -> np.ndarray:
-        """One of the draft's tensors as an array: a view of it on a CPU, else its host copy, else a download."""
+        """One of the draft's tensors as an array: a view if it is on a CPU, else its host copy, else downloaded."""
         if tensor.device.type != "cpu":
             for copy in self.host_copies:
                 if copy.of is tensor:
@@ -225,17 +225,17 @@ class Draft:
         return array
 
     def tree(self, request: int) -> DraftTree:
-        """One request's part, copied to the host (for tests and reports, not for the hot path)."""
+        """One request's tree as lists (for tests and reports, not for the hot path). request: index into the batch."""
         nodes = slice(self.offsets[request], self.offsets[request + 1])
         return DraftTree(self.host_token_ids[nodes].tolist(), self.host_parents[nodes].tolist())
 
 
 @frozen(eq=False)
 class TreeLayout(Generic[Array]):
-    """A draft's trees over the rows of target logits, as arrays on the host or as tensors.
+    """Where a draft's trees are in the rows of target logits (a row per root and per node), as arrays or tensors.
 
-    Following `up` from a live node leads to its request's root. Roots and dead nodes point to themselves. A dead node
-    has depth 0, which is the root's position, and attends only to itself.
+    A root is a request's last token, which its tree grows from. Following `up` from a draft token leads to the root.
+    Roots and dead (padding) nodes point to themselves. A dead node has the root's depth, 0, and attends only to itself.
     """
 
     row_requests: Array  # int64 [num_rows]

@@ -8,8 +8,8 @@ A plugin is a module (or object) named by an entry point of group `specdec`, wit
     def specdec_proposers():
         return [ProposerSpec(name="mine", config=MyConfig, build=build, api=1)]
 
-Hooks choose; the objects they return do the work. None of them is called while tokens are being drafted or verified.
-A plugin's module must import neither torch nor anything else that is slow: such imports belong into `build`.
+Hooks return objects that do the work; no hook is called while tokens are being drafted or verified. A plugin's module
+must import neither torch nor anything else that is slow: such imports belong into `build`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def specdec_proposers() -> Sequence[ProposerSpec]:
-    """Offer ways of drafting.
+    """Offer proposers (ways of drafting tokens).
 
     Called once per plugin when plugins are loaded, also when they are only listed. Any plugin may implement it. Each
     spec's name must be the name of one of the plugin's entry points; it is what users write as `method`.
@@ -47,7 +47,7 @@ def specdec_proposers() -> Sequence[ProposerSpec]:
 
 @hookspec
 def specdec_verifiers() -> Sequence[VerifierSpec]:
-    """Offer acceptance rules.
+    """Offer verifiers (rules that accept or reject draft tokens).
 
     Called once per plugin when plugins are loaded. Any plugin may implement it; specdec-core offers its own verifiers
     through it. Each spec's name must be the name of one of the plugin's entry points.
@@ -68,7 +68,7 @@ def specdec_ops(device: str) -> OpsSpec | None:
     """Replace operations of `specdec_core.ops` by faster ones with the same signature and the same results.
 
     Called once when an engine is built. device: the type of device it runs on, such as "cpu" or "cuda". Return None if
-    the plugin has no operations for that device; heavy imports belong into the body. The spec's `supports` limits the
+    the plugin has no operations for that device; import heavy modules in the body. The spec's `supports` limits the
     layers for which an operation is used. Any plugin may implement it. Two plugins that replace one operation for the
     same layers are an error, and so is an operation that core does not have.
     """
@@ -76,11 +76,11 @@ def specdec_ops(device: str) -> OpsSpec | None:
 
 @hookspec
 def specdec_commands() -> Sequence[click.Command]:
-    """Add commands to the command line: `spec-decode NAME` runs the one of that name, which may be a group.
+    """Add commands to the command line: `spec-decode NAME` runs the command of that name, which may be a click group.
 
-    Called when `spec-decode` is given a name that is not one of core's commands, lists its commands or lists plugins,
-    each time anew, and never for an engine. Slow imports belong into the commands' bodies. Any plugin may implement it;
-    a command whose name core or another plugin has already is refused.
+    Called each time `spec-decode` is given a name that is not one of core's commands, lists its commands or lists
+    plugins, but never for an engine. Slow imports belong into the commands' bodies. Any plugin may implement it; a
+    command whose name core or another plugin has already is refused.
     """
 
 

@@ -1,4 +1,4 @@
-"""The contract of a KV manager: layouts, addresses, and how a plugin offers one."""
+"""The contract of a KV manager: shapes of the KV cache, addresses in it, and how a plugin offers a manager."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @frozen
 class KVLayout:
-    """Shapes of the KV cache of one group of layers. keeps_nodes: draft nodes are stored in the same slots as in the
-    target's groups, and `compact` moves the accepted ones."""
+    """Shapes of the KV cache of one group of layers: the target's or a draft's. keeps_nodes: draft tokens are stored in
+    the same slots as in the target's groups, and `KVManager.compact` moves the accepted ones."""
 
     num_layers: int
     num_kv_heads: int
@@ -35,7 +35,7 @@ class KVLayout:
 
 @frozen(eq=False)
 class KVMetadata:
-    """The cache addresses of one forward pass over the slots [start, start + length) of each request."""
+    """The KV-cache addresses of one forward pass over the slots [start, start + length) of each request."""
 
     starts: tuple[int, ...]  # [batch]
     lengths: tuple[int, ...]  # [batch]
@@ -46,9 +46,9 @@ class KVMetadata:
 
 @frozen(eq=False)
 class Visibility:
-    """The attention mask of a forward pass in compact form: each token attends to a prefix of its request's slots and,
-    in tree attention, to single slots beyond it (its ancestors). Tokens are in the order of the forward pass's slot
-    intervals, then padding."""
+    """The attention mask of a forward pass in compact form: a token attends to the first `prefix_lens` KV-cache slots
+    of its request and, in tree attention, to single later slots (its ancestors'). Tokens are in the order of
+    `KVMetadata.slot_mapping`, followed by padding."""
 
     positions: torch.Tensor  # int64 [num_tokens]   of the tokens: sliding windows are measured in them
     prefix_lens: torch.Tensor  # int64 [num_tokens]   a token attends to the slots [0, prefix_len)
@@ -59,31 +59,31 @@ class Visibility:
 
 
 TARGET = "target"
-"""The owner of the target's groups."""
+"""The owner of the target's groups of layers, in `KVManager.add_group`."""
 
 
 class KVManager(Protocol):
-    """Keys and values of all requests, in blocks of `block_size` slots.
+    """Stores the keys and values of all requests, in blocks of `block_size` slots, one token per slot.
 
-    The slots of one request in one forward pass, half-open: `[0, num_computed)` final, `[num_computed, num_computed +
-    num_known)` tokens known before the forward pass with the root last, then one slot per draft node in the draft's
-    order. Groups (the target's layers, a draft's layers) share each request's block table, not the storage.
+    A request's slots in a forward pass: first `num_computed` that are final; then `num_known` of tokens known before
+    it, the last of which is the root that the draft tree grows from; then one per draft token, in the draft's order.
+    Groups of layers (the target's, a draft's) share each request's block table, not the storage.
 
-    The engine calls, for each request: `admit` when it is scheduled for the first time and again after a preemption;
-    in each of its steps `reserve`, `metadata`, `compact` and `advance`, in this order; `release` when it ends or is
+    The engine calls, for each request: `admit` when it is scheduled for the first time and again after a preemption; in
+    each of its steps `reserve`, `metadata`, `compact` and `advance`, in this order; `release` when it ends or is
     preempted, or right after `admit` if it does not fit yet. A manager may let requests share blocks that no request
     writes to any more: a request never writes to the slots of tokens that `admit` reported as cached.
 
     An interrupt (Ctrl-C) may break off any of these calls. The engine then calls `release` for every running request,
-    perhaps twice, and after that no block may be missing. Managers built on `BlockPool` meet this requirement.
+    perhaps twice; afterwards all their blocks must be available again. Managers built on `BlockPool` meet this.
     """
 
     def add_group(self, layout: KVLayout, owner: str = TARGET, lookahead: int = 0) -> int:
-        """Allocate storage for a group of layers and return its number. A target may have several groups.
+        """Allocate storage for a group of layers and return its index. A target may have several groups.
 
         owner: TARGET, or the name of the proposer whose layers they are. Every forward pass of the target fills all of
             the target's groups; a draft's group holds the tokens that `fill` reports.
-        lookahead: how many tokens after a slot's own its contents depend on (`Plan.lookahead`).
+        lookahead: how many tokens after a slot's own token its keys and values depend on (`Plan.lookahead`).
         """
 
     def cache(self, group: int, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,39 +91,38 @@ class KVManager(Protocol):
         block_size + i` is slot i of a block. Padding writes to the last row (index -1), which is never read."""
 
     def admit(self, request_id: str, token_ids: np.ndarray, salt: str, groups: Sequence[int]) -> int:
-        """Register a request and return num_cached_tokens: for how many tokens, from the first on, the cache has keys
-        and values already, in the target's groups and in `groups`. These are whole blocks and fewer than
-        len(token_ids), since the last token is always computed, for its logits.
+        """Register a request and return num_cached_tokens: how many of its first tokens have keys and values in the
+        cache already, in the target's groups and in `groups`. They fill whole blocks and are fewer than len(token_ids),
+        since the last token is always computed, for its logits.
 
         token_ids: int64 [num_tokens], the prompt and, after a preemption, the output. Empty if all tokens must be
             computed (for prompt_logprobs, and after logits that were not finite).
         salt: requests share blocks only with requests of the same salt.
-        groups: the drafts' groups that this request uses.
+        groups: the groups of draft layers that this request uses.
         """
 
     def reserve(self, request_id: str, num_tokens: int, num_scratch: int) -> None:
-        """Give the request enough blocks for the slots [0, num_tokens + num_scratch): num_tokens counts the final and
-        the known tokens, num_scratch the draft nodes. Raises CapacityError, and changes nothing, if there are not
-        enough free blocks."""
+        """Give the request enough blocks for num_tokens slots of known tokens and then num_scratch slots, for draft
+        tokens or a draft's own use. Raises CapacityError, and changes nothing, if too few blocks are free."""
 
     def metadata(self, request_ids: Sequence[str], starts: Sequence[int], lengths: Sequence[int]) -> KVMetadata:
-        """The addresses of the slot intervals [start, start + length) of these requests; all groups have the same.
-        Raises CapacityError if an interval ends past the blocks of its request."""
+        """The KV-cache addresses of the slots [start, start + length) of these requests, for all groups. Raises
+        CapacityError if such an interval ends past the blocks of its request."""
 
     def compact(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
-        """After verification, move the keys and values of the accepted path so that they follow the root without a gap,
-        in all groups that keep nodes (the target's do). This happens on the device; the verdict is on the host."""
+        """After verification, move the keys and values of accepted draft tokens right behind the num_known[i] tokens of
+        the forward pass, in groups with `keeps_nodes`. The move is on the device, the verdict on the host."""
 
     def fill(self, group: int, request_ids: Sequence[str], num_tokens: Sequence[int]) -> None:
         """Record that a draft's group holds the keys and values of the first num_tokens[i] tokens of request i. Called
-        while the proposer observes or drafts. `admit` finds only what was recorded here."""
+        while the proposer observes hidden states or drafts. `admit` counts only tokens recorded here as cached."""
 
     def advance(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
         """Mark counts[i] more slots of request i as final and free the blocks beyond them. Called on the host at the
         end of a step, before finished requests are released.
 
-        A count may run past the request's tokens, if accepted nodes came after a stop: prefix caching may publish only
-        the slots that `token_ids` covers. A count is 0 if the request's logits were not finite.
+        counts[i] may include draft tokens that were accepted after a stop and are not emitted: prefix caching may share
+        only the slots of tokens in `token_ids`. It is 0 if the request's logits were not finite.
         """
 
     def release(self, request_id: str) -> None:
@@ -147,7 +146,7 @@ class KVContext:
 
 
 def plain_bytes_per_block(config: Any, layouts: Sequence[KVLayout], block_size: int) -> int:
-    """Bytes of a block in all groups, for a manager that stores nothing beyond what the layouts ask for."""
+    """Bytes that a block takes in all groups together, for a manager that stores only keys and values."""
     return block_size * sum(layout.bytes_per_token for layout in layouts)
 
 
@@ -159,8 +158,8 @@ class KVManagerSpec:
     build: (config, context) -> KVManager. Heavy imports belong here.
     api: the plugin API that the plugin is written for: see PLUGIN_API.
     config: attrs class of the manager's own keys in kv_manager_config; constructing it validates them. None: the
-        manager has no keys, and config is None in build.
-    bytes_per_block: (config, layouts of all groups, block_size) -> bytes of a block in all groups, for the memory plan.
+        manager has no keys, and `build` gets None as config.
+    bytes_per_block: (config, layouts of all groups, block_size) -> bytes that a block takes in all groups together.
     """
 
     name: str

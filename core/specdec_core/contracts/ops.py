@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @frozen
 class OpsContext:
-    """Describes a model's layers, for choosing an operation when the engine is built: once for the target, and once for
-    a draft with layers of its own.
+    """The layers that an operation is chosen for when an engine is built: once the target's, and once those of a draft
+    with layers of its own.
 
     kv_layout: of those layers' group in the KV cache; for modules of a draft without a group, the target's.
     features: the optional arguments of `paged_attention` that the layers use, among "window", "softcap" and "sinks";
@@ -30,20 +30,20 @@ class OpsContext:
 
 
 def supports_everything(name: str, context: OpsContext) -> bool:
-    """The default of `OpsSpec.supports`."""
+    """The default of `OpsSpec.supports`: True for every operation and all layers."""
     return True
 
 
 @frozen(eq=False)
 class OpsSpec:
-    """Operations for one type of device, returned by the hook `specdec_ops`.
+    """Operations (kernels) for one type of device, returned by the hook `specdec_ops`.
 
     api: the plugin API that the plugin is written for: see PLUGIN_API.
     ops: {name: function} with names and signatures of `specdec_core.ops.REFERENCE`, and the same results.
-    supports: (name, context) -> whether the function of that name may compute these layers. If not, another plugin's
-        or the reference does. Called only while an engine is built; for `paged_attention` with each combination of
+    supports: (name, context) -> whether the function of that name can compute these layers. If not, another plugin's or
+        the reference does. Called only while an engine is built; for `paged_attention` with each combination of
         features that the layers use. The function itself must handle what differs between calls: the number of tokens,
-        tree attention (`AttentionPlan.ancestors`), modules of another dtype. Quantized layers use no operation.
+        tree attention (`AttentionPlan.ancestors`), modules of another dtype. Quantized layers use none.
     """
 
     api: int

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from specdec_core.config.speculative import DraftModelConfig
 
 PLUGIN_API = 1
-"""The version of the contracts in this package. A plugin states, as a literal, the one that it was written for."""
+"""The version of the contracts in this package. A plugin gives the number of the version that it was written for."""
 
 
 class RequestView(Protocol):
@@ -36,17 +36,17 @@ class RequestView(Protocol):
     def num_prompt_tokens(self) -> int: ...
     @property
     def num_cached_tokens(self) -> int:
-        """How many of the first tokens came from the prefix cache when the request was admitted. They are not computed,
-        hence not observed; the draft's own group of the KV cache holds them. 0 without prefix caching."""
+        """How many of the first tokens came from the prefix cache when the request was admitted. The target does not
+        compute them, so `observe` never gets them; the draft's KV group holds them. 0 without prefix caching."""
 
     @property
     def token_ids(self) -> np.ndarray:
-        """int64 [num_tokens]   prompt and output so far, including the root. Not a copy."""
+        """int64 [num_tokens]   prompt and output so far, including the token to compute next. Not a copy."""
 
 
 @frozen
 class StepCosts:
-    """A forward pass of the target over n tokens takes target_s + n * token_s seconds."""
+    """A measured estimate: a forward pass of the target over n tokens takes target_s + n * token_s seconds."""
 
     target_s: float
     token_s: float
@@ -54,7 +54,8 @@ class StepCosts:
 
 @frozen(eq=False)
 class ProposerBatch:
-    """The requests to draft for: those with one pending token, the root, that may have at least one draft token."""
+    """The requests to draft for. The target has computed all tokens of each but the last: the root, from which a tree
+    of at least one draft token may grow."""
 
     requests: Sequence[RequestView]
     root_token_ids: torch.Tensor  # int64 [batch]
@@ -67,8 +68,8 @@ class ProposerBatch:
 
 @frozen(eq=False)
 class TopTokens:
-    """The target's most likely tokens after every root and node of a forward pass, accepted or not. Probabilities are
-    the softmax of the raw logits, before temperature and all other sampling parameters."""
+    """The target's most likely tokens after each node of a forward pass, accepted or not: a request's last token (the
+    root) or a draft token. Probabilities are the softmax of raw logits, before all sampling parameters."""
 
     requests: torch.Tensor  # int64 [n]   index into the observation's requests, ascending
     positions: torch.Tensor  # int64 [n]
@@ -83,12 +84,12 @@ class Observation:
     """Hidden states that a forward pass of the target computed for tokens that are now final, in prefill and decode.
 
     Request b owns the rows offsets[b]:offsets[b + 1]. The first num_valid[b] of them are valid: the tokens known before
-    the forward pass, then the accepted nodes. They continue the request's earlier observations without a gap; the first
-    observation, also after `reset`, begins at position `request.num_cached_tokens`. They may run past a stop, after
-    which the request finishes. num_valid is 0 if logits were not finite: the request then ends or is reset.
+    the forward pass, then the accepted draft tokens. They continue the request's earlier observations without a gap;
+    the first observation, also after `reset`, begins at position `request.num_cached_tokens`. Some may lie after a
+    stop; then the request finishes. num_valid is 0 if logits were not finite: the request then ends or is reset.
 
-    A request that does not draft may be observed late: one observation then has the tokens of many forward passes. If
-    some of a request's tokens are never observed, the proposer is not asked to draft for it.
+    Observations of a request that does not draft may come late and together: one then has the tokens of many forward
+    passes. If some of its tokens are never observed, the proposer is not asked to draft for it.
 
     All tensors are on the engine's device. `host_num_valid` and `host_last_rows` are copies on the host; reading them
     waits for the device, unless the engine had the numbers on the host anyway.
@@ -141,14 +142,14 @@ class Plan:
 
 
 class Proposer(Protocol):
-    """Drafts tokens for the target to verify. Subclass it and override what you need: all but `propose` do nothing.
+    """Drafts tokens for the target to verify. Subclass it: by default all methods but `propose` do nothing.
 
     The engine calls, for each request in this order:
     - `start` once;
     - any number of `observe` (after each forward pass of the target, prefill chunks included, unless the plan has
       observes=False) and `propose` (before a decode step in which the request may have a draft);
-    - `reset` whenever the request is preempted; its tokens are then computed, hence observed, again from position
-      `num_cached_tokens` on;
+    - `reset` whenever the request is preempted; the target then computes its tokens again, and `observe` gets them
+      again, from position `num_cached_tokens` on;
     - `finish` once, after which the engine never mentions the request again.
 
     Keep state of a request under its id. `close` comes last, once. All methods run in torch's inference mode. An
@@ -156,25 +157,25 @@ class Proposer(Protocol):
     """
 
     def start(self, request: RequestView) -> None:
-        """The request was scheduled for the first time."""
+        """Called when the request is scheduled for the first time."""
         return
 
     def propose(self, batch: ProposerBatch) -> Draft:
-        """Return a draft: one tree per request, possibly empty, with at most `batch.max_draft_tokens[i]` nodes."""
+        """Return one tree of draft tokens per request, possibly empty, of at most `batch.max_draft_tokens[i]` nodes."""
 
     def observe(self, observation: Observation) -> None:
         """Take the hidden states of the tokens that the last forward pass made final, and the token after them."""
         return
 
     def reset(self, request: RequestView) -> None:
-        """Forget the observations of the request: it was preempted and starts over."""
+        """Forget what `observe` got for the request: it was preempted and starts over."""
         return
 
     def finish(self, request: RequestView, reason: str) -> None:
         """Forget the request. reason: "stop", "length", "abort" or "error".
 
         If an interrupt (KeyboardInterrupt, from Ctrl-C) breaks off `start` or `finish`, the engine calls `finish` again
-        before the next step and ignores its exceptions. So do not require that the request has any state.
+        before the next step and ignores its exceptions. So it must also work for a request without state.
         """
         return
 
@@ -190,35 +191,35 @@ class Proposer(Protocol):
 
 
 class LayerAttention(Protocol):
-    """Attention of a draft's own layers over their group in the KV cache, by the same code as the target's attention.
+    """Attention of a draft's own layers over their KV cache, computed by the same code as the target's attention.
 
-    A forward pass covers a half-open slot interval [start, start + length) of each request, one after the other in a
-    flat batch that is padded to `padded(num_tokens)`. The slots from a request's root on are scratch, as many as the
-    plan asked for, and the draft may overwrite them at any time. Stored keys and values are never moved, unless the
-    layout keeps nodes.
+    A forward pass covers a half-open interval [start, start + length) of KV-cache slots of each request, one after the
+    other in a flat batch that is padded to `padded(num_tokens)`. The slots from a request's root (its last token) on
+    are scratch, as many as `Plan.scratch_slots`, and the draft may overwrite them at any time. Stored keys and values
+    are never moved, unless the layout has keeps_nodes.
 
-    `observe` may store every row, from `starts` on: rows that are not valid fall on scratch slots. A forward pass reads
-    all slots below the ends of its intervals, masked ones too, so write all of them: a masked slot has weight 0, but 0
-    times a NaN in unwritten memory is NaN.
+    `Proposer.observe` may store every row, from `starts` on: rows that are not valid fall on scratch slots. A forward
+    pass reads all slots below the ends of its intervals, masked ones too, so write all of them: a masked slot has
+    weight 0, but 0 times a NaN in unwritten memory is NaN.
     """
 
     implementation: str
     """The name to give to transformers' attention modules (`config._attn_implementation`) before `bind`."""
 
     def bind(self, modules: Sequence[torch.nn.Module]) -> None:
-        """Make attention modules from transformers, one per layer of the group, call `attend`."""
+        """Connect attention modules from transformers, one per layer of the group, so that they call `attend`."""
 
     def padded(self, num_tokens: int) -> int: ...
 
     def fill(self, requests: Sequence[RequestView], num_tokens: Sequence[int]) -> None:
-        """Record that the group holds the keys and values of the first num_tokens[i] tokens of request i. With prefix
-        caching, a later request with the same text skips only what was recorded here."""
+        """Record that the draft's KV group holds the keys and values of the first num_tokens[i] tokens of request i.
+        With prefix caching, a later request with the same text skips only what was recorded here."""
 
     def metadata(
         self, requests: Sequence[RequestView], starts: Sequence[int] | torch.Tensor, lengths: Sequence[int]
     ) -> KVMetadata:
-        """The cache addresses of a forward pass over the intervals with these starts and lengths [batch], which may be
-        empty. starts: on the host, or an int64 tensor on the engine's device.
+        """The KV-cache addresses of a forward pass over the slot intervals with these starts and lengths [batch], which
+        may be empty. starts: on the host, or an int64 tensor on the engine's device.
 
         Raises CapacityError if an interval ends past the reserved slots.
         """
@@ -243,16 +244,16 @@ class LayerAttention(Protocol):
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Store keys and values, then compute attention under the forward pass's mask. For layers that are not bound.
+        """Store keys and values, then compute attention with the mask of `forwarding`. For layers that are not bound.
 
-        query: [num_tokens, num_heads, key_dim], rotated already, as is key [num_tokens, num_kv_heads, key_dim].
+        query: [num_tokens, num_heads, key_dim], after RoPE, as is key [num_tokens, num_kv_heads, key_dim].
         value: [num_tokens, num_kv_heads, value_dim].
         scaling: of query times key; None: key_dim ** -0.5.
         rows: int64 [n], the tokens whose outputs are wanted: one of each request, then any padding. Give every layer
             the same tensor. Every request must then have a token in this forward pass. None: all tokens.
         window: a token attends to no position that is `window` or more before its own.
         softcap: scores become softcap * tanh(scores / softcap).
-        sinks: [num_heads], a score for each head that takes its share of the attention weights and has no value.
+        sinks: [num_heads], attention sinks: an extra score per head that takes part in the softmax but has no value.
 
         Returns [num_tokens or n, num_heads, value_dim].
         """
@@ -262,7 +263,7 @@ class LayerAttention(Protocol):
 
 
 class CausalLM(Protocol):
-    """A causal LM from transformers as a draft model, with its keys and values in the plan's KV group."""
+    """A causal LM from transformers as a draft model, with its keys and values in the KV group of its plan."""
 
     @property
     def info(self) -> TargetInfo: ...
@@ -324,18 +325,17 @@ class BuildContext:
 
 @frozen(eq=False)
 class ProposerSpec:
-    """Describes a way of drafting to the engine; returned by the hook `specdec_proposers` before any heavy import.
+    """Describes a proposer (a way of drafting); returned by the hook `specdec_proposers` before any heavy import.
 
     name: what users give as `method`.
     config: attrs class of this method's own keys in speculative_config; constructing it validates them.
     build: (config, context) -> Proposer. Heavy imports belong here.
     api: the plugin API that the plugin is written for: see PLUGIN_API.
-    plan: (config, target, num_speculative_tokens) -> Plan, without loading weights.
+    plan: (config, target, num_speculative_tokens) -> what it needs from the engine, without loading weights.
     requires: modules that must be installed, looked up without importing them.
     num_speculative_tokens: (config, device) -> the default of num_speculative_tokens. None: users must give it.
-    detect: (checkpoint config, {tensor name: shape}) -> whether this method runs a draft checkpoint, for users who give
-        no method.
-    train: how its drafts are trained. None: they are not.
+    detect: (config of a draft checkpoint, {tensor name: shape}) -> whether it is for this method, if users name none.
+    train: how its draft models are trained. None: they are not.
     published: {target: a draft published for it}, names on the model hub, for the error about a missing draft.
     """
 

@@ -1,4 +1,4 @@
-"""Facts about the target, for plans and proposers."""
+"""Facts about the target model, for plans (what a proposer asks of the engine) and proposers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 @frozen
 class TargetInfo:
-    """Facts about the target, known before its weights are loaded.
+    """Facts about the target model, known before its weights are loaded.
 
     trust_remote_code: whether code that comes with checkpoints may run, including a draft's.
-    tokenizer: transformers' own, for prompts; None if prompts are token ids.
+    tokenizer: the transformers tokenizer of its prompts; None if prompts are given as token ids.
     """
 
     model: str

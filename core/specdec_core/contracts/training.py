@@ -1,4 +1,4 @@
-"""The contract of training a draft: what a plugin provides, and what it gets from `specdec-train`."""
+"""The contract of training a draft model: what a plugin provides, and what it gets from `specdec-train`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @frozen(eq=False)
 class TrainingTarget:
-    """The target that a draft is trained for. Its weights are frozen and get no gradients."""
+    """The target model that a draft is trained for. Its weights are frozen and get no gradients."""
 
     info: TargetInfo
     config: Any  # transformers' configuration of its text model
@@ -28,7 +28,7 @@ class TrainingTarget:
 
 @frozen(eq=False)
 class TrainingBatch:
-    """Texts, padded on the right, with the target's hidden states."""
+    """Token sequences, padded on the right, with the target's hidden states."""
 
     token_ids: torch.Tensor  # int64 [batch, length]
     counts: torch.Tensor  # bool [batch, length]   loss mask: whether this token is to be predicted; False: padding,
@@ -37,8 +37,8 @@ class TrainingBatch:
 
 
 class Trainee(Protocol):
-    """The torch.nn.Module to train, with float32 parameters. It keeps no other state of a run: take random numbers from
-    torch's default generators, which are seeded before each step."""
+    """The draft as a torch.nn.Module with float32 parameters, the only state that training changes. It takes random
+    numbers from torch's default generators, which are seeded before each step."""
 
     def __call__(self, batch: TrainingBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """Return the loss, a scalar, and {name: scalar} for the log."""
@@ -56,8 +56,8 @@ class TrainingRecipe:
     make: (options, target, token counts of the data int64 [vocab]) -> the trainee, initialized with torch's default
         generator.
     learning_rate: the default.
-    taps: (options, target) -> the taps whose hidden states the loss needs.
-    evaluation: keys of the speculative_config with which the acceptance length is measured.
+    taps: (options, target) -> names of the hidden states that the loss needs (see `Plan.taps`).
+    evaluation: speculative_config keys, besides method and model, for measuring the draft's acceptance length.
     """
 
     options: type

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @frozen(eq=False)
 class Verdict:
-    """The accepted path of each request and the token that follows it, on any device. The engine copies it to the host
-    once in a step."""
+    """What a verifier returns: each request's accepted draft tokens (a path down its tree) and the token after them.
+    The tensors may be on any device; the engine copies them to the host once per step."""
 
     token_ids: torch.Tensor  # int64 [batch, max_depth + 1]   accepted path, then the recovered or bonus token; -1
     #                          pads. All -1: the request's logits were not finite and it fails. The path may run past
@@ -31,7 +31,7 @@ class Verdict:
 
 
 class Stream(IntEnum):
-    """Independent streams of random numbers: no draw of one repeats a draw of another."""
+    """What a random draw is for. Draws of different streams are independent, also at the same seed and position."""
 
     TARGET = 0  # rule 1: the token emitted at a position, the same with and without speculation
     DRAFT = 1  # a proposer's draws
@@ -40,20 +40,21 @@ class Stream(IntEnum):
 
 
 class RandomSource(Protocol):
-    """The only source of randomness in a step, bound to the seeds and root positions of a batch of requests.
+    """The only source of random numbers in a step, made for the seeds and root positions of a batch of requests.
 
-    It draws tokens and outcomes, never bare uniform numbers, so that a test can replace it by a source that enumerates
-    all outcomes and adds up their probabilities. A draw depends only on its keys, named below, and not on the batch.
+    It draws tokens and outcomes, never uniform numbers, so that a test can replace it by one that enumerates all
+    outcomes with their probabilities. A draw depends only on the keys named below, not on the rest of the batch. A root
+    is a request's last token, a node a draft token.
     """
 
     def target_token(self, weights: torch.Tensor, requests: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
-        """Draw the target's own token at each row, keyed by (seed, absolute index of that token): rule 1.
+        """Draw the target's own token at each row of logits, keyed by (seed, index of that token in its request).
 
         weights: float [n, vocab], non-negative, unnormalized.
         requests: int64 [n], indices into the batch.
-        depths: int64 [n], of the rows' nodes (root: 0).
+        depths: int64 [n], depth of each row's node in its tree (root: 0).
 
-        Returns int64 [n].
+        Returns int64 [n], the same tokens with and without speculation.
         """
 
     def categorical(
@@ -61,7 +62,7 @@ class RandomSource(Protocol):
     ) -> torch.Tensor:
         """Draw one index per row of weights float [n, vocab], keyed by (seed, root position, node, stream).
 
-        nodes: int64 [n], any number that is unique within the request and stream at this step.
+        nodes: int64 [n], any number that no other draw for this request and stream in this step has.
 
         Returns int64 [n].
         """
@@ -73,25 +74,25 @@ class RandomSource(Protocol):
 
 
 class Verifier(Protocol):
-    """Decides which nodes of a draft the target accepts.
+    """Decides which draft tokens (nodes of the draft's trees) are accepted.
 
-    A verifier gets processed logits: temperature, penalties, masks and truncation have been applied to every row, with
-    that row's own history. At temperature 0 they are -inf except at the argmax; if every request of a step is greedy,
-    the verifier "greedy" decides and gets them without that mask. A lossless verifier emits tokens with exactly the
-    distribution that these logits define. A lossy verifier decides only above temperature 0: for a greedy request the
-    engine uses the argmax instead of its verdict, and the output has `lossless=True`. So acceptance cannot be relaxed
-    for greedy decoding; give such requests a low temperature instead.
+    A verifier gets processed logits: temperature, penalties, masks and truncation have been applied to every row, given
+    the tokens before it. At temperature 0 they are -inf except at the argmax; but if every request of a step is greedy,
+    the verifier "greedy" is used and gets them without that mask. A lossless verifier emits tokens with exactly the
+    distribution that these logits define. A lossy verifier's verdict counts only above temperature 0: for a greedy
+    request the engine uses the argmax instead, and the output has `lossless=True`. So acceptance cannot be relaxed for
+    greedy decoding; give such requests a low temperature instead.
 
-    A verifier is vectorized over requests and vocabulary; Python may loop over depth and siblings. It must ignore dead
+    Handle all requests and the whole vocabulary at once; Python may loop over depth and siblings. Ignore dead (padding)
     nodes: `draft.num_live_per_request` and `draft.layout.is_alive` exclude them.
     """
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         """Return the accepted path and the token after it. logits: float32 [num_rows, vocab] (see `contracts.draft`).
 
-        A row with NaN or +inf, or with -inf throughout, makes its request fail (all -1) if the path reaches the row; it
-        affects no other request. A verifier that draws random numbers must fail the request if the path could have
-        reached the row, since whether a request starts over must not depend on a draw.
+        If the path reaches a row with NaN or +inf, or with nothing but -inf, its request fails (all -1), and no other
+        request is affected. A verifier that draws random numbers must fail the request if the path could have reached
+        the row, since whether a request starts over must not depend on a draw.
         """
 
 
@@ -105,7 +106,7 @@ class VerifierSpec:
     lossless: whether emitted tokens have the target's distribution. A lossy verifier is used only if users name it, and
         only above temperature 0.
     config: attrs class of the verifier's own keys in speculative_config; constructing it validates them.
-    chains_only: it cannot verify trees: every draft that it gets has is_chain or no live nodes.
+    chains_only: it verifies chains, not trees: every draft that it gets has is_chain set, or no draft tokens.
     greedy_only: it gets only requests with temperature 0.
     """
 

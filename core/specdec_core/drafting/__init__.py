@@ -1,4 +1,4 @@
-"""Building blocks for proposers with a model of their own: trees of draft tokens, grown level by level from its
+"""Building blocks for proposers with a draft model or head: trees of draft tokens, grown level by level from its
 logits."""
 
 from specdec_core.drafting.builder import DraftBuilder as DraftBuilder, Grown as Grown

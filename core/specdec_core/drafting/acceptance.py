@@ -20,7 +20,7 @@ PRIOR_WEIGHT, DEPTH_PRIOR_WEIGHT = 2, 4  # pseudo-counts of the prior expectatio
 
 @frozen(eq=False)
 class Nodes:
-    """A draft as arrays on the host, over all requests. Dead nodes are in no level."""
+    """A draft's tokens (tree nodes) as arrays on the host, over all requests. Dead (padding) nodes are in no level."""
 
     requests: np.ndarray  # int64 [n]
     parents: np.ndarray  # int64 [n]   index over all requests; -1: the root; DEAD
@@ -52,13 +52,13 @@ class Nodes:
 
 
 class Acceptance:
-    """Acceptance statistics of each request, which predict the acceptance rate of its next draft tokens. Only nodes
+    """Acceptance statistics of each request, which predict the acceptance rate of its next draft tokens. Only tokens
     whose parent was accepted count, since only these were verified.
 
-    The prior prediction is the draft's own probability for a chosen node, and 1 for the first draw from a distribution,
-    scaled by the request's ratio of accepted to predicted nodes. It is worth PRIOR_WEIGHT observations of nodes with a
-    similar probability. Requests share no statistics, because temperature and text decide how good a draft is. So if
-    costs are fixed, a request's drafts depend on its own past only.
+    The prior prediction is the draft's own probability of a token that was picked, and 1 for the first draw from a
+    distribution, scaled by the request's ratio of accepted to predicted tokens. It weighs as much as PRIOR_WEIGHT
+    observations of tokens with a similar probability. Requests share no statistics, because temperature and text decide
+    how good a draft is. So if costs are fixed, a request's drafts depend on its own past only.
 
     Counts decay by 1/128 with each step in which the request may have a draft. A request whose drafts were rejected so
     often that it has none is therefore tried again later.
@@ -84,7 +84,8 @@ class Acceptance:
     def add_nodes(
         self, rows: np.ndarray, depth: int, probs: np.ndarray, is_first_draw: np.ndarray, is_accepted: np.ndarray
     ) -> None:
-        """Count nodes of one depth, from 1 on, whose parents were accepted."""
+        """Count draft tokens of one depth, from 1 on, whose parents were accepted. rows [n]: their requests' rows in
+        these statistics."""
         bins, predicted = _bins_and_predictions(probs, is_first_draw)
         np.add.at(self._tried, (rows, bins), 1)
         np.add.at(self._accepted, (rows, bins), is_accepted)
@@ -99,7 +100,8 @@ class Acceptance:
         self._gained[rows] += gained
 
     def of_nodes(self, rows: np.ndarray, probs: np.ndarray, is_first_draw: np.ndarray) -> np.ndarray:
-        """float64 [n]   predicted probability that each node is accepted if its parent is."""
+        """float64 [n]   predicted probability that each draft token is accepted if its parent is. rows [n]: their
+        requests' rows in these statistics."""
         bins, predicted = _bins_and_predictions(probs, is_first_draw)
         ratio = (self._accepted[rows].sum(axis=-1) + 1) / (self._predicted[rows] + 1)
         prior = np.minimum(predicted * ratio, 1)
@@ -108,8 +110,8 @@ class Acceptance:
         return expected
 
     def of_level(self, rows: np.ndarray, depth: int) -> np.ndarray:
-        """float64 [n]   predicted probability that any of a set of siblings at this depth is accepted if their parent
-        is, before they are drafted."""
+        """float64 [n]   for requests without draft tokens at this depth yet: predicted probability that one of several
+        siblings there is accepted if their parent is."""
         tried, accepted = self._levels_tried[rows], self._levels_accepted[rows]
         anywhere = (accepted.sum(axis=-1) + 1) / (tried.sum(axis=-1) + 1)
         level = min(depth, MOST_LEVELS) - 1
@@ -118,13 +120,13 @@ class Acceptance:
         return expected
 
     def cost_per_token(self, rows: np.ndarray) -> np.ndarray:
-        """float64 [n]   forward passes of the target per emitted token; 1 without drafts."""
+        """float64 [n]   cost per emitted token, in forward passes of the target; 1 without drafts."""
         cost: np.ndarray = (self._spent[rows] + 1) / (self._gained[rows] + 1)
         return cost
 
 
 def _bins_and_predictions(probs: np.ndarray, is_first_draw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each node's bin and its predicted probability of being accepted."""
+    """Each draft token's histogram bin and its predicted probability of being accepted."""
     return np.searchsorted(EDGES, probs) + NUM_BINS * is_first_draw, np.where(is_first_draw, 1, probs)
 
 
@@ -143,8 +145,8 @@ class StepDrafts:
         self._is_known &= self._rows != row
 
     def learn(self, acceptance: Acceptance) -> None:
-        """Compare the drafts with the tokens that were emitted, and count the result. A request without nodes counts as
-        a step that emitted one token; a request that started over does not count."""
+        """Compare the drafts with the tokens that were emitted, and count the result. A request without draft tokens
+        counts as a step that emitted one token; a request that started over does not count."""
         nodes = self.nodes
         if nodes is None:
             return
@@ -169,7 +171,8 @@ class StepDrafts:
 
 
 def without(draft: Draft, nodes: Nodes, kept: np.ndarray) -> Draft:
-    """A draft with only the kept nodes, all of whose parents are kept. Dead nodes stay dead."""
+    """The draft with only its nodes in `kept` (bool [num_nodes]), all of whose parents are kept. Dead (padding) nodes
+    stay dead."""
     counts = np.bincount(nodes.requests[kept], minlength=draft.batch_size).tolist()
     if not any(counts):
         return Draft.from_chains([[]] * draft.batch_size, draft.token_ids.device)

@@ -1,4 +1,4 @@
-"""Builds drafts from a draft's distributions, level by level, with chosen or sampled nodes."""
+"""Builds draft trees level by level from a draft's logits: draft tokens are the likeliest ones, or sampled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_core.contracts.verifier import Stream
 
 
 class Grown(NamedTuple):
-    """Nodes that `DraftBuilder.grow` added, request by request."""
+    """Draft tokens (nodes) that one call of `DraftBuilder.grow` added, request by request."""
 
     parents: torch.Tensor  # int64 [n]   the row of the call below which the node was added
     nodes: torch.Tensor  # int64 [n]   the node's number within its request
@@ -24,14 +24,14 @@ class Grown(NamedTuple):
 
 
 class DraftBuilder:
-    """Grows one tree for each request of a batch.
+    """Grows one tree of draft tokens (nodes) for each request of a batch.
 
-    Limits are applied before anything is drawn, as rule 3 requires (docs/losslessness.md). To stop drafting for a
-    request, leave it out of the next `grow`; that decision may depend on all tokens so far. Nothing grows below logits
-    that are not finite.
+    The number of nodes is limited before any token is drawn, since dropping a sampled token because of its value would
+    change the output's distribution (docs/losslessness.md). To stop drafting for a request, leave it out of the next
+    `grow`; that decision may depend on all tokens so far. Nothing grows below logits that are not finite.
 
-    method: "greedy": every node is chosen, the likeliest tokens first. "probabilistic": siblings are drawn without
-        replacement at the request's temperature, or chosen if that is 0.
+    method: "greedy": every node has one of its parent's likeliest next tokens. "probabilistic": siblings are drawn
+        without replacement at the request's temperature, or as with "greedy" if that is 0.
     q_to_target: int64 [draft_vocab], draft token id -> target token id; None if they are the same.
 
     Attributes: is_sampled bool [batch], the requests whose nodes are drawn; room int64 [batch], how many more nodes
@@ -54,11 +54,11 @@ class DraftBuilder:
     def grow(
         self, logits: torch.Tensor, requests: torch.Tensor, parents: torch.Tensor, num_children: int | torch.Tensor = 1
     ) -> Grown:
-        """Add up to num_children children to nodes or roots that have none yet.
+        """Add up to num_children children to nodes that have none yet, or to roots (a request's last token).
 
-        logits: float [n, draft_vocab], at each of these parents.
+        logits: float [n, draft_vocab], after each of these parents.
         requests: int64 [n], indices into the batch, ascending.
-        parents: int64 [n], node numbers as an earlier `grow` returned them; -1: the root.
+        parents: int64 [n], indices of nodes within their request, as an earlier `grow` returned them; -1: the root.
         num_children: a number for all, or int64 [n].
         """
         wanted = torch.as_tensor(num_children, device=requests.device).expand(len(requests))
@@ -124,7 +124,7 @@ class DraftBuilder:
         self, left: torch.Tensor, requests: torch.Tensor, keys: torch.Tensor, num_children: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw different siblings int64 [n, num_children] from each row of left [n, draft_vocab]. Also returns whether
-        each draw had a token left."""
+        each draw had a token left. keys: int64 [n], of the first draw's noise."""
         drawn: list[torch.Tensor] = []
         is_drawn: list[torch.Tensor] = []
         for child in range(num_children):
@@ -136,5 +136,5 @@ class DraftBuilder:
 
 
 def _rank(ascending: torch.Tensor) -> torch.Tensor:
-    """For each entry, the number of equal entries before it."""
+    """For each entry of a sorted tensor, the number of equal entries before it."""
     return torch.arange(len(ascending), device=ascending.device) - torch.searchsorted(ascending, ascending)

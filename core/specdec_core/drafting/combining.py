@@ -14,11 +14,12 @@ from specdec_core.drafting.merging import merge_drafts
 def combine_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> Draft:
     """One tree for each request.
 
-    If no draft has sampled nodes, `merge_drafts` merges them, and raises its errors. Otherwise the first draft that has
-    sampled nodes stays whole, as rule 3 requires (docs/losslessness.md), and counts against max_draft_tokens. The best
-    nodes of the other drafts are added as later siblings and below, as far as there is room; all of these count as
-    chosen, which is allowed for any token. A node that repeats one of the whole tree is identified with it, and its
-    children are added there, which is allowed because they depend only on earlier draws.
+    If no draft has sampled tokens, `merge_drafts` merges them, and raises its errors. Otherwise the first draft that
+    has sampled tokens stays whole, since dropping any of these would change the output's distribution
+    (docs/losslessness.md), and counts against max_draft_tokens. The best tokens of the other drafts are added as later
+    siblings and below, as far as max_draft_tokens allows. They all count as picked, not sampled, which is allowed for
+    any token. If one repeats a token of the whole tree at the same place, its children are added there, which is
+    allowed because they depend only on earlier draws.
     """
     sampled = next((i for i, draft in enumerate(drafts) if draft.q is not None), None)
     if sampled is None:
@@ -35,7 +36,7 @@ def combine_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> 
 
 @define
 class _Tree:
-    """A tree under construction. num_whole: its first nodes are those of the draft that stays whole."""
+    """A tree under construction. num_whole: how many of its first nodes are from the draft that stays whole."""
 
     token_ids: list[int]
     parents: list[int]
@@ -50,7 +51,7 @@ class _Tree:
         return tree
 
     def hang_on(self, other: DraftTree, most: int) -> None:
-        """Add the nodes of another tree, parents first."""
+        """Add the nodes of another tree, parents first, up to `most` nodes in all."""
         places: dict[int, int] = {-1: -1}  # of the other's nodes, here
         for node, (parent, token) in enumerate(zip(other.parents, other.token_ids, strict=True)):
             if parent not in places:
@@ -66,7 +67,7 @@ class _Tree:
 
 
 def _united(whole: Draft, trees: Sequence[_Tree]) -> Draft:
-    """The trees as one draft, with the distributions of the draft that stays whole."""
+    """The trees as one draft, with the distributions `q` of the draft that stays whole."""
     assert whole.q_rows is not None
     if sum(len(tree.token_ids) for tree in trees) == whole.num_nodes:
         return whole

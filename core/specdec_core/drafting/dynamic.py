@@ -19,15 +19,16 @@ LEAST = np.finfo(np.float32).min
 
 
 class DynamicTree:
-    """Grows the same number of nodes for every request and keeps the likeliest, max_draft_tokens of them.
+    """Grows equally many draft tokens (nodes) for every request and keeps the likeliest max_draft_tokens of them.
 
     At each level, the top_k nodes with the highest probability of their path get their top_k likeliest children; there
-    are `depth` levels after the root's children. Of all nodes the likeliest are kept, in the order in which they were
-    grown; ties go to the first. All are chosen. Nothing is kept below logits that are not finite.
+    are `depth` levels after the root's children (the root is the request's last token). Of all nodes the likeliest are
+    kept, in the order in which they were grown; ties go to the first. No token is sampled. Nothing is kept below logits
+    that are not finite.
 
     q_to_target: see `DraftBuilder`.
-    stopping: the result of `DraftStop.begin`. Requests that it stops get no more nodes, and nodes that do not pay are
-        dropped.
+    stopping: the result of `DraftStop.begin`. Requests that it stops get no more nodes, and nodes that are not worth
+        their cost are dropped.
     min_prob: a request gets no more nodes once every path of its tree is less likely. Give this or stopping, not both.
     """
 
@@ -88,7 +89,9 @@ class DynamicTree:
         return self._level(rows, above, token_ids[self._each, chosen])
 
     def _level(self, rows: np.ndarray, above: np.ndarray, token_ids: np.ndarray) -> Level:
-        """The frontier as a `Level`. rows: int64 [num_growing, n]; above, token_ids: int64 [batch, n]."""
+        """The nodes to expand (the frontier) as a `Level`. rows: int64 [num_growing, n], the row of logits that each
+        was grown from; above: int64 [batch, n], its parent's index in the frontier before; token_ids: int64 [batch, n].
+        """
         count = above.shape[1]
         own = np.arange(self._num_forwarded, self._num_forwarded + count)
         ancestors = np.empty((*above.shape, self._ancestors.shape[2] + 1), dtype=np.int64)
@@ -127,11 +130,11 @@ class DynamicTree:
         return self._of_all(values, IMPOSSIBLE), self._of_all(ids, 0)
 
     def _of_growing(self, of_all: np.ndarray) -> np.ndarray:
-        """Select [num_growing, ...] from [batch, ...]."""
+        """Select the requests that still grow, [num_growing, ...], from [batch, ...]."""
         return of_all if len(self._growing) == self._size else of_all[self._growing]
 
     def _of_all(self, of_growing: np.ndarray, otherwise: np.float32 | int) -> np.ndarray:
-        """Expand [num_growing, ...] to [batch, ...]."""
+        """Expand [num_growing, ...] to [batch, ...], with `otherwise` for requests that do not grow any more."""
         if len(self._growing) == self._size:
             return of_growing
         of_all = np.full((self._size, *of_growing.shape[1:]), otherwise, dtype=of_growing.dtype)
@@ -182,5 +185,5 @@ class DynamicTree:
 
 
 def _best(scores: np.ndarray, number: int) -> np.ndarray:
-    """Indices of the `number` highest scores [batch, n], the first among equals."""
+    """Indices of the `number` highest scores in each row of [batch, n]. Of equal scores the first comes first."""
     return (-scores).argsort(axis=1, kind="stable")[:, :number]

@@ -1,4 +1,4 @@
-"""Trees grown level by level: the levels, the slots of their nodes in a draft's KV cache, and the loop."""
+"""Grows trees of draft tokens level by level: the levels, their slots in a draft's KV cache, and the loop."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from specdec_core.ops.padding import padded_to
 
 @frozen(eq=False)
 class Level:
-    """Draft tokens of one depth, to forward through the draft: `width` entries for each of `requests`, request by
-    request.
+    """The draft tokens of one depth, as input of the draft's next forward pass: `width` entries for each of `requests`,
+    request by request.
 
-    A request's nodes come first among its entries, in the order of their slots. The remaining entries are *dead*: they
-    are forwarded only to keep shapes fixed, with a token id of the vocabulary, a parent among their own request's
-    entries, and no ancestor but themselves. Nothing grows below them, they are not part of the draft, and their slots
-    are overwritten later.
+    A request's draft tokens come first among its entries, in the order of their KV-cache slots. The remaining entries
+    are *dead* (padding): they are forwarded only to keep shapes fixed, with a token id of the vocabulary, a parent
+    among their own request's entries, and no ancestor but themselves. Nothing grows below them, they are not part of
+    the draft, and their slots are overwritten later.
 
-    Numbers are slots of the draft's cache, counted from the first one for nodes. A request's nodes of all depths have
-    consecutive numbers, and so have its entries in one level. On a CPU, requests without nodes are left out and width
-    is the largest number of nodes of a request; on a GPU both keep their maximum (`may_shrink`).
+    `ancestors` and `starts` are slots of the draft's KV cache, counted from the request's first slot for draft tokens.
+    A request's draft tokens of all depths have consecutive slots, and so have its entries in one level. On a CPU,
+    requests without draft tokens are left out, and width is the largest number of draft tokens of a request. On a GPU
+    all requests stay, and width is the most that a request may have (`may_shrink`).
     """
 
     width: int
@@ -45,13 +46,13 @@ class Level:
 
 
 def may_shrink(device: torch.device) -> bool:
-    """Whether growers leave requests without nodes out of a level. On a GPU they would have to wait for the device to
-    know."""
+    """Whether growers leave requests without draft tokens out of a level. On a GPU they do not, since they would have
+    to wait for the device to know."""
     return device.type == "cpu"
 
 
 class TreeGrower(Protocol):
-    """Decides from the draft's logits which nodes a tree has."""
+    """Decides from the draft's logits which draft tokens a tree has."""
 
     @property
     def roots(self) -> Sequence[int]:
@@ -59,16 +60,17 @@ class TreeGrower(Protocol):
         ...
 
     def grow(self, logits: torch.Tensor) -> Level | None:
-        """The next level below the last one, or at first below `roots`; None if nothing more is to be forwarded.
-        logits: float [n, draft_vocab], a row for each entry of the last level, dead ones too, or for each root."""
+        """The next level of draft tokens, to be forwarded through the draft; None if no more forward passes are needed.
+        logits: float [n, draft_vocab], in the first call a row for each request in `roots`, later for each entry of the
+        last level, padding included."""
         ...
 
     def build(self) -> Draft: ...
 
 
 def grow(grower: TreeGrower, logits: torch.Tensor, forward: Callable[[Level], torch.Tensor]) -> Draft:
-    """Grow a draft. logits: float [num_roots, draft_vocab], at `grower.roots`. forward: computes the logits at a
-    level's entries, float [num_requests * width, draft_vocab]."""
+    """Grow a draft. logits: float [num_roots, draft_vocab], after the last token of each request in `grower.roots`.
+    forward: computes the logits after a level's entries, float [num_requests * width, draft_vocab]."""
     level = grower.grow(logits)
     while level is not None:
         level = grower.grow(forward(level))
@@ -77,8 +79,8 @@ def grow(grower: TreeGrower, logits: torch.Tensor, forward: Callable[[Level], to
 
 @frozen(eq=False)
 class DraftPass:
-    """The inputs of one forward pass of a draft's layers, over known tokens or over a level, padded as its attention
-    needs."""
+    """The inputs of one forward pass of a draft's layers, over known tokens or over a level of draft tokens, padded as
+    its attention needs."""
 
     metadata: KVMetadata
     visibility: Visibility
@@ -100,8 +102,8 @@ class DraftPass:
         token_ids: torch.Tensor,
         positions: torch.Tensor,
     ) -> DraftPass:
-        """A causal forward pass over the slots [start, start + length) of each request. token_ids, positions: int64
-        [sum of lengths]."""
+        """A causal forward pass over the KV-cache slots [start, start + length) of each request. token_ids, positions:
+        int64 [sum of lengths]."""
         metadata = attention.metadata(requests, starts, lengths)
         num_padded = attention.padded(len(token_ids))
         padded = padded_to(num_padded, positions)
@@ -111,8 +113,9 @@ class DraftPass:
     def over_level(
         cls, attention: LayerAttention, batch: ProposerBatch, first_slots: Sequence[int], level: Level
     ) -> DraftPass:
-        """A forward pass with tree attention over a level: each node attends to the slots before the request's nodes,
-        to its ancestors and to itself. first_slots: [batch], the slot, and position, of each request's first node."""
+        """A forward pass with tree attention over a level: each draft token attends to the slots before the request's
+        draft tokens, to its ancestors and to itself. first_slots: [batch], the KV-cache slot, and position, of each
+        request's first draft token."""
         lengths = [0] * len(first_slots)
         for b in level.requests.tolist():
             lengths[b] = level.width

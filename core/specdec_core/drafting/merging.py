@@ -1,4 +1,4 @@
-"""Merges several drafts of chosen nodes: for proposers that guess in more than one way."""
+"""Merges several drafts whose tokens were picked, not sampled: for proposers that guess in more than one way."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from specdec_core.contracts.draft import DEAD, Draft
 from specdec_core.errors import ConfigError
 
 LEAST_SCORE = torch.finfo(torch.float32).tiny
-"""Replaces a score of 0 in products, so that the nodes below still differ."""
+"""Replaces a score of 0 in the product along a path, so that the products of nodes below it still differ."""
 
 
 def merge_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> Draft:
-    """One tree for each request, of the best nodes of several drafts over the same batch.
+    """One tree for each request, of the best draft tokens (nodes) of several drafts over the same batch.
 
-    Nodes with the same path of tokens become one, with the larger of their scores; dead nodes and their descendants are
-    left out. For request i, the max_draft_tokens[i] nodes with the highest product of `scores` along their path are
-    kept, best first; ties go to the earlier draft, then to the shallower node. So siblings are in the order of falling
-    scores. A draft without scores has score 1 everywhere. The result has scores if any draft has.
+    Nodes with the same path of tokens become one, with the larger of their scores; dead (padding) nodes and their
+    descendants are left out. For request i, the max_draft_tokens[i] nodes with the highest product of `scores` along
+    their path are kept, best first; ties go to the earlier draft, then to the shallower node. So siblings are in the
+    order of falling scores. A draft without scores has score 1 everywhere. The result has scores if any draft has.
 
-    Raises ConfigError if a node was sampled, since rule 3 forbids dropping it (docs/losslessness.md), if drafts and
-    max_draft_tokens are not for one batch, or if the drafts are on different devices.
+    Raises ConfigError if a node was sampled, since a sampled token must not be dropped because of its value
+    (docs/losslessness.md), if drafts and max_draft_tokens are not for one batch, or if the drafts are on different
+    devices.
     """
     _check(drafts, max_draft_tokens)
     budgets = np.array(max_draft_tokens, dtype=np.int64).clip(min=0)

@@ -19,7 +19,7 @@ from specdec_core.drafting.stop import Stopping
 
 
 class _Entries(NamedTuple):
-    """The entries of one level: its nodes, possibly with dead entries among them."""
+    """The input of the forward pass over one level: its draft tokens (nodes), possibly with padding among them."""
 
     rows: torch.Tensor  # int64 [n]   the parent's, among the entries of the level above
     token_ids: torch.Tensor  # int64 [n]
@@ -30,7 +30,7 @@ class _Entries(NamedTuple):
 
 
 class StaticTree:
-    """Grows the same shape for every request, level by level, cut off at max_draft_tokens nodes.
+    """Grows a tree of the same shape for every request, level by level, cut off at max_draft_tokens nodes.
 
     method, q_to_target: see `DraftBuilder`. stopping: the result of `DraftStop.begin`; requests that it stops get no
     more nodes.
@@ -98,7 +98,7 @@ class StaticTree:
         return draft if self._stopping is None else self._stopping.keep(draft, in_place=True)
 
     def _level(self, nodes: _Entries, goes: np.ndarray | None) -> Level:
-        """The next level. goes: bool [n], the nodes below which more may grow; None: all."""
+        """The next level to forward. goes: bool [n], the nodes below which more may grow; None: all."""
         starts, depth = self._totals, nodes.ancestors.shape[1]
         if self._shape.is_chain and len(nodes.rows) == len(self._active):  # one node per request, as in most steps
             active, width, of = self._active, 1, self._active
@@ -135,8 +135,8 @@ class StaticTree:
         )
 
     def _with_dead(self, nodes: _Entries, places: np.ndarray, active: np.ndarray, numbers: np.ndarray) -> _Entries:
-        """Spread nodes over as many entries for each active request, with dead entries in the other places. numbers:
-        int64 [num_entries], of all entries."""
+        """Pad each active request's nodes to the same number of entries. places: int64 [n], index of each node among
+        all entries; numbers: int64 [num_entries], slot of each entry, counted from the request's first draft token."""
         device, width = nodes.rows.device, len(numbers) // len(active)
         first_above = np.searchsorted(self._active, active) * self._width
         own = torch.from_numpy(numbers).to(device)
@@ -152,7 +152,7 @@ class StaticTree:
         return _Entries(*(other.index_copy_(0, where, node) for other, node in zip(dead, nodes, strict=True)))
 
     def _goes_on(self, stopping: Stopping, grown: Grown, nodes: _Entries, is_first: torch.Tensor) -> np.ndarray:
-        """bool [n]   the nodes of requests that get another level."""
+        """bool [n]   whether each node belongs to a request that gets another level."""
         room, requests = self._builder.room, on_host(nodes.requests)
         num_nodes = torch.zeros_like(room).index_add_(0, nodes.requests, self._num_children[nodes.kinds])
         is_first_draw = is_first & self._builder.is_sampled[nodes.requests]

@@ -1,4 +1,4 @@
-"""Adaptive draft length: stops drafting where another level, or another node, is expected to gain less than it
+"""Adaptive draft length: stops drafting where another level, or another draft token, is expected to gain less than it
 costs."""
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from specdec_core.drafting.acceptance import Acceptance, Nodes, StepDrafts, with
 from specdec_core.drafting.rows import RequestRows
 
 MOST_UNMEASURED = 64
-"""Until costs are measured, every second step runs without drafts, which the measurement needs. After so many steps
+"""Until costs are measured, every second step runs without drafts, which the measurement needs. After this many steps
 without a result, all steps have drafts again."""
 NUM_SKIPPED, NUM_TIMED = 4, 8
-"""Drafts from which the time of a level is measured, after some in which memory is allocated and code compiled."""
+"""The time of a level is measured in NUM_TIMED drafts, after NUM_SKIPPED drafts in which memory is allocated and code
+compiled."""
 
 
 @frozen
 class Prices:
-    """Costs of drafting, as multiples of one request's share of a forward pass of the target over roots only."""
+    """Costs of drafting, as multiples of one request's share of a forward pass of the target without draft tokens."""
 
     level: float
     node: float
@@ -34,9 +35,9 @@ class DraftStop:
     """Decides for each request how far to draft. A proposer keeps one, calls its `start` and `finish`, and gives the
     result of `begin` to the tree that it grows.
 
-    With adaptive_draft_length off it does nothing. forwards_roots: whether drafting begins with a forward pass of the
-    draft over the root (True for a draft model; False for a head on the target's hidden states), which a request
-    without a draft saves.
+    Without adaptive_draft_length it does nothing. forwards_roots: whether drafting begins with a forward pass of the
+    draft over each request's last token (True for a draft model; False for a head on the target's hidden states). A
+    request without a draft saves that cost.
     """
 
     def __init__(self, config: DraftStopConfig, max_num_seqs: int, *, forwards_roots: bool = False) -> None:
@@ -91,8 +92,9 @@ class DraftStop:
 
 
 class Stopping:
-    """The decisions of one step. Each depends only on what is known before the nodes in question are drawn, as rule 3
-    requires (docs/losslessness.md). Existing nodes are dropped only if all nodes of the request are chosen.
+    """The decisions of one step. Each uses only what is known before the tokens in question are drawn, since dropping a
+    sampled token because of its value would change the output's distribution (docs/losslessness.md). So draft tokens
+    are dropped afterwards only in requests in which no token was sampled.
 
     drafting: indices of the requests that get a draft, ascending.
     """
@@ -127,15 +129,15 @@ class Stopping:
     ) -> np.ndarray:
         """bool [batch]   the requests that get another level below the one that was just grown.
 
-        For the nodes of that level:
+        For the draft tokens of that level:
 
-        requests: int64 [n].
-        rows: int64 [n], the parent's index among the nodes of the previous call whose requests went on, or at first its
-            index in `drafting`.
+        requests: int64 [n], indices into the batch.
+        rows: int64 [n], the parent's index among the tokens of the previous call whose requests went on, or at first
+            its index in `drafting`.
         probs: float [n], the draft's own probabilities.
         is_first_draw: bool [n], the first of sampled siblings.
 
-        num_nodes: int64 [batch], the most nodes of the next level.
+        num_nodes: int64 [batch], the most draft tokens of the next level.
         """
         reach = self._reach[rows] * self._acceptance.of_nodes(self._rows[requests], probs, is_first_draw)
         goes = num_nodes > 0
@@ -148,9 +150,9 @@ class Stopping:
         return goes
 
     def keep(self, draft: Draft, *, in_place: bool) -> Draft:
-        """Drop chosen nodes that are expected to gain less than verifying them costs. Called once, with the finished
-        draft, which must have `scores`. in_place: drop nodes only from the end of a request's, so that the others keep
-        their indices."""
+        """Drop draft tokens that are expected to gain less than verifying them costs, in requests without sampled ones.
+        Called once, with the finished draft, which must have `scores`. in_place: drop tokens only from the end of a
+        request's, so that the others keep their indices."""
         self.step_drafts.nodes = nodes = Nodes.of(draft)
         if draft.num_nodes:
             self.step_drafts.level_s = (perf_counter() - self._started) / self._depth
@@ -174,8 +176,8 @@ class Stopping:
         return draft
 
     def _pays(self, expected: np.ndarray, num_nodes: np.ndarray, prices: Prices) -> np.ndarray:
-        """bool [batch]   the requests for which another level pays, given its number of nodes and expected accepted
-        tokens."""
+        """bool [batch]   the requests for which another level is worth its cost. expected: accepted tokens that it
+        adds; num_nodes: its draft tokens."""
         gain = expected * self._cost_per_token - prices.node * num_nodes
         price = prices.level
         pays: np.ndarray = (num_nodes > 0) & (gain > (0 if prices.is_shared else price))

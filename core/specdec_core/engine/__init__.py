@@ -1,1 +1,1 @@
-"""The engine: one loop for plain decoding, chains and trees. `engine.py` has the loop; `build.py` makes its parts."""
+"""The engine: one loop for plain decoding, chain drafts and tree drafts (`engine.py`). `build.py` makes its parts."""

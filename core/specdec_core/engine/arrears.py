@@ -1,4 +1,4 @@
-"""Late observations: keeps the hidden states of requests that do not draft until their proposer needs them."""
+"""Late observations: stores the target's hidden states of requests that do not draft, until the proposer sees them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from specdec_core.engine.request import Request
 
 @define
 class _Kept:
-    """The tokens of one request that its proposer has not observed yet, without a gap from `start` on."""
+    """The stored tokens and hidden states of one request, which its proposer has not seen yet. They begin at position
+    `start` and have no gap."""
 
     request: Request
     start: int
@@ -26,7 +27,7 @@ class _Kept:
 
 
 class Arrears:
-    """Stores token ids and hidden states per request until the proposer observes them."""
+    """Stores token ids and hidden states per request, until the proposer sees them in a late observation."""
 
     def __init__(self) -> None:
         self._kept: dict[str, _Kept] = {}
@@ -36,7 +37,10 @@ class Arrears:
         return request.id in self._kept
 
     def keep(self, requests: Sequence[Request | None], observation: Observation) -> None:
-        """Store an observation, request by request. requests: [batch]; None at requests whose rows are dropped."""
+        """Store the tokens and hidden states of an observation, request by request.
+
+        requests: [batch], those of the observation; None where nothing is to be stored.
+        """
         starts = zip(requests, observation.starts, observation.offsets, observation.host_num_valid, strict=False)
         for i, (request, start, offset, num_valid) in enumerate(starts):
             if request is None or not num_valid:
@@ -53,7 +57,7 @@ class Arrears:
             self.num_tokens += num_valid
 
     def take(self, requests: Sequence[Request]) -> Observation | None:
-        """Remove what was kept of some requests and return it as one late observation; None if there is nothing."""
+        """Remove what is stored of these requests and return it as one observation; None if nothing is stored."""
         taken = [kept for request in requests if (kept := self.drop(request)) is not None]
         if not taken:
             return None
@@ -78,11 +82,11 @@ class Arrears:
         )
 
     def drop(self, request: Request) -> _Kept | None:
-        """Remove and return what was kept of a request; None if there is nothing."""
+        """Remove and return what is stored of a request; None if nothing is stored."""
         kept = self._kept.pop(request.id, None)
         self.num_tokens -= kept.num_tokens if kept is not None else 0
         return kept
 
     def largest(self) -> Request:
-        """The request with the most kept tokens."""
+        """The request with the most stored tokens."""
         return max(self._kept.values(), key=lambda kept: kept.num_tokens).request

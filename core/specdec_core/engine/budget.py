@@ -1,4 +1,4 @@
-"""The number of draft tokens that each request may have in a step."""
+"""Decides how many draft tokens each request may have in a step."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from specdec_core.engine.request import Request
 
 @frozen
 class DraftBudget:
-    """Decides `max_draft_tokens` of each request.
+    """Decides the most draft tokens (`max_draft_tokens`) of each request in a step.
 
-    num_speculative_tokens: the engine's number, 0 without a proposer.
-    disable_by_batch_size: no drafts at all while more requests than this are running.
-    max_model_len: of the proposer's plan.
+    num_speculative_tokens: the engine's setting, 0 without a proposer.
+    disable_by_batch_size: no drafts at all while more requests than this are running; None: no such limit.
+    max_model_len: the longest request that the proposers draft for, in tokens; None: no such limit.
     """
 
     num_speculative_tokens: int
@@ -21,10 +21,11 @@ class DraftBudget:
     max_model_len: int | None = None
 
     def __call__(self, request: Request, num_running: int) -> int:
-        """The number of nodes that a request may have in this step, decided before drafting.
+        """The most draft tokens that a request may have in this step, decided before drafting.
 
         A step emits one token more than it accepts, so the number is limited such that no draft runs past the request's
-        last token. A request's first forward pass has no draft: there are no hidden states to draft from yet.
+        last token (max_total_tokens). It is 0 in a request's first forward pass: there are no hidden states to draft
+        from yet.
         """
         has_run = request.num_computed > request.num_cached_tokens
         if request.num_pending != 1 or not has_run or not request.may_draft:

@@ -46,7 +46,7 @@ Speculating = SpeculativeConfig | Sequence[SpeculativeConfig] | None
 
 @frozen(eq=False)
 class Method:
-    """A way of drafting: its options, its spec and its plan."""
+    """A way of drafting: the user's options, the spec that builds its proposer, and what that needs (its plan)."""
 
     config: SpeculativeConfig
     spec: ProposerSpec
@@ -56,7 +56,11 @@ class Method:
 
 @frozen(eq=False)
 class Design:
-    """Everything that is decided before memory is allocated. plan: the plans of all proposers united."""
+    """Everything that is decided before memory is allocated.
+
+    methods: the ways of drafting.
+    plan: what all proposers together need from the engine.
+    """
 
     config: EngineConfig
     target: Outline
@@ -78,7 +82,7 @@ class Design:
 
 @frozen(eq=False)
 class Parts:
-    """The parts of an engine."""
+    """What `build` made: the parts of an `Engine`."""
 
     target: Model
     kv: KVManager
@@ -91,8 +95,12 @@ class Parts:
 
 
 def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = None, tokenizer: Any = None) -> Parts:
-    """Load the target, allocate the KV cache and build the proposers. Raises the errors of `dry_run` and those that
-    only loading weights can cause."""
+    """Load the target, allocate the KV cache and build the proposers.
+
+    speculative: one way of drafting, several, or None.
+
+    Raises the errors of `dry_run` and those that only loading weights can cause.
+    """
     target = Model(ModelSource.of_target(config, find_device(config.device)))
     design = _design(config, plugins, speculative, tokenizer, Outline(target.info, target.kv_groups, weight_bytes=0))
     device = target.info.device
@@ -126,8 +134,8 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
 
 
 def dry_run(config: EngineConfig, plugins: Plugins, speculative: Speculating = None, tokenizer: Any = None) -> Design:
-    """Do everything of `build` that needs no weights. Raises the same errors, except those that only loading weights
-    can cause."""
+    """Do everything of `build` that needs no weights. Raises the errors of `build`, except those that only loading
+    weights can cause."""
     target = outline(ModelSource.of_target(config, find_device(config.device)))
     return _design(config, plugins, speculative, tokenizer, target)
 
@@ -135,7 +143,10 @@ def dry_run(config: EngineConfig, plugins: Plugins, speculative: Speculating = N
 def _design(
     config: EngineConfig, plugins: Plugins, speculative: Speculating, tokenizer: Any, target: Outline
 ) -> Design:
-    """Plan all methods and the memory. target: weight_bytes counts only weights that are not loaded yet."""
+    """Plan the ways of drafting and the memory.
+
+    target: its weight_bytes counts only weights that are not loaded yet.
+    """
     target = evolve(target, info=evolve(target.info, tokenizer=tokenizer))
     configs = (
         [] if speculative is None else [speculative] if isinstance(speculative, SpeculativeConfig) else speculative
@@ -159,7 +170,7 @@ def _design(
 
 
 def _check_together(methods: Sequence[Method]) -> None:
-    """Raise ConfigError if several proposers cannot be combined."""
+    """Raise ConfigError if several ways of drafting cannot be combined in one engine."""
     for method in methods[1:]:
         for key in ("verifier", "verifier_options", "disable_by_batch_size"):
             values = [getattr(each.config, key) for each in (methods[0], method)]
@@ -190,7 +201,8 @@ def _contexts(target: Outline) -> list[OpsContext]:
 
 
 def unite(plans: Sequence[Plan]) -> Plan:
-    """Combine the plans of several proposers into one. KV groups and states stay with each proposer."""
+    """Combine what several proposers need from the engine (their plans) into one plan. It has no kv_layout and no
+    state: each proposer keeps its own."""
     if len(plans) == 1:
         return plans[0]
     lengths = [plan.max_model_len for plan in plans]
@@ -206,7 +218,8 @@ def unite(plans: Sequence[Plan]) -> Plan:
 
 
 def _kv_manager(config: EngineConfig, plugins: Plugins) -> tuple[KVManagerSpec, Any]:
-    """The spec of the KV manager that the options name, and its config. Raises ConfigError or PluginError."""
+    """The spec that builds the KV manager, and the manager's parsed options (None if it has no config class). Raises
+    ConfigError or PluginError."""
     spec, given = plugins.kv_manager(config.kv_manager), config.kv_manager_config
     where = f"kv_manager_config of {spec.name!r}"
     refuse_unknown(given, fields_dict(spec.config).keys() if spec.config else set(), where)
@@ -219,8 +232,8 @@ def _kv_manager(config: EngineConfig, plugins: Plugins) -> tuple[KVManagerSpec, 
 
 
 def make_plan(spec: ProposerSpec, options: Any, target: TargetInfo, num_speculative_tokens: int) -> Plan:
-    """Call a proposer's `plan` and check the result. Raises PluginError if it fails or returns something else than a
-    Plan."""
+    """Call `plan` of a proposer's spec, which returns what the proposer needs from the engine, and check the result.
+    Raises PluginError if it fails or returns something else than a valid Plan."""
     with blaming(f"proposer {spec.name!r}", "plan what it needs"):
         plan = spec.plan(options, target, num_speculative_tokens)
         if not isinstance(plan, Plan):
@@ -236,7 +249,10 @@ def make_plan(spec: ProposerSpec, options: Any, target: TargetInfo, num_speculat
 
 
 def build_proposer(spec: ProposerSpec, options: Any, context: BuildContext) -> Proposer:
-    """Call a proposer's `build` and check the result. Raises PluginError if it fails or if methods are missing."""
+    """Call `build` of a proposer's spec and check the result. Raises PluginError if it fails or if methods are missing.
+
+    options: an instance of the method's config class.
+    """
     with blaming(f"proposer {spec.name!r}", "be built"):
         proposer = spec.build(options, context)
         missing = [name for name in CALLS if not callable(getattr(proposer, name, None))]
@@ -246,7 +262,10 @@ def build_proposer(spec: ProposerSpec, options: Any, context: BuildContext) -> P
 
 
 def _drafter(method: Method, design: Design, target: Model, attention: PagedAttention | None) -> Drafter:
-    """Build the proposer of a method. attention: over the draft's own KV group; None if the plan has no kv_layout."""
+    """Build the proposer of a method, and the drafter that calls it.
+
+    attention: over the KV cache of the draft's own layers; None if the method's plan has no kv_layout.
+    """
     proposer = build_proposer(method.spec, method.config.options, _build_context(method, design, target, attention))
     return Drafter(
         NamedProposer(proposer, method.spec.name),

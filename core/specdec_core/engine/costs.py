@@ -1,4 +1,4 @@
-"""The cost of a forward pass of the target, measured over an engine's first steps and fixed from then on."""
+"""Measures the time of a forward pass of the target over an engine's first steps. The result is then fixed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ NUM_STEPS = 16
 
 
 class CostMeter:
-    """Fits a straight line to step time over the number of tokens, from steps without prefill. The slope is the median
-    over pairs of steps (Theil-Sen), which ignores a few slow steps.
+    """Fits a line to the time of a step: a constant plus a time per token of the forward pass. The slope is the median
+    over pairs of steps (Theil-Sen), which ignores a few slow steps. Steps with prefill tokens do not count.
 
-    The costs are fixed after the first steps, so that later load on the machine does not change drafts. For other
-    numbers of tokens the line extrapolates. If all steps have the same number of tokens, there are no costs.
+    `costs` is None until enough steps were measured, and as long as all of them have the same number of tokens. After
+    that it never changes, so that later load on the machine does not change drafts. The line also serves for numbers of
+    tokens that were not measured.
     """
 
     def __init__(self) -> None:
@@ -25,7 +26,7 @@ class CostMeter:
         self._steps: list[tuple[float, int]] = []
 
     def add(self, report: StepReport) -> None:
-        """Use a step, if all its requests were decoding."""
+        """Record a step's time and number of tokens, unless it had prefill tokens or `costs` is fixed already."""
         if self.costs is not None or report.num_prefill_tokens:
             return
         if self._num_skipped < NUM_SKIPPED:
@@ -44,7 +45,7 @@ class CostMeter:
 
 
 def _slope(x: np.ndarray, y: np.ndarray) -> float:
-    """The Theil-Sen slope, at least 0."""
+    """The Theil-Sen slope of y over x (the median over pairs of points with different x), at least 0."""
     first, second = np.triu_indices(len(x), 1)
     differs = x[first] != x[second]
     first, second = first[differs], second[differs]

@@ -17,9 +17,12 @@ _LONGEST_WAIT = 16
 
 
 class OutputText:
-    """The text of one request's output. `text` never has an unfinished character or anything after a stop string.
-    `stop_string` is the stop string that ended it; one that is complete within the first min_tokens tokens does not
-    count."""
+    """Detokenizes one request's output, token by token.
+
+    text: never has an unfinished character or anything after a stop string.
+    stop_string: the stop string that ended the text, or None. One that is complete within the first min_tokens tokens
+        does not count.
+    """
 
     def __init__(self, tokenizer: Any, prompt_token_ids: np.ndarray, params: SamplingParams) -> None:
         self._tokenizer = tokenizer
@@ -52,7 +55,7 @@ class OutputText:
         return self._give(len(self.text) if self.is_stopped else len(self.text) - self._hold_back)
 
     def finish(self) -> str:
-        """Decode what was held back, as there are no more tokens, and return the rest of the text."""
+        """Decode what was held back, as no more tokens will come, and return the rest of the text."""
         if not self.is_stopped:
             self._take(self._decode(self._pending))
         return self._give(len(self.text))

@@ -24,8 +24,8 @@ def use_device(device: torch.device) -> AbstractContextManager[None]:
 
 @contextmanager
 def _current_gpu(device: torch.device) -> Iterator[None]:
-    """Make a GPU current while the context is open. If the GPU has failed, this may fail too; the code inside then
-    raises the error."""
+    """Make a GPU current while the context is open. If the GPU has failed, switching to it may fail, too; this is
+    ignored, and the code inside then raises the error."""
     guard: AbstractContextManager[Any] = torch.cuda.device(device)
     with suppress(RuntimeError):
         guard.__enter__()
@@ -37,10 +37,10 @@ def _current_gpu(device: torch.device) -> Iterator[None]:
 
 
 def failure_of(device: torch.device, error: BaseException) -> DeviceError | None:
-    """The DeviceError to raise instead of a step's error if no later call to the device can work, as after a
-    device-side assert or an access to an illegal address. None if the device still works.
+    """The DeviceError to raise instead of a step's error, if the device has failed and no later call to it can work, as
+    after a device-side assert or an access to an illegal address. None if the device still works.
 
-    torch has an exception type for it. A plugin's code may raise any type, so the GPU itself is tested, too.
+    torch has an exception type for this. A plugin's code may raise any type, so the GPU itself is tested, too.
     """
     if not isinstance(error, Exception):
         return None

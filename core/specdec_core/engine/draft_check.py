@@ -1,4 +1,4 @@
-"""Checks on the host whether a draft keeps its contract (`contracts/draft.py`), before the engine relies on it.
+"""Checks on the host that a draft keeps its contract (`contracts/draft.py`), before the engine relies on it.
 
 `safe_draft` checks drafts whose values are on a device.
 """
@@ -16,11 +16,15 @@ from specdec_core.config.fields import shown
 from specdec_core.contracts.draft import DEAD, Draft
 
 SUM_TOLERANCE = 1e-3
-"""The largest allowed difference between 1 and the sum of a row of `q`. Rounding in float32 stays far below."""
+"""The largest allowed difference between 1 and the sum of a row of `q`, a distribution that draft tokens were drawn
+from. Rounding in float32 stays far below."""
 
 
 def check_draft(draft: Draft, max_draft_tokens: Sequence[int], vocab_size: int, device: torch.device) -> None:
-    """Raise ValueError or TypeError if a draft breaks its contract."""
+    """Raise ValueError or TypeError if a draft breaks its contract (`contracts/draft.py`).
+
+    max_draft_tokens: [batch], the most draft tokens of each request.
+    """
     check_form(draft, max_draft_tokens, vocab_size, device)
     if draft.num_nodes:
         check_nodes(draft, vocab_size)
@@ -28,7 +32,10 @@ def check_draft(draft: Draft, max_draft_tokens: Sequence[int], vocab_size: int, 
 
 
 def check_form(draft: Draft, max_draft_tokens: Sequence[int], vocab_size: int, device: torch.device) -> None:
-    """Check types, shapes and sizes, without reading tensor values. Raises ValueError or TypeError."""
+    """Check a draft's types, shapes and sizes, without reading tensor values. Raises ValueError or TypeError.
+
+    max_draft_tokens: [batch], the most draft tokens of each request.
+    """
     if not isinstance(draft, Draft):
         raise TypeError(f"propose returned {shown(draft)}, not a Draft")
     _check_sizes(draft, max_draft_tokens)
@@ -36,7 +43,7 @@ def check_form(draft: Draft, max_draft_tokens: Sequence[int], vocab_size: int, d
 
 
 def check_nodes(draft: Draft, vocab_size: int) -> None:
-    """Check token ids and parents of a draft that passed `check_form` and has nodes. Raises ValueError."""
+    """Check token ids and parents. The draft has draft tokens and passed `check_form`. Raises ValueError."""
     _check_range("token_ids", draft.host_token_ids, 0, vocab_size - 1, "draft ids of the target's vocabulary")
     parents = draft.host_parents
     index = np.arange(draft.num_nodes) - np.repeat(draft.offsets[:-1], draft.num_nodes_per_request)
@@ -60,7 +67,7 @@ def check_nodes(draft: Draft, vocab_size: int) -> None:
 
 
 def check_probs(draft: Draft, vocab_size: int) -> None:
-    """Check scores and `q` of a draft that passed `check_nodes`. Raises ValueError."""
+    """Check scores and `q`, the draft's distributions. The draft passed `check_nodes`. Raises ValueError."""
     if draft.scores is not None:
         scores = draft.on_host(draft.scores)
         if not (scores.min() >= 0 and scores.max() <= 1) and len(live := scores[draft.host_layout.is_alive]):
@@ -137,7 +144,8 @@ def _check_range(name: str, values: np.ndarray, low: int, high: int, advice: str
 
 
 def _check_columns(draft: Draft, vocab_size: int) -> None:
-    """Check q_to_target, or the shape of q_ids: the tokens that the columns of `q` stand for."""
+    """Check q_to_target or q_ids, the tokens that the columns of `q` stand for: all are in the vocabulary, and
+    q_to_target has none twice."""
     if draft.q_ids is not None:
         _check_range("q_ids", draft.on_host(draft.q_ids), 0, vocab_size - 1, "name token ids of the target")
     if draft.q_to_target is not None:
@@ -148,8 +156,11 @@ def _check_columns(draft: Draft, vocab_size: int) -> None:
 
 
 def _check_q(draft: Draft, q: torch.Tensor, q_rows: np.ndarray, token_ids: np.ndarray, vocab_size: int) -> None:
-    """Check the rows of `q` that live sampled nodes use; other rows are ignored. q_rows, token_ids: of these nodes, at
-    least one."""
+    """Check the rows of `q` that draft tokens were drawn from: each is a distribution that gives its tokens a positive
+    probability. Other rows are ignored.
+
+    q_rows, token_ids: of the sampled draft tokens without padding, at least one.
+    """
     # Two passes over q and no copy: a fifth of what a softmax costs.
     sums, least = q.sum(-1).numpy(), float(q.amin()) if q.numel() else 0.0
     if not (least >= 0 and abs(sums - 1).max() <= SUM_TOLERANCE):  # NaN as well
@@ -188,8 +199,11 @@ def _sparse_probs(q_ids: np.ndarray, q: np.ndarray, q_rows: np.ndarray, token_id
 
 
 def _check_siblings(q_rows: np.ndarray, parent_rows: np.ndarray, num_rows: int) -> None:
-    """Check the order of live siblings and that they share a row of `q`. parent_rows: below num_rows, equal for
-    siblings."""
+    """Check that of siblings in a tree, sampled ones come first and share a row of `q`.
+
+    q_rows: of each draft token, -1 if it was not sampled.
+    parent_rows: of each draft token, its parent, as an index below num_rows.
+    """
     index, is_sampled = np.arange(len(q_rows)), q_rows >= 0
     chosen, sampled = index[~is_sampled], index[is_sampled]
     first_chosen = np.full(num_rows, len(q_rows))

@@ -1,4 +1,4 @@
-"""One proposer in the engine: requests drafts, checks them, and passes on observations."""
+"""Calls one proposer: asks it for drafts, checks them, and shows it the target's hidden states."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from specdec_core.sampling.random import CounterRandom
 
 
 class Drafter:
-    """Calls one proposer.
+    """Calls one proposer and checks its drafts.
 
-    max_tokens: the most tokens of late observations that are kept.
-    reads_drafts: False checks the values of every draft on its device, also of drafts that are on the host.
+    plan: what the proposer needs from the engine.
+    num_speculative_tokens: the most draft tokens of a request in a step, for this proposer.
+    max_tokens: the most tokens whose hidden states are stored for showing them to the proposer later.
+    reads_drafts: if set to False, the values of every draft are checked on its device, also of drafts on the host.
     """
 
     def __init__(
@@ -53,7 +55,8 @@ class Drafter:
             proposer.reset(request)
 
     def finish(self, request: Request, reason: str) -> None:
-        """Tell the proposer that a request is over. If an interrupt breaks this off, it is called again."""
+        """Tell the proposer that a request has ended, and its finish_reason. If an interrupt breaks this off, it is
+        called again."""
         self.observer.forget(request)
         with self.proposer.called() as proposer:
             proposer.finish(request, reason)
@@ -61,8 +64,8 @@ class Drafter:
     def propose(self, schedule: Schedule, costs: StepCosts | None = None) -> tuple[Draft, PendingCheck | None]:
         """Get a draft and extend it to all scheduled requests. The proposer sees only requests that may draft.
 
-        If the values of the draft are on the device only, there is also a `PendingCheck`: the draft is safe to compute
-        with, but no token may be emitted before `PendingCheck.resolve`.
+        If the values of the draft are on a device only, a `PendingCheck` is returned, too: the draft is safe to compute
+        with, but no token may be emitted before `PendingCheck.resolve`. Otherwise it is None.
         """
         pairs = zip(schedule.requests, schedule.budgets, strict=True)
         wanted = [self._budget(request, budget) if budget else 0 for request, budget in pairs]
@@ -88,7 +91,10 @@ class Drafter:
         return spread(draft, wanted), check
 
     def _budget(self, request: Request, budget: int) -> int:
-        """The number of nodes that this proposer may draft for a request; 0 if it may not draft."""
+        """The most draft tokens that this proposer may draft for a request; 0 if it may not draft.
+
+        budget: the most that the scheduler allows.
+        """
         budget = min(budget, self._num_speculative_tokens)
         if self.plan.max_model_len is not None:
             budget = max(0, min(budget, self.plan.max_model_len - request.num_tokens))

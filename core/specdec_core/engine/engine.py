@@ -1,4 +1,4 @@
-"""The loop: schedule, propose, forward, verify, compact, observe, emit."""
+"""The engine's loop: schedule, draft, run the target, verify, compact the KV cache, show hidden states, emit tokens."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ T = TypeVar("T")
 class Engine:
     """Runs requests step by step: continuous batching, with or without speculation.
 
-    Only one thread at a time may use it. Listeners are called between steps and may call any method.
+    Only one thread at a time may use it. Listeners (callbacks that receive a request's output) are called between steps
+    and may call any method.
 
     An exception inside a step aborts the running requests, since their state may be inconsistent; waiting requests go
     on with the next step. An interrupt (Ctrl-C) counts as an exception and may come at any moment; if another one
     breaks off the cleanup, the next step completes it. If the device fails for good, the step raises DeviceError and
     all requests end; after that, every call except `cancel` and `close` raises DeviceError. An engine that is not
-    closed closes its proposer when it is garbage-collected or when the interpreter exits.
+    closed closes its proposers when it is garbage-collected or when the interpreter exits.
 
     plugins: provide proposers, verifiers, KV managers and operations.
     tokenizer: None: requests and outputs are token ids only.
@@ -84,13 +85,13 @@ class Engine:
 
     @property
     def is_dead(self) -> bool:
-        """Whether the device has failed; only a new process can use it again. See `failure`."""
+        """Whether the device has failed for good: only a new process can use it again. `failure` is the error."""
         return self._failure is not None
 
     @property
     def failure(self) -> DeviceError | None:
-        """The error of a device that has failed, or None. Its cause is the exception from the device or from a plugin's
-        code."""
+        """The error if the device has failed, else None. Its `__cause__` is the exception that the device or a plugin's
+        code raised."""
         return self._failure
 
     @property
@@ -111,12 +112,12 @@ class Engine:
     ) -> str:
         """Queue a request and return its id.
 
-        listener: listener(request, pieces) gets each step's new tokens, with their text if is_streamed. At the last
-            call request.finish_reason is set.
+        listener: called as listener(request, pieces) after each step with the request's new tokens, which have their
+            text if is_streamed. At the last call request.finish_reason is set.
         cache_salt: requests share cached keys and values only if their salts are equal.
 
         Raises ConfigError or CapacityError without affecting other requests; SpecdecError once the engine is closed,
-        DeviceError once it is dead.
+        DeviceError once the device has failed.
         """
         self._check_open()
         if self._is_halfway and not self._step_lock.locked():
@@ -150,8 +151,8 @@ class Engine:
         return request_id
 
     def cancel(self, *request_ids: str) -> None:
-        """End requests with finish_reason "abort", keeping their output so far: now, or at the end of a step that is
-        running. Ids of ended requests are ignored. If the proposer fails, all requests still end, and PluginError is
+        """End requests with finish_reason "abort". They keep their output so far, and end now, or after the step that
+        is running. Ids of ended requests are ignored. If a proposer fails, all requests still end, and PluginError is
         raised."""
         self._cancelled.update(dict.fromkeys(filter(self.is_unfinished, request_ids)))
         if self._cancelled and not self._step_lock.locked():
@@ -159,10 +160,11 @@ class Engine:
             self._news.tell()
 
     def close(self) -> None:
-        """End all requests with finish_reason "abort", and close the proposer. A second call does nothing.
+        """End all requests with finish_reason "abort", and close the proposers. A second call does nothing.
 
-        If the proposer fails, everything is still closed, and PluginError is raised. Once the engine is dead, its
-        failure is only a warning, since the proposer's data on the device is lost.
+        If a proposer fails, everything is still closed, and PluginError is raised. Once the device has failed, a
+        proposer's failure is only a warning, since its data on the device is lost. Raises SpecdecError while a step
+        runs in another thread.
         """
         if self._step_lock.locked():
             raise SpecdecError("a step is under way in another thread: end what it runs before you close it")
@@ -175,8 +177,8 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> StepReport:
-        """Run one step: one forward pass of the target over the requests that the scheduler selects; none if there are
-        no requests."""
+        """Run one step: one forward pass of the target over the requests that the scheduler selects. If it selects no
+        request, there is no forward pass."""
         self._check_open()
         if self._step_lock.locked():
             raise SpecdecError("a step is under way in another thread: use an engine from one thread at a time")
@@ -209,8 +211,8 @@ class Engine:
         return report
 
     def _emit(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> Emitted:
-        """Append each request's tokens up to its first stop, and finish the requests that stop. The verdict is on the
-        host."""
+        """Append each request's verified tokens up to its first stop, and finish the requests that stop or fail. The
+        verdict (the result of verification) is on the host."""
         emitted = Emitted()
         token_ids = verdict.token_ids.tolist()
         logprobs = output_logprobs(schedule.requests, verdict, token_ids, computed.logits, self._token_texts)
@@ -240,15 +242,16 @@ class Engine:
         return emitted
 
     def _settle(self, request: Request, emitted: Emitted) -> None:
-        """Finish a request that has stopped or failed."""
+        """Finish a request that has stopped, and handle one whose logits were not finite."""
         if request.id in emitted.failed:
             self._fail(request, had_draft=emitted.failed[request.id])
         elif request.finish_reason is not None:
             self._finish(request, request.finish_reason)
 
     def _fail(self, request: Request, *, had_draft: bool) -> None:
-        """Handle logits that were not finite, before or after sampling parameters were applied. If the request had a
-        draft, a node may have caused it, so the request starts over without drafts. Otherwise it ends with an error."""
+        """Handle a request whose logits were not finite, before or after sampling parameters were applied. If it had a
+        draft, a draft token may be the cause, so the request starts over without drafts. Otherwise it ends with an
+        error."""
         if not had_draft:
             request.error = why_not_finite(request.constraints)
             self._finish(request, "error")
@@ -258,7 +261,7 @@ class Engine:
         self._speculation.reset(request)
 
     def _finish(self, request: Request, reason: str) -> None:
-        """End a request and forget it. An interrupt may break this off anywhere: the request stays listed until the
+        """End a request and forget it. An interrupt may break this off at any point. The request stays listed until the
         last line, so this is called again."""
         request.finish(reason)
         self._news.add(request, ())
@@ -274,7 +277,7 @@ class Engine:
         self._requests.pop(request.id, None)
 
     def _end_lost(self) -> None:
-        """Abort requests that an interrupt kept out of the scheduler's queue while they were added."""
+        """Abort requests that are not in the scheduler's queue because an interrupt broke off `add_request`."""
         if len(self._requests) != self._scheduler.num_requests:
             for request in set(self._requests.values()).difference(self._scheduler.waiting, self._scheduler.running):
                 self._finish(request, "abort")
@@ -305,8 +308,8 @@ class Engine:
             raise SpecdecError("this engine was closed, as its LLM was: make another one")
 
     def _exclusively(self, work: Callable[[], T]) -> T:
-        """Run `work` with the step lock held and the device current. An exception aborts the running requests, or all
-        requests if the device has failed.
+        """Run `work` with the step lock held and the device current, and return its result. An exception aborts the
+        running requests, or all requests if the device has failed.
 
         `with` acquires and releases the lock without a moment in between at which an interrupt could come.
         """
@@ -326,8 +329,8 @@ class Engine:
             return result
 
     def _abort_running(self) -> None:
-        """End all requests that a step may have touched: all except those that wait for their first step, or all if the
-        device has failed."""
+        """End all requests that a step may have touched: all except those that wait for their first step. If the device
+        has failed, end all."""
         waiting = set() if self.is_dead else set(self._scheduler.waiting)
         for request in list(self._requests.values()):
             if request not in waiting or request.is_started or request.finish_reason is not None:

@@ -20,7 +20,7 @@ Decode = Callable[[int], str | None]
 
 
 class TokenTexts:
-    """Decodes single tokens and caches their texts. Without a tokenizer (None), texts are None."""
+    """Decodes single tokens and caches their texts. If the tokenizer is None, all texts are None."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -41,7 +41,8 @@ def _nothing(token_id: int) -> None:
 
 @frozen(eq=False)
 class PromptPart:
-    """The tokens [start, end) of a prompt whose logprobs one forward pass gives: the tokens after those it computes."""
+    """The prompt tokens [start, end) of a request whose logprobs one forward pass gives. Each token's logprob comes
+    from the logits of the token before it."""
 
     request: Request
     start: int
@@ -54,8 +55,8 @@ class PromptPart:
 
 
 def prompt_parts(schedule: Schedule, batch: StepBatch) -> list[PromptPart]:
-    """The prompt logprobs that this forward pass adds, for requests that ask for them. A preempted request may have
-    some already."""
+    """The prompt tokens whose logprobs this forward pass gives, for requests that ask for them. A request that was
+    preempted may have some logprobs already; these are left out."""
     parts = []
     for request, num_known, offset in zip(schedule.requests, schedule.num_known, batch.token_offsets, strict=True):
         if request.prompt_logprobs is not None:
@@ -67,12 +68,16 @@ def prompt_parts(schedule: Schedule, batch: StepBatch) -> list[PromptPart]:
 
 
 def rows_of(parts: Sequence[PromptPart], device: torch.device) -> torch.Tensor:
-    """int64 [num_tokens of all parts]   the rows of the flat batch whose logits give these logprobs."""
+    """The tokens whose logits give the logprobs of these parts: int64 [num_tokens of all parts], indices into the
+    forward pass's tokens."""
     return torch.from_numpy(np.concatenate([p.first_row + np.arange(p.num_tokens) for p in parts])).to(device)
 
 
 def add_prompt_logprobs(parts: Sequence[PromptPart], logits: torch.Tensor, texts: TokenTexts) -> None:
-    """Add prompt logprobs to their requests. logits: [num_tokens of all parts, vocab]."""
+    """Compute prompt logprobs and add them to their requests.
+
+    logits: [num_tokens of all parts, vocab], those that predict the parts' tokens.
+    """
     end = 0
     for part in parts:
         start, end = end, end + part.num_tokens
@@ -90,8 +95,12 @@ def output_logprobs(
     logits: torch.Tensor,
     texts: TokenTexts,
 ) -> dict[str, list[TokenLogprobs]]:
-    """Logprobs of the emitted tokens, by request id, for requests that ask for them. token_ids: the verdict's, as
-    lists. logits: [num_rows, vocab]. The verdict is on the host."""
+    """Logprobs of the emitted tokens, by request id, for requests that ask for them.
+
+    verdict: the accepted tokens and their rows of logits, on the host.
+    token_ids: the verdict's, as lists.
+    logits: [num_rows, vocab], of each request's last token and its draft tokens.
+    """
     asking = [(i, request) for i, request in enumerate(requests) if request.params.logprobs is not None]
     places = [(i, j, r) for i, r in asking for j, token_id in enumerate(token_ids[i]) if token_id >= 0]
     if not places:

@@ -26,11 +26,11 @@ CGROUP = Path("/sys/fs/cgroup")  # within a container: its own, in version 2
 
 @frozen(kw_only=True)
 class MemoryPlan:
-    """The memory of one engine, in bytes.
+    """How an engine will use the device's memory, in bytes.
 
     free_bytes: of the device, before the weights (`target_weight_bytes` and `draft_weight_bytes`) are loaded.
     kv_budget_bytes: the most that the KV cache may use after that.
-    scratch_slots: draft KV slots per request, counted from the root's.
+    scratch_slots: KV-cache slots per request for drafting, counted from that of the root (the request's last token).
     limited_by: the reason why there are not more blocks.
     """
 
@@ -57,7 +57,7 @@ class MemoryPlan:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens that the cache holds, of all requests together."""
+        """The number of tokens that the KV cache holds, of all requests together."""
         return self.num_blocks * self.block_size
 
     @property
@@ -67,18 +67,20 @@ class MemoryPlan:
 
     @property
     def scratch_bytes(self) -> int:
-        """The most bytes of scratch slots that one request uses."""
+        """The most bytes of the KV cache that one request uses for drafting (scratch_slots)."""
         return self.scratch_slots * self.kv_bytes_per_token
 
 
 def plan_memory(
     config: EngineConfig, target: Outline, plan: Plan, bytes_per_block: int, draft_kv_bytes: int = 0
 ) -> MemoryPlan:
-    """Plan config.num_kv_blocks blocks if given; else as many as fit into free memory and the largest batch could use.
+    """Plan the KV cache: config.num_kv_blocks blocks if given, else as many as fit into free memory, but no more than
+    the largest batch could use.
 
-    plan: the proposers' united plan.
-    bytes_per_block: of all groups, computed by the KV manager.
-    draft_kv_bytes: per token, in the drafts' groups.
+    target: the model's structure and the size of its weights.
+    plan: what all proposers together need from the engine.
+    bytes_per_block: of all layer groups of the KV cache, computed by the KV manager.
+    draft_kv_bytes: per token, in the KV cache of the drafts' own layers.
 
     Weights that are loaded already count as 0 bytes. Raises CapacityError if the weights or the blocks do not fit, or
     if the blocks do not hold one request of max_model_len tokens.
@@ -137,8 +139,12 @@ def _check(memory: MemoryPlan, left_bytes: int) -> None:
 
 
 def _kv_budget(fraction: float | None, left_bytes: int, total_bytes: int, device: torch.device) -> int:
-    """The most bytes for the KV cache. On a GPU: what the weights leave, minus a share of the whole memory that is
-    reserved for activations and other uses. On a CPU, which other programs share: a share of what the weights leave."""
+    """The most bytes for the KV cache. On a GPU: left_bytes, minus a share 1 - fraction of total_bytes that is reserved
+    for activations and other uses. On a CPU, which other programs share: fraction of left_bytes.
+
+    fraction: gpu_memory_utilization; None: the default.
+    left_bytes: free memory after the weights are loaded.
+    """
     if device.type == "cuda":
         return max(0, int(left_bytes - (1 - (fraction or FRACTION_OF_GPU_MEMORY)) * total_bytes))
     return max(0, int(left_bytes * (fraction or FRACTION_OF_CPU_MEMORY)))
@@ -149,7 +155,8 @@ def _blocks(num_tokens: int, block_size: int) -> int:
 
 
 def free_memory(device: torch.device) -> tuple[int, int]:
-    """Free and total bytes. On a CPU, free is the memory available without swapping, within the container's limit."""
+    """Free and total bytes of a device. On a CPU, free is the memory available without swapping, within the container's
+    limit."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)
     free, total = _system_memory()

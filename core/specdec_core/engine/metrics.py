@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @frozen
 class Counter:
-    """A number that only grows."""
+    """A metric whose value only grows, such as the number of draft tokens."""
 
     name: str
     value: int | float
@@ -29,7 +29,7 @@ class Counter:
 
 @frozen
 class Vector:
-    """A number per draft position."""
+    """A metric with one count per draft position (in a tree, per depth)."""
 
     name: str
     values: list[int]
@@ -41,8 +41,10 @@ class Vector:
 
 @define
 class DraftCounts:
-    """Counts of some requests' drafts. accepted_per_pos[i]: the number of drafts with at least i + 1 accepted tokens;
-    in a tree, a position is a depth."""
+    """Counts of the drafts of one or more requests, and of their draft tokens.
+
+    accepted_per_pos: entry i is the number of drafts with at least i + 1 accepted tokens. In a tree, i + 1 is a depth.
+    """
 
     num_drafts: int = 0
     num_draft_tokens: int = 0
@@ -69,7 +71,7 @@ class DraftCounts:
 
     @property
     def acceptance_length(self) -> float:
-        """1 + accepted draft tokens, the mean over verified drafts (1.0 without drafts)."""
+        """Mean of 1 + accepted draft tokens over verified drafts (1.0 without drafts)."""
         return 1 + self.num_accepted / self.num_drafts if self.num_drafts else 1.0
 
     @property
@@ -79,13 +81,13 @@ class DraftCounts:
 
     @property
     def acceptance_rate_per_pos(self) -> list[float]:
-        """The fraction of drafts whose token at each position was accepted."""
+        """For each draft position, the fraction of all drafts whose token there was accepted."""
         return [num_accepted / self.num_drafts for num_accepted in self.accepted_per_pos]
 
 
 @define
 class Totals:
-    """Sums over step reports."""
+    """Sums of the values in step reports."""
 
     drafts: DraftCounts = field(factory=DraftCounts)
     num_prompt_tokens: int = 0
@@ -112,7 +114,7 @@ class Totals:
             self.steps_per_verifier[report.verifier] += 1
 
     def log_line(self) -> str:
-        """A line for the log. Rates are per second of step time; time between steps does not count."""
+        """One line for the log. Rates are per second of step time; time between steps does not count."""
         drafts = self.drafts
         words = [f"{self.num_prompt_tokens / self.step_s:.1f} prompt and "]
         words.append(f"{self.num_output_tokens / self.step_s:.1f} output tokens/s")
@@ -128,8 +130,9 @@ class Totals:
 
 
 class Metrics:
-    """Sums up the steps of an engine.
+    """Metrics of an engine, summed over its steps.
 
+    num_speculative_tokens: the number of draft positions in metrics per position.
     prefix: of every metric's name, before a colon.
     log_interval_s: seconds of step time between two lines in the log; None: no lines.
     """
@@ -144,7 +147,7 @@ class Metrics:
         self._since_logged = Totals()
 
     def update(self, report: StepReport, step_s: float) -> None:
-        """Add a step. step_s: its whole duration."""
+        """Add a step, and write a line to the log if it is time. step_s: the step's whole duration in seconds."""
         self._totals.add(report, step_s)
         if self._log_interval_s is None:
             return

@@ -1,4 +1,4 @@
-"""A proposer with its name: its exceptions come out as a PluginError that names it."""
+"""A proposer with its name, so that its exceptions become a PluginError that names it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ class NamedProposer:
 
     @contextmanager
     def called(self) -> Iterator[Proposer]:
-        """A context for calling the proposer in a step, or between steps when cancelled requests finish."""
+        """A context for calls of the proposer: in inference mode, and with exceptions turned into PluginError."""
         with blaming_in_step(f"proposer {self.name!r}"), torch.inference_mode():
             yield self.proposer
 
     def close(self) -> None:
-        """Close the proposer, if it has `close`, which the first version of this plugin API did not require."""
+        """Close the proposer, if it has a method `close`: the first version of this plugin API did not require one.
+        Raises PluginError if that fails."""
         method = getattr(self.proposer, "close", None)
         try:
             with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Output that listeners have not received yet."""
+"""Collects output until the listeners (callbacks of requests) receive it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from specdec_core.engine.request import Piece, Request
 
 
 class News:
-    """Collects new pieces of output until listeners are called. A listener gets one call per request, with all new
-    pieces, and none after the call that reports the request's end."""
+    """Collects new output until listeners are called. A listener gets one call per request, with all new pieces (output
+    tokens with their text). There is no call after the one that reports the request's end."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, tuple[Request, Sequence[Piece]]] = {}
@@ -24,7 +24,7 @@ class News:
         self._pieces[request.id] = request, pieces
 
     def tell(self) -> None:
-        """Call the listeners. If one raises, the remaining calls are made the next time."""
+        """Call the listeners of all requests with new output. If one raises, the others are called the next time."""
         while self._pieces:
             request, pieces = self._pieces.pop(next(iter(self._pieces)))
             listener = request.listener

@@ -1,4 +1,4 @@
-"""Builds the `Observation` of a forward pass for proposers that keep state."""
+"""Builds the `Observation` of a forward pass: the target's hidden states, for proposers that use them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ def observation_of(
     taps: Sequence[str],
     num_top_tokens: int = 0,
 ) -> Observation:
-    """The known tokens and the accepted nodes of some requests, with their hidden states. The verdict is on the host.
+    """The tokens of some requests that a forward pass made final, with their hidden states: first the tokens known
+    before it (prompt or output), then the accepted draft tokens.
 
-    chosen: indices into the schedule, ascending.
+    verdict: the accepted tokens, on the host.
+    chosen: the requests, as ascending indices into the schedule.
+    taps: which hidden states: see `Plan.taps`.
     num_top_tokens: see `Plan.top_tokens`.
     """
     batch, device = computed.batch, computed.batch.token_ids.device
@@ -68,7 +71,12 @@ def observation_of(
 
 
 def _top_tokens(computed: Computed, draft: Draft, which: np.ndarray, number: int) -> TopTokens:
-    """The most likely tokens at the roots and nodes of some requests, by the target's raw logits."""
+    """The target's most likely tokens after the roots (the last known token of a request) and draft tokens, by its raw
+    logits.
+
+    which: int64, the requests, as indices into the schedule.
+    number: how many tokens.
+    """
     layout, batch = draft.host_layout, computed.batch
     is_wanted = np.isin(layout.row_requests, which)
     rows, numbers = np.flatnonzero(is_wanted), is_wanted.cumsum() - 1

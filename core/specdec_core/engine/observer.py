@@ -1,4 +1,4 @@
-"""Decides which observations a proposer gets, and when."""
+"""Decides when a proposer sees the target's hidden states (an observation): after a forward pass, or later."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from specdec_core.engine.scheduler import Schedule
 
 
 class Observer:
-    """Passes observations to a proposer: at once for requests that draft, late for those that do not.
+    """Passes the target's hidden states to a proposer: at once for requests that draft, late for those that do not.
 
-    While `is_off(request)` is True, the engine does not draft for the request and keeps its observations, up to
-    max_tokens tokens of all requests, until before its next draft. When there is no more room, the request with the
-    most kept tokens is observed now if `pays(request)`; otherwise its tokens are dropped, and the proposer does not
-    draft for it again until the request is admitted anew. Requests that ask for no drafts are never observed.
+    is_off: whether drafting is turned off for a request. Its hidden states are then stored until just before its next
+        draft. By default drafting is off for no request; replace this function to turn it off.
+    pays: whether drafting for a request is worth the cost of showing its stored hidden states to the proposer. It is
+        called when more than max_tokens tokens of all requests would be stored, for the request with the most. If True,
+        the proposer sees them now. If False, they are dropped, and the request gets no drafts until it is preempted and
+        starts over. By default always True.
 
-    By default is_off is False for all requests; replace is_off and pays to turn drafting off.
+    The proposer never sees requests that ask for no drafts (num_speculative_tokens=0).
     """
 
     def __init__(self, proposer: NamedProposer, plan: Plan, max_tokens: int) -> None:
@@ -38,7 +40,8 @@ class Observer:
         return self._may_ever_draft(request) and not self.is_off(request)
 
     def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
-        """Pass on the results of a forward pass, or keep them for later. The verdict is on the host."""
+        """Pass the hidden states of a forward pass (`computed`) to the proposer, or store them for later. The verdict
+        (the result of verification) is on the host."""
         if not self._plan.observes:
             return
         wanted = [i for i, request in enumerate(schedule.requests) if self._may_ever_draft(request)]
@@ -55,12 +58,12 @@ class Observer:
             self._put_off([schedule.requests[i] for i in off], late)
 
     def catch_up(self, requests: Sequence[Request]) -> None:
-        """Hand over the late observations of these requests."""
+        """Show the proposer what is stored of these requests."""
         if self._arrears.num_tokens and (late := self._arrears.take(requests)) is not None:
             self._show(late)
 
     def forget(self, request: Request) -> None:
-        """Drop what was kept of a request that is over or starts over."""
+        """Drop what is stored of a request that has ended or starts over."""
         self._arrears.drop(request)
         self._lost.discard(request)
 
@@ -72,7 +75,8 @@ class Observer:
         return request not in self._lost and request.params.num_speculative_tokens != 0
 
     def _put_off(self, requests: Sequence[Request], observation: Observation) -> None:
-        """Keep an observation of these requests, after making room for it."""
+        """Store an observation of these requests. First make room, by showing or dropping what is stored of the
+        requests with the most tokens."""
         num_tokens = sum(observation.host_num_valid)
         while self._arrears.num_tokens and self._arrears.num_tokens + num_tokens > self._max_tokens:
             most = self._arrears.largest()

@@ -10,8 +10,12 @@ from specdec_core.errors import PluginError, SpecdecError
 
 @contextmanager
 def blaming(plugin: str, what: str) -> Iterator[None]:
-    """While an engine is built, turn an exception of a plugin into a PluginError that names it. specdec's own errors
-    pass through."""
+    """A context in which an exception of a plugin becomes a PluginError that names the plugin. For building an engine;
+    specdec's own errors pass unchanged.
+
+    plugin: a name for the error, such as "proposer 'eagle'".
+    what: what it could not do, such as "be built".
+    """
     try:
         yield
     except SpecdecError:
@@ -24,7 +28,10 @@ def blaming(plugin: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def blaming_in_step(plugin: str) -> Iterator[None]:
-    """In a step, turn an exception of a plugin into a PluginError that names it."""
+    """A context in which an exception of a plugin becomes a PluginError that names the plugin. For calls in a step.
+
+    plugin: a name for the error, such as "proposer 'eagle'".
+    """
     try:
         yield
     except (Exception, SystemExit) as error:

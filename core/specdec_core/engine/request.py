@@ -15,8 +15,12 @@ from specdec_core.sampling.logprobs import TokenLogprobs
 
 
 class Piece(NamedTuple):
-    """One output token with the text that became final with it, whether it is an accepted draft token, and its logprobs
-    if they were asked for."""
+    """One output token.
+
+    text: the text that became final with it.
+    is_draft: whether it is an accepted draft token.
+    logprobs: None unless they were asked for.
+    """
 
     token_id: int
     text: str
@@ -28,13 +32,17 @@ Listener = Callable[["Request", Sequence[Piece]], None]
 
 
 class Request:
-    """A `RequestView` for proposers, and the engine's bookkeeping.
+    """A request as proposers see it (`RequestView`), and the engine's bookkeeping.
 
-    `[0, num_computed)` has final KV, and the first num_cached_tokens of it came from the prefix cache. The tokens from
-    there to `num_tokens` are known but pending; if only one is left, it is the root. max_total_tokens limits prompt and
-    output together. Text is decoded token by token if it is streamed or if there are stop strings, else once at the
-    end. logprobs and prompt_logprobs are None unless asked for; a prompt's first token has no logprob. error is the
-    reason for finish_reason "error".
+    num_computed: that many tokens, from the first on, have their final keys and values in the KV cache.
+    num_cached_tokens: that many of these came from the prefix cache.
+    num_tokens: of prompt and output. Those from num_computed on are pending; if only one is pending, it is the root,
+        which drafts continue.
+    max_total_tokens: the limit of num_tokens.
+    text: the output's text, decoded token by token if it is streamed or if there are stop strings, else once at the
+        end.
+    logprobs, prompt_logprobs: None unless asked for; a prompt's first token has no logprob.
+    error: the reason for finish_reason "error".
     """
 
     def __init__(
@@ -84,8 +92,8 @@ class Request:
 
     @property
     def reusable_token_ids(self) -> np.ndarray:
-        """int64 [n]   the tokens whose keys and values may come from the prefix cache: all of them, or none if prompt
-        logprobs need every token's logits, or if logits were not finite before."""
+        """int64 [n]   the tokens whose keys and values may come from the prefix cache: all of the request's tokens.
+        Empty if prompt logprobs need every token's logits, or if logits were not finite before."""
         is_free = self.prompt_logprobs is None and self.may_draft
         return self.token_ids if is_free else self.token_ids[:0]
 
@@ -96,15 +104,15 @@ class Request:
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """Of the whole output; None unless logprobs were asked for."""
+        """The sum of the output tokens' logprobs; None unless logprobs were asked for."""
         if self.logprobs is None:
             return None
         return sum(each[token].logprob for each, token in zip(self.logprobs, self.output_token_ids, strict=True))
 
     @property
     def rest(self) -> str:
-        """The text of an ended request that no piece carries. It was held back because a stop string or a character had
-        begun in it, and then an error or an abort came instead of a token."""
+        """The last part of an ended request's text, if no piece carries it; else "". It was held back because a stop
+        string or a character had begun in it, and then an error or an abort came instead of a token."""
         return "" if self.finish_reason is None or self.text is None else self.text.text[self.num_streamed :]
 
     @property
@@ -113,7 +121,7 @@ class Request:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether only the root is pending, and it is not part of the prompt."""
+        """Whether the only pending token is an output token, which is then the root of the next draft."""
         return self.num_pending == 1 and self.num_computed >= self.num_prompt_tokens
 
     def append(
@@ -123,8 +131,12 @@ class Request:
         eos_token_ids: frozenset[int],
         logprobs: Sequence[TokenLogprobs] = (),
     ) -> list[Piece]:
-        """Append tokens up to the first stop, set finish_reason there, and return the pieces that were appended. The
-        first num_accepted tokens are accepted draft tokens. logprobs: of each token, if they were asked for."""
+        """Append tokens up to the first stop, set finish_reason there, and return the tokens that were appended, as
+        pieces.
+
+        num_accepted: that many tokens, from the first on, are accepted draft tokens.
+        logprobs: of each token, if they were asked for.
+        """
         pieces: list[Piece] = []
         for token_id in token_ids:
             self._buffer[self.num_tokens] = token_id
@@ -140,7 +152,7 @@ class Request:
         return pieces
 
     def _check_token(self, token_id: int, eos_token_ids: frozenset[int]) -> None:
-        """Set finish_reason if the newest token ends the output, apart from stop strings."""
+        """Set finish_reason if the newest token ends the output. Stop strings are not checked here."""
         if token_id in eos_token_ids and not self.params.ignore_eos:
             self.finish_reason = "stop"
         elif token_id in self.params.stop_token_ids:
@@ -149,7 +161,8 @@ class Request:
             self.finish_reason = "length"
 
     def _text_of(self, token_id: int) -> str:
-        """Decode the newest token and return the text that became final. A stop string in it ends the request."""
+        """Decode the newest token and return the text that became final, "" if the text is decoded at the end. A stop
+        string in it ends the request."""
         if self.text is None or not self._decodes_as_it_goes:
             return ""
         text = "" if self._is_left_out else self.text.add([token_id])
@@ -161,11 +174,11 @@ class Request:
 
     @property
     def _is_left_out(self) -> bool:
-        """Whether the newest token is a stop token, which is not part of the text."""
+        """Whether the newest token is a stop token that does not become part of the text."""
         return self.finish_reason == "stop" and not self.params.include_stop_str_in_output
 
     def finish(self, reason: str) -> None:
-        """Complete `text`, as no more tokens will come."""
+        """Set finish_reason and complete `text`, as no more tokens will come."""
         self.finish_reason = reason
         if self.text is not None:
             if not self._decodes_as_it_goes:

@@ -17,7 +17,8 @@ from specdec_core.sampling.constraints import Constraints
 
 
 def parse_prompt(prompt_token_ids: Sequence[int], target: TargetInfo) -> np.ndarray:
-    """Return the prompt as int64 [num_tokens]. Raises ConfigError or CapacityError."""
+    """Check a prompt and return it as int64 [num_tokens]. Raises ConfigError if it is no list of the target's token
+    ids, CapacityError if it is too long."""
     if isinstance(prompt_token_ids, Sized) and len(prompt_token_ids) >= target.max_model_len:
         raise CapacityError(
             f"a prompt of {len(prompt_token_ids)} tokens leaves no room for output within max_model_len="
@@ -40,14 +41,18 @@ def parse_prompt(prompt_token_ids: Sequence[int], target: TargetInfo) -> np.ndar
 
 
 def check_salt(cache_salt: str) -> None:
-    """Raises ConfigError if the salt cannot be encoded as UTF-8."""
+    """Raise ConfigError if the salt cannot be encoded as UTF-8."""
     if any("\ud800" <= character <= "\udfff" for character in cache_salt):
         raise ConfigError(f"cache_salt={shown(cache_salt)} has half of a character in it (a surrogate): leave it out")
 
 
 def _are_whole(given: Sequence[int], array: np.ndarray) -> bool:
-    """Whether all values are whole numbers. numpy converts booleans among numbers to 0 and 1, and keeps integers that
-    are too large for it as objects."""
+    """Whether all values of a prompt are whole numbers. numpy converts booleans among numbers to 0 and 1, and keeps
+    integers that are too large for it as objects.
+
+    given: the prompt as the caller gave it.
+    array: the prompt converted by numpy.
+    """
     if array.dtype.kind == "O":
         return all(type(token_id) is int for token_id in array)
     has_truth_values = isinstance(given, list | tuple) and any(isinstance(each, bool | np.bool_) for each in given)
@@ -55,7 +60,11 @@ def _are_whole(given: Sequence[int], array: np.ndarray) -> bool:
 
 
 def check_params(params: SamplingParams, num_speculative_tokens: int, target: TargetInfo, *, has_text: bool) -> None:
-    """Raises ConfigError if this engine cannot serve the parameters. num_speculative_tokens: the engine's."""
+    """Raise ConfigError if this engine cannot serve a request with these parameters.
+
+    num_speculative_tokens: the engine's, 0 without speculation.
+    has_text: whether the engine has a tokenizer.
+    """
     if params.n != 1:
         raise ConfigError(f"n={params.n}: a request is one completion. Submit one with each params.of_sample(index)")
     if params.stop and not has_text:
@@ -84,7 +93,11 @@ def check_params(params: SamplingParams, num_speculative_tokens: int, target: Ta
 def make_constraints(
     params: SamplingParams, tokenizer: Any, eos_token_ids: frozenset[int], target: TargetInfo
 ) -> Constraints | None:
-    """Turn checked parameters into constraints on logits. Raises ConfigError."""
+    """Turn sampling parameters such as bad_words and logit_bias into constraints on logits. Returns None if no
+    parameter needs one. Raises ConfigError if they are not of the vocabulary, or if they allow no token.
+
+    params: passed `check_params`.
+    """
     words = tokenize_words(params.bad_words, tokenizer)
     _check_ids("bad_words with token ids", [token_id for word in words for token_id in word], target)
     # A checkpoint may name an end-of-sequence token that its vocabulary does not have.
@@ -96,7 +109,7 @@ def make_constraints(
 
 
 def _check_that_some_token_is_left(constraints: Constraints, target: TargetInfo) -> None:
-    """Raises ConfigError if the constraints allow no first token, whatever the logits are."""
+    """Raise ConfigError if the constraints allow no first token, whatever the logits are."""
     is_left = np.ones(target.vocab_size, dtype=bool)
     if constraints.allowed_ids is not None:
         is_left[:] = False

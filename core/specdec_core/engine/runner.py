@@ -17,7 +17,8 @@ from specdec_core.models import Model
 
 @frozen(eq=False)
 class Computed:
-    """The results of one forward pass."""
+    """The results of one forward pass of the target. features: hidden states by tap (where in the model they are
+    taken)."""
 
     batch: StepBatch
     logits: torch.Tensor  # [num_rows, vocab]   of roots and nodes
@@ -25,13 +26,14 @@ class Computed:
 
 
 class Runner:
-    """Turns a step into tensors on the device and runs the target. Nothing else in the engine calls the target."""
+    """Builds the input tensors of a step and runs the target. Nothing else in the engine calls the target."""
 
     def __init__(self, target: Model, kv: KVManager, token_texts: TokenTexts) -> None:
         self._target, self._kv, self._token_texts = target, kv, token_texts
 
     def run(self, schedule: Schedule, draft: Draft) -> Computed:
-        """Run the forward pass. Prompt logprobs go directly to the requests that asked for them."""
+        """Run the target's forward pass over the scheduled tokens and the draft tokens. Prompt logprobs go directly to
+        the requests that asked for them."""
         num_padded = self._target.attention.padded(sum(schedule.num_known) + draft.num_nodes)
         batch = StepBatch.of(schedule, draft, num_padded, self._target.info.device)
         starts = [request.num_computed for request in schedule.requests]

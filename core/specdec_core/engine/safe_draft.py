@@ -1,4 +1,4 @@
-"""Checks drafts that are on a device, without waiting for it, and makes them safe to compute with.
+"""Checks drafts that are on a device, without waiting for it, and makes wrong ones harmless.
 
 All shapes are known on the host and no value is read back, so this can be part of a CUDA graph. A fault reaches the
 host together with the step's results; `draft_check` then finds the error message.
@@ -20,14 +20,18 @@ from specdec_core.engine.draft_check import SUM_TOLERANCE
 
 @frozen(eq=False)
 class PendingCheck:
-    """The result of a check that is still on the device. is_wrong: bool []. explain: raises the error."""
+    """The result of a draft's check that is still on the device.
+
+    is_wrong: bool [], whether the draft breaks its contract (`contracts/draft.py`).
+    explain: checks the draft again on the host and raises PluginError with the fault.
+    """
 
     is_wrong: torch.Tensor
     explain: Callable[[], NoReturn]
 
     def resolve(self, verdict: Verdict) -> Verdict:
-        """Copy the verdict and the result of the check to the host in one download. Raises PluginError if the draft was
-        wrong; the verdict is then meaningless."""
+        """Copy the verdict (the result of verification) and is_wrong to the host in one download, and return the
+        verdict. Raises PluginError if the draft was wrong; the verdict is then meaningless."""
         if verdict.token_ids.device.type == "cpu":
             if self.is_wrong:
                 self.explain()
@@ -42,8 +46,8 @@ class PendingCheck:
 
 
 class SafeDrafts:
-    """Makes drafts safe to compute with. Keeps the node indices of the last shape on the device, so that they are not
-    uploaded again."""
+    """Checks drafts on their device and makes wrong ones harmless. Keeps the draft tokens' indices on the device while
+    the shape of drafts stays the same, so that they are not uploaded again."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -51,12 +55,14 @@ class SafeDrafts:
         self._places: _Places | None = None
 
     def of(self, draft: Draft, *, nodes_are_sound: bool = False) -> tuple[Draft, torch.Tensor]:
-        """Check a draft on its device. Returns a safe draft and whether the given one breaks its contract, bool []. A
-        wrong draft becomes one of dead nodes, so that it cannot address other tokens, rows or requests; a correct draft
-        is unchanged.
+        """Check a draft on its device. Returns a draft that is safe to compute with, and whether the given one breaks
+        its contract (bool []).
 
-        draft: one with nodes that passed `draft_check.check_form`.
-        nodes_are_sound: token ids and parents were checked on the host already.
+        A correct draft is returned unchanged. In a wrong one, all draft tokens become dead (padding) nodes, so that it
+        cannot address other tokens, rows or requests.
+
+        draft: has draft tokens and passed `draft_check.check_form`.
+        nodes_are_sound: token ids and parents were checked on the host already and are left as they are.
         """
         found = _Faults(draft, self._places_of(draft), self._vocab_size)
         is_wrong = found.of_nodes | found.of_scores
@@ -81,7 +87,7 @@ class SafeDrafts:
 
 @frozen(eq=False)
 class _Places:
-    """The indices of the nodes, computed from offsets."""
+    """The indices of a draft's tokens, computed from its offsets."""
 
     node: torch.Tensor  # int64 [num_nodes]   each node's index
     start: torch.Tensor  # int64 [num_nodes]   index of its request's first node
@@ -98,7 +104,7 @@ class _Places:
 
 
 class _Faults:
-    """Faults of a draft, each a bool []."""
+    """Checks one draft on its device. Each check gives a bool [], True if the draft is wrong."""
 
     def __init__(self, draft: Draft, places: _Places, vocab_size: int) -> None:
         self._draft, self._places, self._vocab_size = draft, places, vocab_size
@@ -148,8 +154,12 @@ class _Faults:
     def _drawn_probs(
         self, q: torch.Tensor, rows: torch.Tensor, is_used: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """float [num_nodes], the probability of each node's token in its row of `q`; and whether the columns of `q` are
-        wrong."""
+        """The probability of each draft token in its row of `q` (the draft's distributions), float [num_nodes]; and
+        whether the token ids that q's columns stand for are wrong (not in the vocabulary, or repeated), bool [].
+
+        rows: int64 [num_nodes], each draft token's row of `q`.
+        is_used: bool [num_q_rows], whether a token was drawn from the row.
+        """
         draft, token_ids, last = self._draft, self._token_ids, self._vocab_size - 1
         if draft.q_ids is not None:
             ids = draft.q_ids
@@ -168,8 +178,12 @@ class _Faults:
         return torch.where(column >= 0, q[rows, column.clamp(min=0)], 0), is_wrong
 
     def _siblings_are_wrong(self, is_sampled: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Whether a sampled sibling follows a chosen one or uses another row of `q`, or whether two siblings drawn
-        without replacement are equal."""
+        """Whether siblings in a tree are wrong, bool []. Sampled ones must come before those picked deterministically,
+        must share one row of `q` and, if drawn without replacement, must have different tokens.
+
+        is_sampled: bool [num_nodes].
+        rows: int64 [num_nodes], each draft token's row of `q`.
+        """
         family = torch.where(self._is_alive, self._family, -1 - self._places.node)  # dead nodes have no siblings
         order = family.argsort(stable=True)
         family, is_drawn, row = family[order], is_sampled[order], rows[order]

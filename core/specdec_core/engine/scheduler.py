@@ -20,8 +20,12 @@ from specdec_core.errors import CapacityError, PluginError
 
 @define
 class Schedule:
-    """The work of one forward pass: for each request the known tokens [num_computed, num_computed + num_known) and
-    max_draft_tokens."""
+    """The work of one forward pass. requests, num_known and budgets have one entry per request.
+
+    num_known: how many prompt or output tokens to compute, from the request's num_computed on.
+    budgets: the most draft tokens (max_draft_tokens).
+    preempted: requests that were running and start over later.
+    """
 
     requests: list[Request] = field(factory=list)
     num_known: list[int] = field(factory=list)
@@ -46,17 +50,19 @@ class Schedule:
 
     @property
     def whole_requests(self) -> list[Request | None]:
-        """The scheduled requests; None for a request with only a chunk of its prompt, whose logits are not sampled."""
+        """The scheduled requests; None in place of a request with only a chunk of its prompt, whose logits are not
+        sampled."""
         pairs = zip(self.requests, self.num_known, strict=True)
         return [request if num_known == request.num_pending else None for request, num_known in pairs]
 
 
 class Scheduler:
-    """First come, first served. Running requests go first; when blocks run out, drafts are given up before requests,
-    and the youngest request is preempted: it starts over, its output so far becoming part of its prefill.
+    """First come, first served. Running requests go first. When KV blocks run out, a request's draft is given up before
+    the youngest request is preempted: it starts over, its output so far becoming part of its prefill.
 
-    scratch_slots: draft KV slots of the proposers' plan, counted from the root's slot.
-    draft_groups: the drafts' groups of the KV cache.
+    budget: decides the most draft tokens of a request.
+    scratch_slots: KV-cache slots for drafting, counted from that of the root (the request's last token).
+    draft_groups: the KV cache's groups of layers that belong to drafts.
     """
 
     def __init__(
@@ -94,13 +100,15 @@ class Scheduler:
         self._kv.release(request.id)
 
     def preempt(self, request: Request) -> None:
-        """Free a running request's blocks and queue it before all other waiting requests; it starts over."""
+        """Free a running request's KV blocks and put it first among the waiting requests; it starts over."""
         self._evict(request)
         self.running.remove(request)
         self.waiting.appendleft(request)
 
     def schedule(self) -> Schedule:
-        """Reserve slots for roots, nodes and draft scratch, preempting if necessary, before drafting."""
+        """Select the requests of the next forward pass and reserve KV-cache slots for their tokens and drafts,
+        preempting if necessary. Called before drafting. Raises PluginError if no request runs and the next one that
+        waits does not fit."""
         schedule = Schedule()
         room = self._max_num_batched_tokens
         for request in list(self.running):
@@ -118,7 +126,8 @@ class Scheduler:
         return schedule
 
     def _extend(self, request: Request, room: int, schedule: Schedule) -> int:
-        """Add a running request's next chunk or root to the schedule. Returns the number of tokens that it uses."""
+        """Schedule a running request's next tokens: a chunk of its prompt, or its last token with a draft. Returns how
+        many of the `room` tokens left in the forward pass this uses, 0 if the request was preempted."""
         num_known = min(request.num_pending, room)
         behind = len(self.running) - len(schedule.requests) - 1  # running requests that also want a token
         budget = max(0, min(self._budget(request, len(self.running)), room - num_known - behind))
@@ -154,7 +163,8 @@ class Scheduler:
             room -= num_known
 
     def _cached(self, request: Request) -> int:
-        """The number of tokens that the KV manager has in its cache. Raises PluginError if its answer is impossible."""
+        """Register a request with the KV manager and return how many of its tokens the prefix cache has. Raises
+        PluginError if the manager's answer is impossible."""
         groups = self._draft_groups if request.params.num_speculative_tokens != 0 else ()
         token_ids = request.reusable_token_ids
         found = self._kv.admit(request.id, token_ids, request.cache_salt, groups)
@@ -166,7 +176,7 @@ class Scheduler:
         return found
 
     def _evict(self, request: Request) -> None:
-        """Free a request's keys and values; it starts over when it is admitted."""
+        """Free a request's keys and values; it starts over when it is admitted again."""
         self._kv.release(request.id)
         request.num_cached_tokens = request.num_computed = 0
 

@@ -1,4 +1,4 @@
-"""All proposers of an engine: requests, drafts, observations and the end."""
+"""Calls all proposers of an engine: when requests start and end, for drafts, and with the target's hidden states."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ from specdec_core.plugins import PluginWarning
 
 
 class Speculation:
-    """Calls the proposers. drafters: empty for plain decoding; `combine_drafts` merges the drafts of several."""
+    """Calls an engine's proposers and combines their drafts.
+
+    drafters: one per proposer; empty for plain decoding.
+    """
 
     def __init__(self, drafters: Sequence[Drafter], device: torch.device) -> None:
         self.drafters, self._device = tuple(drafters), device
         self._started: WeakSet[Request] = WeakSet()  # weak: a request's listener may refer to the engine
 
     def announce(self, schedule: Schedule) -> None:
-        """Tell the proposers which requests were preempted, and which were scheduled for the first time."""
+        """Tell the proposers which requests were preempted, and which are scheduled for the first time."""
         for request in schedule.preempted:
             self.reset(request)
         for request in schedule.requests:
@@ -42,7 +45,11 @@ class Speculation:
                     drafter.start(request)
 
     def propose(self, schedule: Schedule, costs: StepCosts | None = None) -> tuple[Draft, Sequence[PendingCheck]]:
-        """A draft over all scheduled requests, and the checks that must be resolved before tokens are emitted."""
+        """Return a draft over all scheduled requests, and the checks of drafts on a device. The checks must be resolved
+        before tokens are emitted.
+
+        costs: the measured time of a forward pass of the target; None: not measured yet.
+        """
         found = [drafter.propose(schedule, costs) for drafter in self.drafters]
         drafts = [draft for draft, _ in found if draft.num_nodes]
         checks = [check for _, check in found if check is not None]
@@ -51,7 +58,8 @@ class Speculation:
         return drafts[0] if len(drafts) == 1 else combine_drafts(drafts, schedule.budgets), checks
 
     def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
-        """Pass the results of a forward pass to proposers that observe. The verdict is on the host."""
+        """Pass the hidden states of a forward pass to the proposers that want them. The verdict (the result of
+        verification) is on the host."""
         for drafter in self.drafters:
             drafter.observer.observe(schedule, computed, draft, verdict)
 
@@ -60,7 +68,11 @@ class Speculation:
             drafter.reset(request)
 
     def finish(self, request: Request, reason: str) -> None:
-        """Tell the proposers that a request is over, once. If an interrupt breaks this off, it is called again."""
+        """Tell the proposers once that a request has ended, if they know it. If an interrupt breaks this off, it is
+        called again.
+
+        reason: its finish_reason.
+        """
         if request.is_started:
             try:
                 with ExitStack() as ending:
@@ -80,7 +92,8 @@ class Speculation:
                 ending.callback(self.finish, request, "abort")
 
     def abandon(self) -> None:
-        """Call `close` when the engine is garbage-collected or the interpreter exits: exceptions become warnings."""
+        """Call `close` where an exception would reach no caller: at garbage collection, or when the interpreter exits.
+        PluginError becomes a warning."""
         try:
             with use_device(self._device):
                 self.close()

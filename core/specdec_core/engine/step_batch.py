@@ -1,4 +1,4 @@
-"""The flat batch of one forward pass, built from a schedule and a draft."""
+"""The input tensors of one forward pass, built from a schedule and a draft."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from specdec_core.engine.tree_mask import tree_mask
 
 
 def spread(draft: Draft, budgets: Sequence[int]) -> Draft:
-    """Extend a draft for the requests with max_draft_tokens > 0 to all requests: the others get empty trees."""
+    """Extend a draft to all scheduled requests: those that it leaves out get empty trees.
+
+    draft: over the requests whose budget is above 0.
+    budgets: [scheduled requests], the most draft tokens of each.
+    """
     if all(budgets):
         return draft
     drafted = iter(draft.num_nodes_per_request)
@@ -26,7 +30,8 @@ def spread(draft: Draft, budgets: Sequence[int]) -> Draft:
 
 @frozen(eq=False)
 class StepBatch:
-    """The inputs of one forward pass: each request's known tokens, then its nodes; padding at the end."""
+    """The inputs of one forward pass, as one flat batch: for each request its next prompt or output tokens, then its
+    draft tokens. Padding comes last."""
 
     lengths: tuple[int, ...]  # [batch]   num_known + num_nodes
     token_offsets: np.ndarray  # int64 [batch]   where each request begins in the flat batch

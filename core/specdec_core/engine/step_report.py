@@ -15,8 +15,12 @@ from specdec_core.engine.scheduler import Schedule
 
 @define
 class Emitted:
-    """The results of a step by request id: pieces of output; accepted draft tokens of requests that had a draft; and
-    for requests whose logits were not finite, whether they had a draft."""
+    """What a step emitted, by request id.
+
+    pieces: output tokens with their text.
+    accepted: the number of accepted draft tokens, for requests that had a draft.
+    failed: for requests whose logits were not finite, whether they had a draft.
+    """
 
     pieces: dict[str, Sequence[Piece]] = field(factory=dict)
     accepted: dict[str, int] = field(factory=dict)
@@ -30,18 +34,18 @@ class Emitted:
 
 
 class StepTimer:
-    """Times the phases of a step, from its creation on."""
+    """Measures the time that a step spends on drafting and in the target. It starts when it is created."""
 
     def __init__(self) -> None:
         self.draft_s = self.target_s = 0.0
         self._last = perf_counter()
 
     def end_drafting(self) -> None:
-        """Count the time since the last call as drafting."""
+        """Add the time since the previous phase ended to drafting."""
         self.draft_s += self._lap()
 
     def end_verification(self) -> None:
-        """Count the time since the last call as the target's."""
+        """Add the time since the previous phase ended to the target, whose time includes verification."""
         self.target_s += self._lap()
 
     def report(self, schedule: Schedule, draft: Draft, verifier: str, emitted: Emitted) -> StepReport:

@@ -1,4 +1,4 @@
-"""Selects the verifier for a step's draft."""
+"""Selects the verifier for a step's draft, and runs it."""
 
 from __future__ import annotations
 
@@ -25,21 +25,30 @@ from specdec_core.verifiers.accepted_and_bonus import follow
 
 @frozen
 class Decision:
-    """verifier: the name of the verifier that was used. verdict: on the host."""
+    """The result of verifying a step's draft.
+
+    verifier: the name of the verifier that was used.
+    verdict: the accepted draft tokens and the token after them, on the host.
+    """
 
     verifier: str
     verdict: Verdict
 
 
 class Verification:
-    """Uses the verifier that speculative_config names. If it names none, uses a lossless one that fits the draft:
-    argmax if every request is greedy; the target's own tokens (rule 1) if every node is chosen; block verification for
-    sampled chains and traversal verification for sampled trees, which accept the most.
+    """Verifies drafts with the verifier that speculative_config names, or else with a lossless one.
 
-    In any case, a request without live nodes gets the target's own tokens, as there is nothing to verify, and a greedy
-    request is decided by the argmax: lossless verifiers agree on it, and a lossy one does not decide on it. If no
-    verifier is named, a request with only chosen nodes also gets the target's own tokens, so its output does not depend
-    on other requests' drafts.
+    Without a named verifier, it selects by the draft:
+
+    - "greedy" (compares with the argmax) if every request is greedy.
+    - "chosen" if no draft token was sampled: draws the target's own tokens and accepts the draft tokens that equal
+      them.
+    - "block" (block verification) for sampled chains and "traversal" (traversal verification) for sampled trees, which
+      accept the most.
+
+    Whichever is used, a request without draft tokens gets the target's own tokens, and a greedy request gets the
+    argmax, even if the named verifier is lossy. If no verifier is named, a request without sampled draft tokens also
+    gets the target's own tokens, so that its output does not depend on other requests' drafts.
     """
 
     def __init__(self, plugins: Plugins, config: SpeculativeConfig | None) -> None:
@@ -51,8 +60,8 @@ class Verification:
             self._built[config.verifier] = _build(self._named, config.verifier_options)
 
     def is_lossless(self, params: SamplingParams) -> bool:
-        """Whether a request gets tokens of the target's distribution. A lossy verifier decides on no greedy request,
-        and on none that never drafts."""
+        """Whether a request's output has the target's distribution. False only under a lossy verifier, for requests
+        that are not greedy and may draft."""
         return not self._is_lossy or params.is_greedy or params.num_speculative_tokens == 0
 
     @property
@@ -60,7 +69,7 @@ class Verification:
         return self._named is not None and not self._named.lossless
 
     def check(self, params: SamplingParams) -> None:
-        """Raise ConfigError if the named verifier cannot serve a request."""
+        """Raise ConfigError if the named verifier is for greedy requests only and this one is not greedy."""
         if self._named is not None and self._named.greedy_only and not params.is_greedy:
             raise ConfigError(
                 f"temperature={params.temperature} does not go with the verifier {self._named.name!r}, which is right "
@@ -70,8 +79,11 @@ class Verification:
     def decide(
         self, schedule: Schedule, draft: Draft, computed: Computed, checks: Sequence[PendingCheck] = ()
     ) -> Decision:
-        """Verify a draft and return the verdict on the host. Raises PluginError, which names the proposer, if a pending
-        check finds the draft wrong."""
+        """Verify a draft and return the verdict on the host.
+
+        checks: of the draft, with results that are still on the device. Raises PluginError, which names the proposer,
+            if one of them finds the draft wrong.
+        """
         requests = schedule.requests
         params = [request.params for request in requests]
         noise = CounterRandom([request.seed for request in requests], computed.batch.root_positions)
@@ -85,7 +97,8 @@ class Verification:
         return Decision(name, verdict.on_host())
 
     def choose(self, draft: Draft, params: Sequence[SamplingParams]) -> str:
-        """The name of the verifier for a draft."""
+        """The name of the verifier for a draft. Raises PluginError if the named one takes chains only and the draft is
+        a tree."""
         if all(p.is_greedy for p in params):
             return "greedy"
         if not any(draft.num_live_per_request) or (self._named is None and draft.q is None):
@@ -102,7 +115,12 @@ class Verification:
     def verify(
         self, name: str, logits: torch.Tensor, draft: Draft, random: RandomSource, greedy: Sequence[int] = ()
     ) -> Verdict:
-        """greedy: the indices of the requests at temperature 0, whose rows are -inf except at the argmax."""
+        """Run a verifier. For requests that it must not decide on, replace its verdict by the target's own tokens.
+
+        name: of the verifier.
+        logits: float32 [num_rows, vocab], with sampling parameters applied.
+        greedy: the indices of the requests at temperature 0, whose logits are -inf except at the argmax.
+        """
         if name not in self._built:
             self._built[name] = _build(self._plugins.verifier(name), None)
         with blaming_in_step(f"verifier {name!r}"):
@@ -115,7 +133,8 @@ class Verification:
         return _with_own_tokens(verdict, is_plain, logits, draft, random)
 
     def _is_plain(self, draft: Draft) -> torch.Tensor:
-        """bool [batch]   the requests that get the target's own tokens, whichever verifier decides on the others."""
+        """bool [batch]   the requests that have no draft tokens to verify, and get the target's own tokens. Without a
+        named verifier, only sampled draft tokens count."""
         decides = draft.layout.is_alive  # bool [num_nodes]
         if self._named is None and draft.q_rows is not None:
             decides = decides & (draft.q_rows >= 0)
@@ -128,7 +147,8 @@ class Verification:
 def _with_own_tokens(
     verdict: Verdict, is_plain: torch.Tensor, logits: torch.Tensor, draft: Draft, random: RandomSource
 ) -> Verdict:
-    """Replace the verdict by rule 1's for the requests in is_plain bool [batch]."""
+    """For the requests in is_plain (bool [batch]), replace the verdict: the target's own token is drawn at each row of
+    logits, and the draft tokens that equal it are accepted."""
     layout = draft.layout
     rows = is_plain[layout.row_requests].nonzero().squeeze(1)
     if not len(rows):

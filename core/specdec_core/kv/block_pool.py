@@ -10,10 +10,10 @@ from specdec_core.errors import CapacityError
 
 
 class BlockPool:
-    """Block tables of all requests over `num_blocks` interchangeable blocks of `block_size` slots.
+    """Block tables of all requests over `num_blocks` interchangeable blocks of `block_size` KV-cache slots.
 
-    A pool for prefix caching overrides `take`, `give` and `hold`. If an interrupt (Ctrl-C) breaks off one of the
-    methods, `recount` restores the list of free blocks before the next one.
+    A pool for prefix caching overrides `take`, `give` and `hold`. If Ctrl-C interrupts a method, the next one first
+    rebuilds the list of free blocks (`recount`).
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -30,17 +30,18 @@ class BlockPool:
         return len(self._free)
 
     def take(self, number: int) -> list[int]:
-        """Take `number` of the free blocks; the caller has checked that there are enough."""
+        """Remove `number` blocks from the free ones and return them. The caller has checked that there are enough."""
         start = len(self._free) - number
         blocks, self._free[start:] = self._free[start:][::-1], []
         return blocks
 
     def give(self, blocks: Sequence[int]) -> None:
-        """Take back blocks that a request no longer needs, in the order of its table."""
+        """Free blocks that a request no longer needs. They come in the order of the request's table."""
         self._free.extend(reversed(blocks))
 
     def hold(self, blocks: Sequence[int]) -> None:
-        """Add one more owner to blocks that are in use."""
+        """Add one more owner to blocks that have contents already. Does nothing here; pools that share blocks override
+        it."""
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._tables
@@ -50,7 +51,7 @@ class BlockPool:
         return self._tables[request_id]
 
     def add(self, request_id: str, blocks: Sequence[int] = ()) -> None:
-        """Add a request whose table begins with these blocks, which are in use already."""
+        """Add a request. Its table begins with these blocks, whose contents it shares (prefix caching)."""
         self._settle()
         self._is_moving = True
         self.hold(blocks)
@@ -95,11 +96,12 @@ class BlockPool:
         self._is_moving = False
 
     def num_slots(self, request_id: str) -> int:
-        """The number of slots in the request's blocks."""
+        """How many KV-cache slots the request's blocks have."""
         return len(self._tables[request_id]) * self.block_size
 
     def tables(self, request_ids: list[str]) -> np.ndarray:
-        """int64 [batch, max_blocks], padded with block 0. Read only: the forward passes of a step share the array."""
+        """The block tables of these requests, int64 [batch, max_blocks], padded with block 0. Read only: the forward
+        passes of a step share the array."""
         if self._last is not None and self._last[0] == request_ids:
             return self._last[1]
         tables = [self._tables[request_id] for request_id in request_ids]
@@ -115,7 +117,7 @@ class BlockPool:
             self._is_moving = False
 
     def recount(self) -> None:
-        """Rebuild the list of free blocks: those that are in no table."""
+        """Rebuild the list of free blocks: all that are in no request's table."""
         held = {block for table in self._tables.values() for block in table}
         self._free = [block for block in range(self.num_blocks - 1, -1, -1) if block not in held]
 

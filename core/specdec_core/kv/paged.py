@@ -26,8 +26,8 @@ class _Group:
 class PagedKVManager:
     """The default `KVManager`, without prefix caching: each request computes all of its tokens.
 
-    The request's next forward pass overwrites slots of rejected nodes; blocks that hold only such slots are freed.
-    pool: the blocks to hand out; by default a pool of its own.
+    Slots of rejected draft tokens are overwritten in the request's next forward pass; blocks that hold only such slots
+    are freed. pool: the blocks to hand out. None: a new pool.
     """
 
     def __init__(self, context: KVContext, pool: BlockPool | None = None) -> None:
@@ -103,7 +103,12 @@ class PagedKVManager:
         assert all(request_id in self._pool for request_id in self._num_final)
 
     def _move(self, request_ids: list[str], first_nodes: list[int], verdict: Verdict) -> None:
-        """Move the entry of the j-th accepted node to slot first_node + j - 1, for all requests and layers at once."""
+        """Move the keys and values of accepted draft tokens together, for all requests and layers at once. The j-th
+        accepted draft token of request i goes to slot first_nodes[i] + j - 1.
+
+        first_nodes: for each request, the slot of its first draft token.
+        verdict: the result of verification, on the host.
+        """
         rows = verdict.rows.numpy().astype(np.int64)
         steps = np.arange(rows.shape[1] - 1)  # j - 1
         nodes = rows[:, 1:] - rows[:, :1] - 1  # index within the request's tree

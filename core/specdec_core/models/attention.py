@@ -1,4 +1,4 @@
-"""The attention of every model that the engine runs, target or draft: one path over the paged KV cache."""
+"""The attention function of all models that the engine runs, target and draft: it uses the paged KV cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_core.ops.padding import Padding, padded_to, round_up
 
 IMPLEMENTATION = "specdec"
-"""The name under which transformers' models find `attention`: pass it as `attn_implementation`."""
+"""The name of `attention` among transformers' attention functions: pass it as `attn_implementation`."""
 
 _SITE = "specdec_site"
 
@@ -33,14 +33,17 @@ def attention(
     scaling: float | None = None,
     **features: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers' modules call. query: [1, num_heads, num_tokens, key_dim]; key, value:
-    [1, num_kv_heads, num_tokens, ...]; rotated already.
+    """Compute attention over the paged KV cache; modules from transformers call this function.
 
-    features: further keyword arguments of the family. Those in `families.ATTENTION_KEYWORDS` are used; all others were
+    query: [1, num_heads, num_tokens, key_dim]; rotary embeddings have been applied to query and key.
+    key, value: [1, num_kv_heads, num_tokens, ...].
+    attention_mask: not used. The module's `CacheSite` has the mask and the cache slots, because some families do not
+        hand keyword arguments through to their attention.
+    scaling: factor of query times key; None: key_dim ** -0.5.
+    features: the family's further keyword arguments. Those in `families.ATTENTION_KEYWORDS` are used; all others were
         checked when the model was loaded.
 
-    Returns [1, num_tokens, num_heads, value_dim]. The attention mask and the cache slots come from the module's
-    `CacheSite`, not from `attention_mask`, because some families pass no keyword arguments through.
+    Returns [1, num_tokens, num_heads, value_dim], and None for the attention weights.
     """
     site = getattr(module, _SITE, None)
     if site is None:
@@ -56,9 +59,10 @@ AttentionInterface.register(IMPLEMENTATION, attention)
 
 
 class PagedAttention:
-    """Implements `LayerAttention` for one model, target or draft.
+    """Attention of one model, target or draft, over its layers' KV cache. Implements `LayerAttention`.
 
-    places: for each layer, its KV group and its index there. A draft's layers are all in one group.
+    places: for each layer, its KV group and its index in that group. A draft's layers are all in one group.
+    ops: {name: operation}, with `paged_attention` and `store_kv`.
     """
 
     implementation = IMPLEMENTATION
@@ -73,12 +77,13 @@ class PagedAttention:
         self._window: int | None = None
 
     def of_group(self, group: int, num_layers: int, ops: Mapping[str, Callable[..., Any]]) -> PagedAttention:
-        """The attention of another model, whose layers are a KV group of their own."""
+        """Make the attention of another model (a draft), whose layers have this KV group to themselves. ops: its
+        operations."""
         return PagedAttention(self._kv, [(group, layer) for layer in range(num_layers)], ops, self._padding)
 
     def padded(self, num_tokens: int) -> int:
-        """The length to pad a flat batch of num_tokens to. In padded batches each row is computed the same way in any
-        batch."""
+        """The length to which a flat batch of num_tokens is padded. In padded batches a token's result does not depend
+        on the number of other tokens."""
         return round_up(num_tokens, self._padding.rows)
 
     def bind(self, modules: Sequence[nn.Module]) -> None:
@@ -93,14 +98,12 @@ class PagedAttention:
     def metadata(
         self, requests: Sequence[RequestView], starts: Sequence[int] | torch.Tensor, lengths: Sequence[int]
     ) -> KVMetadata:
-        """See `LayerAttention.metadata`."""
         if isinstance(starts, torch.Tensor):
             starts = starts.tolist()  # a KV manager counts on the host: on a GPU, this waits for the device
         return self._kv.metadata([request.id for request in requests], starts, lengths)
 
     @contextmanager
     def forwarding(self, metadata: KVMetadata, visibility: Visibility, *, window: int | None = None) -> Iterator[None]:
-        """See `LayerAttention.forwarding`."""
         self._plan = AttentionPlan(metadata, visibility, self._padding)
         self._slot_mapping = padded_to(len(visibility.positions), metadata.slot_mapping, value=-1)
         self._window = window
@@ -110,11 +113,11 @@ class PagedAttention:
             self._plan = self._slot_mapping = self._rows = self._window = None
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """See `LayerAttention.store`."""
         self._store(layer, key, value)
 
     def _store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store keys and values of a layer, and return the layer's cache."""
+        """Write a forward pass's keys and values into a layer's cache. Returns the whole cache: keys and values of all
+        slots."""
         if self._slot_mapping is None:
             raise SpecdecError("attention was called outside of `with attention.forwarding(...)`: run layers inside it")
         keys, values = self._kv.cache(*self._places[layer])
@@ -134,7 +137,6 @@ class PagedAttention:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `LayerAttention.attend`."""
         keys, values = self._store(layer, key, value)
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         plan = self._plan
@@ -153,7 +155,7 @@ class PagedAttention:
 
 @frozen(eq=False)
 class CacheSite:
-    """Connects an attention module to its layer of a KV group."""
+    """Links an attention module from transformers to its layer's KV cache. It is an attribute of that module."""
 
     attention: PagedAttention
     layer: int
@@ -173,8 +175,8 @@ class CacheSite:
 
 @define(eq=False)
 class ProbeSite:
-    """Stands in for the cache in every attention module during the trial forward pass at load, and records the
-    calls."""
+    """Replaces `CacheSite` in all attention modules during the trial forward pass of `probe`. It records each call and
+    returns zeros."""
 
     modules: list[nn.Module]
     shapes: list[tuple[int, int, int]]  # num_kv_heads, key_dim, value_dim
@@ -200,7 +202,12 @@ class ProbeSite:
 
 
 def probe(model: nn.Module) -> ProbeSite:
-    """Run two tokens through the model. Returns the modules that called `attention`, in order, with their shapes."""
+    """Find a model's attention modules by running two tokens through it. Returns those that called `attention`, in
+    order, with the shapes of their keys and values.
+
+    Raises CompatibilityError if a module called it more than once, or with tensors that specdec's attention does not
+    use.
+    """
     site = ProbeSite([], [])
     candidates = [module for module in model.modules() if hasattr(module, "layer_idx")]
     for module in candidates:

@@ -1,4 +1,5 @@
-"""Files of a checkpoint: reads shapes without loading weights, and loads a draft's weights safely."""
+"""Reads a draft's checkpoint: its tensors' shapes without loading weights, and its weights without running pickled
+code."""
 
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-"""In the order in which transformers looks for them."""
+"""Names of weight files, in the order in which transformers looks for them."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 Rename = Callable[[str], str | None]
-"""The name in a module of a tensor that a checkpoint has; None for one that is not the module's."""
+"""Maps a tensor's name in a checkpoint to its name in a module; None if it does not belong to the module."""
 
 
 @frozen
@@ -42,8 +43,8 @@ class Checkpoint:
     """A draft's config.json and weights (safetensors, or a file written by torch.save) in a folder or a repository of
     the model hub.
 
-    Each file is opened once for its shapes and its tensors, so hand the object from `plan` on to `build`. Unpickling is
-    restricted to tensors. All methods raise ConfigError if a file is missing, cut off or unsafe.
+    A proposer reads shapes in its `plan` and weights in its `build`. Give both the same object: it opens each file
+    once. Unpickling is restricted to tensors. All methods raise ConfigError if a file is missing, cut off or unsafe.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Checkpoint:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The content of config.json."""
+        """The content of the checkpoint's config.json."""
         file = self._find(CONFIG)
         if file is None:
             raise ConfigError(f"there is no {CONFIG} in {self.name!r}: give a folder or repository with a draft model")
@@ -82,8 +83,13 @@ class Checkpoint:
         return found
 
     def check_shapes(self, module: nn.Module, rename: Rename = str) -> None:
-        """Compare the checkpoint's tensors with a module, which may be on the meta device. Raises CompatibilityError
-        that names each tensor that is missing, unknown or of another shape."""
+        """Check that the checkpoint has exactly the module's tensors, in the same shapes.
+
+        module: may be on the meta device.
+        rename: maps a tensor's name in the checkpoint to its name in the module; None: not the module's, skipped.
+
+        Raises CompatibilityError that names each tensor that is missing, unknown or of another shape.
+        """
         expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
         found: dict[str, tuple[int, ...]] = {}
         faults = []
@@ -110,7 +116,9 @@ class Checkpoint:
         """Load the checkpoint into a module and prepare it for inference: on the device, with parameters in this dtype.
         Buffers keep their dtype, since rotary frequencies need float32.
 
-        Returns the tensors {name in the checkpoint: tensor}, on the CPU, that `rename` excludes from the module. Raises
+        rename: see `check_shapes`.
+
+        Returns {name in the checkpoint: tensor}, on the CPU, of the tensors for which `rename` returned None. Raises
         CompatibilityError that names each tensor that is missing, unknown, of another shape, quantized or not finite.
         """
         self.check_shapes(module, rename)
@@ -218,9 +226,11 @@ def _reading(file: Path) -> Iterator[None]:
 
 
 def stored_bytes(path: str, revision: str | None = None) -> int | None:
-    """The size of all weight files in a folder, or of a model that was downloaded from the hub before; else None.
+    """The size in bytes of all weight files in a folder, or of a model from the hub that is in the local cache. None
+    for a model that is not in the cache.
 
-    Raises ConfigError if a folder has no weights, or if a file is missing or cut off.
+    path: a folder or a name on the hub. Raises ConfigError if a folder has no weights, or if a file is missing or cut
+        off.
     """
     is_folder = isdir(path)
     kept = (Path(path, n) if is_folder else try_to_load_from_cache(path, n, revision=revision) for n in WEIGHT_FILES)
@@ -248,5 +258,5 @@ def stored_bytes(path: str, revision: str | None = None) -> int | None:
 
 
 def _indexed(file: Path) -> list[str]:
-    """The names of the weight files in an index file."""
+    """The names of the weight files that an index file (model.safetensors.index.json) lists."""
     return sorted(set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values()))

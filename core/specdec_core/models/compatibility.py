@@ -1,8 +1,9 @@
-"""Two trial forward passes at load, which detect models that would compute something else on the paged KV cache.
+"""Two trial forward passes at load, which detect models whose output would be wrong on the paged KV cache.
 
-In both, attention is replaced: each token's output depends on its own query, key and value only. If all other parts of
-the model treat tokens independently, each token's logits then depend only on the token and its position. In the first
-forward pass, every call of attention is also compared with the model's own: its mask and its result.
+In both, attention is replaced by a function in which no token attends to another. Each token's logits must then depend
+on that token and its position only; if they differ between the two batches, another part of the model mixes tokens. In
+the first forward pass, the attention mask and the result of every call of attention are also compared with the family's
+own.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ _SEES = "specdec_sees"
 
 @frozen
 class Findings:
-    """keeps_rows: whether the model computes logits only at the rows given as `logits_to_keep`."""
+    """What the trial forward passes found out.
+
+    keeps_rows: whether the model computes logits only at the tokens whose indices are given as `logits_to_keep`.
+    """
 
     keeps_rows: bool
 
@@ -57,8 +61,9 @@ def trial_attention(
     scaling: float | None = None,
     **features: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return each token's own value, shifted by the means of its own query and key so that their rotation shows. Keys
-    and values are repeated for the query heads that share them."""
+    """Attention in which no token attends to another. Returns each token's own value plus the means of its own query
+    and key, so that a wrong rotation of them shows. Keys and values are repeated for the query heads that share
+    them."""
     if (checks := _CHECKS.get()) is not None:
         checks.check_mask(module, attention_mask, features.get(WINDOW))
         assert attention_mask is not None
@@ -69,8 +74,8 @@ def trial_attention(
 
 
 def telling_mask(*, mask_function: Callable[..., Any], **kwargs: Any) -> torch.Tensor:
-    """Record the function that a mask is made from, (batch, head, query position, key position) -> bool, beside the
-    mask of eager attention. Has the signature of transformers' mask functions."""
+    """Make the mask of eager attention and attach the function that it is made from to it: (batch, head, query
+    position, key position) -> bool. Has the signature of transformers' mask functions."""
     mask: torch.Tensor = eager_mask(mask_function=mask_function, **{**kwargs, "allow_is_bidirectional_skip": False})
     setattr(mask, _SEES, mask_function)
     return mask
@@ -78,13 +83,17 @@ def telling_mask(*, mask_function: Callable[..., Any], **kwargs: Any) -> torch.T
 
 @define(eq=False)
 class StockChecks:
-    """Checks of every call of attention against the family's own. Each raises CompatibilityError."""
+    """Checks each call of attention: the engine's attention must compute the same as the family's own.
+
+    max_model_len: masks are compared at positions below it.
+    """
 
     max_model_len: int
     _compared: list[tuple[torch.Tensor, int | None]] = field(factory=list)  # masks and windows: layers share them
 
     def check_mask(self, module: nn.Module, mask: torch.Tensor | None, window: int | None) -> None:
-        """The model's own mask must be causal attention with its `window`, at any distance."""
+        """Raise CompatibilityError unless the model's mask is causal, with this sliding `window` (None: without one),
+        at all distances."""
         sees = getattr(mask, _SEES, None)
         if mask is None or sees is None:
             kind = "no mask" if mask is None else "a mask of its own making"
@@ -138,7 +147,8 @@ class StockChecks:
         scaling: float | None,
         features: dict[str, Any],
     ) -> None:
-        """The family's own attention must give the same result as the engine's, on the same float32 inputs."""
+        """Raise CompatibilityError unless the family's own attention function and the engine's give the same result on
+        the same float32 inputs. Does nothing on the meta device, or if the family has no `eager_attention_forward`."""
         stock = getattr(sys.modules.get(type(module).__module__), "eager_attention_forward", None)
         if stock is None or query.is_meta:
             return
@@ -167,7 +177,8 @@ AttentionMaskInterface.register(TRIAL, telling_mask)
 
 
 def try_out(model: Any, vocab_size: int, max_model_len: int) -> Findings:
-    """Raise CompatibilityError if the model's output would be wrong on the paged KV cache."""
+    """Run the two trial forward passes. Raises CompatibilityError if the model's output would be wrong on the paged KV
+    cache."""
     name = type(model).__name__
     device = next(model.parameters()).device
     num_tokens = min(NUM_TOKENS, max_model_len)
@@ -206,7 +217,8 @@ def try_out(model: Any, vocab_size: int, max_model_len: int) -> Findings:
 
 
 def check_masks(model: Any, max_model_len: int) -> None:
-    """The part of `try_out` that needs no weights: `model` may be on the meta device."""
+    """Run only those checks of `try_out` that need no weights, on attention masks. The model may be on the meta
+    device."""
     near = torch.arange(NUM_TOKENS, device=next(model.parameters()).device)
     with _trial(model, StockChecks(max_model_len)):
         _logits(model, torch.zeros_like(near), near)
@@ -214,7 +226,8 @@ def check_masks(model: Any, max_model_len: int) -> None:
 
 @contextmanager
 def refusing_failures(model: Any) -> Iterator[None]:
-    """A context that turns any exception of a trial forward pass into a CompatibilityError."""
+    """A context that turns exceptions of a trial forward pass into CompatibilityError, except for specdec's own errors
+    and torch.OutOfMemoryError."""
     try:
         yield
     except (SpecdecError, torch.OutOfMemoryError):
@@ -228,7 +241,8 @@ def refusing_failures(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _trial(model: Any, checks: StockChecks | None) -> Iterator[None]:
-    """A context in which attention runs these checks and then `trial_attention`."""
+    """A context in which the model's attention is `trial_attention`, preceded by these checks (None: by nothing). It
+    then becomes the engine's attention."""
     model.set_attn_implementation(TRIAL)
     if model.config.get_text_config()._attn_implementation != TRIAL:
         raise CompatibilityError(
@@ -250,7 +264,11 @@ def _logits(model: Any, token_ids: torch.Tensor, positions: torch.Tensor, **kwar
 
 
 def _agree(expected: torch.Tensor, found: torch.Tensor, *, is_rounded: bool) -> bool:
-    """Whether two logits agree. is_rounded: allow for rounding, after which a few tokens may choose other experts."""
+    """Whether the logits [num_tokens, vocab] of two forward passes agree.
+
+    is_rounded: the model computes in less than float32. The tolerance is then larger, and half of the tokens may
+        differ, since rounding may send a token to other experts.
+    """
     tolerance = ROUNDED_TOLERANCE if is_rounded else TOLERANCE
     largest = expected.abs().amax(dim=-1)
     is_alike = (expected - found).abs().amax(dim=-1) <= tolerance * largest

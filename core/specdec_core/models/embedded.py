@@ -1,7 +1,8 @@
-"""Models that come inside distributions, such as `tiny`: entry points of group `specdec.models`.
+"""Embedded models: those that installed Python packages contain, such as `tiny`, as entry points of group
+`specdec.models`.
 
-Each names a function that returns a folder. They are found, disabled, refused and listed as plugins are
-(`plugins/discovery.py`), and imported when one is asked for.
+An entry point names a function that returns the model's folder, and is imported when the model is asked for. Embedded
+models are found, disabled, refused and listed as plugins are (`plugins/discovery.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from specdec_core.plugins.discovery import MODEL_GROUP, MODEL_NAME, Plugin
 
 
 def resolve_model(model: str | Path, models: Sequence[Plugin] | None = None) -> str:
-    """Replace the name of an embedded model ("tiny") by its folder. Returns any other name or path, such as "./tiny",
-    unchanged.
+    """Replace the name of an embedded model ("tiny") by its folder. Any other name or path, such as "./tiny", is
+    returned unchanged.
 
-    models: `Plugins.models`; None: all that SPECDEC_DISABLE does not name. Raises PluginError if the model is disabled,
-    if two distributions claim it, or if its function fails.
+    models: the embedded models to look in, with their status; None: all installed ones, as `installed` returns them.
+
+    Raises PluginError if the model is disabled, if two distributions claim its name, or if its function fails.
     """
     name = str(model)
     if not MODEL_NAME.fullmatch(name):  # reading the metadata of all distributions takes a while
@@ -41,7 +43,8 @@ def resolve_model(model: str | Path, models: Sequence[Plugin] | None = None) -> 
 
 
 def installed() -> list[Plugin]:
-    """All embedded models, with their status."""
+    """All installed embedded models, with their status: SPECDEC_DISABLE disables some, and a name that is claimed twice
+    is refused."""
     models = discovery.find_models()
     discovery.refuse_disabled(models, discovery.names_in(os.environ.get("SPECDEC_DISABLE", "")), discovery.VARIABLE)
     discovery.refuse_duplicates(models)

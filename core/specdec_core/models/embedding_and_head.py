@@ -1,8 +1,8 @@
-"""The target's embedding and LM head, with the scaling that a family does around them.
+"""The target's embedding and LM head for drafts that share them, with the scaling that a family does around them.
 
 Some families scale the embedding (Gemma 2, Granite), the input of the LM head (MiniCPM 3) or the logits (Granite,
-Cohere), or apply a softcap to the logits (Gemma 2), outside of the modules that a draft could share. The factors are
-found by comparing the tensors of one forward pass.
+Cohere), or apply a softcap to the logits (Gemma 2). They do so outside of the modules that a draft could share. The
+factors are found by comparing the tensors of one forward pass.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ TOLERANCE = 0.02  # relative to the largest number: the numbers may be bfloat16
 
 
 Record = dict[str, torch.Tensor]
-"""Tensors of one forward pass, each [..., width]: "embedded", "first_input", "final" (after the last norm),
-"head_input", "head_output" and "logits", as far as the model has them."""
+"""Tensors of one forward pass, each [..., width], as far as the model has them: "embedded", "first_input" (of the first
+layer), "final" (after the last norm), "head_input", "head_output" (of the LM head) and "logits"."""
 
 
 @contextmanager
 def record_embedding_and_head(model: Any, backbone: nn.Module) -> Iterator[Record]:
-    """A context that records inputs and outputs of the embedding and the LM head in the first forward pass inside it.
-    backbone: the model without its LM head."""
+    """A context that records the inputs and outputs of the embedding and the LM head in the first forward pass inside
+    it.
+
+    backbone: the model without its LM head.
+    """
     record: Record = {}
     first_layer = next((m[0] for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)), None)
 
@@ -63,10 +66,11 @@ def record_embedding_and_head(model: Any, backbone: nn.Module) -> Iterator[Recor
 class EmbeddingAndHead:
     """The factors that a family applies around its embedding and its LM head.
 
-    embedding_scale: 1 if something else than a factor is applied, such as learned positions.
+    embedding_scale: of the embedding's output. 1 if the family applies none, or something other than a factor, such as
+        learned positions.
     head_scale: of the LM head's input. None: unknown.
     logits_scale: of the LM head's output. None: unknown.
-    logits_cap: logits become cap * tanh(logits / cap), after the factor. None: no softcap.
+    logits_cap: logits become cap * tanh(logits / cap), after logits_scale. None: no softcap.
     """
 
     embedding_scale: float
@@ -87,13 +91,14 @@ class EmbeddingAndHead:
         return cls(embedding_scale, head_scale, *((1.0, cap) if is_capped else (None, None)))
 
     def embed(self, embedding: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
-        """The input of the first layer [..., width], without learned positions."""
+        """Embed token ids [...] and apply the factor. Returns the input of the first layer [..., width], without
+        learned positions."""
         embedded: torch.Tensor = embedding(token_ids)
         return embedded if self.embedding_scale == 1 else embedded * self.embedding_scale
 
     def rows(self, head: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return a function from token ids to rows of the LM head: a row times a hidden state is that token's logit.
-        The function raises CompatibilityError if the logits are not such products."""
+        """Return a function from token ids to rows of the LM head's weight, with the factors: a row times a hidden
+        state is that token's logit. The function raises CompatibilityError if the logits are not such products."""
         is_known = self.head_scale is not None and self.logits_scale is not None and self.logits_cap is None
         if not is_known or type(head) is not nn.Linear or head.bias is not None:
             return _no_rows
@@ -115,8 +120,8 @@ class EmbeddingAndHead:
 
 
 def table_rows(embedding: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
-    """Rows [..., width] of an embedding's matrix, without the factor that some families apply within the module
-    (Gemma). Any other kind of module is called as it is."""
+    """Rows [..., width] of an embedding's matrix, without the factor that some families (Gemma) apply within the
+    module. A module that is not an nn.Embedding is called as it is."""
     if not isinstance(embedding, nn.Embedding):
         rows: torch.Tensor = embedding(token_ids)
         return rows
@@ -124,7 +129,8 @@ def table_rows(embedding: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def raw_logits(head: Callable[[torch.Tensor], torch.Tensor] | None, hidden: torch.Tensor) -> torch.Tensor:
-    """The product of hidden states [..., width] with the LM head's matrix."""
+    """Call the LM head on hidden states [..., width], without the factors and the softcap that the family applies
+    around it. Raises CompatibilityError if there is no head."""
     if head is None:
         raise CompatibilityError("this model has no LM head to share: use a draft with one of its own")
     return head(hidden)
@@ -138,7 +144,8 @@ def _no_rows(token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def _scale(before: torch.Tensor | None, after: torch.Tensor | None) -> float | None:
-    """The factor from `before` to `after`, exactly 1 if they agree; None if there is no such factor."""
+    """The factor by which `before` becomes `after`, exactly 1 if they are equal. None if no factor fits, or if a tensor
+    is missing."""
     if before is None or after is None or before.shape != after.shape:
         return None
     if torch.equal(before, after):

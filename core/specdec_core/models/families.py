@@ -1,4 +1,5 @@
-"""All exceptions for families of models. Each is a line here, with a model in tests/losslessness/families.py.
+"""Everything that the code must know about particular families of models, such as names of their options. Each item is
+a line here, with a model in tests/losslessness/families.py.
 
 `model` and `load` (refusals), `rope` (positions), `attention`, `compatibility` and `fused_ops` (calls of the family's
 functions) and `embedding_and_head` (softcap of logits) read them; no other code depends on a family's name. All other
@@ -18,7 +19,7 @@ from typing import Any
 from specdec_core.errors import CompatibilityError
 
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
-"""Chunked attention is like full attention up to its chunk size: `check_length` keeps it there."""
+"""Chunked attention equals full attention up to the chunk size, and `check_length` refuses longer requests."""
 
 WINDOW = "sliding_window"
 """Sliding window, including the token itself: a field of configurations and a keyword of attention functions."""
@@ -33,7 +34,8 @@ LENGTH_DEPENDENT_ROPES = ("dynamic", "longrope")
 """Rotary embeddings whose frequencies depend on how long a request is: `rope.pin_positions` pins them."""
 
 TEMPERATURE_TUNING = "attn_temperature_tuning"
-"""The option of families whose attention temperatures change with the position: 1 up to what `check_length` allows."""
+"""The option of families whose attention temperatures change with the position; `check_length` refuses lengths at which
+they are not 1."""
 
 APPLY_ROTARY = "apply_rotary_pos_emb"
 """The function of a family's file that its attention rotates queries and keys with."""
@@ -43,7 +45,8 @@ LOGIT_CAP = "final_logit_softcapping"
 
 
 def check_layer_types(text_config: Any) -> None:
-    """Raise CompatibilityError if a layer keeps a state other than keys and values."""
+    """Raise CompatibilityError if a layer is of an unsupported type: one with a state other than keys and values, or
+    with sparse attention."""
     unsupported = sorted(set(getattr(text_config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES)
     if unsupported:
         raise CompatibilityError(
@@ -53,8 +56,8 @@ def check_layer_types(text_config: Any) -> None:
 
 
 def check_length(text_config: Any, max_model_len: int) -> None:
-    """Raise CompatibilityError if the model changes its computation for long requests in a way that a paged cache
-    cannot."""
+    """Raise CompatibilityError if requests of max_model_len tokens would need attention in chunks, or attention
+    temperatures that change with the position: both are unsupported."""
     limits: list[tuple[int, str]] = []
     if "chunked_attention" in (getattr(text_config, "layer_types", None) or ()):
         limits.append((text_config.attention_chunk_size, "attention in chunks of attention_chunk_size tokens"))

@@ -1,7 +1,7 @@
-"""Replaces parts of a model from transformers by the engine's operations if both compute the same.
+"""Replaces norms and rotary embeddings of a transformers model by plugins' operations that compute the same.
 
-Parts are not recognized by names of families: a part is replaced if the reference operation gives the same bits as the
-part itself on a trial input.
+Such a part is not recognized by its family's name. It is replaced if, on a trial input, the torch reference of the
+operation gives the same bits as the part.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Operation = Callable[..., Any]
 
 
 def replace_parts(model: nn.Module, ops: Mapping[str, Operation]) -> None:
-    """Replace norms and rotary embeddings of `model` by a plugin's operations."""
+    """Replace the model's norms and rotary embeddings by the operations `rms_norm` and `rotary` of `ops`, as far as
+    these come from a plugin."""
     like = next(model.parameters(), torch.empty(0))
     for module in list(model.modules()):
         if ops["rotary"] is not REFERENCE["rotary"]:
@@ -33,7 +34,7 @@ def replace_parts(model: nn.Module, ops: Mapping[str, Operation]) -> None:
 
 
 class RMSNorm(nn.Module):
-    """The operation `rms_norm` as a module."""
+    """A norm that calls the operation `rms_norm` with the weight and epsilon of the original module."""
 
     def __init__(self, original: nn.Module, operation: Callable[..., torch.Tensor]) -> None:
         super().__init__()
@@ -49,8 +50,8 @@ def _eps(module: nn.Module) -> Any:
 
 
 def _is_rms_norm(module: nn.Module) -> bool:
-    """Whether a module computes what `rms_norm` does. False for LayerNorm, for weights stored minus 1, and for modules
-    that round elsewhere or take more inputs."""
+    """Whether a module gives the same bits as the reference `rms_norm` on a trial input. False for LayerNorm, for
+    families that store the weight minus 1, and for modules that round elsewhere or take more inputs."""
     if not isinstance(_eps(module), float) or [name for name, _ in module.named_parameters()] != ["weight"]:
         return False
     weight = module.weight
@@ -62,8 +63,12 @@ def _is_rms_norm(module: nn.Module) -> bool:
 
 
 def _replace_rotary(module: nn.Module, operation: Operation, like: torch.Tensor) -> None:
-    """Make an attention module use the operation `rotary`. The module calls the function `apply_rotary_pos_emb` of its
-    file; this instance gets a copy of its `forward` in which that name is the operation, and the file is unchanged."""
+    """Make an attention module use the operation `rotary`, if the family's function computes the same as the reference.
+
+    The module's `forward` calls a function `apply_rotary_pos_emb` of its file. This instance gets a copy of `forward`
+    in which that name is the operation; the file's function stays.
+    like: a tensor with the dtype and device of the trial input.
+    """
     forward = type(module).forward
     if "forward" in vars(module) or not isinstance(forward, FunctionType):
         return

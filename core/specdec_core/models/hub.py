@@ -1,4 +1,4 @@
-"""Finds out quickly whether the model hub may have a checkpoint that is not a folder."""
+"""Finds out quickly whether the model hub (Hugging Face) may have a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from specdec_core.errors import reason
 
 
 def require(name: str, *file_names: str, revision: str | None = None) -> None:
-    """Raise FileNotFoundError if a checkpoint is neither a folder nor available from the model hub."""
+    """Raise FileNotFoundError if a checkpoint is neither a folder nor available from the model hub. Arguments as in
+    `unreachable`."""
     if why := unreachable(name, *file_names, revision=revision):
         raise FileNotFoundError(f"there is no such folder, and {why}")
 
 
 def unreachable(name: str, *file_names: str, revision: str | None = None) -> str | None:
-    """The reason why the model hub does not have a checkpoint that is not a folder. None if it may have it: if one of
-    the files is in the local cache, or if the hub answers a request for the first of them, even with an error.
+    """Return why the model hub cannot have a checkpoint. None if `name` is a path that exists, if one of the files is
+    in the local cache, or if the hub answers a request for the first of them, even with an error.
 
-    Asks the hub once. Downloads, in contrast, retry for half a minute without a connection.
+    The hub is asked once, so this fails fast: without a connection, a download retries for half a minute.
     """
     if exists(name):
         return None

@@ -1,4 +1,4 @@
-"""Finds and loads a checkpoint, and refuses models whose output would be wrong."""
+"""Loads a model's configuration and weights from a checkpoint, and refuses unsupported models and damaged files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from specdec_core.models.quantization import own_quantization, quantized_loading
 
 @frozen(kw_only=True, eq=False)
 class ModelSource:
-    """The checkpoint to load, and how: the options of the same names in `EngineConfig` and `DraftModelConfig`."""
+    """Which checkpoint to load, and how. The attributes are options of the same names in `EngineConfig` and
+    `DraftModelConfig`."""
 
     model: str | Path
     device: torch.device
@@ -51,19 +52,20 @@ class ModelSource:
 
     @property
     def path(self) -> str:
-        """A folder, or a name on the model hub."""
+        """The model's folder, or its name on the model hub. The name of an embedded model is replaced by its folder."""
         return resolve_model(self.model)
 
     @property
     def revisions(self) -> dict[str, str]:
-        """The given revisions, as keyword arguments of transformers' from_pretrained."""
+        """The revision and code_revision, as far as they are given, as keyword arguments of transformers'
+        from_pretrained."""
         both = {"revision": self.revision, "code_revision": self.code_revision}
         return {key: value for key, value in both.items() if value is not None}
 
 
 def find_device(device: str | None) -> torch.device:
-    """Parse a device: None is the default one, "cuda" the current GPU. Raises ConfigError if it is not available, or if
-    it is neither a CPU nor a CUDA GPU."""
+    """Parse a device. None: "cuda" if there is a GPU, else "cpu"; "cuda" is the current GPU. Raises ConfigError if the
+    device is not available, or if it is neither a CPU nor a CUDA GPU."""
     advice = "give 'cpu', or 'cuda' if there is a GPU"
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -77,7 +79,8 @@ def find_device(device: str | None) -> torch.device:
 
 
 def parse_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """Parse a dtype: "auto" is bfloat16 if the device computes in it natively, else float32. Raises ConfigError."""
+    """Parse a dtype: "auto" is bfloat16 if the device computes in it natively, else float32. Raises ConfigError for any
+    other than float32, float16 and bfloat16."""
     names = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
     if dtype == "auto":
         if device.type == "cuda":
@@ -93,7 +96,10 @@ def parse_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def refuse_revision(path: str, what: str, key: str, revision: str | None) -> None:
-    """Raise ConfigError for the revision of a folder, which transformers would ignore silently."""
+    """Raise ConfigError if a revision is given for a folder, because transformers would ignore it silently.
+
+    what, key: names of the options that hold the path and the revision, for the error.
+    """
     if revision is not None and Path(path).is_dir():
         raise ConfigError(
             f"{key}={shown(revision)} is one of a repository, but {what}={path!r} is a folder: leave it out"
@@ -101,7 +107,8 @@ def refuse_revision(path: str, what: str, key: str, revision: str | None) -> Non
 
 
 def load_config(source: ModelSource) -> PretrainedConfig:
-    """Load and check the checkpoint's configuration. Raises ConfigError or CompatibilityError."""
+    """Load and check the checkpoint's configuration. Raises ConfigError if it cannot be read, CompatibilityError if the
+    model is not supported."""
     path, given = source.path, source.revisions
     refuse_revision(path, "model", "revision", source.revision)
     try:
@@ -131,7 +138,8 @@ def load_config(source: ModelSource) -> PretrainedConfig:
 
 
 def _written(path: str, revisions: Mapping[str, str]) -> dict[str, Any]:
-    """The contents of a config.json that transformers refuses; empty if it cannot be read, or was not downloaded."""
+    """The contents of a config.json that transformers refused to load. Empty if the file cannot be read, or was not
+    downloaded."""
     with suppress(OSError, TypeError, ValueError):
         written, _ = PretrainedConfig.get_config_dict(path, local_files_only=True, **revisions)
         return written if isinstance(written, dict) else {}
@@ -143,8 +151,9 @@ def load_weights(
 ) -> Any:
     """Load the model in evaluation mode on its device, with its attention routed through the paged KV cache.
 
-    attn_implementation: another attention instead; None: transformers' default. Raises ConfigError if there are no
-    weights, CompatibilityError if they are not this model's.
+    attn_implementation: the name of another attention function to use instead; None: transformers' default.
+
+    Raises ConfigError if the weights cannot be loaded, CompatibilityError if tensors are missing or of another shape.
     """
     path, quantized = source.path, quantized_loading(source.quantization, config, source.device)
     given = {"attn_implementation": attn_implementation, **quantized}
@@ -180,8 +189,8 @@ def load_weights(
 
 
 def no_attention(config: PretrainedConfig, error: KeyError) -> CompatibilityError:
-    """The error to raise if transformers knows no function of the name that a model asks for: `attention`, or another
-    one."""
+    """Turn transformers' KeyError about an unknown attention function into an error to raise. The name in it is
+    `IMPLEMENTATION` if the family looks only in a list of its own, or else one that config.json asks for."""
     if IMPLEMENTATION not in str(error):
         return CompatibilityError(
             f"transformers' {config.model_type!r} model has no {error}, which a value in config.json names: correct it"

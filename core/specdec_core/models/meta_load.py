@@ -1,4 +1,4 @@
-"""Loads a model on the meta device: its structure and its memory, without weights."""
+"""Finds out a model's structure and memory without loading its weights: it is made on torch's meta device."""
 
 from __future__ import annotations
 
@@ -25,8 +25,12 @@ from specdec_core.models.rope import pin_positions
 
 @frozen
 class Outline:
-    """A model's structure. weight_bytes: of parameters and buffers, tied ones once; the few parameters that a family
-    keeps in float32 are counted in the model's dtype."""
+    """A model's structure and the memory of its weights, known without loading them.
+
+    weight_bytes: bytes of parameters and buffers, tied ones counted once. The few parameters that a family keeps in
+        float32 are counted in the model's dtype. For a quantized checkpoint: the size of its files, if they are on this
+        machine.
+    """
 
     info: TargetInfo
     kv_groups: KVGroups
@@ -34,17 +38,17 @@ class Outline:
 
     @property
     def kv_layout(self) -> KVLayout:
-        """The layout of all layers of a draft model. Raises CompatibilityError if they differ, since a draft's plan has
-        one layout."""
+        """The KV cache layout that all layers of a draft model share. Raises CompatibilityError if layers have
+        different ones, since a proposer's `Plan` has one layout."""
         return self.kv_groups.only
 
 
 def outline(source: ModelSource) -> Outline:
-    """The outline of a checkpoint, from its configuration and the headers of its weight files.
+    """Make the outline of a checkpoint from its configuration and the headers of its weight files.
 
-    Runs the model with meta tensors, which have shapes but no values. So it refuses unsupported structures by the same
-    code as `Model`. It does not detect missing tensors, nor what `try_out` compares. Raises ConfigError or
-    CompatibilityError.
+    The model is run with meta tensors, which have shapes but no values. So the same code as in `Model` refuses
+    unsupported structures. Missing tensors, and what `compatibility.try_out` finds by comparing logits, are not
+    detected. Raises ConfigError or CompatibilityError.
     """
     config = load_config(source)
     info = target_info_of(source, config)
@@ -58,8 +62,8 @@ def outline(source: ModelSource) -> Outline:
 
 
 def outline_draft(config: DraftModelConfig, target: TargetInfo) -> Outline:
-    """The outline of a draft model that is a causal LM, as `BuildContext.load_model` loads it. Raises the same errors
-    as `outline`."""
+    """Make the outline of a draft model (a causal LM) as `BuildContext.load_model` would load it. Raises the same
+    errors as `outline`."""
     return outline(ModelSource.of_draft(config, target))
 
 
@@ -83,7 +87,8 @@ def _empty_model(source: ModelSource, config: PretrainedConfig, dtype: torch.dty
 
 
 def _kv_groups(empty: Any, info: TargetInfo) -> KVGroups:
-    """The KV groups of a model on the meta device, after the checks of `Model` that need no values."""
+    """Find the KV groups of a model on the meta device, after those checks of `Model` that need no values. Raises
+    CompatibilityError if a check fails, or if the forward pass reads values."""
     # Grouped matrix products of meta tensors exist only in bfloat16, and shapes do not depend on the dtype.
     empty.to(torch.bfloat16)
     with torch.no_grad(), refusing_failures(empty), _Guessing():  # type: ignore[no-untyped-call]
@@ -106,13 +111,13 @@ def _kv_groups(empty: Any, info: TargetInfo) -> KVGroups:
 
 
 def _takes_values(error: Exception) -> bool:
-    """Whether torch raised an error because meta tensors have no values; it has no exception type for that."""
+    """Whether torch raised this error because meta tensors have no values; it has no exception type for that."""
     return isinstance(error, NotImplementedError | RuntimeError) and "meta" in str(error)
 
 
 class _Guessing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers code that reads values of meta tensors: 0 for numbers, as routers of experts read them, and True for
-    booleans, so that masks are made for one sequence and not for several packed ones."""
+    """Makes up the values that a model's code reads from meta tensors: 0 for numbers, which routers of experts read,
+    and True for booleans, so that masks are made for one sequence and not for several packed ones."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_unknown = args and isinstance(args[0], torch.Tensor) and args[0].is_meta

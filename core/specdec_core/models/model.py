@@ -1,4 +1,5 @@
-"""A model that the engine runs: a flat batch in, logits at chosen rows and hidden states at taps out."""
+"""A causal LM as the engine runs it: a flat batch in; logits at chosen tokens and hidden states of chosen layers
+out."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class Model:
     """A causal LM from transformers, run on the paged KV cache: the target, or a draft model.
 
     Public attributes: info (TargetInfo), kv_groups (KVGroups of its layers), eos_token_ids (frozenset of int),
-    attention (PagedAttention, once attached).
+    attention (PagedAttention, set by `attach`).
     """
 
     def __init__(self, source: ModelSource) -> None:
@@ -56,7 +57,8 @@ class Model:
     def attach(
         self, attention: PagedAttention, ops: Mapping[str, Callable[..., Any]], plan: Plan | None = None
     ) -> None:
-        """Connect the model to its attention and its operations, and install the plan's taps."""
+        """Give the model its attention over the KV cache and its operations, and register the taps of the proposer's
+        plan: hooks that collect hidden states."""
         plan = plan or Plan()
         if plan.output_rows:
             self._output_rows = self._factors.rows(self._model.get_output_embeddings())
@@ -78,10 +80,12 @@ class Model:
         *,
         window: int | None = None,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """One forward pass. window: see `LayerAttention.forwarding`.
+        """Run one forward pass over a flat batch of tokens.
 
         token_ids, positions: int64 [num_tokens], padded.
-        rows: int64 [num_rows], the tokens whose logits are needed.
+        rows: int64 [num_rows], the indices of the tokens whose logits are needed.
+        window: sliding window of all layers, in tokens; a layer with a smaller one keeps it. None: only the layers'
+            own.
 
         Returns logits [num_rows, vocab] and the taps' hidden states {tap: [num_tokens, width]}.
         """
@@ -95,17 +99,19 @@ class Model:
         return logits[:num_rows], dict(self._features)
 
     def embed(self, token_ids: torch.Tensor, raw: bool = False) -> torch.Tensor:
-        """See `Embedding`."""
+        """Embed token ids [n]: [n, hidden], as they enter the first layer. raw: rows of the embedding matrix, without
+        the family's factor."""
         return table_rows(self._embedding, token_ids) if raw else self._factors.embed(self._embedding, token_ids)
 
     def output_head(self, hidden: torch.Tensor, raw: bool = False) -> torch.Tensor:
-        """See `OutputHead`."""
+        """Logits [n, vocab] of hidden states [n, hidden] after the final norm. raw: without the family's factors and
+        softcap."""
         head = self._model.get_output_embeddings()
         return raw_logits(head, hidden) if raw else self._factors.logits(head, hidden)
 
     def output_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Rows of the LM head: token ids int64 [...] -> [..., hidden]. Raises PluginError if the plan did not ask for
-        it."""
+        """Rows of the LM head for token ids int64 [...]: [..., hidden]. Raises PluginError if the proposer's plan did
+        not ask for them."""
         if self._output_rows is None:
             raise PluginError("the proposer takes rows of the LM head, but its Plan does not have output_rows=True")
         return self._output_rows(token_ids)
@@ -122,14 +128,15 @@ class Model:
 
 
 def speed_up(module: nn.Module, ops: Mapping[str, Callable[..., Any]]) -> None:
-    """Optimize a module in place, as the target's own layers are: weights packed, parts replaced by `ops`."""
+    """Optimize a module in place for inference, as the target's own layers are: pack the weights of its linear layers,
+    and replace its norms and rotary embeddings by those of `ops`."""
     pack_linears(module, ops["pack_linear"])
     replace_parts(module, ops)
 
 
 def _backbone(model: nn.Module, attention_modules: Sequence[nn.Module]) -> nn.Module:
-    """The model without its LM head: the innermost module that contains every layer. Some families never call the
-    modules around it."""
+    """Find the model without its LM head: the innermost module that contains every layer. Modules around it may never
+    be called."""
     holder = model
     while True:
         inner = next((child for child in holder.children() if set(attention_modules) <= set(child.modules())), None)
@@ -148,9 +155,11 @@ def _decoder_layers(model: nn.Module, attention_modules: Sequence[nn.Module]) ->
 
 
 def register_tap(layers: nn.ModuleList, tap: str, keep: Callable[[torch.Tensor], None]) -> RemovableHandle:
-    """Call `keep` in each forward pass with the hidden states [..., width] of a tap: "input.i" are those that enter
-    layer i or, with i the number of layers, those that leave the last layer. Raises ConfigError if there is no such
-    tap."""
+    """Register a hook that calls `keep` in each forward pass with the hidden states [..., width] of a tap.
+
+    tap: "input.i" is the input of layer i or, if i is the number of layers, the output of the last layer. Raises
+        ConfigError for any other.
+    """
     kind, _, index = tap.partition(".")
     if kind != "input" or not index.isdigit() or int(index) > len(layers):
         raise ConfigError(f"tap {tap!r} is not known: give 'final' or 'input.i' with i from 0 to {len(layers)}")
@@ -164,8 +173,12 @@ def register_tap(layers: nn.ModuleList, tap: str, keep: Callable[[torch.Tensor],
 
 
 def target_info_of(source: ModelSource, config: Any) -> TargetInfo:
-    """Facts about the target. config: transformers' own. Raises ConfigError if the source's max_model_len is too
-    large."""
+    """Collect facts about a model, target or draft, before its weights are loaded. config: its transformers
+    configuration.
+
+    Raises ConfigError if the source's max_model_len is missing or out of range, CompatibilityError if the model does
+    not support it.
+    """
     text_config = config.get_text_config()
     asked, trained = source.max_model_len, getattr(text_config, "max_position_embeddings", None)
     if asked is None and trained is None:
@@ -190,15 +203,19 @@ def target_info_of(source: ModelSource, config: Any) -> TargetInfo:
 
 @frozen
 class KVGroups:
-    """The KV groups that a model's layers need; layers with equal shapes share a group. places: for each layer, the
-    index of its layout and its index among the layers of that layout."""
+    """The groups of a model's layers in the KV cache: layers whose keys and values have equal shapes share a group.
+
+    layouts: one for each group.
+    places: for each layer, the index of its group and its index in that group.
+    """
 
     layouts: tuple[KVLayout, ...]
     places: tuple[tuple[int, int], ...]
 
     @property
     def only(self) -> KVLayout:
-        """See `Outline.kv_layout`."""
+        """The layout of the only group. Raises CompatibilityError if there are several, since a draft model must have
+        one."""
         if len(self.layouts) > 1:
             raise CompatibilityError(
                 f"a draft model with layers of different key and value shapes is not supported: {self.layouts}"
@@ -207,8 +224,12 @@ class KVGroups:
 
 
 def kv_groups_of(shapes: Sequence[tuple[int, int, int]], num_layers: int, dtype: torch.dtype) -> KVGroups:
-    """Group layers by shape. shapes: the result of `probe`. Raises CompatibilityError unless there is one for each
-    layer, and ValueError if there is no layer."""
+    """Group layers by the shapes of their keys and values.
+
+    shapes: those that `probe` found, one for each layer that calls attention: (num_kv_heads, key_dim, value_dim).
+
+    Raises CompatibilityError if there are not num_layers of them, and ValueError if num_layers is 0.
+    """
     if not num_layers:
         raise ValueError("num_hidden_layers is 0")
     if len(shapes) != num_layers:

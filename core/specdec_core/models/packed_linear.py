@@ -1,5 +1,5 @@
-"""Linear layers on the operation `pack_linear`: weights reordered once, and layers with the same input computed as one
-product."""
+"""Replaces linear layers by the operation `pack_linear`, which reorders weights once. Layers with the same input, such
+as query, key and value projections, become one matrix product."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ PackLinear = Callable[[torch.Tensor, torch.Tensor | None], Product | None]
 
 @contextmanager
 def recording_shared_inputs(model: nn.Module) -> Iterator[list[list[nn.Linear]]]:
-    """A context in which the model is run once. When it closes, the list has the linear layers that the model called,
-    grouped by module and input tensor (a gated MLP's gate and up projections; attention's query, key and value)."""
+    """A context that finds linear layers with the same input: run the model once in it. When it closes, the list has
+    the linear layers that were called, grouped by parent module and input tensor (a gated MLP's gate and up
+    projections; attention's query, key and value projections)."""
     groups: list[list[nn.Linear]] = []
     calls: list[tuple[nn.Module, nn.Linear, torch.Tensor]] = []  # keeps tensors alive, so that their ids stay unique
     with ExitStack() as hooks:
@@ -35,11 +36,13 @@ def recording_shared_inputs(model: nn.Module) -> Iterator[list[list[nn.Linear]]]
 
 
 def pack_linears(model: nn.Module, pack: PackLinear, groups: Sequence[Sequence[nn.Linear]] | None = None) -> None:
-    """Replace a model's linear layers, for inference, by the results of `pack`; the layers of a group become one
-    product.
+    """Replace a model's linear layers, for inference, by packed ones. The layers of a group become one matrix product.
 
-    groups: None: all layers, each on its own. Layers in no group stay unchanged, since a model may read their weights
-    without calling them. A weight that another module also holds (an embedding tied to the LM head) is copied.
+    pack: the operation `pack_linear`: (weight, bias) -> function of the input, or None to leave the layer as it is.
+    groups: lists of layers with the same input. Layers in no group stay unchanged, since a model may read their weights
+        without calling them. None: all layers, each on its own.
+
+    A weight that another module also holds (an embedding tied to the LM head) is copied.
     """
     if groups is None:
         groups = [[module] for module in model.modules() if isinstance(module, nn.Linear)]
@@ -61,7 +64,8 @@ def pack_linears(model: nn.Module, pack: PackLinear, groups: Sequence[Sequence[n
 
 
 def _joined(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The weight and bias of one layer with the outputs of several layers, in order."""
+    """Concatenate layers: the weight and bias of one layer with the outputs of all of them, in order. The bias is None
+    if no layer has one."""
     weight = torch.cat([linear.weight.detach() for linear in linears]) if len(linears) > 1 else linears[0].weight
     if all(linear.bias is None for linear in linears):
         return weight.detach(), None
@@ -71,7 +75,8 @@ def _joined(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | 
 
 @define(eq=False)
 class _SharedInput:
-    """Several linear layers as one product, computed when the first of them is called with an input."""
+    """Linear layers that get the same input, computed as one product when the first of them is called. The other
+    layers' parts of the result are kept until those are called."""
 
     product: Product
     sizes: list[int]
@@ -90,8 +95,8 @@ class _SharedInput:
 
 
 class PackedLinear(nn.Module):
-    """Replaces an `nn.Linear`: returns its part of a shared product. `weight` has the original's shape, dtype and
-    device but no values."""
+    """Replaces an `nn.Linear` whose weight has been packed; `forward` returns its part of the shared product. `weight`
+    has the original's shape, dtype and device, but all its values are NaN."""
 
     def __init__(self, linear: nn.Linear, shared: _SharedInput, index: int) -> None:
         super().__init__()

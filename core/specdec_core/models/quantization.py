@@ -1,4 +1,4 @@
-"""Chooses the quantization of transformers to load a checkpoint with."""
+"""Chooses with which of transformers' quantizations a checkpoint is loaded."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ EXAMPLE = "{'quant_method': 'bitsandbytes', 'load_in_4bit': True}"
 
 
 def quantized_loading(asked: Any, config: PretrainedConfig, device: torch.device) -> dict[str, Any]:
-    """Arguments for transformers' from_pretrained; empty without quantization. asked, config: see
-    `quantization_config`.
+    """Keyword arguments of transformers' from_pretrained that load a model quantized; empty without quantization.
+
+    asked, config: see `quantization_config`.
 
     Raises ConfigError, before anything is loaded, if a package, hardware or a calibrated checkpoint is missing.
     """
@@ -41,16 +42,18 @@ def quantized_loading(asked: Any, config: PretrainedConfig, device: torch.device
 
 
 def own_quantization(config: PretrainedConfig) -> Any:
-    """What a checkpoint's configuration says of its quantization, where transformers looks for it, or None."""
+    """The quantization_config of a checkpoint's configuration, looked up where transformers does; None if it has
+    none."""
     return getattr(config, "quantization_config", None) or getattr(
         config.get_text_config(decoder=True), "quantization_config", None
     )
 
 
 def refuse_unknown_quantization(own: Any, model: str) -> None:
-    """Raises ConfigError if transformers would load the weights as if they were not quantized, and only log it.
+    """Raise ConfigError if transformers does not know the checkpoint's quantization. It would only log that, and load
+    the weights as if they were not quantized.
 
-    own: `quantization_config` of the checkpoint's config.json. model: its name, for the error.
+    own: `quantization_config` of the checkpoint's config.json. model: the checkpoint's name, for the error.
     """
     if own is None:
         return
@@ -73,10 +76,13 @@ def refuse_unknown_quantization(own: Any, model: str) -> None:
 
 
 def quantization_config(asked: Any, config: PretrainedConfig) -> Any:
-    """The quantization_config for transformers' from_pretrained; None: the checkpoint's own.
+    """The quantization_config to give to transformers' from_pretrained. None: the checkpoint's own, if it has one.
 
-    asked: EngineConfig.quantization, a name, a mapping or one of transformers' own configurations. config: the
-    checkpoint's. Raises ConfigError if the two differ, if the name is unknown, or if it needs further choices.
+    asked: the engine's option `quantization`: a name, a mapping, one of transformers' configurations, or None.
+    config: the checkpoint's configuration.
+
+    Raises ConfigError if the checkpoint is quantized with another method, if the name is unknown, or if it needs
+    further choices.
     """
     own = own_quantization(config)
     if asked is None:
@@ -97,7 +103,8 @@ def quantization_config(asked: Any, config: PretrainedConfig) -> Any:
 
 
 def _method(given: Any) -> str | None:
-    """The quant_method of a mapping or an object; a mapping of bitsandbytes may lack it."""
+    """The quant_method of a quantization config (mapping or object); None if it names none. For bitsandbytes,
+    load_in_8bit or load_in_4bit suffices."""
     values = given if isinstance(given, Mapping) else getattr(given, "__dict__", {})
     if values.get("load_in_8bit") or values.get("load_in_4bit"):
         return "bitsandbytes"

@@ -1,4 +1,5 @@
-"""Fixes rotary embeddings that depend on the length of requests, so that requests do not affect each other."""
+"""Fixes rotary embeddings that depend on the length of the requests in a batch, so that requests do not affect each
+other."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ from specdec_core.models.families import LENGTH_DEPENDENT_ROPES, TEMPERATURE_TUN
 
 
 def pin_positions(model: nn.Module, max_model_len: int) -> None:
-    """Make every position mean the same in requests of any length up to max_model_len.
+    """Make rotary embeddings depend on the position alone, in requests of any length up to max_model_len.
 
-    longrope: the long factors if max_model_len exceeds original_max_position_embeddings, else the short ones. dynamic:
-    the plain frequencies, which hold up to max_position_embeddings, the largest max_model_len. Attention temperatures,
-    which transformers counts along the batch, are 1 up to the limit that `check_length` enforces.
+    longrope: uses the long factors if max_model_len exceeds original_max_position_embeddings, else the short ones.
+    dynamic: uses the plain frequencies, which hold up to max_position_embeddings, the largest max_model_len.
+
+    Attention temperatures that change with the position are turned off: transformers takes positions in the flat batch
+    for those in the request. Up to the length that `families.check_length` allows, they are 1 anyway.
     """
     for module in model.modules():
         rope_type = getattr(module, "rope_type", None)
@@ -31,7 +34,10 @@ def pin_positions(model: nn.Module, max_model_len: int) -> None:
 
 
 def _pin_rope(module: Any, rope_type: str, max_model_len: int, layer_type: str | None) -> None:
-    """Fix the frequencies and the factor of cos and sin, which then depend only on the configuration."""
+    """Set a module's rotary frequencies to those for max_model_len.
+
+    layer_type: for modules that keep frequencies for each type of layer; None for all others.
+    """
     prefix, by_layer = ("", {}) if layer_type is None else (f"{layer_type}_", {"layer_type": layer_type})
     frequencies = getattr(module, f"{prefix}inv_freq")
     pinned, _ = ROPE_INIT_FUNCTIONS[rope_type](module.config, frequencies.device, seq_len=max_model_len, **by_layer)

@@ -13,8 +13,13 @@ from specdec_core.models.model import target_info_of
 
 
 def load_training_target(name: str, dtype: str = "auto", device: str | None = None) -> TrainingTarget:
-    """Load a target for training. name: a folder, a name on the hub or an embedded model. device: None for the default
-    one. Raises ConfigError or CompatibilityError if it cannot be loaded."""
+    """Load a target, frozen, for training drafts.
+
+    name: a folder, a name on the model hub or an embedded model.
+    device: None for a GPU if there is one, else the CPU.
+
+    Raises ConfigError or CompatibilityError if it cannot be loaded.
+    """
     source = ModelSource(model=name, device=find_device(device), dtype=dtype)
     config = load_config(source)
     model = load_weights(source, config, attn_implementation=None)

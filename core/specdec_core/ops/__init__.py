@@ -1,4 +1,5 @@
-"""Torch reference operations. Each has the signature of the kernel that may replace it (hook `specdec_ops`)."""
+"""Reference operations in torch. A plugin may replace each by a faster one with the same signature (hook
+`specdec_ops`)."""
 
 from __future__ import annotations
 
@@ -26,12 +27,13 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
 
 
 def resolve(offered: OfferedOps, contexts: Sequence[OpsContext]) -> dict[str, Callable[..., Any]]:
-    """Choose the operations for a model: a plugin's where one supports these layers, else the reference.
+    """Choose the operations for a model: a plugin's where one supports the model's layers, else the reference in torch.
 
-    contexts: one for each group of layers in the KV cache; an operation has to support all of them.
+    offered: what the loaded plugins offer.
+    contexts: describe the model's layers, one for each of its groups in the KV cache. An operation has to support all.
 
-    Raises PluginError if a plugin offers an operation that core does not have, or if two offer the same one for these
-    layers.
+    Returns {name: function}. Raises PluginError if a plugin offers an operation that core does not have, or if two
+    offer the same one for these layers.
     """
     offered.check_names(REFERENCE)
 

@@ -11,9 +11,13 @@ from specdec_core.ops.attention_plan import AttentionPlan, Segment
 def store_kv(
     keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> None:
-    """Write key [num_tokens, num_kv_heads, key_dim] and value [..., value_dim] into the caches [num_slots + 1, ...] at
-    slot_mapping int64 [num_tokens]. Padding has slot -1, the caches' last row, which is never read; a kernel may skip
-    it."""
+    """Write a forward pass's keys and values into a layer's cache.
+
+    keys, values: the caches [num_slots + 1, num_kv_heads, key_dim or value_dim], changed in place.
+    slot_mapping: int64 [num_tokens], the KV-cache slot of each token. Padding has -1, the last row of the caches, which
+        is never read; a kernel may skip it.
+    key, value: what to write, [num_tokens, num_kv_heads, key_dim or value_dim].
+    """
     keys[slot_mapping] = key
     values[slot_mapping] = value
 
@@ -31,13 +35,14 @@ def paged_attention(
 ) -> torch.Tensor:
     """Attention of query [num_tokens, num_heads, key_dim] over paged caches [num_slots + 1, num_kv_heads, ...].
 
-    plan: the attention mask and the addresses.
-    window: a query attends only to keys at positions above its own minus this.
+    plan: the attention mask and the cache addresses of the forward pass.
+    scaling: factor of query times key.
+    window: sliding window: a query attends only to keys at positions above its own minus this.
     softcap: scores become softcap * tanh(scores / softcap).
     sinks: [num_heads], a score per head that takes its share of the probabilities and has no value.
 
-    Returns [num_tokens, num_heads, value_dim]; rows of padding are arbitrary. Query heads that share a key head are
-    folded into rows, so that one batched call serves grouped-query attention without copies of the keys.
+    Returns [num_tokens, num_heads, value_dim]; the values for padding tokens are arbitrary. In grouped-query attention,
+    the query heads of a key head become rows of one matrix, so that keys are not copied for each of them.
     """
     output = query.new_zeros(*query.shape[:2], values.shape[2])
     for segment in plan.segments:
@@ -58,7 +63,11 @@ def attend(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention of one rectangle: [batch * num_rows, num_heads, value_dim]."""
+    """Attention for one `Segment` of the plan: some requests, padded to the same number of query rows and of keys.
+
+    The other arguments are those of `paged_attention`. Returns [batch * num_rows, num_heads, value_dim], padding
+    included.
+    """
     num_kv_heads, value_dim = values.shape[1:]
     num_heads, key_dim = query.shape[1:]
     groups = num_heads // num_kv_heads

@@ -1,4 +1,4 @@
-"""The attention mask of one forward pass: computed once, used by every layer."""
+"""The attention mask and the cache addresses of one forward pass: computed once, used by every layer."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ SHORT = 64
 
 @frozen(eq=False)
 class Segment:
-    """A rectangle of query rows and keys that holds some requests of the forward pass. Padding repeats a request's last
-    token and last slot, never another request's, because NaN would spread through the product even if masked."""
+    """Some requests of a forward pass as one batched attention: a rectangle of query rows and keys for each of them.
+
+    A request is padded with its own last token and its own last KV-cache slot, never with another request's: that might
+    hold NaN, which spreads through the matrix product even where it is masked.
+    """
 
     token_rows: torch.Tensor  # int64 [batch, num_rows]   the query's row in the flat batch
     key_slots: torch.Tensor  # int64 [batch, num_keys]
@@ -31,7 +34,10 @@ class Segment:
     _masks: dict[tuple[int, int | None, torch.dtype], torch.Tensor] = field(factory=dict)
 
     def mask(self, groups: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """The additive attention mask [batch, 1, groups * num_rows, num_keys], computed once per window and dtype."""
+        """The additive attention mask [batch, 1, groups * num_rows, num_keys], computed once for each window and dtype.
+
+        groups: query heads per key head. window: of sliding window attention; None: without.
+        """
         key = groups, window, dtype
         if key not in self._masks:
             is_visible = self.is_visible
@@ -46,30 +52,31 @@ class Segment:
 
 @frozen(eq=False)
 class AttentionPlan:
-    """The attention mask and the addresses of one forward pass. Everything is computed when first asked for, once for
-    all layers; an implementation uses what it needs.
+    """The attention mask and the KV-cache addresses of one forward pass. A tensor is computed when it is first read,
+    once for all layers, and not at all if no operation reads it.
 
-    Kernels that read the caches in place need six tensors, on the caches' device. They describe a forward pass
-    completely, whether it is prefill, chains, tree attention or a mixture:
+    Kernels that read the caches in place need six tensors, on the caches' device. These describe a forward pass
+    completely, be it prefill, chains of draft tokens, tree attention or a mixture. Slots are counted within a request:
 
-    - `token_requests`: row t of the flat batch belongs to request `b = token_requests[t]`. The rows of a request are
-      consecutive, and requests are in order; a request may have no row. Padding is at the end and has request -1. It
-      attends to nothing, and its output is not used but must be finite.
+    - `token_requests`: row t of the flat batch (one token) belongs to request `b = token_requests[t]`. The rows of a
+      request are consecutive, and requests are in order; a request may have no row. Padding is at the end and has
+      request -1. It attends to nothing, and its output is not used but must be finite.
     - `prefix_lens`, `tree_start`, `ancestors`: row t attends to the slots `[0, prefix_lens[t])` of its request and to
       each slot `tree_start[b] + j` whose bit j is set in `ancestors[t]`: bit `j % 64` of word `j // 64`. Bit 63 is the
       sign of its word.
-    - The prefix of a known token (prefill, the tokens of a chain) ends with the token itself, and it has no bits. The
-      prefix of a tree's node is `[0, tree_start[b])`, which ends with the root, and its bits are its ancestors and
-      itself. A dead node attends to at least one slot of its request; which one is undefined. So every row except
+    - A token of the request itself (in a prefill, or its last one) or of a chain of draft tokens has no bits set, and
+      its prefix ends with the token itself. The prefix of a tree node (a draft token in a tree) is `[0,
+      tree_start[b])`, which ends with the root (the request's last token). Its bits are its ancestors and itself. A
+      dead (padding) node attends to at least one slot of its request; which one is undefined. So every row except
       padding attends to a key.
     - `block_tables`: slot s of request b is the row `block_tables[b, s // block_size] * block_size + s % block_size` of
       the caches, with the metadata's block_size.
     - `context_lens`: all slots of request b below `context_lens[b]` have been written, so masked keys and values among
-      them are NaN only if the request itself computed NaN; no row attends to a slot from there on. Do not read any
-      other slots: those of other requests, of blocks in `block_tables` past a request's own, and the last row of the
-      caches, which is slot -1, where `store_kv` writes padding.
-    - Windows count positions. The slots that a row attends to, in order, have the positions 0, 1, 2 and so on up to its
-      own; a window of w keeps the last w of them.
+      them are NaN only if the request itself computed NaN; no row attends to later slots. Do not read any other rows of
+      the caches: those of other requests, of blocks in `block_tables` past a request's own, and the last one (slot -1),
+      where `store_kv` writes padding.
+    - Sliding windows count positions. The slots that a row attends to, in order, have the positions 0, 1, 2 and so on
+      up to its own; a window of w keeps the last w of them.
     """
 
     metadata: KVMetadata
@@ -79,8 +86,10 @@ class AttentionPlan:
     """Implementations may keep here what they computed for this forward pass, under a name of their own."""
 
     def of_rows(self, rows: torch.Tensor) -> AttentionPlan:
-        """The plan of the same forward pass for one query of each request. rows: int64 [batch + padding], rows of the
-        flat batch."""
+        """The plan for attention with only one query token of each request, in the same forward pass.
+
+        rows: int64 [batch + padding], the indices of these tokens in the flat batch.
+        """
         metadata, seen = self.metadata, self.visibility
         batch = len(metadata.lengths)
         first_rows = np.cumsum(metadata.lengths) - metadata.lengths
@@ -102,7 +111,7 @@ class AttentionPlan:
 
     @cached_property
     def token_requests(self) -> torch.Tensor:
-        """int32 [num_tokens]   index of each row's request; -1: padding."""
+        """int32 [num_tokens]   index of the request that each token belongs to; -1: padding."""
         lengths = self.metadata.lengths
         owners = np.full(len(self.visibility.positions), -1, dtype=np.int32)
         owners[: sum(lengths)] = np.arange(len(lengths), dtype=np.int32).repeat(lengths)
@@ -110,41 +119,45 @@ class AttentionPlan:
 
     @cached_property
     def context_lens(self) -> torch.Tensor:
-        """int32 [batch]   the number of slots of each request that are in use after this forward pass."""
+        """int32 [batch]   the number of KV-cache slots of each request that are in use after this forward pass."""
         ends = np.add(self.metadata.starts, self.metadata.lengths, dtype=np.int32)
         return torch.from_numpy(ends).to(self.metadata.block_tables.device)
 
     @cached_property
     def prefix_lens(self) -> torch.Tensor:
-        """int32 [num_tokens]   each row attends to this many slots from the first on; 0 at padding."""
+        """int32 [num_tokens]   how many slots of its request, from the first on, each token attends to; 0 for
+        padding."""
         return torch.where(self.token_requests < 0, 0, self.visibility.prefix_lens).to(torch.int32)
 
     @cached_property
     def tree_start(self) -> torch.Tensor:
-        """int32 [batch]   the slot after each request's root, where its nodes begin. For a request without nodes, the
-        slot after its last token; for one without rows, 0."""
+        """int32 [batch]   the slot of each request's first draft token in a tree, after the root (the request's last
+        token). For a request without a tree, the slot after its last token; for one without tokens in this forward
+        pass, 0."""
         longest = self.context_lens.new_zeros(len(self.context_lens))
         return longest.scatter_reduce_(0, self._owners, self.prefix_lens, "amax")  # padding's prefixes are 0
 
     @cached_property
     def ancestors(self) -> torch.Tensor:
-        """int64 [num_tokens, ceil(n / 64)]   the tree attention mask as bits: slots from tree_start on, n being the
-        most of any request. [num_tokens, 0] if no request has a tree."""
+        """int64 [num_tokens, ceil(n / 64)]   the tree attention mask as bits: bit j is the slot `tree_start + j`, and n
+        is the largest number of such slots of a request. [num_tokens, 0] if no request has a tree."""
         return ancestor_bits(self.visibility, self.token_requests, self.prefix_lens, self.tree_start[self._owners])
 
     @cached_property
     def block_tables(self) -> torch.Tensor:
-        """int32 [batch, max_blocks]   block numbers. Entries past a request's own blocks may be any request's."""
+        """int32 [batch, max_blocks]   indices of each request's KV blocks. Entries past a request's own may be any
+        request's."""
         return self.metadata.block_tables.to(torch.int32)
 
     @cached_property
     def _owners(self) -> torch.Tensor:
-        """int64 [num_tokens]   token_requests as an index; 0 at padding."""
+        """int64 [num_tokens]   `token_requests` for indexing: padding has 0 instead of -1."""
         return self.token_requests.clamp(min=0).long()
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """All requests as rectangles: requests of similar context length together, each padded to the longest."""
+        """All requests of the forward pass, in segments. Requests with few tokens and a similar context length share
+        one, padded to the longest; each of the others has its own."""
         starts, lengths = self.metadata.starts, self.metadata.lengths
         rectangles: dict[int, list[int]] = {}
         for request, (start, length) in enumerate(zip(starts, lengths, strict=True)):
@@ -154,7 +167,7 @@ class AttentionPlan:
 
     @cached_property
     def long_segments(self) -> tuple[Segment, ...]:
-        """The requests with more than SHORT tokens in the forward pass, each in a rectangle of its own."""
+        """The requests with more than SHORT tokens in the forward pass, each in a segment of its own."""
         return tuple(
             _segment(np.array([request]), self) for request, n in enumerate(self.metadata.lengths) if n > SHORT
         )
@@ -196,11 +209,11 @@ def ancestor_bits(
 ) -> torch.Tensor:
     """Compute `AttentionPlan.ancestors`: the tree attention mask in a form that kernels read with one load.
 
-    token_requests: int32 [num_tokens], -1: padding.
+    token_requests: int32 [num_tokens], the index of each token's request; -1: padding.
     prefix_lens: int32 [num_tokens].
     tree_starts: int32 [num_tokens], the slot of bit 0.
 
-    The number of bits is visibility.num_tree_slots; if that is None, the host counts them and waits for the device.
+    Each token has visibility.num_tree_slots bits; if that is None, the host counts them and waits for the device.
     """
     slots = visibility.more_slots
     if slots is None:

@@ -11,10 +11,10 @@ _ONEDNN = torch.ops.mkldnn
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """Return the layer as a function, [..., in_features] -> [..., out_features], with a reordered copy of the weight;
-    None if there is nothing faster than torch's own. weight: [out_features, in_features]; bias: [out_features].
+    """Return the layer as a function, [..., in_features] -> [..., out_features], with a reordered copy of the weight.
+    None if nothing is faster than torch's own layer. weight: [out_features, in_features]; bias: [out_features].
 
-    In bfloat16 the results equal torch's to the last bit.
+    In bfloat16 the function's results equal torch's to the last bit.
     """
     is_built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if weight.device.type != "cpu" or not is_built or not torch.backends.mkldnn.enabled:

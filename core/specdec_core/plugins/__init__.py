@@ -1,10 +1,10 @@
 """Finds plugins, loads them and provides what they offer.
 
-A plugin is an entry point of group `specdec`. Its name is the name of a method (a proposer, a verifier, a KV manager);
-a plugin without any (one that implements only `specdec_ops`, `specdec_commands` or `specdec_step_finished`) may have
-any name. A distribution with several methods declares one entry point for each; they may share a module, which is then
-imported once. So all names are known without importing anything, and a plugin that is disabled, broken or installed
-twice is reported under the name that the user typed.
+A plugin is an entry point of group `specdec`, named like the proposer, verifier or KV manager that it offers; one that
+offers none of these (only `specdec_ops`, `specdec_commands` or `specdec_step_finished`) may have any name. A
+distribution with several of them declares one entry point for each; they may share a module, which is then imported
+once. So all names are known without importing anything, and a plugin that is disabled, broken or installed twice is
+reported under the name that the user typed.
 """
 
 from specdec_core.plugins.listing import PluginInfo

@@ -15,7 +15,7 @@ from specdec_core.contracts.verifier import VerifierSpec
 
 
 def _make(module: str, name: str, *args: Any) -> Any:
-    """A function that imports a class, and with it torch, when an engine needs it."""
+    """Import a class of core, and with it torch, and create an instance. Called when an engine needs it."""
     return getattr(import_module(f"specdec_core.{module}"), name)(*args)
 
 

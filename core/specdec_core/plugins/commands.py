@@ -1,4 +1,4 @@
-"""Commands of plugins for the command line. Only `spec-decode` collects them, so an engine does not wait for it."""
+"""Commands that plugins add to `spec-decode`. Only the command line collects them; building an engine does not."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PluginCommands:
 
 
 def offered(plugin: Plugin) -> list[click.Command]:
-    """The commands of one plugin. Raises PluginError that names it if it fails or returns something else."""
+    """The commands of one plugin. Raises PluginError that names it if its hook fails or returns anything else."""
     with plugin.blamed("offer its commands"):
         commands = [command for part in plugin.loaded_hooks.hook.specdec_commands() for command in part]
         for command in commands:

@@ -28,8 +28,8 @@ Spec = ProposerSpec | VerifierSpec | KVManagerSpec
 
 @define(eq=False)
 class Plugin:
-    """An entry point of group `specdec`, or a module that is loaded like one, with its status. Or an entry point that
-    names an embedded model (`models/embedded.py`), which has neither hooks nor specs."""
+    """An entry point of group `specdec`, or a module that is loaded like one, with its status. Or an entry point of an
+    embedded model (`models/embedded.py`), which has neither hooks nor specs."""
 
     name: str
     distribution: str
@@ -54,7 +54,7 @@ class Plugin:
 
     @contextmanager
     def blamed(self, what: str, advice: str = "Repair it") -> Iterator[None]:
-        """Turns any exception, including SystemExit, into a PluginError: the plugin failed to do `what`."""
+        """A context that turns any exception, SystemExit too, into a PluginError: the plugin failed to `what`."""
         try:
             yield
         except (Exception, SystemExit) as error:
@@ -68,8 +68,7 @@ class Plugin:
 
 
 def find(builtins: Iterable[str], modules: Iterable[str] = ()) -> list[Plugin]:
-    """The builtin modules, the modules that the caller names, then the entry points of every installed distribution, by
-    name.
+    """List core's own modules, then the modules that the caller names, then all installed entry points by name.
 
     A distribution that is on sys.path twice (an editable install and a wheel, say) counts once, as the one that an
     import would find.
@@ -81,7 +80,7 @@ def find(builtins: Iterable[str], modules: Iterable[str] = ()) -> list[Plugin]:
 
 
 def entries(group: str, word: str = "plugin") -> list[Plugin]:
-    """The entry points of a group, by name. word: what messages call one."""
+    """The installed entry points of a group, sorted by name. word: what error messages call one."""
     found = []
     for entry in importlib.metadata.entry_points(group=group):
         assert entry.dist is not None, "entry_points() sets it"
@@ -90,7 +89,8 @@ def entries(group: str, word: str = "plugin") -> list[Plugin]:
 
 
 def find_models() -> list[Plugin]:
-    """The models that come inside installed distributions. Refuses names that could be a folder or on the hub."""
+    """The embedded models: those that installed distributions contain. Marks one as failed if its name could be that of
+    a folder or of a repository on the hub."""
     found = entries(MODEL_GROUP, "model")
     for model in found:
         if not MODEL_NAME.fullmatch(model.name):
@@ -118,7 +118,7 @@ def refuse_disabled(plugins: Sequence[Plugin], names: Sequence[str], origin: str
 
 
 def refuse_duplicates(plugins: Sequence[Plugin]) -> None:
-    """Mark every plugin whose name several distributions claim, since it is unknown which one the user means."""
+    """Mark every plugin whose name several distributions claim: it is unknown which one the user means."""
     by_name: dict[str, list[Plugin]] = {}
     for plugin in plugins:
         if plugin.status == "ok" and not plugin.builtin:
@@ -129,7 +129,7 @@ def refuse_duplicates(plugins: Sequence[Plugin]) -> None:
 
 
 def refuse_rivals(name: str, rivals: Sequence[Plugin], refused: Sequence[Plugin]) -> None:
-    """Mark the refused plugins among the rivals for `name`, with an error that lists all rivals."""
+    """Mark the plugins `refused` as duplicates, with an error that lists all plugins that claim `name` (rivals)."""
     owners = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in rivals)
     for plugin in refused:
         plugin.refuse(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @frozen
 class PluginInfo:
-    """One line of the listing."""
+    """One plugin or embedded model in the output of `spec-decode plugins`."""
 
     name: str
     distribution: str
@@ -30,7 +30,7 @@ class PluginInfo:
 
 
 def listing(plugins: Sequence[Plugin], commands: PluginCommands) -> list[PluginInfo]:
-    """A line for every plugin, including unusable ones."""
+    """The entry of every plugin, including unusable ones."""
     lines = []
     faults = {plugin.value: str(fault.error) for fault in commands.faults for plugin in fault.plugins}
     for plugin in plugins:

@@ -1,6 +1,6 @@
 """Imports plugins and checks that they keep the contract. A broken plugin does not affect the others.
 
-`Plugins.load` (`manager`) warns about it; asking for what it was to offer raises the error (`offers`).
+`Plugins.load` (`manager`) warns about it; looking up what it offers raises its error (`offers`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OTHER_HOOKS = {"specdec_ops": "ops", "specdec_step_finished": "step_finished"}
 
 
 def load_all(plugins: Iterable[Plugin]) -> list[str]:
-    """Import the plugins that are not refused. Returns the errors of those that cannot be loaded."""
+    """Import the plugins whose status is "ok" so far. Returns the errors of those that cannot be loaded."""
     by_value: dict[tuple[str, str], list[Plugin]] = {}
     for plugin in plugins:
         by_value.setdefault((plugin.distribution, plugin.value), []).append(plugin)
@@ -76,14 +76,14 @@ def provides(plugin: Plugin) -> tuple[str, ...]:
 
 
 def options(plugin: Plugin) -> dict[str, tuple[Option, ...]]:
-    """{"proposer ngram": its options ...}, for everything with options."""
+    """The options of everything in the plugin that has any: {"proposer ngram": its options ...}."""
     configs = {f"{KINDS[type(spec)]} {spec.name}": getattr(spec, "config", None) for spec in plugin.specs}
     found = {name: options_of(config) for name, config in configs.items() if config is not None}
     return {name: options for name, options in found.items() if options}
 
 
 def foreign_api(plugin: Plugin, api: object) -> str:
-    """The error message for a plugin that states another plugin API number than this core's."""
+    """The error message for a plugin that is written for another version of the plugin API than this core's."""
     return (
         f"plugin {plugin.label} is written for plugin API {shown(api)}, but this specdec-core has plugin API "
         f"{PLUGIN_API}: install a version of {plugin.distribution} for plugin API {PLUGIN_API}, or a specdec-core with "

@@ -49,7 +49,7 @@ class Plugins:
 
         disable: names of plugins or distributions, besides those in the environment variable SPECDEC_DISABLE. A name
             that is not installed causes a UserWarning.
-        modules: names of further modules to load, which need not be installed.
+        modules: names of further modules to load as plugins, without entry points.
         builtins: modules to load as core's own.
 
         A plugin that cannot be loaded causes one PluginWarning now, and a PluginError when it is asked for; the others
@@ -97,7 +97,7 @@ class Plugins:
         """The operations that plugins offer for this type of device ("cpu", "cuda"); `specdec_core.ops.resolve` chooses
         from them.
 
-        Raises PluginError if a plugin fails, returns something else or is written for another plugin API.
+        Raises PluginError if a plugin fails, returns anything but an OpsSpec or is written for another plugin API.
         """
         return OfferedOps.of(self._offers.modules, device)
 
@@ -119,7 +119,7 @@ class Plugins:
 
     def command(self, name: str, core: Collection[str] = ()) -> click.Command | None:
         """The command of that name; None if there is none. Raises PluginError if a plugin of that name, or one that
-        offers it, is not usable."""
+        offers the command, is not usable."""
         found = self.commands(core).find(name)
         if found is None:
             for plugin in self._plugins:

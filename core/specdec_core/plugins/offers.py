@@ -20,7 +20,7 @@ S = TypeVar("S", ProposerSpec, VerifierSpec, KVManagerSpec)
 
 
 class Offers:
-    """The specs that plugins offer. If two claim a name, neither gets it: both, or the later one, are marked."""
+    """The specs that plugins offer. If two plugins claim a name, neither gets it, and the later one is marked."""
 
     def __init__(self, plugins: Sequence[Plugin]) -> None:
         self._plugins = plugins
@@ -32,7 +32,7 @@ class Offers:
 
     @property
     def modules(self) -> Collection[Plugin]:
-        """For each imported module, the first plugin it belongs to, whose hooks are called."""
+        """The plugins whose hooks are called: the first of those that share a module."""
         return self._first_of_value.values()
 
     def find(self, kind: type[S], name: str) -> S:
@@ -54,7 +54,7 @@ class Offers:
         raise PluginError(f"unknown {word} {shown(name)}.{hint} {self._installed(kind)}")
 
     def names(self, kind: type[S]) -> list[str]:
-        """In alphabetical order."""
+        """The names of all specs of this kind, sorted."""
         return sorted(name for kind_, name in self._specs if kind_ is kind)
 
     def detect(self, config: Mapping[str, Any], tensor_shapes: Mapping[str, tuple[int, ...]]) -> ProposerSpec:
@@ -95,7 +95,7 @@ class Offers:
 
 
 def missing_modules(plugin: Plugin, spec: Spec) -> str | None:
-    """The error's text if a module that a proposer requires is not installed. Imports nothing."""
+    """The error message if modules that a proposer requires are not installed, else None. Imports nothing."""
     if not isinstance(spec, ProposerSpec):
         return None
     # find_spec of "a.b" would import a

@@ -1,4 +1,4 @@
-"""Operations that plugins offer instead of those in `specdec_core.ops`, and the choice among them for given layers."""
+"""Operations that plugins offer in place of those in `specdec_core.ops`, and the choice among them for given layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Offer:
     spec: OpsSpec
 
     def supports(self, name: str, context: OpsContext) -> bool:
-        """Whether the plugin has that operation for these layers. Raises PluginError if its `supports` fails."""
+        """Whether the plugin offers that operation for these layers. Raises PluginError if its `supports` fails."""
         if name not in self.spec.ops:
             return False
         with self.plugin.blamed(f"say whether its {name!r} supports {_described(context)}"):
@@ -43,7 +43,7 @@ class OfferedOps:
         return cls(tuple(Offer(plugin, spec) for plugin in plugins for spec in _specs(plugin, device)))
 
     def choose(self, name: str, context: OpsContext) -> Callable[..., Any] | None:
-        """The operation of the only plugin that has it for these layers, or None. Raises PluginError for two."""
+        """The operation of the only plugin that offers it for these layers, or None. Raises PluginError for two."""
         able = [offer for offer in self.offers if offer.supports(name, context)]
         if len(able) > 1:
             raise PluginError(
@@ -53,7 +53,7 @@ class OfferedOps:
         return able[0].spec.ops[name] if able else None
 
     def check_names(self, known: Iterable[str]) -> None:
-        """Raise PluginError if core has no operation of an offered name."""
+        """Raise PluginError if a plugin offers an operation that is not in `known`, the names of core's."""
         names = sorted(known)
         for offer in self.offers:
             if unknown := sorted(set(offer.spec.ops) - set(names)):

@@ -1,1 +1,1 @@
-"""Logits processing for the rows of all roots and nodes, and the engine's random numbers."""
+"""Applies sampling parameters to the logits of all requests and draft tokens; makes the engine's random numbers."""

@@ -1,4 +1,4 @@
-"""bad_words: forbids a token that would complete a word."""
+"""The sampling parameter bad_words: forbids the token that would complete one of these words."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ NOTHING = -1  # before the output's first token
 
 
 def tokenize_words(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
-    """Tokenize each word as it begins a text and as it follows a space. The second form is left out if it has another
-    number of tokens or the same first token. Raises ConfigError for a word without tokens."""
+    """Tokenize each word twice: at the beginning of a text, and after a space. The second form is left out if it has
+    another number of tokens or the same first token. Raises ConfigError for a word without tokens."""
     found: list[list[int]] = []
     for word in words:
         bare = word.lstrip()
@@ -32,7 +32,7 @@ def tokenize_words(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
 
 
 def forbid_bad_words(logits: torch.Tensor, rows: ConstrainedRows) -> None:
-    """In place: -inf at the last token of each word whose other tokens end the row's output so far."""
+    """In place: set to -inf the logit of each token that would complete a bad word after a row's history."""
     num_before = max(len(word) for c in rows.constraints for word in c.bad_words) - 1
     words = [_before(c.bad_words, num_before) for c in rows.constraints]
     ends = np.cumsum([len(each) for each in words])
@@ -46,13 +46,13 @@ def forbid_bad_words(logits: torch.Tensor, rows: ConstrainedRows) -> None:
 
 
 def _before(words: Sequence[Sequence[int]], num_before: int) -> np.ndarray:
-    """int64 [num_words, num_before]   each word without its last token, newest token first."""
+    """int64 [num_words, num_before]   each word without its last token, newest token first, padded with ANYTHING."""
     rows = [[*reversed(word[:-1]), *[ANYTHING] * (num_before - len(word) + 1)] for word in words]
     return np.array(rows, dtype=np.int64).reshape(len(words), num_before)
 
 
 def _newest(rows: ConstrainedRows, count: int) -> torch.Tensor:
-    """int64 [n, count]   the last output tokens before each row's next one, newest first; NOTHING before the first."""
+    """int64 [n, count]   the last output tokens in each row's history, newest first; NOTHING where there are fewer."""
     output = np.full((len(rows.requests), count), NOTHING)
     for newest, request in zip(output, rows.requests, strict=True):
         tokens = request.token_ids[request.num_prompt_tokens :][::-1][:count]

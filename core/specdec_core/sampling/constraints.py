@@ -16,8 +16,10 @@ from specdec_core.contracts.draft import Draft
 
 @define(eq=False)
 class Constraints:
-    """A request's sampling parameters as token ids, computed once when it is submitted. fault: the latest error of a
-    custom logits processor at the request's root."""
+    """A request's sampling parameters as token ids, computed once when it is submitted.
+
+    fault: the latest error of a custom logits processor at the request's last token.
+    """
 
     params: SamplingParams
     allowed_ids: np.ndarray | None  # int64 [n]   None: every token
@@ -32,7 +34,10 @@ class Constraints:
     def of(
         cls, params: SamplingParams, bad_words: Sequence[Sequence[int]], eos_token_ids: frozenset[int]
     ) -> Constraints | None:
-        """The constraints of a request, or None if it has no such parameters. bad_words: those of params, tokenized."""
+        """The constraints of a request; None if none of its sampling parameters needs them.
+
+        bad_words: those of params, as token ids.
+        """
         end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         bias = params.logit_bias or {}
         found = cls(
@@ -54,14 +59,17 @@ class Constraints:
 
 
 def why_not_finite(constraints: Constraints | None) -> str:
-    """The error message of a request whose logits were not finite."""
+    """The error message for a request that fails because its logits were not finite."""
     if constraints is None:
         return "the target's logits were not finite"
     return constraints.fault or "the target's logits were not finite, or the sampling parameters left no token possible"
 
 
 class ConstrainedRequest(Protocol):
-    """What constraints need of a request. token_ids int64: prompt and output, including the root."""
+    """What the constraints read of a request.
+
+    token_ids: int64, the prompt and the output so far.
+    """
 
     @property
     def constraints(self) -> Constraints | None: ...
@@ -73,14 +81,14 @@ class ConstrainedRequest(Protocol):
 
 @frozen(eq=False)
 class Paths:
-    """The path from each row's node up to the root's child."""
+    """For each row of target logits, its path: the draft tokens from the row's own back to the first in its branch."""
 
     draft: Draft
 
     @cached_property
     def token_ids(self) -> torch.Tensor:
-        """int64 [num_rows, max_depth]   the node's token, its parent's, and so on; -1 past the root. Rows of dead nodes
-        and their descendants have only -1."""
+        """int64 [num_rows, max_depth]   the token ids of each row's path, the row's own first, padded with -1. A row
+        without a draft token (the root's) and rows of dead (padding) nodes have only -1."""
         layout = self.draft.layout
         own = torch.full_like(layout.up, -1)
         own[layout.node_rows] = self.draft.token_ids.masked_fill(~layout.is_alive, -1)
@@ -94,8 +102,12 @@ class Paths:
 
 @frozen(eq=False)
 class ConstrainedRows:
-    """Rows of target logits with constraints, request after request. The history of a row is its request's tokens and
-    then the draft tokens on its path; for a dead node it is the root's history."""
+    """The rows of target logits [num_rows, vocab] that belong to requests with constraints, n in all, request after
+    request.
+
+    A request has one row for its root (its last token) and one for each draft token. The history of a row is its
+    request's tokens, then the draft tokens on its path; a dead (padding) node has the root's history.
+    """
 
     requests: tuple[ConstrainedRequest, ...]  # [num_requests]   those that have constraints
     batch_indices: tuple[int, ...]  # [num_requests]   their indices in the batch
@@ -103,8 +115,10 @@ class ConstrainedRows:
 
     @classmethod
     def of(cls, requests: Sequence[ConstrainedRequest | None], draft: Draft) -> ConstrainedRows | None:
-        """The rows of all requests [batch] that have constraints; None if there are none. A request is None if its rows
-        need no processing."""
+        """The rows of all requests that have constraints; None if no request has any.
+
+        requests: [batch]; None instead of a request whose rows need no processing.
+        """
         asking = [(r, i) for i, r in enumerate(requests) if r is not None and r.constraints is not None]
         if not asking:
             return None
@@ -112,7 +126,7 @@ class ConstrainedRows:
         return cls(constrained, batch_indices, Paths(draft))
 
     def where(self, is_asked: Callable[[Constraints], bool]) -> ConstrainedRows | None:
-        """The rows of the requests whose constraints fulfill a condition; None if there are none."""
+        """The rows of the requests whose constraints fulfill a condition; None if no request's do."""
         asking = zip(self.requests, self.batch_indices, self.constraints, strict=True)
         chosen = [(request, b) for request, b, constraints in asking if is_asked(constraints)]
         if len(chosen) == len(self.requests):
@@ -124,23 +138,23 @@ class ConstrainedRows:
 
     @cached_property
     def constraints(self) -> tuple[Constraints, ...]:
-        """[num_requests]   the constraints of each request."""
         return tuple(request.constraints for request in self.requests if request.constraints is not None)
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """int64 [num_requests]   the number of rows of each request: one for the root and one per node."""
+        """int64 [num_requests]   the number of rows of each request: one for its last token and one for each draft
+        token, padding included."""
         num_nodes = self.paths.draft.num_nodes_per_request  # computed at every access
         return np.array([num_nodes[b] + 1 for b in self.batch_indices])
 
     @cached_property
     def owners(self) -> np.ndarray:
-        """int64 [n]   index of each row's request."""
+        """int64 [n]   index of each row's request, in `requests`."""
         return np.repeat(np.arange(len(self.constraints)), self.counts)
 
     @cached_property
     def host_rows(self) -> np.ndarray:
-        """int64 [n]   these rows' numbers among all rows of target logits."""
+        """int64 [n]   the indices of these rows in the target's logits."""
         offsets = self.paths.draft.offsets
         return np.concatenate([np.arange(offsets[b] + b, offsets[b + 1] + b + 1) for b in self.batch_indices])
 
@@ -151,16 +165,22 @@ class ConstrainedRows:
 
     @cached_property
     def depths(self) -> torch.Tensor:
-        """int64 [n]   depth of each row's node; 0 at roots and dead nodes."""
+        """int64 [n]   depth of each row's draft token in its tree; 0 for the root (the request's last token) and for
+        padding."""
         return self.paths.draft.layout.row_depths[self.rows]
 
     @cached_property
     def path(self) -> torch.Tensor:
-        """int64 [n, max_depth]   the token of each row's node, its parent's, and so on; -1 past the root."""
+        """int64 [n, max_depth]   each row's draft token, its parent in the tree, and so on; then -1."""
         return self.paths.token_ids[self.rows]
 
     def pairs(self, values: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Pair each row with each value of its request: (int64 [m], positions among these rows; [m], the values)."""
+        """Pair each row with each value of its request.
+
+        values: one array for each request.
+
+        Returns two arrays [m]: the row, as a position among these n rows (int64), and the value.
+        """
         lengths = np.array([len(each) for each in values])
         positions = np.repeat(np.arange(len(self.owners)), lengths[self.owners])
         return positions, np.concatenate([np.tile(each, n) for each, n in zip(values, self.counts, strict=True)])

@@ -28,8 +28,13 @@ def logprobs_of(
     num_logprobs: Sequence[int],
     decode: Sequence[Callable[[int], str | None]],
 ) -> list[TokenLogprobs]:
-    """For each row of logits [n, vocab], the log probabilities of its token (token_ids int64 [n]) and of its
-    num_logprobs [n] likeliest tokens (-1: all). decode: [n], functions from a token id to its text."""
+    """The log probabilities of each row's token and of its likeliest tokens.
+
+    logits: [n, vocab], the target's, unprocessed.
+    token_ids: int64 [n], the tokens that were generated.
+    num_logprobs: [n], how many of the likeliest tokens to add; -1: all.
+    decode: [n], functions from a token id to its text.
+    """
     vocab_size = logits.shape[1]
     numbers = [vocab_size if n < 0 else n for n in num_logprobs]
     logprobs = logits.log_softmax(-1, dtype=None if logits.dtype == torch.float64 else torch.float32)

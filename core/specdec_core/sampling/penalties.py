@@ -10,7 +10,8 @@ from specdec_core.sampling.constraints import ConstrainedRows
 
 
 def penalize_repetition(logits: torch.Tensor, rows: ConstrainedRows) -> None:
-    """In place: divide positive logits of tokens in the history by the penalty, and multiply negative ones."""
+    """In place: divide positive logits of tokens in a row's history by repetition_penalty, and multiply negative
+    ones."""
     was_there = count_tokens(rows, logits, with_prompt=True) > 0
     penalty = rows.per_row([c.params.repetition_penalty for c in rows.constraints], logits.dtype)
     before = logits[rows.rows]
@@ -29,7 +30,8 @@ def penalize_output(logits: torch.Tensor, rows: ConstrainedRows) -> None:
 
 
 def count_tokens(rows: ConstrainedRows, logits: torch.Tensor, *, with_prompt: bool) -> torch.Tensor:
-    """[n, vocab], in the dtype of the logits: how often each token occurs in each row's history."""
+    """Count how often each token occurs in each row's history: the output, the draft tokens on the row's path and,
+    with_prompt, the prompt. Returns [n, vocab], in the dtype of the logits."""
     known = [r.token_ids[0 if with_prompt else r.num_prompt_tokens :] for r in rows.requests]
     owners = rows.to_device(np.repeat(np.arange(len(known)), [len(tokens) for tokens in known]))
     token_ids = rows.to_device(np.concatenate(known))

@@ -1,5 +1,5 @@
-"""From the target's raw logits to a verifier's input: applies every sampling parameter to every row, with its
-history."""
+"""Turns the target's raw logits into a verifier's input: applies all sampling parameters to each row of logits, with
+the row's own history of tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdec_core.sampling.processors import run_processors
 
 
 def keep_allowed(logits: torch.Tensor, rows: ConstrainedRows) -> None:
-    """In place: -inf at all tokens but the allowed token ids."""
+    """In place: set the logits of all tokens but the allowed ones (allowed_token_ids) to -inf."""
     positions, ids = rows.pairs([c.allowed_ids for c in rows.constraints if c.allowed_ids is not None])
     allowed = rows.to_device(rows.host_rows[positions]), rows.to_device(ids)
     kept = logits[allowed]
@@ -25,7 +25,8 @@ def keep_allowed(logits: torch.Tensor, rows: ConstrainedRows) -> None:
 
 
 def forbid_early_end(logits: torch.Tensor, rows: ConstrainedRows) -> None:
-    """In place: -inf at tokens that end the request, in rows whose output would be shorter than min_tokens."""
+    """In place: set the logits of tokens that end the request to -inf, in rows whose output would be shorter than
+    min_tokens."""
     least = np.array([c.min_tokens for c in rows.constraints])
     missing = least - [len(request.token_ids) - request.num_prompt_tokens for request in rows.requests]
     is_early = rows.depths < rows.to_device(missing[rows.owners])
@@ -36,7 +37,7 @@ def forbid_early_end(logits: torch.Tensor, rows: ConstrainedRows) -> None:
 
 
 def add_bias(logits: torch.Tensor, rows: ConstrainedRows) -> None:
-    """In place: add the bias that is given for a token to its logit."""
+    """In place: add each bias of logit_bias to its token's logit."""
     positions, ids = rows.pairs([c.bias_ids for c in rows.constraints])
     _, values = rows.pairs([c.bias_values for c in rows.constraints])
     at = rows.to_device(rows.host_rows[positions]), rows.to_device(ids)
@@ -52,8 +53,8 @@ IN_ORDER: tuple[tuple[Callable[[Constraints], bool], Callable[[torch.Tensor, Con
     (lambda c: c.params.repetition_penalty != 1, penalize_repetition),
     (lambda c: c.counts_output, penalize_output),
 )
-"""vLLM's order: which requests ask for a rule, and the rule, which changes in place the logits [num_rows, vocab] of
-those requests' rows."""
+"""In vLLM's order, pairs of functions: whether a request uses a sampling parameter, and what applies it, in place, to
+the logits [num_rows, vocab] at such requests' rows."""
 
 
 def process_logits(
@@ -66,7 +67,8 @@ def process_logits(
     the logits are; does not change its input.
 
     row_requests: int64 [num_rows], indices into params.
-    constraints: the rows of requests that use more than temperature and truncation.
+    params: of each request.
+    constraints: the rows of requests with parameters other than temperature, min_p, top_k and top_p.
 
     Rows of greedy requests become -inf except at the argmax, unless every request is greedy. Unused parameters cost
     nothing.
@@ -84,9 +86,12 @@ def process_logits(
 
 
 def truncate(logits: torch.Tensor, row_requests: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Apply temperature, min_p, top_k and top_p of each row's request to logits [num_rows, vocab]. row_requests: int64
-    [num_rows], indices into params, of which at least one samples. Rows of greedy requests become -inf except at the
-    argmax."""
+    """Apply temperature, min_p, top_k and top_p of each row's request to logits [num_rows, vocab]. Rows of greedy
+    requests become -inf except at the argmax.
+
+    row_requests: int64 [num_rows], indices into params.
+    params: of each request; at least one is not greedy.
+    """
 
     def per_row(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:  # [num_rows, 1]
         return torch.tensor(values, dtype=dtype, device=logits.device)[row_requests].unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Custom logits processors: users' functions of the logits and the history at one position."""
+"""Custom logits processors: users' functions that change the logits at one position, given the tokens before it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from specdec_core.sampling.constraints import ConstrainedRows
 
 
 def run_processors(logits: torch.Tensor, rows: ConstrainedRows) -> None:
-    """Run each request's processors on its rows, in place, row by row. If a processor fails, the row becomes NaN, and
-    the request fails if the accepted path reaches it. Skips dead nodes and rows that are not finite."""
+    """Run each request's custom logits processors on its rows, in place, row by row. If a processor fails, the row
+    becomes NaN, and the request fails if verification accepts the tokens up to that row. Dead (padding) nodes and rows
+    that are not finite are skipped."""
     is_root = np.diff(rows.owners, prepend=-1) > 0
     depths = rows.depths.tolist()
     paths = rows.path.cpu().numpy()
@@ -32,7 +33,8 @@ def run_processors(logits: torch.Tensor, rows: ConstrainedRows) -> None:
 
 
 def _process(logits: torch.Tensor, processors: Sequence[LogitsProcessor], history: np.ndarray) -> str | None:
-    """Replace logits [vocab] by the result of the request's processors. Returns an error message, or None."""
+    """Replace logits [vocab] by the result of the request's processors. Returns an error message; None if all went
+    well. history: the token ids before this position."""
     processed, wanted = logits.clone(), _kind(logits)
     for processor in processors:
         name = getattr(processor, "__qualname__", type(processor).__qualname__)

@@ -1,8 +1,8 @@
-"""Counter-based random numbers: each draw is a hash of its keys, so it does not depend on the batch or on earlier
-draws.
+"""Counter-based random numbers: each draw is a hash of its keys (the request's seed, the position and others), so it
+does not depend on the batch or on earlier draws.
 
-The hash is splitmix64 (Steele, Lea and Flood 2014): the n-th output of the generator whose state is a hash of the seed,
-n being the packed key.
+The hash is splitmix64 (Steele, Lea and Flood 2014): the n-th output of the generator whose state is a hash of the seed.
+The other keys, packed into an integer, are n.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ _NODE_BITS = 24
 
 
 class CounterRandom:
-    """The engine's `RandomSource`, made for one step from the seeds and root positions, int64, of the batch's
-    requests."""
+    """The engine's `RandomSource`, made anew for each step.
+
+    seeds: int64 [batch], of the requests.
+    root_positions: int64 [batch], the position of each request's last token (the root of its draft tree).
+    """
 
     def __init__(self, seeds: Sequence[int] | torch.Tensor, root_positions: torch.Tensor) -> None:
         self._seeds = seeds
@@ -30,7 +33,7 @@ class CounterRandom:
 
     @cached_property
     def _states(self) -> torch.Tensor:
-        """int64 [batch]   hashed seeds, computed at the first draw, since greedy steps draw nothing."""
+        """int64 [batch]   hashed seeds. They are computed at the first draw, since greedy steps draw nothing."""
         return _mix(torch.as_tensor(self._seeds, dtype=torch.int64, device=self._root_positions.device))
 
     def target_token(self, weights: torch.Tensor, requests: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
@@ -50,7 +53,8 @@ class CounterRandom:
     def _uniform(
         self, stream: Stream, requests: torch.Tensor, positions: torch.Tensor, nodes: torch.Tensor
     ) -> torch.Tensor:
-        """float64 [n] in [0, 1), keyed by (seed, position, stream, node): positions below 2**36, nodes below 2**24."""
+        """Uniform random numbers, float64 [n] in [0, 1). Each is determined by its request's seed, position (below
+        2**36), stream (what it is drawn for) and node (index of a draft token, below 2**24)."""
         counter = ((positions * len(Stream) + stream) << _NODE_BITS) + nodes
         bits = _mix(self._states[requests] + counter * _GOLDEN)
         return _shift_right(bits, 11).to(torch.float64) * 2.0**-53
@@ -67,7 +71,11 @@ def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Inverse of the cumulative weights [n, vocab] at uniform [n]: an index int64 [n] whose weight is positive."""
+    """Draw from each row of weights [n, vocab], which need not be normalized, an index whose weight is positive: int64
+    [n].
+
+    uniform: [n] in [0, 1), at which the cumulative distribution is inverted.
+    """
     cumulative = weights.to(torch.float64).cumsum(-1)
     total = cumulative[:, -1]
     # Rounding must not reach the total itself: past it there is no index, and before it trailing zero weights.

@@ -1,1 +1,1 @@
-"""The acceptance rules of core: which draft tokens are kept, and the recovered or bonus token after them."""
+"""Core's verifiers: which draft tokens are accepted, and the recovered or bonus token after them."""

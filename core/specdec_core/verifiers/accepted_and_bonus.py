@@ -1,8 +1,8 @@
-"""From a verifier's decisions to a verdict: the accepted draft tokens, then the recovered or bonus token.
+"""Makes a verdict from a verifier's decisions: the accepted draft tokens, then the recovered or bonus token.
 
-The token at the last accepted row is the extra one: the bonus token if that row is a leaf, else the recovered token.
-Each verifier draws it there. `greedy` and `chosen` decide a token at every row, and `follow` keeps those on the way;
-the others draw at the end of the path alone, and `trace` puts that token behind the accepted ones.
+The last token is drawn from the row of target logits at which acceptance ends. It is the bonus token if no draft token
+follows that row, else the recovered token. `greedy` and `chosen` pick a token at every row, and `follow` keeps those on
+the accepted path. The other verifiers draw a token only at the path's end, and `trace` appends it to the accepted ones.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from specdec_core.contracts.verifier import Verdict
 
 
 def follow(tokens: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdict:
-    """From each root, follow the child whose token equals the token decided at its parent, as far as there is one.
+    """From each root (a request's last token) on, accept the child that equals the token picked after its parent.
 
-    tokens: int64 [num_rows], the token decided at each row.
+    tokens: int64 [num_rows], the token picked at each row of logits. There is a row per root and per draft token.
     is_finite: bool [num_rows], whether the row's logits are finite.
 
-    Of two equal siblings the first is followed. Lossless if `tokens` are the target's own draws (rule 1 in
-    docs/losslessness.md). The verdict is on the host.
+    Of two equal siblings the first is accepted. Lossless if `tokens` are the target's own draws. The verdict is on the
+    host.
     """
     layout, decided, finite = draft.host_layout, tokens.cpu().numpy(), is_finite.cpu().numpy()
     num_rows = end = len(decided)  # row `end` stands for "no such child", and is its own child
@@ -48,14 +48,14 @@ def follow(tokens: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdi
 
 
 def trace(ends: torch.Tensor, token_ids: torch.Tensor, probs: torch.Tensor, draft: Draft) -> Verdict:
-    """A verdict from the last accepted rows, by walking up to the roots.
+    """A verdict from the last accepted rows, by walking up the draft trees to the roots (each request's last token).
 
-    ends: int64 [batch], the last accepted row of each request.
+    ends: int64 [batch], each request's last accepted row of target logits: its root's if no draft token is accepted.
     token_ids: int64 [batch], the recovered or bonus token after it.
     probs: [num_rows, vocab], the target's probabilities.
 
-    Whether a request fails depends on its draft alone. If it depended on an acceptance draw, the output would be biased
-    when the request starts over without a draft.
+    Whether a request fails (NaN) depends on its draft alone. If it depended on an acceptance draw, the output would be
+    biased when the request starts over without a draft.
     """
     layout = draft.layout
     upwards = [ends]
@@ -75,8 +75,8 @@ def trace(ends: torch.Tensor, token_ids: torch.Tensor, probs: torch.Tensor, draf
 
 
 def _may_meet_nan(probs: torch.Tensor, draft: Draft) -> torch.Tensor:
-    """bool [batch]   whether the root, or any node that the target could reach, has NaN probabilities (from logits that
-    are not finite)."""
+    """bool [batch]   whether the probabilities after the root, or after any draft token that the target could accept,
+    are NaN (from logits that are not finite)."""
     layout = draft.layout
     is_possible = torch.ones(len(probs), dtype=torch.bool, device=probs.device)
     is_possible[layout.node_rows] = layout.is_alive & (probs[layout.parent_rows, draft.token_ids] > 0)

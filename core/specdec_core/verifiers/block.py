@@ -1,4 +1,4 @@
-"""Block verification (Sun et al. 2024, algorithm 2): a chain's tokens are accepted together, not one by one."""
+"""Block verification (Sun et al. 2024, algorithm 2): a chain's draft tokens are accepted together, not one by one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from specdec_core.verifiers.siblings import Proposals, Siblings, normalize, resi
 
 
 class BlockVerifier:
-    """Draws for each prefix of a chain whether it is accepted, and accepts the longest such prefix. The probabilities
-    keep the target's distribution, and no other lossless rule for a chain accepts more tokens in expectation. For
-    chosen nodes it equals rejection sampling."""
+    """Draws for each prefix of a chain whether it is accepted, and accepts the longest such prefix. Outputs keep the
+    target's distribution, and no other lossless rule for a chain accepts more tokens in expectation. For draft tokens
+    that were picked, not sampled, it equals rejection sampling."""
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         probs = logits.softmax(dim=-1)

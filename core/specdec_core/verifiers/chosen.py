@@ -1,4 +1,4 @@
-"""Verification of chosen nodes (rule 1 in docs/losslessness.md): compare each with the target's own draw."""
+"""Verification of draft tokens that were picked, not sampled: compares each with the target's own draw."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from specdec_core.verifiers.accepted_and_bonus import follow
 
 
 class ChosenVerifier:
-    """Draws the target's own token at every row and follows the child that equals it.
+    """Draws the target's own token after the root (a request's last token) and after every draft token, and accepts the
+    child that equals it.
 
     The noise is keyed by (seed, absolute index of the drawn token), so the output equals plain decoding token for
-    token, whatever the tree, max_draft_tokens or the batch. `q` is ignored: a tree with sampled nodes can be verified
-    this way, too, if none of them was dropped.
+    token, whatever the tree, max_draft_tokens or the batch. `Draft.q` is ignored. So a tree with sampled tokens can be
+    verified this way, too, if none of them was dropped.
     """
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:

@@ -1,4 +1,4 @@
-"""Verification at temperature 0: the target's own token is the argmax."""
+"""Verification at temperature 0: draft tokens are compared with the argmax of the target's logits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specdec_core.verifiers.accepted_and_bonus import follow
 
 
 class GreedyVerifier:
-    """Accepts the nodes that equal the argmax at their parents. Draws nothing."""
+    """Accepts each draft token that equals the argmax after its parent. Uses no random numbers."""
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         return follow(argmax(logits), logits.amax(dim=-1).isfinite(), draft)

@@ -12,12 +12,12 @@ from specdec_core.verifiers.siblings import Proposals, Siblings, normalize, resi
 
 
 class RejectionVerifier:
-    """Walks down from the root. At each row it tries the sampled children in the order they were drawn: a child is
-    accepted with probability min(1, target_probs / draft_probs) of its token; after a rejection, target_probs becomes
-    the residual max(0, target_probs - draft_probs), normalized. If all are rejected, a token is drawn from the
-    residual, and the walk goes on to the chosen child that equals it, if any.
+    """Walks down from the root (the request's last token). At each step it tries the sampled children in the order they
+    were drawn: a child is accepted with probability min(1, target_probs / draft_probs) of its token; after a rejection,
+    target_probs becomes the residual max(0, target_probs - draft_probs), normalized. If all are rejected, a token is
+    drawn from the residual. If a child that was picked, not sampled, equals this token, the walk goes on there.
 
-    If all nodes are chosen, the output equals plain decoding token for token.
+    If no draft token was sampled, the output equals plain decoding token for token.
     """
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
@@ -48,13 +48,14 @@ class RejectionVerifier:
         proposals: Proposals,
         random: RandomSource,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Try the sampled children of each request's row.
+        """Try the sampled children of the node that each request's walk has reached.
 
-        left: [batch, vocab], the target's probabilities at `rows`.
+        left: [batch, vocab], the target's probabilities after that node.
+        rows: int64 [batch], its row of target logits.
         is_open: bool [batch], the requests whose walk goes on.
 
-        Returns the residual probabilities, the accepted child or else the first that is not sampled, and is_open
-        without the requests in which a child was accepted.
+        Returns the residual probabilities, the row of the accepted child (or else of the first that is not sampled),
+        and is_open without the requests in which a child was accepted.
         """
         requests = torch.arange(len(rows), device=rows.device)
         child = siblings.first_child[rows]

@@ -1,4 +1,4 @@
-"""For rejection sampling on trees: each row's children in order, and the distribution that each was drawn from."""
+"""For rejection sampling on trees: each node's children in order, and the distribution that each was drawn from."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from specdec_core.contracts.draft import Draft
 
 @frozen(eq=False)
 class Siblings:
-    """A draft's trees as linked lists of children, without dead nodes. Rows are numbered as in `contracts.draft`;
-    `end`, one past the last row, stands for "no row" and is its own successor."""
+    """A draft's trees as linked lists of children, without dead (padding) nodes. Indices and values are rows of target
+    logits, one per root and per draft token as in `contracts.draft`. `end`, one past the last row, stands for "no row"
+    and is its own successor."""
 
     end: int
     root_rows: torch.Tensor  # int64 [batch]   noise is keyed by row - root row, the same in any batch
@@ -38,8 +39,8 @@ class Siblings:
 
 
 class Proposals:
-    """The draft's distribution at each node over the target's vocabulary, given that its earlier siblings were
-    rejected. For a chosen node all probability is on its token."""
+    """The draft's distribution for each draft token over the target's vocabulary, given that its earlier siblings were
+    rejected. If the token was picked, not sampled, it has probability 1."""
 
     def __init__(self, draft: Draft, siblings: Siblings, vocab_size: int, dtype: torch.dtype) -> None:
         self._draft, self._siblings = draft, siblings
@@ -52,15 +53,15 @@ class Proposals:
             self._q_rows[rows] = draft.q_rows.to(torch.int64)
 
     def token_ids(self, rows: torch.Tensor) -> torch.Tensor:
-        """int64 [n]   tokens of the nodes at these rows; arbitrary at other rows."""
+        """int64 [n]   the draft tokens at these rows of target logits; arbitrary at other rows."""
         return self._token_ids[rows]
 
     def is_sampled(self, rows: torch.Tensor) -> torch.Tensor:
-        """bool [n]   whether the rows are sampled nodes; False at roots and at `end`."""
+        """bool [n]   whether the draft tokens at these rows were sampled; False for roots and `end`."""
         return self._q_rows[rows] >= 0
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
-        """[n, vocab]   distributions of the nodes at these rows; arbitrary at other rows."""
+        """[n, vocab]   distributions of the draft tokens at these rows of target logits; arbitrary at other rows."""
         tokens, q_rows = self.token_ids(rows).unsqueeze(1), self._q_rows[rows].unsqueeze(1)
         point = torch.zeros(len(rows), self._vocab_size, dtype=self._dtype, device=rows.device).scatter_(1, tokens, 1)
         q = self._draft.q
@@ -74,15 +75,15 @@ class Proposals:
 
     @cached_property
     def own_probs(self) -> torch.Tensor:
-        """[num_rows + 1]   the draft's probability of each node's own token; 1 at other rows."""
+        """[num_rows + 1]   the draft's probability of each draft token; 1 at other rows."""
         rows = self._draft.layout.node_rows
         probs = torch.ones(self._siblings.end + 1, dtype=self._dtype, device=rows.device)
         probs[rows] = self.of(rows).gather(1, self.token_ids(rows).unsqueeze(1)).squeeze(1)
         return probs
 
     def _over_target(self, drawn: torch.Tensor, q_rows: torch.Tensor) -> torch.Tensor:
-        """Map probabilities to the target's vocabulary, [n, vocab]. drawn: [n, draft_vocab or k], the rows q_rows int64
-        [n] of `q`."""
+        """Map probabilities to the target's vocabulary, [n, vocab]. drawn: [n, draft_vocab or k], rows of `Draft.q`;
+        q_rows: int64 [n], their indices in it."""
         q_ids, q_to_target = self._draft.q_ids, self._draft.q_to_target
         shape = len(drawn), self._vocab_size
         if q_ids is not None:
@@ -102,8 +103,8 @@ class Proposals:
 
 
 def residual(probs: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
-    """max(0, probs - drawn) [n, vocab]: the residual after a rejection, not normalized. It sums to the probability of a
-    rejection."""
+    """max(0, probs - drawn) [n, vocab]: what is left of the target's probabilities after a rejection, not normalized.
+    It sums to the probability of a rejection."""
     return (probs - drawn).clamp(min=0)
 
 

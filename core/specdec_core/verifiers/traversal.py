@@ -12,8 +12,9 @@ from specdec_core.verifiers.siblings import Proposals, Siblings, normalize, resi
 
 
 class TraversalVerifier:
-    """Tries leaf after leaf. Either the whole path to the leaf is accepted, or the leaf is removed, its parent's
-    distribution becomes the residual, and the next leaf is tried. On a chain this is block verification."""
+    """Tries leaf after leaf of a draft tree. Either the whole path to the leaf is accepted, or the leaf is removed, the
+    target's distribution after its parent becomes the residual, and the next leaf is tried. On a chain this is block
+    verification."""
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         siblings = Siblings.of(draft)
@@ -37,14 +38,17 @@ class TraversalVerifier:
 
 @define(eq=False)
 class _State:
-    """left: [num_rows + 1, vocab], the residual of the target's distribution after each row. kept: [num_rows + 1], the
-    probability that the path to a row is accepted if all nodes below it are rejected."""
+    """What changes while leaves are tried. There is a row per root and per draft token, and one for "none".
+
+    left: [num_rows + 1, vocab], the residual of the target's distribution after each row.
+    kept: [num_rows + 1], the probability that the path to a row is accepted if all draft tokens below it are rejected.
+    """
 
     left: torch.Tensor
     kept: torch.Tensor
 
     def descend(self, rows: torch.Tensor, draft: Draft, siblings: Siblings, proposals: Proposals) -> torch.Tensor:
-        """The first leaf below each of rows [batch], or the row itself."""
+        """The first leaf below each of rows [batch], or the row itself. Computes `kept` on the way."""
         for _ in range(draft.max_depth):
             child = siblings.first_child[rows]
             self._enter(child, rows, proposals)
@@ -67,6 +71,6 @@ class _State:
         return torch.where(following == siblings.end, parent, below)
 
     def _enter(self, rows: torch.Tensor, parents: torch.Tensor, proposals: Proposals) -> None:
-        """Compute `kept` for rows [batch], which are children of parents [batch] or `end`."""
+        """Compute `kept` for rows [batch], which are children of the rows parents [batch] or `Siblings.end`."""
         own = self.left[parents].gather(1, proposals.token_ids(rows).unsqueeze(1)).squeeze(1)
         self.kept[rows] = (self.kept[parents] * own / proposals.own_probs[rows]).clamp(max=1)

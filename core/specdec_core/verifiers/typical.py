@@ -11,7 +11,10 @@ from specdec_core.verifiers.accepted_and_bonus import trace
 
 
 class TypicalVerifier:
-    """Accepts the longest path of typical tokens (the first of equally long ones) and draws the token after it."""
+    """Accepts the longest path of typical tokens (the first of equally long ones) and draws the token after it.
+
+    A token is typical if its target probability exceeds min(posterior_threshold, posterior_alpha * exp(-entropy)).
+    """
 
     def __init__(self, config: TypicalConfig) -> None:
         self._config = config

@@ -1,4 +1,4 @@
-"""Temporary distributions, really installed: files and metadata in a folder on sys.path."""
+"""Temporary distributions that are really installed: modules and package metadata in a folder on sys.path."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Site:
         version: str = "1.0",
         group: str = "specdec",
     ) -> None:
-        """Install a distribution. entries: {entry-point name: value}; modules: {module: source}."""
+        """Install a distribution. entries: {name: value} of its entry points in `group`; modules: {module: source}."""
         info = f"{distribution.replace('-', '_')}-{version}.dist-info"
         files = {f"{module}.py": source for module, source in modules.items()}
         files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
@@ -67,7 +67,10 @@ class Site:
         return self.plugin(name, PROPOSER.format(name=name, more=more, api=api), distribution)
 
     def model(self, name: str, distribution: str, source: str | None = None) -> Path:
-        """A distribution with an embedded model; source: of its function `path`. Returns its folder, which is empty."""
+        """Install a distribution with an embedded model. Returns the model's folder, which is empty.
+
+        source: of the module that has the function `path`, which returns the folder.
+        """
         module, folder = f"{distribution.replace('-', '_')}_module", self.path / f"{distribution}-weights"
         folder.mkdir()
         source = source or f"def path():\n    return {str(folder)!r}"

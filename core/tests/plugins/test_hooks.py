@@ -1,4 +1,4 @@
-"""Every hook, used by a plugin that is really installed."""
+"""Every plugin hook, called through a plugin that is really installed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_hook_is_documented_and_tested(hook):
 
 
 def test_specdec_proposers(site):
-    """Several methods of one distribution may share a module; each is an entry point."""
+    """Two proposers of one distribution may share a module. Each is an entry point and can be disabled alone."""
     source = HEAD + (
         "Options = attrs.make_class('Options', [])\n"
         "@hookimpl\n"
@@ -139,7 +139,6 @@ def test_specdec_ops_that_cannot_tell_what_they_support(site):
 
 
 def test_specdec_commands(site):
-    """The hook's basics; test_commands.py has the rest."""
     source = HEAD + "import click\n@hookimpl\ndef specdec_commands():\n    return (click.Command('bake'),)\n"
     site.plugin("tools", source)
     plugins = Plugins.load()

@@ -1,4 +1,4 @@
-"""Models that come inside distributions are found, refused, disabled and listed as plugins are."""
+"""Models that come inside distributions are found, refused, disabled and listed in the same way as plugins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from specdec_core import LLM, ConfigError, PluginError, Plugins, PluginWarning, cli, resolve_model
 
 WAYS: list[Callable[[str], str]] = [resolve_model, lambda name: resolve_model(name, Plugins.load().models)]
-"""As an engine asks, and as plugins do that have no `Plugins`."""
+"""As plugins ask that have no `Plugins`, and as an engine asks."""
 
 
 @pytest.fixture(params=WAYS, ids=["alone", "of Plugins"])
@@ -70,7 +70,7 @@ def test_the_argument_disables_one_of_two(site):
 
 
 def test_an_engine_asks_its_plugins(site):
-    """Of the target, its tokenizer and a draft model."""
+    """An engine looks up its target, its tokenizer and its draft model in the plugins that it was given."""
     site.model("twin", "dist-left")
     folder = site.model("twin", "dist-right")
     plugins = Plugins.load(disable="dist-left")

@@ -1,4 +1,4 @@
-"""Plugins that are not installed, loaded by module name."""
+"""Plugins that are not installed but loaded by module name."""
 
 from __future__ import annotations
 

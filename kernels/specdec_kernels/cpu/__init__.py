@@ -18,8 +18,8 @@ OPS = {
 
 
 def supports(name: str, context: OpsContext) -> bool:
-    """Supports float32 and bfloat16, with the same dtype in the cache; linear layers only if the processor has the
-    instructions."""
+    """Whether the compiled operation of this name can compute such layers: in float32 and bfloat16, with a KV cache of
+    the same dtype. Linear layers need a processor with the instructions for the dtype, whatever the cache."""
     if name == "pack_linear":
         return is_supported(context.dtype)
     return context.dtype in LIKE and context.kv_layout.dtype == context.dtype

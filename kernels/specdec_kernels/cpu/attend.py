@@ -1,4 +1,5 @@
-"""The compiled part of attention and tree attention: computes one forward pass along the paths of `paths.py`."""
+"""The compiled part of attention and tree attention: each token attends to the cache rows on its path, as `paths.py`
+lists them."""
 
 from __future__ import annotations
 
@@ -85,8 +86,11 @@ def _up(number, multiple):
 
 @inner()
 def _cut(chunks, num_kv_heads, part, num_parts):
-    """The index at which a part begins. The items are key heads of chunks, in order of chunk. Reading a key costs about
-    as much as one token's computation with it."""
+    """The index of the first work item of a part; parts have about equal work. An item is one key head of one chunk of
+    tokens; items are in order of chunk.
+
+    Work is estimated: reading a key costs about as much as one token's computation with it.
+    """
     work = 0
     for chunk in chunks:
         work += chunk[4] * (chunk[2] + 1)
@@ -106,7 +110,7 @@ def _cut(chunks, num_kv_heads, part, num_parts):
 
 @inner()
 def _gather(query, stride, key_dim, chunk, heads, scaling, queries):
-    """queries [num_queries, width] = scaling * query, zero-padded to the width."""
+    """Write a chunk's queries, times scaling, to queries [num_queries, width]. Columns past key_dim stay 0."""
     first_head, num_heads, groups = heads
     width, i = _up(key_dim, LANES), 0
     for head in range(first_head, first_head + num_heads):
@@ -121,8 +125,8 @@ def _gather(query, stride, key_dim, chunk, heads, scaling, queries):
 
 @inner()
 def _tiles(chunk, paths, window):
-    """The tiles of a chunk's tokens: the first tile that any token attends to, the end of all tiles, and the range
-    (first and end) of tiles that all tokens share."""
+    """Find the tiles of keys that a chunk's tokens attend to. Returns four indices of tiles: the first that any token
+    attends to, the end of all, and the first and the end of those that all tokens share. window: 0: none."""
     first, shared = chunk[4] // TILE, 0
     if window == 0:
         first = 0
@@ -135,8 +139,8 @@ def _tiles(chunk, paths, window):
 
 @inner()
 def _tile(t, token, chunk, paths, window, shared, num_shared):
-    """For tile t: the number of tokens, from this one on, that share it; where its places begin; and how many of them
-    are used, 0 if the token does not attend to the tile."""
+    """Find tile t of a token's path. Returns how many tokens, from this one on, share the tile; where it begins in
+    places; and how many keys of it to use, 0 or less if the token does not attend to it."""
     prefix = chunk[0]
     if shared <= t < num_shared:
         return chunk[2], prefix + t * TILE, TILE
@@ -149,8 +153,8 @@ def _tile(t, token, chunk, paths, window, shared, num_shared):
 
 @inner()
 def _score(queries, keys, values, chunk, heads, paths, places, window, scores):
-    """Compute scores [num_queries, keys] of the keys that the tokens attend to. values: prefetched for the next
-    step."""
+    """Compute the scores of a chunk's queries with the keys that they attend to: scores [num_queries, keys]. values is
+    only prefetched, for `_sum_up`."""
     first_head, num_heads, groups = heads
     numbers, stride, key_dim = keys
     width, row_len, num_rows = _up(key_dim, LANES), _up(chunk[4], TILE), chunk[2]
@@ -174,7 +178,7 @@ def _score(queries, keys, values, chunk, heads, paths, places, window, scores):
 
 @inner()
 def _prefetch(cache, t, num_shared, chunk, head, places):
-    """Prefetch tile t of a key head, if the chunk's tokens share it."""
+    """Prefetch tile t of a key head from memory, if all tokens of the chunk share it."""
     numbers, stride, dim = cache
     if 0 <= t < num_shared:
         prefetch_tile(numbers, places, chunk[0] + t * TILE, stride, head * dim, dim)
@@ -182,7 +186,7 @@ def _prefetch(cache, t, num_shared, chunk, head, places):
 
 @inner()
 def _padded(cache, dim, count, padded):
-    """A copy of a tile whose rows are zero-padded to whole vectors."""
+    """Copy a tile's first `count` rows to `padded`, zero-padded to whole vectors. Returns `padded`."""
     numbers, stride, offset, places, place = cache
     width = _up(dim, LANES)
     for j in range(count):
@@ -193,7 +197,7 @@ def _padded(cache, dim, count, padded):
 
 @inner()
 def _dot(queries, width, i, end, cache, scores, row_len, first):
-    """The scores of queries [i, end) with a tile, written from column `first` on."""
+    """Compute the scores of queries [i, end) with the keys of a tile, and write them from column `first` on."""
     keys, stride, offset, places, place = cache
     while i < end:
         q, s = i * width, i * row_len + first
@@ -210,7 +214,8 @@ def _dot(queries, width, i, end, cache, scores, row_len, first):
 
 @inner()
 def _weigh(scores, chunk, heads, paths, window, softcap, sinks, sums):
-    """Turn scores into weights, not normalized; sums [num_queries] are the sums of the weights."""
+    """In place: turn scores into weights of the softmax, not normalized. The sums to normalize by are written to sums
+    [num_queries]."""
     first_head, num_heads, groups = heads
     row_len, i = _up(chunk[4], TILE), 0
     for head in range(first_head, first_head + num_heads):
@@ -226,7 +231,7 @@ def _weigh(scores, chunk, heads, paths, window, softcap, sinks, sums):
 
 @inner()
 def _sum_up(weights, values, chunk, heads, paths, places, window, attended):
-    """attended [num_queries, width] += weights times values."""
+    """Add the values that a chunk's queries attend to, times their weights, to attended [num_queries, width]."""
     first_head, num_heads, groups = heads
     numbers, stride, value_dim = values
     width, row_len, num_rows = _up(value_dim, LANES), _up(chunk[4], TILE), chunk[2]
@@ -249,7 +254,8 @@ def _sum_up(weights, values, chunk, heads, paths, places, window, attended):
 
 @inner()
 def _add(weights, row_len, first, i, end, cache, count, attended, width):
-    """Add a tile to the rows [i, end) of attended: its first values, with weights from column `first` on."""
+    """Add a tile's first `count` values, times their weights, to attended, for queries [i, end). The weights of the
+    tile begin at column `first`."""
     values, stride, offset, places, place = cache
     while i < end:
         w, a = i * row_len + first, i * width

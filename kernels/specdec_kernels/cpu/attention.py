@@ -1,8 +1,8 @@
 """Paged attention and tree attention on a CPU, reading keys and values in place: no gathering, padding or mask tensor.
 
-A query's result depends only on the query, the keys that it attends to and their order along its path: not on the
-number of rows in the batch, nor on the slots of the keys. So a node of any tree gets, to the last bit, what plain
-decoding computes for the same tokens.
+A query's result depends only on the query, the keys that it attends to and their order from the first token to the
+query's own. It does not depend on the number of rows in the batch, nor on the KV-cache slots of the keys. So a draft
+token in any tree gets, to the last bit, what plain decoding computes for the same tokens.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def paged_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `specdec_core.ops.attention.paged_attention`, which still computes long prefills (they are matrix products)
-    and raises the errors for mixed dtypes."""
+    """The compiled form of `specdec_core.ops.attention.paged_attention`. Requests with more than SHORT tokens in the
+    forward pass (prefills, which are matrix products) are computed by torch; mixed dtypes go to the reference, which
+    raises an error."""
     if not query.dtype == keys.dtype == values.dtype:
         reference = ops.REFERENCE["paged_attention"]
         return reference(query, keys, values, plan, scaling, window=window, softcap=softcap, sinks=sinks)
@@ -79,7 +80,8 @@ _NO_SINKS = np.empty(0, dtype=np.float32)
 
 
 def _rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """[n, heads, width] with contiguous rows, and the stride between rows."""
+    """Return a tensor [n, heads, width] whose rows [heads, width] are contiguous (a copy if necessary), and the stride
+    between rows."""
     stride, *inner = tensor.stride()
     if inner != [tensor.shape[2], 1]:
         tensor = tensor.contiguous()
@@ -89,7 +91,7 @@ def _rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 @frozen(eq=False)
 class _Paths:
-    """The inputs of `attend_part` for one forward pass; `lay_out` makes the arrays."""
+    """The inputs of `attend_part` for one forward pass, the same in all layers; `lay_out` makes the arrays."""
 
     num_tokens: int  # without padding
     num_pairs: int  # pairs of a token and a key that it attends to, roughly
@@ -119,7 +121,8 @@ _NO_SLOTS = np.empty((1, 0), dtype=np.int64)
 def store_kv(
     keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> None:
-    """See `specdec_core.ops.attention.store_kv`, which gets all inputs that do not fit and raises the errors."""
+    """The compiled form of `specdec_core.ops.attention.store_kv`. Calls that reference for inputs that do not fit, and
+    for slots that do not exist, to raise the errors."""
     if not (_fits(keys, slot_mapping, key) and _fits(values, slot_mapping, value) and keys.dtype == values.dtype):
         ops.REFERENCE["store_kv"](keys, values, slot_mapping, key, value)
         return
@@ -149,8 +152,12 @@ _SLOT = np.empty(0, dtype=np.int64)
 
 @compiled()
 def _store(like, slots, keys, values):
-    """Store keys and values at slots (address and number). keys, values: a cache's address and shape, the address of
-    the data to store, and its row stride. Returns False, and stores nothing, if a slot does not exist."""
+    """Store keys and values in their caches. Returns False, and stores nothing, if a slot does not exist.
+
+    like: an array with the dtype of all.
+    slots: address and number of the slots.
+    keys, values: address and shape of the cache, address of the data to store, stride between its rows.
+    """
     places = array_at(slots[0], (slots[1],), _SLOT)
     num_slots = min(keys[1], values[1])
     for place in places:

@@ -1,6 +1,6 @@
-"""bfloat16 in compiled code: the upper half of a float32, stored as uint16. Arithmetic is in float32.
+"""bfloat16 in code compiled by numba: the upper half of a float32, stored as uint16. Arithmetic is in float32.
 
-Written as LLVM instructions, since a conversion takes one or a few of them, and loops around it are vectorized.
+Conversions are written as LLVM instructions: they take only a few, and loops around them are vectorized.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., None]], Any]:
-    """numba's njit, with its cache if a folder for it is writable."""
+    """numba's njit as a decorator, with the results cached on disk if a folder for them is writable."""
 
     def decorate(function: Callable[..., None]) -> Any:
         try:
@@ -37,7 +37,8 @@ def compiled(**options: Any) -> Callable[[Callable[..., None]], Any]:
 
 
 def inner(**options: Any) -> Any:
-    """numba's njit for functions that only compiled functions call; it compiles no entry point for Python."""
+    """numba's njit as a decorator of functions that only compiled functions call; it compiles no entry point for
+    Python."""
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
 
 
@@ -48,8 +49,8 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
 
 @njit
 def array_at(address, shape, like):
-    """The contiguous array at an address, with the dtype of `like`. A tensor's address (`data_ptr()`) costs a tenth of
-    a numpy view."""
+    """The contiguous array at an address, with the dtype of `like`. Passing a tensor's address (`data_ptr()`) costs a
+    tenth of making a numpy view of it."""
     return carray(_pointer(address), shape, like.dtype)
 
 
@@ -63,7 +64,7 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 
 @intrinsic
 def bits_to_float(typing_context: Any, bits: Any) -> Any:
-    """Reinterpret an int32 as float32."""
+    """Reinterpret the bits of an int32 as a float32."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], _F32)
@@ -73,7 +74,7 @@ def bits_to_float(typing_context: Any, bits: Any) -> Any:
 
 @intrinsic
 def load(typing_context: Any, number: Any) -> Any:
-    """An element of a float32 or bfloat16 array, as float32."""
+    """Convert an element of a float32 or bfloat16 array to float32."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _widened(builder, args[0]) if number == types.uint16 else args[0]

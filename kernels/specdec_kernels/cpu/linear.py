@@ -1,5 +1,5 @@
-"""Linear layers that read their weights once, in order, for all rows of a forward pass; each row's result is
-independent."""
+"""Linear layers that read their weights once, in order, for all rows of a forward pass. A row's result does not depend
+on the other rows."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ WORTH_A_THREAD = 2**17
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """See `specdec_core.ops.linear.pack_linear`, which is used on processors without the instructions, and in bfloat16
-    for an odd number of inputs."""
+    """The compiled form of `specdec_core.ops.linear.pack_linear`. Calls that reference if the processor lacks the
+    instructions for the weight's dtype, or if the weight is bfloat16 with an odd number of inputs.
+
+    The function that it returns raises ValueError for rows of another dtype or width.
+    """
     num_out, num_in = weight.shape
     inputs_per_step = 2 if weight.dtype == torch.bfloat16 else 1
     if not is_supported(weight.dtype) or num_in % inputs_per_step:
@@ -77,8 +80,8 @@ def _one_part(strips, biases, rows_address, num_rows, part, num_parts, output_ad
 
 @njit
 def _some_strips(strips, strip, num_left, biases, rows, output, sums):
-    """Multiply all rows with some strips, so that their weights are read from memory once. Returns the number of
-    strips."""
+    """Multiply all rows with the next MOST_STRIPS strips, or with one if fewer are left, so that weights are read from
+    memory once. Returns how many strips this was."""
     num_strips = MOST_STRIPS if num_left >= MOST_STRIPS else 1
     row = 0
     while row < len(rows):
@@ -109,7 +112,8 @@ def _some_strips(strips, strip, num_left, biases, rows, output, sums):
 
 @njit
 def _store(sums, biases, row, num_rows, first, width, output):
-    """output[row + i, first:] = sums[i * width:] plus the bias, without the outputs that only pad the last strip."""
+    """Add the biases to sums and write the result: output[row + i, first:] = sums[i * width:] + biases[first:], for i <
+    num_rows. Outputs that only pad the last strip are left out."""
     for i in range(num_rows):
         for j in range(min(width, output.shape[1] - first)):
             output[row + i, first + j] = as_stored(output, sums[i * width + j] + biases[first + j])

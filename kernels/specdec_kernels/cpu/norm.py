@@ -10,7 +10,8 @@ from specdec_kernels.cpu.bits import FAST, LIKE, array_at, as_stored, compiled, 
 
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See `specdec_core.ops.elementwise.rms_norm`. The squares are summed in another order."""
+    """The compiled form of `specdec_core.ops.elementwise.rms_norm`, with the squares summed in another order. Calls
+    that reference for other and mixed dtypes."""
     if hidden.dtype != weight.dtype or hidden.dtype not in LIKE or hidden.shape[-1:] != weight.shape:
         return ops.REFERENCE["rms_norm"](hidden, weight, eps)
     hidden, weight, width = hidden.contiguous(), weight.contiguous(), weight.shape[0]
@@ -22,7 +23,10 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
 
 @compiled(fastmath=FAST)
 def _rms_norm(like, hidden_address, shape, weight_address, eps, output_address):
-    """hidden, output: [num_rows, width]; weight: [width]."""
+    """Normalize each row of hidden, and write it to output.
+
+    like: an array with the dtype of all others. shape: num_rows and width, of hidden and output; weight is [width].
+    """
     num_rows, width = shape
     hidden = array_at(hidden_address, shape, like)
     output = array_at(output_address, shape, like)

@@ -1,8 +1,9 @@
-"""The attention mask as paths: for each token of a forward pass the cache rows that it attends to, computed once for
-all layers.
+"""The attention mask as paths: for each token of a forward pass, the rows of the KV cache that it attends to, in order.
+They are computed once for all layers.
 
-A token's path is its prefix, then its ancestors after that, then itself. Paths are cut into tiles at multiples of TILE.
-A request's tokens share the tiles within their prefixes; the rest of each path is the token's tail.
+A token's path is its prefix (the first slots of its request), then its ancestors in the draft tree, then the token
+itself. Paths are cut into tiles of TILE rows. A request's tokens share the tiles that lie within their prefixes; the
+rest of each path is the token's tail.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ def lay_out(
     block_tables,  # int64 [batch, max_blocks]
     block_size,
 ):
-    """Compute chunks, paths and places.
+    """Compute the paths of all tokens. Returns the arrays chunks, paths and places.
 
-    chunks: int64 [num_chunks, 5], groups of up to MAX_ROWS tokens: where their prefix begins in places, first token,
-        number of tokens, tiles within all prefixes, length of the longest path.
-    paths: int64 [num_tokens, 3]: length, tiles within the prefix, where the tail begins in places.
-    places: int64 [...], rows of the caches. A tail repeats its last row until its last tile is full.
+    chunks: int64 [num_chunks, 5], groups of up to MAX_ROWS tokens of a request: index in places at which their prefix
+        begins, first token, number of tokens, tiles within all prefixes, length of the longest path.
+    paths: int64 [num_tokens, 3]: length of the token's path, tiles within its prefix, index in places at which its tail
+        begins.
+    places: int64 [...], rows of the KV caches. A tail repeats its last row until its last tile is full.
     """
     num_chunks, num_places = 0, 0
     paths = np.zeros((len(prefix_lens), 3), dtype=np.int64)
@@ -70,7 +72,8 @@ def _rounded_up(num_tokens):
 
 @inner()
 def _num_more(prefix_len, more_slots, row):
-    """How many entries of more_slots[row] are beyond the prefix. They go up to the root, whose slot then repeats."""
+    """Count the slots in more_slots[row] beyond the prefix: a draft token's own and its ancestors'. The row ends with a
+    slot that repeats."""
     num_more, last = 0, np.int64(-1)
     for i in range(more_slots.shape[1]):
         slot = more_slots[row, i]
@@ -81,7 +84,7 @@ def _num_more(prefix_len, more_slots, row):
 
 @inner()
 def _add_slots(places, start, first, end, block_tables, request, block_size):
-    """places[start:] = the cache rows of the slots [first, end) of a request."""
+    """Write the cache rows of a request's slots [first, end) to places, from index `start` on."""
     slot = first
     while slot < end:
         past = min((slot // block_size + 1) * block_size, end)

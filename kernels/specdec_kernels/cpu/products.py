@@ -1,4 +1,4 @@
-"""The inner loop of linear layers: several rows times strips of LANES outputs, with vectors of LANES float32.
+"""The inner loop of linear layers: multiplies several rows with strips of LANES outputs, in vectors of LANES float32.
 
 A strip holds its weights in the order of use: for each step along the input, LANES outputs side by side. A step is one
 input in float32, and a pair of inputs in bfloat16, which AVX512-BF16 multiplies and adds at once.
@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from specdec_kernels.cpu.tiles import LANES, array_data
 
 MOST_ROWS, MOST_STRIPS = 6, 4
-"""Sums that fit into vector registers beside a row's input and the weights."""
+"""So many sums fit into vector registers beside a row's input and the weights."""
 
 _FEATURES = binding.get_host_cpu_features()
 DTYPES = {torch.float32: "avx512f", torch.bfloat16: "avx512bf16"}
@@ -48,12 +48,13 @@ _PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def multiply(typing_context, weight, strip, rows, row, sums, num_rows, num_strips):
-    """sums[(i * num_strips + s) * LANES:] = rows[row + i] times strip + s, for i < num_rows and s < num_strips.
+    """Multiply input rows with strips of outputs: sums[(i * num_strips + s) * LANES:] = rows[row + i] times the strip
+    of index strip + s, for i < num_rows and s < num_strips.
 
     weight: [strips, steps, LANES], or [..., 2 * LANES] in bfloat16.
     rows: [n, in_features]; rows past the end repeat the last one.
     sums: float32 [...].
-    num_rows, num_strips: literals.
+    num_rows, num_strips: literals, known when this is compiled.
 
     All arrays are contiguous. Each row is summed in the order of its inputs, independently of the other rows.
     """

@@ -11,7 +11,8 @@ from specdec_kernels.cpu.bits import LIKE, array_at, as_stored, compiled, inner,
 def rotary(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `specdec_core.ops.elementwise.rotary`. In memory, the results have tokens first, as attention needs them."""
+    """The compiled form of `specdec_core.ops.elementwise.rotary`. Calls that reference for other and mixed dtypes. In
+    memory, the results have tokens before heads, as attention needs them."""
     if query.dtype not in LIKE or not query.dtype == key.dtype == cos.dtype == sin.dtype:
         return ops.REFERENCE["rotary"](query, key, cos, sin)
     cos, sin = cos.contiguous(), sin.contiguous()
@@ -31,7 +32,8 @@ def _with_contiguous_heads(heads: torch.Tensor) -> torch.Tensor:
 
 
 def _tokens_first(heads: torch.Tensor) -> torch.Tensor:
-    """An empty tensor [1, num_heads, num_tokens, width] like `heads`, with tokens first in memory."""
+    """An uninitialized tensor [1, num_heads, num_tokens, width] like `heads`, but with tokens before heads in
+    memory."""
     _, num_heads, num_tokens, width = heads.shape
     size = num_heads * width
     return heads.new_empty_strided(heads.shape, (num_tokens * size, width, size, 1))
@@ -39,8 +41,12 @@ def _tokens_first(heads: torch.Tensor) -> torch.Tensor:
 
 @compiled()
 def _rotate(like, angles, query, key):
-    """Rotate queries and keys. angles: addresses of cos and sin, and their shape. query, key: address, strides and
-    number of heads, and the address of the results."""
+    """Rotate queries and keys.
+
+    like: an array with the dtype of all.
+    angles: addresses of cos and sin, number of tokens, width.
+    query, key: address, four strides and number of heads, then the address of the results.
+    """
     cos_address, sin_address, num_tokens, width = angles
     cos = array_at(cos_address, (num_tokens, width), like)
     sin = array_at(sin_address, (num_tokens, width), like)
@@ -50,7 +56,8 @@ def _rotate(like, angles, query, key):
 
 @inner()
 def _rotate_heads(like, cos, sin, there):
-    """Rotate heads. Every product and every sum is rounded to the dtype, as in torch."""
+    """Rotate the heads of a query or key tensor (`there`: see `_rotate`). Every product and every sum is rounded to the
+    dtype, as in torch."""
     address, _, head_stride, token_stride, _, num_heads, output_address = there
     num_tokens, width = cos.shape
     half = width // 2

@@ -1,4 +1,4 @@
-"""exp of scores, and its sum."""
+"""The exponential function of attention scores, and the sum of its results."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ _LOWEST = np.float32(-87.0)
 
 @inner()
 def exp_and_sum(scores, first, end, softcap, sink):
-    """In place: scores[first:end] become exp(score - highest), and the others up to whole tiles 0. Returns the sum,
-    including the sink's share. scores: whole tiles.
+    """In place: scores[first:end] become exp(score - highest), after the softcap; the rest of their tiles becomes 0.
+    Returns the sum, including the sink's share.
+
+    scores: float32, whole tiles.
+    softcap: scores become softcap * tanh(scores / softcap); 0: none.
+    sink: the score of the attention sink; -inf: none.
 
     All roundings are explicit, so that the bits are the same in every loop that this is compiled into.
     """
@@ -35,7 +39,7 @@ def exp_and_sum(scores, first, end, softcap, sink):
 
 @inner(fastmath=FAST | {"nnan"})
 def _highest(row, highest):
-    """The maximum of row and `highest`, ignoring NaN, which shows again in the sums."""
+    """The largest of `highest` and the scores in row. NaN is ignored here; it shows again in the sums."""
     for score in row:
         highest = max(highest, score)
     return highest

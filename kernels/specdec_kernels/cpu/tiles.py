@@ -1,7 +1,7 @@
-"""The two inner loops of attention, over tiles of up to TILE tokens of a cache, with vectors of LANES float32.
+"""The two inner loops of attention, over tiles of up to TILE tokens of the KV cache, with vectors of LANES float32.
 
-Several queries share a tile: its numbers are loaded once for all of them, and converted once if they are bfloat16. A
-query's result does not depend on the number of queries: the operations and their order are the same.
+Several queries share a tile: it is loaded once for all of them, and converted once if it is bfloat16. A query's result
+does not depend on the number of queries: the operations and their order are the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TILE = 16
 _KEYS = {1: 8, 2: 8, 3: 8, 4: 4}
 """{number of queries: keys per step}, so that the sums of all pairs stay in registers."""
 _STRIP = 4
-"""Vectors of a value that are summed at a time, for the same reason."""
+"""How many vectors of a value are summed at a time, for the same reason."""
 
 _CACHE_LINE = 64
 
@@ -30,7 +30,7 @@ _ZERO = ir.Constant(_VECTOR, [0.0] * LANES)
 
 
 def array_data(context: Any, builder: Any, signature: Any, args: Any, i: int) -> Any:
-    """A pointer to the numbers of the i-th argument, an array."""
+    """A pointer to the elements of the i-th argument, an array."""
     return context.make_array(signature.args[i])(context, builder, args[i]).data
 
 
@@ -38,10 +38,13 @@ def array_data(context: Any, builder: Any, signature: Any, args: Any, i: int) ->
 def dot_tile(
     typing_context, queries, first_query, width, cache, places, first_place, stride, offset, scores, first, row_len, n
 ):
-    """scores[first + q * row_len + j] = query q . key j, for q < n, a literal, and the TILE keys of a tile.
+    """Compute the scores of n queries with the TILE keys of a tile: scores[first + q * row_len + j] = query q . key j,
+    for q < n.
 
     Query q is queries[first_query + q * width:], float32; key j is cache[places[first_place + j] * stride + offset:],
-    float32 or bfloat16; all arrays are flat and contiguous. width: of both, a multiple of LANES.
+    float32 or bfloat16; all arrays are flat and contiguous.
+    width: elements of a query and of a key, a multiple of LANES.
+    n: a literal from 1 to 4.
     """
     num_queries, num_keys, load = n.literal_value, _KEYS[n.literal_value], _loader(cache)
 
@@ -87,10 +90,10 @@ def dot_tile(
 
 
 def _sum_lanes(builder: Any, vectors: Sequence[Any], distance: int) -> Any:
-    """Sum vectors across lanes, by adding lanes at this distance, then at twice it, and so on.
+    """Sum each of these vectors across its lanes, by adding lanes at this distance, then at twice it, and so on.
 
-    Of two vectors, the lanes in which the distance's bit is 0 continue the first one's sums, the other lanes the second
-    one's. After the last round, with all LANES vectors in one, lane j is the sum over vector j.
+    A round merges two vectors into one: lanes in which the distance's bit is 0 continue the first one's sums, the other
+    lanes the second one's. After the last round, with all LANES vectors in one, lane j is the sum over vector j.
     """
     while len(vectors) > 1:
         own = [i + (LANES if i & distance else 0) for i in range(LANES)]
@@ -121,8 +124,9 @@ def add_tile(
     width,
     n,
 ):
-    """output[start + q * width:] += sum over j < count of weights[first + q * row_len + j] * value j, in the order
-    of j, for q < n, a literal. Value j is where `dot_tile` has key j; weights and output are float32."""
+    """Add weighted values of a tile for n queries: output[start + q * width:] += sum over j < num_values of
+    weights[first + q * row_len + j] * value j, in the order of j, for q < n, a literal. Value j is where `dot_tile` has
+    key j; weights and output are float32."""
     num_queries, load = n.literal_value, _loader(cache)
 
     def body(builder: Any, weights_data: Any, row_len: Any, cache_data: Any, *args: Any) -> None:
@@ -166,7 +170,8 @@ def add_tile(
 
 @intrinsic  # type: ignore[untyped-decorator]
 def sum_of(typing_context, numbers, start, end):
-    """The sum of float32 numbers[start:end], whose count is a multiple of LANES: by lane, then across the lanes."""
+    """The sum of float32 numbers[start:end]. Lanes are summed first, then added up; end - start is a multiple of
+    LANES."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data, total = array_data(context, builder, signature, args, 0), _variable(builder)
@@ -191,7 +196,7 @@ def multiply_add(typing_context, a, b, c):
 
 @intrinsic  # type: ignore[untyped-decorator]
 def prefetch_tile(typing_context, cache, places, first_place, stride, offset, width):
-    """Prefetch the numbers of a tile's tokens, at the addresses described in `dot_tile`."""
+    """Prefetch the keys or values of a tile's tokens from memory, at the addresses described in `dot_tile`."""
     step = _CACHE_LINE // (cache.dtype.bitwidth // 8)
 
     def body(builder: Any, cache_data: Any, places_data: Any, stride: Any, offset: Any, width: Any) -> None:
@@ -219,7 +224,7 @@ def _for_strips(builder: Any, start: Any, stop: Any, num_vectors: int, body: Cal
 
 
 def _call(builder: Any, name: str, body: Callable[..., None], *args: Any) -> None:
-    """Call a function without inlining it, which would compile it several times."""
+    """Generate a call of `body` as a function that is not inlined, so that it is compiled only once."""
     kind = ir.FunctionType(ir.VoidType(), [each.type for each in args])
     function = cgutils.get_or_insert_function(builder.module, kind, f"specdec_{name}")
     if function.is_declaration:
@@ -232,13 +237,14 @@ def _call(builder: Any, name: str, body: Callable[..., None], *args: Any) -> Non
 
 
 def _at(builder: Any, cache_data: Any, places_data: Any, i: Any, stride: Any, offset: Any) -> Any:
-    """A pointer to the numbers of the token at places[i]."""
+    """A pointer to the key or value of the token at places[i]."""
     place = builder.load(builder.gep(places_data, [i]))
     return builder.gep(cache_data, [builder.add(builder.mul(place, stride), offset)])
 
 
 def _variable(builder: Any, value: Any = _ZERO) -> Any:
-    """A variable for a register, initialized each time this point is reached."""
+    """Allocate a vector variable that the compiler can keep in a register, set to `value` each time this point is
+    reached."""
     variable = cgutils.alloca_once(builder, _VECTOR)
     builder.store(value, variable)
     return variable
@@ -250,7 +256,7 @@ def _vector_at(builder: Any, data: Any, i: Any) -> Any:
 
 
 def _loader(cache: Any) -> Callable[[Any, Any, Any], Any]:
-    """A function that loads LANES numbers of a cache as float32."""
+    """Return a function that loads LANES elements of a cache as float32."""
     return _widened if cache.dtype == types.uint16 else _vector
 
 

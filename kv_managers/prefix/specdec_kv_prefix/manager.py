@@ -13,16 +13,16 @@ from specdec_kv_prefix import PrefixConfig
 from specdec_kv_prefix.pool import SharedBlocks
 
 FIRST = 0
-"""The target's first group, which represents all of its groups: every forward pass fills them together."""
+"""The target's first KV group, which represents all of its groups: every forward pass fills them together."""
 
 
 @define
 class Text:
-    """The state of one request.
+    """The tokens of one request whose keys and values are stored or shared.
 
     digests: hashes of the salt, then of all tokens up to the end of each block.
-    filled: number of tokens that a group has stored.
-    published: number of blocks of a group that other requests can find.
+    filled: {group: number of tokens stored}.
+    published: {group: number of blocks that other requests can find}.
     """
 
     digests: list[bytes]

@@ -9,8 +9,8 @@ from specdec_core import BlockPool
 
 
 class SharedBlocks(BlockPool):
-    """Each block is free, held by one or more requests, or cached: no request holds it, but its key finds its contents.
-    Cached blocks are evicted when blocks are needed, the least recently used first."""
+    """Each block is free, held by one or more requests, or cached: no request holds it, but its contents can be found
+    by key. Cached blocks are evicted when blocks are needed, the least recently used first."""
 
     def __init__(self, num_blocks: int, block_size: int, most_kept: int | None) -> None:
         super().__init__(num_blocks, block_size)

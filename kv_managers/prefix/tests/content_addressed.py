@@ -1,6 +1,6 @@
-"""Drives a KV manager without a model: each slot stores a number that identifies all tokens that it depends on.
+"""Drives a KV manager without a model: each slot stores a hash of all tokens that its keys and values depend on.
 
-So the contents of cached slots can be compared with the contents that the request's own tokens require.
+So the contents of cached slots can be compared with those that the request's own tokens require.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ SECOND_LAYOUT = KVLayout(1, 1, 1, 1, torch.float64, keeps_nodes=True)
 HEAD_LAYOUT = KVLayout(1, 1, 1, 1, torch.float64)
 LAZY_LAYOUT = KVLayout(1, 1, 1, 1, torch.float64, keeps_nodes=True)
 HEAD, LAZY = 2, 3
-"""Groups of drafts: a head's, whose slots also depend on the next token and are filled in each step, and a draft
+"""KV groups of drafts: a head's, whose slots also depend on the next token and are filled in each step, and a draft
 model's, which is filled now and then."""
 LOOKAHEADS = {0: 0, 1: 0, HEAD: 1, LAZY: 0}
 
 
 def content(salt: str, tokens: Sequence[int], slot: int, lookahead: int) -> float:
-    """The expected content of a slot. It includes the salt, so that sharing between salts is detected."""
+    """The expected content of a KV-cache slot. It includes the salt, so that sharing between salts is detected."""
     seen = np.asarray(tokens[: slot + 1 + lookahead], dtype=np.int64)
     return float(int.from_bytes(blake2b(salt.encode() + b"|" + seen.tobytes(), digest_size=6).digest(), "big"))
 
 
 @define(eq=False)
 class Simulated:
-    """A `RequestView` with the number of its computed tokens."""
+    """A `RequestView` for the tests, with the number of its computed tokens."""
 
     id: str
     salt: str
@@ -80,10 +80,11 @@ class Driver:
     def step(
         self, request_id: str, num_known: int, accepted: Sequence[int], bonus: int, *, stops: bool = False
     ) -> bool:
-        """One forward pass over num_known tokens and a chain.
+        """One forward pass over num_known tokens and a chain of draft tokens. Returns False if blocks are lacking.
 
-        accepted: number of accepted nodes.
-        stops: the request takes no new tokens, as after a stop.
+        accepted: the draft tokens that are accepted.
+        bonus: the token after them.
+        stops: the request takes no new tokens, as after a stop, and is released.
         """
         request = self.requests[request_id]
         num_known = min(num_known, len(request.tokens) - request.num_computed)
@@ -114,7 +115,7 @@ class Driver:
         return True
 
     def catch_up(self, request_id: str, num_tokens: int) -> None:
-        """Fill the draft model's group, as it does at its next draft."""
+        """Fill the draft model's KV group up to num_tokens, as the model does when it drafts again."""
         request = self.requests[request_id]
         end = min(num_tokens, request.num_computed)
         if LAZY in request.groups and end > request.filled[LAZY]:

@@ -1,4 +1,4 @@
-"""Checks the manager by slot contents that identify the tokens they depend on, and that this check notices faults."""
+"""Tests the manager with slots that store a hash of the tokens they depend on, and that faults are noticed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ operations = st.lists(
 
 
 def run(driver: Driver, steps: list[tuple[str, str, int]]) -> int:
-    """Run random requests over two distinct tokens, so that prefixes repeat. Returns the number of cached tokens."""
+    """Run random operations on requests over two distinct tokens, so that prefixes repeat. Returns the number of cached
+    tokens that were found."""
     for operation, request_id, seed in steps:
         rng = np.random.default_rng(seed)
         known = request_id in driver.requests
@@ -111,7 +112,7 @@ def without_what_follows(patch: pytest.MonkeyPatch) -> None:
 
 
 def past_a_stop(patch: pytest.MonkeyPatch) -> None:
-    """Fault: publishes slots behind the last token as if earlier tokens were repeated there."""
+    """Fault: shares slots behind the request's last token, as if the token there were 1."""
     publish = PrefixKVManager._publish
 
     def careless(self: Any, text: Any, blocks: Any, token_ids: Any, num_final: int) -> None:
@@ -186,7 +187,7 @@ def run_all() -> None:
 
 
 def stop_within_a_draft() -> None:
-    """Nodes accepted after a stop: their slots are final, but their tokens are not part of the request."""
+    """Slots of draft tokens that were accepted after a stop are final, but no other request may find them."""
     driver = Driver(make(8, 2), 2)
     driver.admit("a", "", [1, 1, 1], ())
     driver.step("a", 3, [2, 2, 2], 2, stops=True)
@@ -234,7 +235,7 @@ def test_nothing_is_found_where_all_has_to_be_computed() -> None:
 
 
 def test_interrupts_lose_no_block() -> None:
-    """Ctrl-C before each instruction that moves blocks. Afterwards all blocks are available and the counts correct."""
+    """After Ctrl-C before any instruction that moves blocks, all blocks are available and the counts correct."""
 
     def use(pool: SharedBlocks) -> None:
         pool.add("a")

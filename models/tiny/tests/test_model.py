@@ -28,13 +28,11 @@ NEW_TOKENS = 64
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """The packaged tokenizer."""
     return AutoTokenizer.from_pretrained(model_path())
 
 
 @pytest.fixture(scope="module")
 def model():
-    """The packaged model in float32."""
     return AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32).eval()
 
 
@@ -82,7 +80,7 @@ def test_logits_stay_finite_up_to_the_end_of_the_context(model):
 
 
 def parseable_prefix(text: str) -> ast.Module | None:
-    """The syntax tree of a completion without the statements that the token limit cut off."""
+    """Parse a completion without the last lines, which the token limit may have cut off; None if nothing parses."""
     lines = text.split("\n")
     for end in range(len(lines), 1, -1):
         try:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def replace_section(card: str, name: str, content: str) -> str:
-    """The model card with new text between the markers of a section. Raises ValueError without these markers."""
+    """Return the model card with new text in a section. Raises ValueError if the section's markers are missing."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not pattern.search(card):
@@ -27,7 +27,10 @@ def replace_section(card: str, name: str, content: str) -> str:
 
 
 def plot(history: list[dict[str, Any]], path: Path) -> None:
-    """Plot training loss (lightly smoothed) and held-out loss over training tokens as a small PNG."""
+    """Plot training loss (lightly smoothed) and held-out loss over training tokens as a small PNG.
+
+    history: the points that training has logged, in order.
+    """
     figure, axes = plt.subplots(figsize=(6.4, 3.2), dpi=100)
     tokens = [point["tokens"] / 1e6 for point in history]
     smooth, value = [], history[0]["loss"]
@@ -54,7 +57,7 @@ def table(left: str, right: str, rows: list[tuple[str, str]]) -> list[str]:
 
 
 def figures_section(figures: dict[str, Any]) -> str:
-    """The card's section of evaluation results, as tables."""
+    """Return the model card's tables of evaluation results. figures: see `evaluate`."""
     rows = [
         ("Parameters (tied embedding included)", f"{figures['parameters'] / 1e6:.2f}M"),
         ("Training tokens seen", f"{figures['tokens'] / 1e6:.1f}M"),
@@ -76,7 +79,7 @@ def figures_section(figures: dict[str, Any]) -> str:
 
 
 def samples_section(samples: list[dict[str, str]]) -> str:
-    """Prompts and their greedy continuations; a comment marks where the continuation begins."""
+    """Return prompts with their greedy continuations as Markdown; a comment marks where a continuation begins."""
     blocks = [
         f"````python\n{s['prompt']}# ---- the model goes on:\n{s['continuation'].rstrip()}\n````" for s in samples
     ]
@@ -84,7 +87,7 @@ def samples_section(samples: list[dict[str, str]]) -> str:
 
 
 def data_section(totals: dict[str, int]) -> str:
-    """A table of all sources with version, license and share of the corpus."""
+    """Return a Markdown table of all sources with version, license and megabytes. totals: {source: characters}."""
     manifest = load_manifest()
     library = manifest["stdlib"]
     held = manifest["heldout"]["packages"]
@@ -98,7 +101,11 @@ def data_section(totals: dict[str, int]) -> str:
 
 
 def write_card(work: Path, figures: dict[str, Any], root: Path = ROOT) -> None:
-    """Update README.md, evaluation.json and loss.png in the distribution's folder."""
+    """Update README.md, evaluation.json and loss.png in the distribution's folder.
+
+    work: folder of the training.
+    figures: the results of `evaluate`, and `tokens`, the number that the exported model was trained on.
+    """
     history = [json.loads(line) for line in (work / "loss.jsonl").read_text().splitlines()]
     history = [point for point in history if point["tokens"] <= figures["tokens"]]
     plot(history, root / "loss.png")

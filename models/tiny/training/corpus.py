@@ -1,4 +1,4 @@
-"""Collect the training corpus: permissively licensed Python sources named in corpus.toml.
+"""Collect the training corpus: permissively licensed Python sources that corpus.toml lists.
 
 Output: two JSONL files of {"source", "path", "text"}, ``train.jsonl`` and ``heldout.jsonl``.
 """
@@ -38,7 +38,6 @@ class Document:
 
 
 def load_manifest(path: Path = MANIFEST) -> dict[str, Any]:
-    """The parsed corpus manifest."""
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
@@ -48,7 +47,7 @@ def normalize(name: str) -> str:
 
 
 def identity(wheel: Path) -> tuple[str, str]:
-    """(normalize name, version) of a wheel."""
+    """The (normalized name, version) of a wheel."""
     name, version, *_ = wheel.name.split("-")
     return normalize(name), version
 
@@ -72,7 +71,12 @@ def download(package: dict[str, Any], folder: Path) -> Path:
 
 
 def package_files(package: dict[str, Any], folder: Path) -> Iterator[tuple[str, bytes]]:
-    """(path, content) of every Python file in the package's modules."""
+    """Yield (path, content) of every Python file in the package's modules, from the environment or a wheel.
+
+    package: an entry of the manifest.
+    folder: where wheels are downloaded.
+    Raises RuntimeError if the package is to be taken from the environment, which has another version of it.
+    """
     wanted = tuple(f"{module}/" for module in package["modules"])
     if package["source"] == "installed":
         version = importlib.metadata.version(package["name"]).split("+")[0]
@@ -93,7 +97,7 @@ def package_files(package: dict[str, Any], folder: Path) -> Iterator[tuple[str, 
 
 
 def stdlib_files() -> Iterator[tuple[str, bytes]]:
-    """(path, content) of every Python file of the running interpreter's standard library."""
+    """Yield (path, content) of every Python file of the running interpreter's standard library."""
     root = Path(sysconfig.get_paths()["stdlib"])
     for file in sorted(root.rglob("*.py")):
         yield file.relative_to(root).as_posix(), file.read_bytes()
@@ -110,7 +114,11 @@ def is_heldout_stdlib(path: str, names: list[str]) -> bool:
 
 
 def select(files: list[tuple[str, str]], source: str, budget: int, seen: Deduplicator) -> list[Document]:
-    """Select at most ``budget`` bytes of files, in a fixed pseudo-random order, with few tests."""
+    """Select files of at most ``budget`` characters in a fixed pseudo-random order; at most a quarter are tests.
+
+    files: (path, text) pairs, which are sorted in place.
+    seen: rejects duplicates of files selected before.
+    """
     files.sort(key=lambda item: hashlib.sha256(f"{source}/{item[0]}".encode()).digest())
     kept, used, tests = [], 0, 0
     for path, text in files:
@@ -125,7 +133,7 @@ def select(files: list[tuple[str, str]], source: str, budget: int, seen: Dedupli
 
 
 def clean_all(raw: Iterator[tuple[str, bytes]], pool: ProcessPoolExecutor) -> list[tuple[str, str]]:
-    """The (path, text) pairs that the filters accept and that are neither vendored nor too large."""
+    """Return (path, text) of the files that the filters accept and that are neither vendored nor too large."""
     named = [(path, data) for path, data in raw if not VENDORED.search(path) and len(data) <= 2 * MAX_BYTES]
     texts = pool.map(clean, [data for _, data in named], chunksize=32)
     return [(path, text) for (path, _), text in zip(named, texts, strict=True) if text is not None]
@@ -168,13 +176,13 @@ def write_jsonl(documents: list[Document], path: Path) -> None:
 
 
 def read_jsonl(path: Path) -> list[Document]:
-    """Documents written by :func:`write_jsonl`."""
+    """Read the documents that :func:`write_jsonl` has written."""
     with path.open(encoding="utf-8") as file:
         return [Document(**json.loads(line)) for line in file]
 
 
 def build(work: Path) -> None:
-    """Write ``train.jsonl`` and ``heldout.jsonl`` under ``work`` unless they exist."""
+    """Write ``train.jsonl``, ``heldout.jsonl`` and ``totals.json`` under ``work`` unless the first two exist."""
     if (work / "train.jsonl").exists() and (work / "heldout.jsonl").exists():
         return
     train, heldout = collect(work)

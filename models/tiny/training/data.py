@@ -1,4 +1,4 @@
-"""Training tokens as shuffled units, split into sequences of any length that divides a unit."""
+"""Batches of training tokens: shuffled units of 2048 tokens, split into sequences of a length that divides 2048."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ BATCH_UNITS = 4
 
 
 class Units:
-    """Shuffled units of 2049 consecutive ids; the order depends on the seed and the epoch only."""
+    """The training tokens as shuffled units. The order depends on the seed and the epoch only.
+
+    A unit is 2049 consecutive token ids: 2048 inputs, and one more as the last one's target.
+    path: a file of token ids (.npy).
+    """
 
     def __init__(self, path: Path, seed: int) -> None:
         self._ids = np.load(path, mmap_mode="r")
@@ -21,7 +25,11 @@ class Units:
         self._epoch, self._order = -1, np.empty(0, np.int64)
 
     def batch(self, first: int, length: int) -> torch.Tensor:
-        """Units first .. first + BATCH_UNITS as rows of length + 1 ids."""
+        """Split the next BATCH_UNITS units, from index ``first`` on, into sequences.
+
+        length: tokens of a sequence; it divides UNIT.
+        Returns int64 [number of sequences, length + 1]: each has one more id, the target of its last token.
+        """
         rows = []
         for index in range(first, first + BATCH_UNITS):
             epoch, place = divmod(index, self._count)
@@ -34,7 +42,7 @@ class Units:
 
 
 def spread_units(path: Path, count: int) -> torch.Tensor:
-    """``count`` units at even distances through a token file, as rows of UNIT + 1 ids."""
+    """Return ``count`` units at even distances in a file of token ids, int64 [count, UNIT + 1]."""
     ids = np.load(path, mmap_mode="r")
     begins = np.linspace(0, len(ids) - UNIT - 1, count).astype(int)
     return torch.from_numpy(np.stack([ids[b : b + UNIT + 1] for b in begins]).astype(np.int64))

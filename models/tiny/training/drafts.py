@@ -1,7 +1,7 @@
 """Train the drafts that come with the model: a draft model, and heads of EAGLE and EAGLE-3.
 
 They are trained on excerpts of the corpus, and on the model's own greedy and sampled continuations of other excerpts.
-Neither contains the held-out modules.
+Neither kind of text comes from the held-out modules.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LENGTH = 1024
 """Length of a training text in tokens: heads trained on shorter contexts draft worse in longer ones."""
 EXCERPTS = 5500
 SELF_GENERATED = {"greedy": (3000, 0.0), "sampled": (5000, 1.0)}
-"""Self-generated texts: (number, temperature) of each kind."""
+"""Texts that the model generates itself: (number, temperature) of each kind."""
 LENGTH_GENERATED = 256
 SHORTEST_PROMPT, LONGEST_PROMPT = 16, 128
 END = 0
@@ -44,7 +44,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "eagle": {"intermediate_size": 1536},
     "draft_model": {"hidden_size": 192, "intermediate_size": 512, "num_heads": 3},
 }
-"""The model has only eight layers, so the usual tapped layers of large models would leave out the last three."""
+"""aux_layers are the layers whose hidden states the EAGLE-3 head reads. This model has only eight layers, and the usual
+choice for large models would leave out the last three."""
 LEARNING_RATES = {"eagle3": 6e-4, "eagle": 3e-4, "draft_model": 1.5e-3}
 """EAGLE's layer has neither an input nor an output norm, and diverges at the others' learning rates."""
 STEPS = {"eagle3": 4000, "eagle": 2000, "draft_model": 1800}
@@ -52,7 +53,7 @@ STEPS = {"eagle3": 4000, "eagle": 2000, "draft_model": 1800}
 
 
 def build_texts(work: Path) -> list[Path]:
-    """Training texts as files of token ids, created unless they exist."""
+    """Write the training texts as files of token ids unless they exist. Returns the files."""
     folder = work / "drafts"
     folder.mkdir(exist_ok=True)
     ids = np.load(work / "train.npy", mmap_mode="r")
@@ -69,13 +70,20 @@ def build_texts(work: Path) -> list[Path]:
 
 
 def cut(ids: np.ndarray, length: int, first: int, number: int) -> np.ndarray:
-    """Random excerpts of the corpus [number, length], the same ones in each run."""
+    """Take excerpts from a random order that is the same in each run. Returns int32 [number, length].
+
+    ids: token ids of the corpus.
+    first: how many excerpts of that order are skipped.
+    """
     chosen = np.random.default_rng(0).permutation(len(ids) // length)[first : first + number]
     return ids[: len(ids) // length * length].reshape(-1, length)[chosen].astype(np.int32)
 
 
 def join(texts: np.ndarray) -> np.ndarray:
-    """Texts joined and split into rows of LENGTH tokens, with END after each, also if the model generated one."""
+    """Join texts, with END after each, and split them into rows of LENGTH tokens.
+
+    END follows even a text that ends with a generated END. texts: int32 [number of texts, length], padded with -1.
+    """
     ids = np.concatenate([np.append(row[row >= 0], END) for row in texts])
     return ids[: len(ids) // LENGTH * LENGTH].reshape(-1, LENGTH).astype(np.int32)
 
@@ -87,7 +95,11 @@ def save(file: Path, texts: np.ndarray) -> None:
 
 
 def continue_excerpts(excerpts: np.ndarray, temperature: float) -> np.ndarray:
-    """The model's continuations of each excerpt's beginning, up to its length, padded with -1 if they end early."""
+    """Let the model continue the beginning of each excerpt, of random length, up to the excerpt's length.
+
+    Returns the beginnings and continuations, in the shape of `excerpts`, padded with -1 where a continuation ends
+    early.
+    """
     lengths = np.random.default_rng(1).integers(SHORTEST_PROMPT, LONGEST_PROMPT, len(excerpts))
     prompts = [row[:length].tolist() for row, length in zip(excerpts, lengths, strict=True)]
     texts = np.full_like(excerpts, -1)
@@ -106,7 +118,10 @@ def continue_excerpts(excerpts: np.ndarray, temperature: float) -> np.ndarray:
 
 
 def train_draft(work: Path, method: str, threads: int | None) -> None:
-    """Train a draft, or resume its training, and copy it into the package."""
+    """Train a draft, or resume its training, and copy it into the package.
+
+    Raises ValueError if it is too large to ship.
+    """
     spec = Plugins.load().proposer(method)
     out = work / "drafts" / method
     settings = Settings(
@@ -137,7 +152,7 @@ def train_draft(work: Path, method: str, threads: int | None) -> None:
 
 
 def write_card(work: Path, root: Path = ROOT) -> None:
-    """Write the card's table of the packaged drafts, with the measurements at the end of their training."""
+    """Write the model card's table of the packaged drafts, with the acceptance lengths at the end of their training."""
     lines = ["| Draft | MB | Updates | Tokens | Greedy | Temperature 1 |", "|---|---|---|---|---|---|"]
     for method in OPTIONS:
         file = WEIGHTS / "drafts" / method / "model.safetensors"

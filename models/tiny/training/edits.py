@@ -1,6 +1,7 @@
 """Synthesize edit documents: a task, a snippet of the corpus, and the snippet after the edit.
 
-They teach the model to copy and change code in its context. Each edit is checked by parsing the result.
+They teach the model to copy and change code in its context. Each edit is checked by parsing the result. The functions
+in KINDS return (task, edited code), or None if they find nothing to edit.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def line_starts(code: str) -> list[int]:
 
 
 def rename(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
-    """Rename a local variable or parameter everywhere in the snippet."""
+    """Rename a local variable or parameter everywhere in the snippet. names: from which the new name is drawn."""
     places: dict[str, list[tuple[int, int]]] = {}
     bound: set[str] = set()
     blocked: set[str] = set()
@@ -110,7 +111,7 @@ def replace_constant(code: str, tree: ast.Module, rng: random.Random, names: lis
 
 
 def hint_spans(code: str, tree: ast.Module) -> list[Span]:
-    """Edits that remove the type hints of parameters and return values."""
+    """Return the spans to delete so that parameters and return values lose their type hints."""
     starts, spans = line_starts(code), []
 
     def end(node: ast.expr) -> int:
@@ -128,7 +129,7 @@ def hint_spans(code: str, tree: ast.Module) -> list[Span]:
 
 
 def remove_hints(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
-    """Remove the type hints of a signature."""
+    """Remove the type hints of all parameters and return values."""
     spans = hint_spans(code, tree)
     return ("remove the type hints", apply(code, spans)) if spans else None
 
@@ -176,7 +177,7 @@ def edit_document(code: str, rng: random.Random, names: list[str]) -> str | None
 
 
 def edit_documents(documents: list[Document], seed: int = 0, share: float = SHARE) -> Iterator[Document]:
-    """Edit documents that make up ``share`` of the characters of all documents together."""
+    """Yield edit documents until they are ``share`` of the characters of all documents, the given ones included."""
     rng = random.Random(seed)
     budget = sum(len(d.text) for d in documents) * share / (1 - share)
     names = common_names(rng.sample(documents, min(len(documents), 1500)))
@@ -194,7 +195,7 @@ def edit_documents(documents: list[Document], seed: int = 0, share: float = SHAR
 
 
 def common_names(documents: list[Document]) -> list[str]:
-    """Variable names used in at least three of the documents: plausible new names."""
+    """Return the variable names that at least three documents use. They are plausible new names."""
     counts: Counter[str] = Counter()
     for document in documents:
         counts.update({n.id for n in ast.walk(ast.parse(document.text)) if isinstance(n, ast.Name)})

@@ -60,7 +60,7 @@ def group(document: Document) -> str:
 
 
 def heldout(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: list[Document]) -> dict[str, Any]:
-    """Bits per byte in total and by module, and the mean loss by position in the document."""
+    """Compute bits per byte in total and by module, and the mean loss by position in the document."""
     nats: dict[str, float] = defaultdict(float)
     sizes: dict[str, int] = defaultdict(int)
     by_position: dict[str, list[torch.Tensor]] = defaultdict(list)
@@ -85,7 +85,7 @@ def heldout(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documen
 
 @torch.inference_mode()
 def copying(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: list[Document]) -> dict[str, Any]:
-    """Accuracy of the most likely token in the results of unseen edit documents."""
+    """Compute how often the most likely token is right in the results of edits of unseen code, by kind of edit."""
     rng = random.Random(0)
     names = common_names(documents)
     codes = [code for document in documents for code in snippets(document)]
@@ -104,7 +104,7 @@ def copying(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documen
 
 
 def samples(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, str]]:
-    """Greedy continuations of a few prompts."""
+    """Continue PROMPTS greedily."""
     found = []
     for prompt in PROMPTS:
         inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
@@ -115,7 +115,7 @@ def samples(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def evaluate(work: Path, weights: Path) -> dict[str, Any]:
-    """All evaluation results of the model in ``weights``, for the model card."""
+    """Compute all evaluation results for the model card. weights: folder of the exported model."""
     tokenizer = AutoTokenizer.from_pretrained(weights)
     model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).eval()
     documents = read_jsonl(work / "heldout.jsonl")

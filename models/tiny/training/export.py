@@ -1,4 +1,4 @@
-"""Write a checkpoint as a directory that transformers can load."""
+"""Write a training checkpoint as a directory that transformers can load."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILES = (
 
 
 def export(work: Path, target: Path = WEIGHTS) -> int:
-    """Export ``work/checkpoint.pt`` to ``target``, each file atomically. Returns the number of training tokens."""
+    """Export ``work/checkpoint.pt`` to ``target``, each file atomically. Returns how many tokens it was trained on."""
     path = work / "checkpoint.pt"
     if not path.exists():
         raise FileNotFoundError(f"no checkpoint at {path}; run the training first, or name its work folder")

@@ -50,7 +50,7 @@ def clean(content: bytes) -> str | None:
 
 
 def line_hashes(text: str) -> set[int]:
-    """Hashes of the lines with content, which near-duplicate files share."""
+    """Hash the lines that have at least 16 characters. Near-duplicate files share most of these hashes."""
     return {hash(line.strip()) for line in text.split("\n") if len(line.strip()) >= 16}
 
 
@@ -61,7 +61,7 @@ class Deduplicator:
         self._seen: set[int] = set()
 
     def admit(self, text: str) -> bool:
-        """Whether the text is not a near-duplicate; if so, its lines are added to the known ones."""
+        """Whether the text is not a near-duplicate. If so, its lines are remembered as those of an admitted file."""
         hashes = line_hashes(text)
         if not hashes or len(hashes & self._seen) > DUPLICATE_SHARE * len(hashes):
             return False

@@ -11,7 +11,7 @@ from .export import WEIGHTS, export
 
 
 def finish(work: Path) -> None:
-    """Update the package and its card from ``work/checkpoint.pt``."""
+    """Export ``work/checkpoint.pt`` into the package, evaluate it and update the model card."""
     tokens = export(work)
     figures = {"tokens": tokens} | evaluate(work, WEIGHTS)
     write_card(work, figures)

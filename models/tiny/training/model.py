@@ -1,4 +1,4 @@
-"""The architecture, and faster attention and loss for training on a CPU, where these take most of the time."""
+"""The tiny model's architecture, with attention and loss that train it faster on a CPU, where these take most time."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ def blocked_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention in blocks of queries; each block reads only the keys up to its end.
 
-    query [B, H, T, D], key and value [B, K, T, D]; returns [B, T, H, D]. Twice as fast as the CPU flash
-    kernel, forward and backward, for short sequences: its products run in the bf16 matrix kernels.
+    query [batch, heads, length, head size], key and value [batch, KV heads, length, head size]; returns [batch, length,
+    heads, head size]. Forward and backward are twice as fast as the CPU flash kernel for short sequences, since the
+    matrix products run in the bf16 matrix kernels.
     """
     batch, heads, length, width = query.shape
     groups, share = key.shape[1], query.shape[1] // key.shape[1]
@@ -73,7 +74,11 @@ AttentionInterface.register("blocked", blocked_attention)
 
 @torch.compile(dynamic=False)
 def chunk_loss(hidden: Tensor, weight: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Summed cross entropy of one chunk, and its gradients by hidden states and transposed weight, times scale."""
+    """Compute the summed cross entropy of a chunk of tokens, and its gradients times ``scale``.
+
+    hidden [N, width], weight [vocabulary, width] (the LM head), targets [N]. Returns the loss, the gradient of
+    ``hidden`` and that of the transposed weight.
+    """
     logits = torch.mm(hidden, weight.t()).float()
     normaliser = torch.logsumexp(logits, 1)
     loss = (normaliser - logits.gather(1, targets[:, None])[:, 0]).sum()
@@ -83,9 +88,9 @@ def chunk_loss(hidden: Tensor, weight: Tensor, targets: Tensor, scale: float) ->
 
 
 class TiedLoss(torch.autograd.Function):
-    """Mean cross entropy of the tied LM head, computed in chunks of tokens.
+    """Mean cross entropy of an LM head that is tied to the embedding, computed in chunks of tokens.
 
-    The [tokens, vocabulary] logits never exist at once; the gradient of the embedding is summed in float32.
+    So the [tokens, vocabulary] logits never exist at once. The gradient of the embedding is summed in float32.
     """
 
     @staticmethod
@@ -112,7 +117,10 @@ class TiedLoss(torch.autograd.Function):
 
 
 class Trainee:
-    """A bf16 Llama with float32 master weights, whose layers are compiled once and share the code."""
+    """A Llama in training, with bf16 weights for computing and float32 master weights for the optimizers.
+
+    Its layers share the code of one compilation.
+    """
 
     def __init__(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -143,7 +151,7 @@ class Trainee:
         return loss
 
     def collect_gradients(self) -> None:
-        """Move the bf16 gradients to the master weights; the embedding's is in float32 already."""
+        """Move the bf16 gradients to the master weights, as float32. The embedding's gradient is there already."""
         for name, working in self._working.items():
             if working.grad is not None:
                 self.masters[name].grad = working.grad.float()
@@ -151,7 +159,7 @@ class Trainee:
 
 
 def plain_model(masters: dict[str, Tensor]) -> LlamaForCausalLM:
-    """A bf16 model without training state, for save_pretrained; greedy by default."""
+    """Build a bf16 model from master weights, to be saved. Raises ValueError if they do not fit the architecture."""
     model = LlamaForCausalLM(config()).bfloat16()
     missing, unexpected = model.load_state_dict(masters, strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:

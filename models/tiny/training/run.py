@@ -1,4 +1,7 @@
-"""Corpus, tokenizer, training, export, evaluation and card with one command; resumes where it stopped."""
+"""Build the tiny model with one command: corpus, tokenizer, training, export, evaluation, model card.
+
+It resumes where it stopped.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's files for resuming: checkpoints and the loss history."""
+"""The files from which a training run resumes: checkpoints and the loss history."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from .model import Trainee
 
 @dataclass
 class Progress:
-    """A run's progress, which determines the next batch and learning rate."""
+    """A run's progress, which determines the next batch and learning rate.
+
+    units: number of units (see data.py) used so far.
+    decay_from: value of `tokens` at which the decay of the learning rate began; None before that.
+    decay_tokens: number of tokens that the decay takes.
+    """
 
     step: int = 0
     tokens: int = 0
@@ -24,7 +29,7 @@ class Progress:
 
 
 def save(path: Path, trainee: Trainee, optimizers: list[torch.optim.Optimizer], progress: Progress) -> None:
-    """Write a checkpoint atomically: a killed run leaves the previous one intact."""
+    """Write a checkpoint atomically: if the run is killed meanwhile, the previous checkpoint is intact."""
     partial = path.with_suffix(".partial")
     state = {
         "masters": {name: master.detach() for name, master in trainee.masters.items()},
@@ -47,7 +52,7 @@ def restore(path: Path, trainee: Trainee, optimizers: list[torch.optim.Optimizer
 
 
 def truncate_history(path: Path, tokens: int) -> None:
-    """Drop logged points after the checkpoint from which the run resumes."""
+    """Drop logged points beyond ``tokens`` training tokens, where the checkpoint is from which the run resumes."""
     if path.exists():
         lines = [line for line in path.read_text().splitlines() if json.loads(line)["tokens"] <= tokens]
         path.write_text("".join(line + "\n" for line in lines))

@@ -51,7 +51,7 @@ def train_tokenizer(documents: list[Document]) -> Tokenizer:
 
 
 def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """The tokenizer for transformers: end-of-text both begins and ends a document."""
+    """Wrap the tokenizer for transformers. The end-of-text token both begins and ends a document."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=END_OF_TEXT,
@@ -64,7 +64,7 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def encode(tokenizer: Tokenizer, documents: list[Document], path: Path) -> int:
-    """Write the ids (uint16) of documents, each with end-of-text after it, as ``.npy``; returns the count."""
+    """Write the ids (uint16) of documents, each with end-of-text after it, as ``.npy``. Returns their number."""
     end = tokenizer.token_to_id(END_OF_TEXT)
     parts: list[np.ndarray] = []
     for start in tqdm(range(0, len(documents), 256), desc=f"encode {path.stem}"):

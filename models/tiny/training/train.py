@@ -1,8 +1,8 @@
-"""Train the tiny model: warm-up, a stable phase, and a decay; resumes from its last checkpoint.
+"""Train the tiny model: warm-up, a stable phase, and a decay of the learning rate; resumes from its last checkpoint.
 
 Files in the work folder: ``checkpoint.pt`` (latest), ``stable.pt`` (the last one before the decay, from which
-a longer run can continue), ``loss.jsonl``, ``pid``. Creating a file named ``decay`` there brings the decay
-forward; its content, when not empty, is the number of tokens the decay takes.
+a longer run can continue), ``loss.jsonl``, ``pid``. Creating a file named ``decay`` there begins the decay at once;
+its content, when not empty, is the number of tokens the decay takes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ HELDOUT_UNITS = 16
 
 
 def sequence_length(progress: Progress, stable_tokens: int) -> int:
-    """Sequence length at this point: short at first, full in the learning rate decay."""
+    """Sequence length at this point: short at first, full in the learning rate decay.
+
+    stable_tokens: number of tokens before the decay.
+    """
     if progress.decay_from is not None:
         return DECAY_LENGTH
     done = progress.tokens / stable_tokens
@@ -60,14 +63,18 @@ def make_optimizers(trainee: Trainee, peak: float) -> list[torch.optim.Optimizer
 
 
 def heldout_loss(trainee: Trainee, path: Path) -> float:
-    """Mean loss (nats per token) over units spread through the held-out modules."""
+    """Mean loss (nats per token) over HELDOUT_UNITS units spread evenly through a file of held-out token ids."""
     rows = spread_units(path, HELDOUT_UNITS)
     with torch.no_grad():
         return statistics.fmean(trainee.loss(part).item() for part in rows.view(-1, BATCH_UNITS, UNIT + 1))
 
 
 def decay_due(work: Path, progress: Progress, stable_tokens: int, default: int) -> int | None:
-    """Number of tokens of a learning rate decay that begins now; None if none does."""
+    """Number of tokens that the learning rate decay takes if it is to begin now; None if it is not.
+
+    stable_tokens: the decay begins after so many tokens, or as soon as the file ``decay`` exists.
+    default: number of tokens if that file names no other.
+    """
     request = work / "decay"
     if request.exists():
         text = request.read_text().strip()
@@ -91,7 +98,7 @@ def update(trainee: Trainee, optimizers: list[torch.optim.Optimizer], ids: torch
 
 
 def report(point: dict[str, Any], progress: Progress, tokens: int, step_seconds: float) -> None:
-    """Print one line about the last steps: loss, speed, and the time left to the end of the run."""
+    """Print one line about the last steps: loss, speed, and the time left to the end of the run. tokens: of the run."""
     end = tokens if progress.decay_from is None else progress.decay_from + progress.decay_tokens
     speed = BATCH_UNITS * UNIT / step_seconds
     print(
@@ -103,7 +110,7 @@ def report(point: dict[str, Any], progress: Progress, tokens: int, step_seconds:
 
 
 def train(work: Path, tokens: int, decay_tokens: int, peak: float, seed: int = 0) -> Progress:
-    """Train up to ``tokens`` tokens, of which the last ``decay_tokens`` decay the learning rate."""
+    """Train on ``tokens`` tokens; the learning rate decays over the last ``decay_tokens``. peak: its highest value."""
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     (work / "pid").write_text(str(os.getpid()))
     trainee, units = Trainee(seed), Units(work / "train.npy", seed)

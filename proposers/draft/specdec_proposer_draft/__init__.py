@@ -1,6 +1,6 @@
 """Draft models as a specdec plugin: the method `draft_model` drafts with a smaller causal language model.
 
-The entry point names this module, so it imports no heavy dependency; `plan` and `build` do.
+The engine imports this module to list plugins, so it imports no heavy dependency; `plan` and `build` do.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def build(config: DraftConfig, context: BuildContext) -> Proposer:
 
 
 def is_causal_lm(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether the tensors are a whole model's: only there the embedding's name has the base model's prefix."""
+    """Whether a checkpoint is a whole model, not a draft head: only a model's embedding has a name with a prefix, as in
+    `model.embed_tokens.weight`. shapes: those of the checkpoint's tensors, by name."""
     return any(name.endswith("embed_tokens.weight") and name != "embed_tokens.weight" for name in shapes)
 
 

@@ -16,7 +16,7 @@ from specdec_core import (
 
 @frozen(kw_only=True)
 class DraftConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSamplingConfig, DraftStopConfig):
-    """The draft model and the shape of its drafts. Raises ConfigError if a value is out of range."""
+    """Options of the draft model and of the shape of its drafts. Raises ConfigError if a value is out of range."""
 
     use_heterogeneous_vocab: bool = field(
         default=False,

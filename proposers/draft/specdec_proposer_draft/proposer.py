@@ -1,4 +1,4 @@
-"""Drafting with a smaller language model (Leviathan et al. 2023; Chen et al. 2023), in chains or trees."""
+"""Drafting chains or trees of tokens with a smaller language model (Leviathan et al. 2023; Chen et al. 2023)."""
 
 from __future__ import annotations
 
@@ -27,24 +27,29 @@ from specdec_proposer_draft.vocabulary import SharedVocabulary
 
 @define
 class Stored:
-    """Contents of a request's slots in the draft model's KV cache: its first num_tokens tokens, then num_levels levels
-    of draft nodes, of which the engine moves the accepted ones to follow the tokens."""
+    """What the draft model's KV cache holds of a request.
+
+    num_tokens: the request's tokens, counted from the first.
+    num_levels: levels of the last draft, in the slots behind them. After verification, the engine moves the accepted
+        draft tokens so that they follow the request's tokens.
+    """
 
     num_tokens: int = 0
     num_levels: int = 0
 
     def settle(self, num_accepted: int) -> None:
-        """Count accepted nodes as stored tokens, except the last level, which was never forwarded."""
+        """Count accepted draft tokens as the request's, except one in the draft's last level, which was never
+        forwarded."""
         self.num_tokens += min(num_accepted, self.num_levels)
         self.num_levels = 0
 
 
 class DraftModelProposer(Proposer):
-    """Computes the tokens that are missing in its KV cache, then grows the draft level by level.
+    """Computes the request's tokens that the draft model's KV cache lacks, then grows the draft level by level.
 
-    A node's keys and values have the same slot as the target's, so those of accepted nodes are in place for the next
-    draft. The last level is not forwarded. Tokens that came while a request did not draft are computed at its next
-    draft.
+    Draft tokens have the same KV-cache slots in the draft model as in the target, and the engine moves the accepted
+    ones in both caches, so they need not be computed again. The last level of a draft is not forwarded. Tokens that
+    were generated while a request did not draft are computed before its next draft.
     """
 
     def __init__(self, config: DraftConfig, context: BuildContext) -> None:
@@ -72,7 +77,8 @@ class DraftModelProposer(Proposer):
         self._stop.finish(request)
 
     def observe(self, observation: Observation) -> None:
-        """Count accepted nodes as stored. The valid rows are the root and its accepted nodes."""
+        """Count accepted draft tokens as stored. After a draft, the observation's valid tokens are the one that the
+        draft continued and the accepted draft tokens."""
         for request, num_valid in zip(observation.requests, observation.host_num_valid, strict=True):
             self._stored[request.id].settle(max(0, num_valid - 1))
 
@@ -83,7 +89,8 @@ class DraftModelProposer(Proposer):
         return grow(grower, logits, lambda level: self._forward_nodes(level, batch))
 
     def _catch_up(self, requests: list[RequestView]) -> torch.Tensor:
-        """Forward all tokens that are not stored yet. Returns logits at the roots, [len(requests), num_shared]."""
+        """Forward all tokens that the draft model's KV cache lacks. Returns the logits after each request's last token,
+        [len(requests), num_shared], where num_shared counts the tokens that both models have."""
         if not requests:
             return torch.empty(0, 1, device=self._device)
         found: dict[int, torch.Tensor] = {}
@@ -108,7 +115,8 @@ class DraftModelProposer(Proposer):
         return torch.stack([found[b] for b in range(len(requests))])
 
     def _forward_tokens(self, requests: list[RequestView], starts: list[int], tokens: list[np.ndarray]) -> torch.Tensor:
-        """Forward known tokens of some requests. Returns logits at the last of each, [len(requests), num_shared]."""
+        """Forward the text tokens[i] of request i, which begins at position starts[i]. Returns the logits after the
+        last token of each, [len(requests), num_shared]."""
         lengths = [len(each) for each in tokens]
         ranges = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
         token_ids, positions = (torch.from_numpy(np.concatenate(each)).to(self._device) for each in (tokens, ranges))
@@ -123,7 +131,8 @@ class DraftModelProposer(Proposer):
         return self._forward(passed, torch.arange(passed.num_tokens, device=self._device))
 
     def _forward(self, passed: DraftPass, rows: torch.Tensor) -> torch.Tensor:
-        """Run the draft model on the target's token ids. Returns logits [len(rows), num_shared]."""
+        """Run the draft model on the tokens of `passed`, whose ids are the target's. rows: indices of the tokens whose
+        logits are wanted. Returns logits over the tokens that both models have, [len(rows), num_shared]."""
         token_ids = self._stand_in[passed.token_ids]
         logits, _ = self._model.forward(
             token_ids, passed.positions, passed.metadata, passed.visibility, rows, window=self._window

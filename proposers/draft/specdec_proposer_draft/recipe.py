@@ -21,7 +21,8 @@ def _size(text: str, default: int | None) -> Any:
 
 @frozen(kw_only=True)
 class DraftTrainingOptions:
-    """Size and loss of a draft model. Raises ConfigError if from_layers is combined with sizes."""
+    """Size and loss of a draft model in training. Raises ConfigError if from_layers, which takes over the target's
+    sizes, is combined with a size."""
 
     from_layers: int | None = _size("Initialize with this many of the target's first layers, with its sizes.", None)
     num_layers: int | None = _size("Number of layers. Default: 2.", None)

@@ -1,4 +1,4 @@
-"""The texts and roles of a tokenizer's tokens, which pair the tokens of two tokenizers."""
+"""The texts and roles (such as EOS) of a tokenizer's tokens, by which tokens of two tokenizers are paired."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 @frozen
 class Meanings:
-    """The meanings of a tokenizer's tokens.
+    """What a tokenizer's tokens stand for: text or, for a special token, a role and a name.
 
-    of_id: all meanings of a token, the role before the name.
-    ids: the token with a meaning. Of several the one with the lowest id; byte tokens come last, since tokenizers use
-        them only for text without other tokens.
+    of_id: token id -> all of its meanings; the role of a special token comes before its name.
+    ids: meaning -> token id. If several tokens share a meaning, the lowest id is taken. Byte tokens such as <0x41> come
+        last, since tokenizers use them only for text without other tokens.
     """
 
     of_id: Mapping[int, tuple[Meaning, ...]]
@@ -32,7 +32,7 @@ class Meanings:
 
     @classmethod
     def of(cls, tokenizer: Any, num_ids: int) -> Meanings:
-        """Meanings of the tokens with ids below num_ids. tokenizer: a tokenizer of transformers."""
+        """The meanings of the tokens with ids below num_ids. tokenizer: one of transformers."""
         tokens = {i: token for token, i in tokenizer.get_vocab().items() if i < num_ids}
         known = {role: getattr(tokenizer, role, None) for role in ROLES}
         roles: dict[str, int] = {role: i for role, i in known.items() if i is not None and i in tokens}
@@ -53,7 +53,8 @@ class Meanings:
         return cls(found, ids)
 
     def pairs_with(self, other: Meanings) -> dict[int, int]:
-        """Pairs of tokens with the same meaning, {id: the other's id}: roles first, and no id in two pairs."""
+        """Pairs of tokens with the same meaning, {id: id in the other tokenizer}. Roles are paired first, and no token
+        is in two pairs."""
         pairs: dict[int, int] = {}
         taken: set[int] = set()
         for meaning, i in self.ids.items():
@@ -64,9 +65,9 @@ class Meanings:
         return pairs
 
     def nearest(self, meanings: tuple[Meaning, ...]) -> int:
-        """The token that best replaces one with these meanings.
+        """The token that best replaces another tokenizer's token with these meanings.
 
-        It has the same meaning, or its text is the longest suffix. An unknown special token is replaced by EOS.
+        It has the same meaning, else its text is the longest suffix of the other's text, else it is the EOS token.
         """
         for meaning in meanings:
             for start in range(len(meaning)) if isinstance(meaning, bytes) else (0,):
@@ -76,7 +77,8 @@ class Meanings:
 
 
 def _texts(tokenizer: Any, ids: list[int]) -> Iterator[tuple[int, str]]:
-    """Yields (id, text) of tokens, decoded behind an alphanumeric token: tokenizers may drop a text's first space."""
+    """Yield (id, text) of each token. Each is decoded behind an alphanumeric token, whose text is then cut off, because
+    tokenizers may drop a space at the beginning of a text."""
     settings = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
     alone = ((i, tokenizer.decode([i], **settings)) for i in ids)
     anchor = next(((i, text) for i, text in alone if text.isascii() and text.strip().isalnum()), None)
@@ -86,7 +88,11 @@ def _texts(tokenizer: Any, ids: list[int]) -> Iterator[tuple[int, str]]:
 
 
 def _text_bytes(token: str, text: str) -> bytes | None:
-    """The bytes of a token's text; None if unknown. For a part of a character they are read from the token itself."""
+    """The bytes that a token stands for; None if they are unknown.
+
+    token: the token as the vocabulary writes it.
+    text: the token, decoded. If it is only a part of a character, the bytes are read from `token` instead.
+    """
     if REPLACEMENT not in text:
         return text.encode()
     if match := _BYTE_TOKEN.fullmatch(token):
@@ -100,8 +106,8 @@ def _text_bytes(token: str, text: str) -> bytes | None:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """{character: byte} of byte-level tokenizers: printable bytes map to themselves, the others to characters from 256
-    on."""
+    """{character: byte} of byte-level tokenizers such as GPT-2's, which write printable bytes as themselves and the
+    others as the characters from 256 on."""
     printing = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in printing]
     return {chr(byte): byte for byte in printing} | {chr(256 + n): byte for n, byte in enumerate(others)}

@@ -19,8 +19,11 @@ HEAD_DIM = 64
 
 
 class DraftTrainee(nn.Module):
-    """A small Llama with the target's vocabulary, or a copy of the target's first layers. The loss is the cross entropy
-    to the target's distribution at each unmasked token, mixed with the text's next token by `hard_weight`."""
+    """A draft model in training: a small Llama with the target's vocabulary, or a copy of the target's first layers.
+
+    The loss is the cross entropy to the target's next-token distribution, averaged over the unmasked tokens. With
+    `hard_weight`, the text's actual next token has that share of the labels.
+    """
 
     def __init__(self, options: DraftTrainingOptions, target: TrainingTarget) -> None:
         super().__init__()
@@ -45,7 +48,7 @@ class DraftTrainee(nn.Module):
         return loss, {"accuracy": ((logits.argmax(-1) == likeliest) * weight).sum()}
 
     def save(self, folder: Path) -> None:
-        """Save the model with `save_pretrained`, and the target's tokenizer if there is one."""
+        """Save the model with `save_pretrained`, and the target's tokenizer if it can be loaded."""
         dtype = getattr(self._target.config, "dtype", None) or torch.float32
         had_bar = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()
@@ -88,9 +91,10 @@ def _small(options: DraftTrainingOptions, target: TrainingTarget) -> Any:
 
 @torch.no_grad()
 def _begin_with_embedding(model: Any, target: Any) -> None:
-    """Initialize the embedding with the principal components of the target's.
+    """Initialize the model's embedding with the principal components of the target's embedding.
 
-    With a large vocabulary most of a small model's weights are in its embedding, which would be learned token by token.
+    With a large vocabulary most of a small model's weights are in its embedding, and without this they would be learned
+    token by token.
     """
     known = target.get_input_embeddings().weight.float()
     size = min(known.shape[1], model.config.hidden_size)

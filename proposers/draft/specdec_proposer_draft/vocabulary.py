@@ -1,4 +1,4 @@
-"""The mapping between the token ids of a draft model and the target."""
+"""The mapping between the token ids of a draft model and those of the target."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from specdec_proposer_draft.config import DraftConfig
 from specdec_proposer_draft.token_meanings import Meanings
 
 SMALLEST_SHARE = 0.01
-"""Smallest share of the target's tokens that the draft must have: a smaller one is little more than the single
+"""Smallest share of the target's tokens that the draft model must have. A smaller share is little more than the single
 characters, which every vocabulary has and which make up little of a tokenized text."""
 
 
 @frozen(eq=False)
 class SharedVocabulary:
-    """The tokens that both models have, from which the draft model drafts (TLI: Timor et al. 2025, algorithm 4).
+    """The tokens that both models have. Only these are drafted (TLI: Timor et al. 2025, algorithm 4).
 
-    `stand_in` gives a token of the draft model for each of the target's, so that a text has equally many tokens in both
-    and the models share KV slots. All arrays are on the host.
+    `stand_in` replaces each of the target's tokens by one token of the draft model. So a text has equally many tokens
+    in both models, and they use the same KV-cache slots. All arrays are on the host.
     """
 
     stand_in: np.ndarray  # int64 [target_vocab]   the draft's id for each of the target's
@@ -30,7 +30,8 @@ class SharedVocabulary:
 
     @classmethod
     def by_id(cls, draft: TargetInfo, target: TargetInfo) -> SharedVocabulary:
-        """For models with the same token ids. Ids that only one of them has are padding: any token may replace them."""
+        """The mapping for models with the same token ids. Ids that only one model has are padding of its embedding, so
+        it does not matter which token stands in for them."""
         size = min(draft.vocab_size, target.vocab_size)
         return cls(
             stand_in=np.minimum(np.arange(target.vocab_size), draft.vocab_size - 1),
@@ -40,7 +41,8 @@ class SharedVocabulary:
 
     @classmethod
     def by_text(cls, of_draft: Any, of_target: Any, draft: TargetInfo, target: TargetInfo) -> SharedVocabulary:
-        """For models with different tokenizers, which are compared token by token."""
+        """The mapping for models with different tokenizers (of_draft, of_target). Tokens with the same text or the same
+        special role are paired."""
         its, wanted = Meanings.of(of_draft, draft.vocab_size), Meanings.of(of_target, target.vocab_size)
         pairs = wanted.pairs_with(its)
         stand_in = [its.nearest(wanted.of_id.get(i, ())) for i in range(target.vocab_size)]
@@ -57,8 +59,9 @@ class SharedVocabulary:
 def shared_vocabulary(config: DraftConfig, draft: TargetInfo, target: TargetInfo) -> SharedVocabulary:
     """The mapping for a draft model and a target.
 
-    Raises CompatibilityError if their token ids differ or, with use_heterogeneous_vocab, if they share too few tokens.
-    The sizes of their embeddings may differ, as some are padded, unless a tokenizer is missing.
+    Raises CompatibilityError if their tokenizers differ or, with use_heterogeneous_vocab, if they have too few tokens
+    in common. The models may have embeddings of different sizes, since some are padded, but only if both tokenizers can
+    be loaded.
     """
     of_draft, of_target = _tokenizers(config, target)
     if of_target is None or of_draft is None:
@@ -103,7 +106,7 @@ def _check_without_tokenizers(config: DraftConfig, draft: TargetInfo, target: Ta
 
 
 def _tokenizers(config: DraftConfig, target: TargetInfo) -> tuple[Any, Any]:
-    """The draft's and the target's tokenizer; None for a missing one."""
+    """The draft model's and the target's tokenizer; None for one that cannot be loaded."""
     is_trusted = target.trust_remote_code
     of_draft = EngineConfig(
         model=config.model,

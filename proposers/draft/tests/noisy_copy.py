@@ -1,4 +1,5 @@
-"""Draft models for tests: copies of a target with noise on the weights, so that some drafts are accepted."""
+"""Draft models for tests: copies of a target with noise on the weights. The target accepts some of their draft
+tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 
 def noisy_copy(target: Path, folder: Path, noise: float = 0.05, seed: int = 0) -> Path:
-    """Save a copy of a model with noisy weights. noise: its standard deviation relative to that of each weight."""
+    """Save a copy of a model with noise on its weight matrices, and return its folder. noise: standard deviation,
+    relative to that of each matrix."""
     generator = torch.Generator().manual_seed(seed)
     weights = load_file(target / "model.safetensors")
     for weight in weights.values():

@@ -1,4 +1,4 @@
-"""Tokenizers of different kinds, and draft models with another vocabulary than their target."""
+"""Test helpers: tokenizers of different kinds, and draft models with another vocabulary than their target."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def quick(fox: str) -> str:
 
 
 def byte_level(lines: Iterable[str] = (TEXT,), vocab_size: int = 330, **special: str) -> Any:
-    """A byte-level tokenizer like GPT-2's: all 256 bytes are tokens. special: eos_token and the like."""
+    """Train a byte-level BPE tokenizer like GPT-2's: all 256 bytes are tokens. special: eos_token and the like."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -31,7 +31,8 @@ def byte_level(lines: Iterable[str] = (TEXT,), vocab_size: int = 330, **special:
 
 
 def sentence_piece(lines: Iterable[str] = (TEXT,), vocab_size: int = 400, **special: str) -> Any:
-    """A SentencePiece tokenizer like Llama's: spaces are characters, and byte tokens encode text without tokens."""
+    """Train a BPE tokenizer like Llama's SentencePiece: a space is the character ▁, and byte tokens encode text that no
+    other token covers. special: eos_token and the like."""
     tokenizer = Tokenizer(BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
@@ -52,7 +53,8 @@ def _trained(
 
 
 def _with_plain_bytes(made: Any, special: dict[str, str]) -> Any:
-    """Make byte tokens ordinary tokens: trainers can put only special ones first."""
+    """Turn the byte tokens into ordinary tokens. They were trained as special ones, because a trainer puts only these
+    first."""
     as_json = json.loads(made.backend_tokenizer.to_str())
     as_json["added_tokens"] = [token for token in as_json["added_tokens"] if not token["content"].startswith("<0x")]
     return PreTrainedTokenizerFast(
@@ -61,14 +63,14 @@ def _with_plain_bytes(made: Any, special: dict[str, str]) -> Any:
 
 
 def save_words(folder: Path, words: Sequence[str]) -> None:
-    """Save a tokenizer whose tokens are whole words."""
+    """Save a tokenizer whose token i is the whole word words[i]."""
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
 def renumber(target: Path, folder: Path, ids: Sequence[int | None], noise: float = 0.0) -> Path:
-    """Save the target as a draft model whose token i is the target's ids[i], or a new one if None. noise: as in
-    noisy_copy."""
+    """Save a draft model that is the target with other token ids, and return its folder. Its token i is the target's
+    token ids[i], or a new one if that is None. noise: as in `noisy_copy`."""
     generator = torch.Generator().manual_seed(0)
     weights = load_file(target / "model.safetensors")
     for name, weight in weights.items():

@@ -1,4 +1,4 @@
-"""The conformance kit on a draft model that sometimes agrees with the target."""
+"""Runs the tests of every proposer (`ProposerConformance`) on a draft model that sometimes agrees with the target."""
 
 from __future__ import annotations
 

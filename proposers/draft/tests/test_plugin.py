@@ -1,4 +1,4 @@
-"""Plans before weights are loaded, and refused options and models."""
+"""Tests of what the plugin plans before weights are loaded, and of the options and models that it refuses."""
 
 from __future__ import annotations
 

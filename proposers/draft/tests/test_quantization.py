@@ -1,4 +1,4 @@
-"""Quantized draft models: option values and errors as for the target, and unchanged output."""
+"""Quantized draft models: options and errors are as for the target, and the output is that of plain decoding."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def options(draft: Path, **more: Any) -> dict[str, Any]:
 
 
 def check_output(target: Path, draft: Path, **more: Any) -> list[int]:
-    """Check that the output equals plain decoding's. Returns the number of accepted tokens of each request."""
+    """Check that outputs equal those of plain decoding, greedy and sampled. Returns the number of accepted draft tokens
+    of each."""
     prompts = [{"prompt_token_ids": [(7 * n + i) % 48 for i in range(n)]} for n in (1, 5, 40)]
     llms = LLM(str(target), **SETTINGS), LLM(str(target), speculative_config=options(draft, **more), **SETTINGS)
     num_accepted = []
@@ -107,14 +108,14 @@ def test_check_says_it_too(target: Path, draft: Path, tmp_path: Path, rounding: 
 
 
 def weight_types(llm: LLM) -> set[str]:
-    """Types of the weights of the draft model's linear layers in the decoder."""
+    """The type names of the weights of the draft model's linear layers, without the LM head."""
     model = llm.engine._speculation.drafters[0].proposer.proposer._model._model
     return {type(layer.weight).__name__ for layer in model.model.modules() if isinstance(layer, torch.nn.Linear)}
 
 
 @pytest.mark.filterwarnings("ignore")  # of torchao, about torch
 class TestTorchao:
-    """Weights of 8 and 4 bits on a CPU. Skipped without torchao."""
+    """Draft models with weights of 8 and 4 bits on a CPU. Skipped without torchao."""
 
     @pytest.fixture(params=["int8", "int8_dynamic", "int4"])
     def chosen(self, request: pytest.FixtureRequest) -> Any:

@@ -1,5 +1,7 @@
-"""Drafts that stop at any depth leave the KV cache correct: if the draft model is the target, every draft token is
-accepted except those that the test makes wrong."""
+"""Drafts that stop early, at any depth, leave the draft model's KV cache correct.
+
+The draft model is a copy of the target, so every draft token is accepted except those that the test makes wrong.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ SHAPES = {"chain": None, "tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)
 
 
 class AnyStop(Stopping):
-    """Stops drafts at random depths, including 0, and draws the depth from which a chain's tokens are made wrong."""
+    """Stops drafts at random depths, including 0. If is_spoilt, it also draws the depth from which each chain's tokens
+    are made wrong."""
 
     def __init__(self, num_requests: int, generator: torch.Generator, is_spoilt: bool) -> None:
         self._depths = torch.randint(0, 5, (num_requests,), generator=generator)
@@ -42,7 +45,8 @@ class AnyStop(Stopping):
 def accepted_and_right(
     patch: pytest.MonkeyPatch, folder: Any, shape: str, max_tokens: int = 100
 ) -> tuple[int, int, set[int]]:
-    """The number of accepted nodes, the number of correct ones, and the depths of the drafts."""
+    """Generate with a draft model that is the target, and with drafts that stop at random depths. Returns the number of
+    accepted draft tokens, the number of correct ones, and the set of the drafts' depths. shape: a key of SHAPES."""
     stops: list[AnyStop] = []
     generator = torch.Generator().manual_seed(0)
     grow = DraftBuilder.grow
@@ -52,7 +56,7 @@ def accepted_and_right(
         return stops[-1]
 
     def grow_wrong_tokens(self: DraftBuilder, logits: Any, requests: torch.Tensor, *more: Any) -> Grown:
-        """Make tokens wrong before the draft model forwards them, so that its KV cache has wrong ones too."""
+        """Make tokens wrong before the draft model forwards them, so that its KV cache holds the wrong ones too."""
         grown, stop = grow(self, logits, requests, *more), stops[-1]
         is_wrong = stop.num_right[requests[grown.parents]] <= stop.num_grown
         grown.token_ids[is_wrong] = (grown.token_ids[is_wrong] + 1) % VOCAB_SIZE
@@ -84,7 +88,8 @@ def test_what_the_target_itself_drafts_is_accepted(shape, tmp_path, monkeypatch)
 
 
 def test_counting_tokens_of_skipped_steps_as_accepted_nodes_drafts_worse(tmp_path, monkeypatch):
-    """A token from a step without a draft must not count as a node of the draft before it, which was rejected."""
+    """Fewer drafts are accepted if accepted draft tokens are inferred from the text's growth: a token from a step
+    without a draft then counts as a token of the draft before it, which was rejected."""
     catch_up = DraftModelProposer._catch_up
 
     def inferred(self: DraftModelProposer, requests: list[Any]) -> torch.Tensor:

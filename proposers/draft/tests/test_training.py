@@ -1,4 +1,4 @@
-"""Training draft models: initialization, loss and checkpoints."""
+"""Tests of the training of draft models: initialization, loss and checkpoints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def make(target: TrainingTarget, **options):
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_the_loss_is_the_distance_to_the_target(share, target):
-    """With the target's own weights the loss is the target's entropy, mixed with the text's cross entropy."""
+    """With the target's own weights, the loss is the entropy of the target's distribution, mixed with the cross entropy
+    to the text's tokens by hard_weight."""
     trainee = make(target, from_layers=2, hard_weight=share)
     trainee.model = target.model
     batch = batch_of(target)

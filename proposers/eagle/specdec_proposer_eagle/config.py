@@ -31,9 +31,10 @@ class TreeSize(NamedTuple):
 
 
 AUTHORS = TreeSize(10, 7, 59)
-"""The tree of EAGLE-2's authors. On a GPU a forward pass over 59 nodes takes little longer than one over the root."""
+"""The tree of EAGLE-2's authors. On a GPU a forward pass over 59 tokens takes little longer than over one."""
 ON_CPU = TreeSize(3, 6, 7, 0.3)
-"""Best for the embedded model on a CPU: every level and row takes time there, and eight rows are the cheapest batch."""
+"""Best for the embedded model on a CPU: every level and every token takes time there, and eight tokens (the draft's and
+the one before them) are the cheapest batch."""
 
 
 def size_on(device: torch.device) -> TreeSize:
@@ -42,8 +43,8 @@ def size_on(device: torch.device) -> TreeSize:
 
 @frozen(kw_only=True)
 class EagleConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSamplingConfig, DraftStopConfig):
-    """Options of both methods. The default is EAGLE-2's dynamic tree (Li et al. 2024): of all expanded nodes, the
-    num_speculative_tokens most probable ones are drafted.
+    """Options of both methods. By default they draft EAGLE-2's dynamic trees (Li et al. 2024): a tree's
+    num_speculative_tokens most probable nodes, of all that were generated, are the draft tokens.
 
     Raises ConfigError if a value is out of range or options contradict each other.
     """
@@ -110,11 +111,12 @@ class EagleConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSam
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether the drafts are dynamic trees. Greedy chains count as dynamic trees with eagle_topk=1."""
+        """Whether drafts are dynamic trees, which the head's probabilities shape. A greedy chain is one with
+        eagle_topk=1."""
         return self.speculative_token_tree is None and self.draft_sample_method == "greedy"
 
     def on(self, device: torch.device) -> EagleConfig:
-        """These options with the device's defaults filled in for dynamic trees."""
+        """These options with the device's defaults for dynamic trees filled in. Chains and fixed trees have none."""
         if not self.is_dynamic or self.eagle_topk == 1:
             return self
         size, min_prob = size_on(device), self.eagle_min_prob
@@ -136,7 +138,7 @@ class EagleConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSam
         return self.eagle_min_prob or 0.0
 
     def depth(self, num_speculative_tokens: int) -> int:
-        """Number of levels below the root's children."""
+        """Number of levels of a dynamic tree below the first level: one less than the tree's depth."""
         return num_speculative_tokens - 1 if self.eagle_depth is None else self.eagle_depth
 
     def default_num_speculative_tokens(self, device: torch.device) -> int:
@@ -149,11 +151,13 @@ class EagleConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSam
         return super().default_num_speculative_tokens(device)
 
     def _num_expanded(self, num_speculative_tokens: int) -> int:
-        """Nodes before the best are selected: the root's children and the children of each level's expanded nodes."""
+        """Number of nodes from which a dynamic tree selects the best: top_k in the first level, and top_k children of
+        each of the top_k expanded nodes in every later level."""
         return self.top_k * (1 + self.top_k * self.depth(num_speculative_tokens))
 
     def context_tokens(self, *, has_all: bool, is_aligned: bool) -> int:
-        """The value of eagle_context_tokens for a head.
+        """The value of eagle_context_tokens for a head: how many recent tokens of the text, which its vocabulary lacks,
+        it may draft.
 
         has_all: the head's vocabulary is the target's.
         is_aligned: the head was trained so that the target's LM head can read its outputs.
@@ -170,7 +174,7 @@ class EagleConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSam
         return DEFAULT_CONTEXT_TOKENS
 
     def check(self, num_speculative_tokens: int) -> None:
-        """Raises ConfigError if the tree can never have num_speculative_tokens nodes."""
+        """Raise ConfigError if the tree can never have num_speculative_tokens draft tokens."""
         super().check(num_speculative_tokens)
         if self.speculative_token_tree:
             return
@@ -182,7 +186,8 @@ class EagleConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSam
             )
 
     def scratch_slots(self, num_speculative_tokens: int) -> int:
-        """Most nodes that the head forwards per request: those of all levels but the last."""
+        """Most draft tokens per request that the head forwards and that need KV-cache slots: those of all levels but
+        the last."""
         if not self.is_dynamic:
             return num_speculative_tokens
         return self.top_k * self.depth(num_speculative_tokens)

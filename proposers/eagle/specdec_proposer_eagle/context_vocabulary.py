@@ -16,12 +16,13 @@ from specdec_core import RequestView
 
 
 class ContextVocabulary:
-    """Tracks the most recent tokens of each request that the head lacks, and adds their logits to the head's.
+    """Tracks, for each request, the most recent tokens that the head's vocabulary lacks, and adds their logits to the
+    head's.
 
     own_ids: int64 [draft_vocab], the target's ids of the head's tokens.
     vocab_size: size of the target's vocabulary.
     num_tokens: most tokens to add per request.
-    rows_of: token ids int64 [...] -> rows [..., hidden] of the target's LM head.
+    rows_of: maps token ids, int64 [...], to rows of the target's LM head, [..., hidden].
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class ContextVocabulary:
         self._num_read.pop(request.id, None)
 
     def begin(self, requests: Sequence[RequestView]) -> None:
-        """Read the requests' new tokens and gather the added tokens' rows for the next draft."""
+        """Prepare the next draft: read the requests' new tokens and fetch the LM head's rows for the tokens to add."""
         ids = np.full((len(requests), self._num_tokens), self._vocab_size)
         for row, request in zip(ids, requests, strict=True):
             recent = self._read(request)
@@ -69,8 +70,8 @@ class ContextVocabulary:
         """Logits over the target's vocabulary [n, vocab], -inf for tokens that cannot be drafted.
 
         own: [n, draft_vocab], the head's logits.
-        outputs: [n, hidden], the inputs of the head's LM head, with equally many rows per request.
-        requests: int64 [num_requests], indices into the batch, ascending.
+        outputs: [n, hidden], what the head's LM head computed them from; each request has equally many rows.
+        requests: int64 [num_requests], the requests' indices in the batch, ascending.
         """
         ids, rows = self._ids, self._rows
         if len(requests) < len(ids):

@@ -1,4 +1,4 @@
-"""A head's configuration, read from its config.json and the names and shapes of its tensors."""
+"""The configuration of an EAGLE head, read from its config.json and the names and shapes of its tensors."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ TABLES = frozenset({"d2t", "t2d"})
 
 @frozen(eq=False)
 class HeadConfig:
-    """The architecture of a head.
+    """The architecture of an EAGLE head.
 
-    layer: sizes, norms and rotary embedding of a decoder layer.
-    shapes: shapes of the head's tensors by their names in `modules`; an absent name is an absent part.
+    layer: sizes, norms and rotary embedding of its decoder layers.
+    shapes: shapes of the head's tensors by their names in `modules`. If a name is absent, the head lacks that part.
     """
 
     is_eagle3: bool
@@ -57,7 +57,7 @@ class HeadConfig:
 
     @property
     def feature_size(self) -> int:
-        """Width of all tapped hidden states together."""
+        """Width of the target's hidden states that the head reads, concatenated."""
         return self.target_hidden_size * max(1, len(self.aux_layer_ids))
 
 
@@ -105,7 +105,8 @@ def _length(shape: tuple[int, ...]) -> int:
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without nesting. A key at the top level takes precedence over a nested one."""
+    """A head's configuration without nesting: the parts in NESTED move to the top level, where existing keys take
+    precedence. Raises CompatibilityError if such a part is not a mapping."""
     flat: dict[str, Any] = {}
     for name in NESTED:
         part = config.get(name) or {}
@@ -142,8 +143,9 @@ def _layer_config(flat: Mapping[str, Any]) -> LlamaConfig:
 def _aux_layer_ids(config: Mapping[str, Any], flat: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """Layers of the target whose inputs the head reads.
 
-    Two conventions are in use: ids at the top level name layers whose inputs are read, and ids in `eagle_config`, as
-    SpecForge writes them, name layers whose outputs are read, which are the inputs of the following layers.
+    Two conventions are in use. Ids at the top level of config.json name layers whose inputs are read. Ids in
+    `eagle_config`, as SpecForge writes them, name layers whose outputs are read, which are the inputs of the layers
+    after them.
     """
     ids = config.get("eagle_aux_hidden_state_layer_ids")
     if ids is None:
@@ -158,7 +160,7 @@ def _aux_layer_ids(config: Mapping[str, Any], flat: Mapping[str, Any], num_layer
 
 
 def _following(ids: Any) -> Any:
-    """Each layer's next layer. Invalid values stay unchanged; `_aux_layer_ids` refuses them."""
+    """The ids of the layers after these. Invalid values are returned unchanged; `_aux_layer_ids` refuses them."""
     return [i + 1 if type(i) is int else i for i in ids] if isinstance(ids, list) else ids
 
 

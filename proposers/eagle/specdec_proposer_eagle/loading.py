@@ -1,4 +1,4 @@
-"""Checking and loading a published checkpoint of a head."""
+"""Checking and loading the published checkpoint of an EAGLE head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IGNORED = ("rotary_emb.inv_freq",)
 
 @frozen(eq=False)
 class Found:
-    """A head whose weights are not loaded yet. options: with the device's defaults filled in."""
+    """A head whose checkpoint was found and checked, but not loaded. options: with the device's defaults filled in."""
 
     options: EagleConfig
     head: HeadConfig
@@ -30,7 +30,8 @@ class Found:
 def find(options: EagleConfig, target: TargetInfo, *, is_eagle3: bool) -> Found:
     """Read a checkpoint's configuration and check its tensors' shapes, without loading weights.
 
-    Raises ConfigError if it cannot be found, CompatibilityError if it does not fit the target or is incomplete.
+    Raises ConfigError if the checkpoint cannot be found, CompatibilityError if it does not fit the target or is
+    incomplete.
     """
     checkpoint = Checkpoint(str(options.model), options.revision)
     shapes = {name: shape for name, shape in checkpoint.shapes.items() if not name.endswith(IGNORED)}
@@ -45,7 +46,8 @@ def find(options: EagleConfig, target: TargetInfo, *, is_eagle3: bool) -> Found:
 def load(found: Found, target: TargetInfo) -> tuple[Head, torch.Tensor | None]:
     """Load the weights in the target's dtype and onto its device.
 
-    Returns the head and the target's ids of the draft's tokens, int64 [draft_vocab]; None if the ids are the same.
+    Returns the head, and the target's ids of the tokens in the head's vocabulary, int64 [draft_vocab]; None if the ids
+    are the same.
     """
     module = Head(found.head)
     others = found.checkpoint.load_into(module, _name_in_module, dtype=target.dtype, device=target.device)
@@ -57,7 +59,7 @@ def _name_in_module(published: str) -> str | None:
 
 
 def _outline(head: HeadConfig) -> Head:
-    """The head on the meta device, without memory."""
+    """The head's modules on the meta device, without memory. Raises CompatibilityError if they cannot be made."""
     try:
         with torch.device("meta"):
             return Head(head)
@@ -92,7 +94,8 @@ def _check_tables(model: str, head: HeadConfig, shapes: Mapping[str, tuple[int, 
 def _to_target(
     model: str, tensors: Mapping[str, torch.Tensor], head: HeadConfig, target: TargetInfo
 ) -> torch.Tensor | None:
-    """The target's ids of the draft's tokens. d2t holds differences: target id minus draft id."""
+    """The target's ids of the tokens in the head's vocabulary, None without the tensor d2t. It holds differences:
+    target id minus the head's id."""
     if "d2t" not in tensors:
         return None
     ids = tensors["d2t"].to(torch.int64) + torch.arange(head.draft_vocab_size)

@@ -1,7 +1,7 @@
 """The heads of EAGLE (Li et al. 2024) and EAGLE-3 (Li et al. 2025) as modules.
 
-Tokens form a flat batch, [num_tokens, ...]. The modules hold no KV cache: `attend` stores keys and values and computes
-attention.
+Tokens of all requests form a flat batch, [num_tokens, ...]. The modules hold no KV cache: the function `attend`, which
+they get as an argument, stores keys and values and computes attention.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """A decoder layer. EAGLE-3's first layer takes the embedding and the hidden state concatenated; EAGLE's first layer
-    has no input norm."""
+    """A decoder layer of a head. EAGLE-3's first layer takes the embedding and the hidden state concatenated; the first
+    layer of EAGLE-1 and -2 has no input norm."""
 
     def __init__(self, head: HeadConfig, layer: int) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Layer(nn.Module):
 
 
 class Head(nn.Module):
-    """A draft head. `embed_tokens` and `lm_head` are None where the head uses the target's."""
+    """An EAGLE head. `embed_tokens` and `lm_head` are None if the head uses the target's."""
 
     def __init__(self, head: HeadConfig) -> None:
         super().__init__()
@@ -115,7 +115,8 @@ class Head(nn.Module):
         self.rotary = LlamaRotaryEmbedding(head.layer)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """Project the target's hidden states [n, feature_size] to the head's width; EAGLE's stay unchanged."""
+        """Project the target's hidden states [n, feature_size] to the head's width. EAGLE-1 and -2 use them as they
+        are."""
         if not self._is_eagle3:
             return features
         if self.fc_norm:
@@ -124,7 +125,7 @@ class Head(nn.Module):
         return self.fc(self.input_norm(features))
 
     def rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
-        """Rotary cosines and sines, [1, n, head_dim] each. positions: int64 [n]."""
+        """Cosines and sines of the rotary embedding, [1, n, head_dim] each. positions: int64 [n]."""
         like = torch.empty(0, dtype=dtype, device=positions.device)
         cosines, sines = self.rotary(like, positions.unsqueeze(0))
         return cosines, sines
@@ -134,12 +135,14 @@ class Head(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the head over a flat batch of tokens.
 
-        embedded: [n, hidden], embeddings of the next tokens.
-        feature: [n, hidden], from `fuse` for known tokens, or this method's second result for a node's parent.
-        rotation: for the tokens' positions.
-        rows: tokens whose outputs are returned; the last layer stores only keys and values of the others.
+        embedded: [n, hidden], for each token the embedding of the token after it.
+        feature: [n, hidden], for known tokens the result of `fuse`, for a draft token this method's second result for
+            its parent.
+        rotation: `rotation` of the tokens' positions.
+        rows: int64, indices of the tokens whose outputs are returned; None for all. Of the others, the last layer only
+            computes keys and values.
 
-        Returns [rows, hidden] each: the input of the LM head, and the feature for the next level's nodes.
+        Returns [len(rows), hidden] each: the input of the LM head, and the feature for the next level of the draft.
         """
         if self._is_eagle3:
             hidden = feature

@@ -1,4 +1,4 @@
-"""Drafts from the target's hidden states with EAGLE heads: chains, fixed trees, and dynamic trees."""
+"""Drafting with EAGLE heads, from the target's hidden states: chains, fixed trees, and dynamic trees."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ from specdec_proposer_eagle.modules import Head
 
 
 class EagleProposer(Proposer):
-    """Drafts with an EAGLE head, whose KV cache is a group beside the target's.
+    """Drafts with an EAGLE head, which has a KV cache of its own beside the target's.
 
-    Slot i holds the embedding of token i + 1 and the target's hidden states of token i; its output predicts token
-    i + 2. `observe` fills the slots of tokens that became final and overwrites slots that were drafted, which hold the
-    head's own hidden states. The last filled slot holds the root's embedding, so its output, kept per request, gives
+    KV-cache slot i of the head belongs to the embedding of token i + 1 and the target's hidden states of token i; the
+    head's output there predicts token i + 2. When tokens become final, `observe` computes their slots from the target's
+    hidden states. It overwrites slots that were drafted, which were computed from the head's own hidden states. The
+    last of these slots belongs to the embedding of the request's last token. Its output is kept per request and gives
     the logits of the next draft's first level.
     """
 
@@ -122,7 +123,8 @@ class EagleProposer(Proposer):
     def _forward(
         self, passed: DraftPass, features: torch.Tensor, rows: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the head. features: [num_tokens, hidden]. The results, as of `Head.forward`, are padded."""
+        """Run the head on a forward pass. features: [num_tokens, hidden]. rows: as in `Head.forward`, whose two results
+        are returned, with padding at the end."""
         if passed.num_tokens < len(passed.token_ids):
             features = pad(features, (0, 0, 0, len(passed.token_ids) - passed.num_tokens))
         with self._attention.forwarding(passed.metadata, passed.visibility, window=self._config.draft_window):
@@ -135,10 +137,11 @@ class EagleProposer(Proposer):
         return self._context.embed(token_ids) if own is None else own(token_ids)
 
     def _logits(self, outputs: torch.Tensor, requests: np.ndarray) -> torch.Tensor:
-        """Logits [n, draft_vocab], or [n, vocab] with context tokens.
+        """Logits [n, draft_vocab], or over the target's vocabulary, [n, vocab], if recent tokens of the text can be
+        drafted.
 
-        outputs: [n, hidden], with equally many rows per request.
-        requests: int64 [num_requests], indices into the batch.
+        outputs: [n, hidden], inputs of the LM head; each request has equally many rows.
+        requests: int64 [num_requests], the requests' indices in the batch.
         """
         lm_head = self._head.lm_head
         own = self._context.output_head(outputs) if lm_head is None else lm_head(outputs)

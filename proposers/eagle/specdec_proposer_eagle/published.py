@@ -1,6 +1,6 @@
-"""Detecting the kind of a head by its tensors, and the published heads of well-known targets.
+"""Recognizes EAGLE heads by their tensors, and lists published heads of well-known targets.
 
-Imports no torch, as it runs when plugins are listed.
+This module runs when plugins are listed, so it imports no torch.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ EAGLE3 = {
 
 
 def aux_layers(num_layers: int) -> tuple[int, ...]:
-    """Default layers of the target whose inputs an EAGLE-3 head reads: low, middle and high."""
+    """Default layers of the target whose inputs an EAGLE-3 head reads: a low, the middle and a high one."""
     return 2, num_layers // 2, num_layers - 3
 
 
 def is_eagle3(config: Mapping[str, Any], shapes: Shapes) -> bool:
-    """Whether the tensors are an EAGLE-3 head's: only EAGLE-3 has a norm of the hidden state beside the embedding."""
+    """Whether the tensors are an EAGLE-3 head's. Only such a head normalizes the hidden state (`hidden_norm`) beside
+    the embedding."""
     return _is_head(shapes) and any(name.endswith(".hidden_norm.weight") for name in shapes)
 
 
 def is_eagle(config: Mapping[str, Any], shapes: Shapes) -> bool:
-    """Whether the tensors are an EAGLE-1 or EAGLE-2 head's, whose first layer has no input norm."""
+    """Whether the tensors are an EAGLE-1 or EAGLE-2 head's. The first layer of such a head has no input norm."""
     return _is_head(shapes) and "layers.0.input_layernorm.weight" not in shapes and not is_eagle3(config, shapes)
 
 

@@ -1,4 +1,5 @@
-"""Training recipes: EAGLE as in Li et al. 2024, EAGLE-3 with the training-time test of Li et al. 2025."""
+"""Training recipes: EAGLE as in Li et al. 2024, EAGLE-3 with the training-time test of Li et al. 2025, which trains a
+head on its own outputs over several steps."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ class Eagle3Options(HeadOptions):
     )
 
     def layers(self, target: TargetInfo) -> tuple[int, ...]:
-        """Layers of the target whose inputs the head reads. Raises ConfigError if the target lacks one of them."""
+        """Layers of the target whose inputs the head reads. Raises ConfigError if the target lacks one that was
+        given."""
         num_layers = target.num_layers
         if self.aux_layers is None:
             if num_layers >= 7:
@@ -87,7 +89,8 @@ class Eagle3Options(HeadOptions):
         return self.aux_layers
 
     def vocab_size(self, target: TargetInfo) -> int:
-        """Size of the head's vocabulary. Raises ConfigError if it exceeds the target's."""
+        """Size of the head's vocabulary, by default the target's or 32000, if that is less. Raises ConfigError if it
+        exceeds the target's."""
         if self.draft_vocab_size is not None and self.draft_vocab_size > target.vocab_size:
             raise ConfigError(
                 f"draft_vocab_size={self.draft_vocab_size}, but the target has {target.vocab_size} tokens: give at "

@@ -1,4 +1,4 @@
-"""Trainable heads: their losses and the checkpoints that they save."""
+"""EAGLE heads in training: their losses and the checkpoints that they save."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ Metrics = Mapping[str, torch.Tensor]
 
 
 class EagleTrainee(nn.Module):
-    """Trains an EAGLE head: smooth L1 to the target's next hidden state, and cross entropy of its token distribution,
-    computed with the target's LM head, to the target's (Li et al. 2024)."""
+    """Trains an EAGLE head (Li et al. 2024). The loss is the smooth L1 distance of its output to the target's next
+    hidden state, plus the cross entropy between the token distributions that the target's LM head computes from the
+    two."""
 
     def __init__(self, options: EagleOptions, target: TrainingTarget) -> None:
         super().__init__()
@@ -59,11 +60,11 @@ class EagleTrainee(nn.Module):
 
 
 class Eagle3Trainee(nn.Module):
-    """Trains an EAGLE-3 head with the training-time test (Li et al. 2025): at each step, cross entropy to the target's
-    distribution over the draft vocabulary. Positions whose argmax target token is outside that vocabulary are masked.
+    """Trains an EAGLE-3 head on its own outputs over several steps, the training-time test of Li et al. 2025.
 
-    With feature_weight, a smooth L1 loss pulls the inputs of the head's LM head towards the target's, which a head
-    learns from far fewer texts.
+    The loss of a step is the cross entropy to the target's distribution over the head's vocabulary. Positions where the
+    target's most likely token is outside that vocabulary are masked. With feature_weight, a smooth L1 loss also pulls
+    the inputs of the head's LM head towards those of the target's. A head learns these inputs from far fewer texts.
     """
 
     target_ids: torch.Tensor  # int64 [draft_vocab], ascending
@@ -134,19 +135,20 @@ class Eagle3Trainee(nn.Module):
 
 
 def _distance(outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Smooth L1 distance [batch, n] between hidden states [batch, n, hidden]."""
+    """Smooth L1 distance between hidden states [batch, n, hidden], averaged over the last dimension: [batch, n]."""
     return smooth_l1_loss(outputs, wanted, reduction="none").mean(-1)
 
 
 def most_frequent(token_counts: torch.Tensor, size: int) -> torch.Tensor:
-    """The ids of the most frequent tokens, ascending. For equal counts lower ids win."""
+    """The ids of the `size` most frequent tokens, ascending. Of equally frequent tokens, lower ids are taken first."""
     return token_counts.cpu().argsort(descending=True, stable=True)[:size].sort().values
 
 
 def _weight(counts: torch.Tensor, step: int) -> torch.Tensor:
-    """Loss weight of each slot at a step, [batch, length - 1 - step], which sum to 1.
+    """Weight of each position's loss at a step of the training-time test, [batch, length - 1 - step]. The sum is 1.
 
-    A slot predicts the token 2 + step after its own, so the last slot of a text has no token to learn.
+    A position predicts the token 2 + step after its own, so the last position of a text has nothing to learn from.
+    counts: bool [batch, length], tokens that are not masked.
     """
     weight = torch.zeros_like(counts[:, 1 + step :], dtype=torch.float32)
     weight[:, :-1] = counts[:, 2 + step :]
@@ -163,7 +165,7 @@ def _head_config(
 ) -> HeadConfig:
     """The configuration of a new head.
 
-    shapes: tensors of optional parts.
+    shapes: shapes of the tensors of optional parts, by name.
     layers: layers of the target whose inputs an EAGLE-3 head reads.
 
     Raises ConfigError if the target's config lacks num_attention_heads.
@@ -201,7 +203,8 @@ def _head_config(
 
 
 def _rope(config: Any) -> dict[str, Any]:
-    """The target's rotary embedding if it is of a common type, else a plain one with the same base."""
+    """Parameters of the head's rotary embedding: the target's if they are of a common type, else plain ones with the
+    same base."""
     found = getattr(config, "rope_parameters", None) or {}
     if found.get("rope_type", "default") in ("default", "linear", "llama3") and "partial_rotary_factor" not in found:
         return {"rope_type": "default", "rope_theta": 10000.0, **found}

@@ -1,9 +1,9 @@
 """The training-time test (Li et al. 2025, section 3.2): a head is trained on its own outputs, as it drafts from them.
 
-At step k, the input of slot i is the embedding of token i + 1 + k (teacher forcing) and the output of slot i at step
-k - 1. It represents the node at depth k of a draft that begins at slot i, so its rotary position is i + k. Its
-attention mask has step 0's keys up to slot i, which the KV cache would hold, and slot i's keys of steps 1 to k, which
-belong to its ancestors and itself.
+At step k, position i of a text gets the embedding of token i + 1 + k (teacher forcing) and its own output of step
+k - 1. It acts as the draft token at depth k of a draft that begins at position i, so its rotary position is i + k. It
+attends to the keys of step 0 up to position i, which the KV cache would hold, and to position i's own keys of steps 1
+to k, which are those of the draft token and its ancestors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from specdec_proposer_eagle.modules import Head
 
 
 class SlotAttention:
-    """Attention over all slots of [batch, length] texts, for one step after the other. `Head` calls `attend`."""
+    """The attention of the training-time test over texts, [batch, length]. `Head` calls `attend` in each layer, for one
+    step after the other."""
 
     def __init__(self, batch: int, length: int) -> None:
         self._shape = batch, length
@@ -38,7 +39,8 @@ class SlotAttention:
         return attended.transpose(1, 2).flatten(0, 1)
 
     def _attend_own(self, query: torch.Tensor, steps: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Attention from the second step on. Query and result: [batch, num_heads, length, head_dim]."""
+        """Attention from the second step on: to the first step's keys up to a position, and to its own keys of later
+        steps. Query and result: [batch, num_heads, length, head_dim]. steps: (key, value) of each step so far."""
         (key, value), *later = steps
         length = query.shape[2]
         query = query * query.shape[-1] ** -0.5
@@ -59,8 +61,8 @@ def unroll(
     features: torch.Tensor,
     num_steps: int,
 ) -> Iterator[torch.Tensor]:
-    """Yields the inputs of the LM head at each step, [batch, length, hidden]. The last 1 + step slots of each text are
-    meaningless, since the tokens that they would embed lie behind the text.
+    """Yield the inputs of the LM head at each step, [batch, length, hidden]. The last 1 + step positions of each text
+    are meaningless, since the tokens whose embeddings they need lie behind the text's end.
 
     embed: token ids -> embeddings.
     token_ids: int64 [batch, length].

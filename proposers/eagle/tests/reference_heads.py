@@ -2,10 +2,11 @@
 
 Sources: Li et al. 2401.15077 (EAGLE), 2406.16858 (EAGLE-2), 2503.01840 (EAGLE-3), and the projects' own forwards.
 
-Both functions take a head as published: `tensors` by the names in its file, `config` as in its config.json. Slot i of a
-request holds the embedding of x_{i+1} and the target's hidden state of x_i, at rotary position i. A node at depth d
-(from 1) holds its own token's embedding and the head's output for its parent, at rotary position n - 1 + d. It attends
-to the n slots, its ancestors and itself. So the path to a node is a plain causal sequence, which is computed here.
+Both functions take a head as published: `tensors` by the names in its file, `config` as in its config.json. The input
+at position i of a text is the embedding of x_{i+1} and the target's hidden state of x_i. The input of a tree node (a
+draft token) at depth d, from 1 on, is its own embedding and the head's output for its parent, at rotary position
+n - 1 + d. It attends to the n positions of the text, its ancestors and itself. So the path to a node is a plain causal
+sequence, which is computed here.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ def reference_eagle(
     features: Tensor,
     tree: Tree = (),
 ) -> Tensor:
-    """Logits of an EAGLE-1/2 head, float64 [1 + len(tree), vocab_size]: at the root's slot n - 1, then at every node.
+    """Logits of an EAGLE-1/2 head, float64 [1 + len(tree), vocab_size]: after the root, which is the last of `tokens`,
+    and after every node of the tree.
 
     Args:
-        embed: token ids int64 [s] -> the target's embeddings [s, hidden_size]; the head's own embed_tokens comes first.
+        embed: token ids int64 [s] -> the target's embeddings [s, hidden_size]; not used if the head has embed_tokens.
         lm_head: the target's LM head, float64 [s, hidden_size] -> [s, vocab_size].
-        tokens: n + 1 token ids x_0 .. x_n; the last is the root, which is pending.
+        tokens: n + 1 token ids x_0 .. x_n; the target has not computed the last one, the root.
         features: [n, hidden_size], the target's output after its last norm at x_0 .. x_{n-1}.
         tree: the nodes drafted so far.
     """
@@ -70,8 +72,8 @@ def reference_eagle3(
     """Logits of an EAGLE-3 head over its draft vocabulary, float64 [1 + len(tree), draft_vocab_size].
 
     As `reference_eagle`, but `features` are the target's auxiliary hidden states concatenated, lowest layer first:
-    [n, 3 * target hidden size]. `embed` and `lm_head` are used if the head has none of its own. `config` may be plain
-    or of speculators, and the layers may be called midlayer or layers.N.
+    [n, 3 * target hidden size]. `embed` and `lm_head` are used if the head has none of its own. `config` may have the
+    layout of EAGLE's own heads or of speculators, and the layers may be called midlayer or layers.N.
     """
     config = flat_config(config)
     head = Head({name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}, config, embed)
@@ -93,13 +95,15 @@ def reference_eagle3(
 
 
 def flat_config(config: Config) -> dict[str, Any]:
-    """A config as one flat dict: a speculators config's own keys before its layer's, or eagle_config spread."""
+    """A config as one flat dict: transformer_layer_config and eagle_config move to the top level, whose own keys take
+    precedence."""
     nested = {**config.get("transformer_layer_config", {}), **(config.get("eagle_config") or {})}
     return {**nested, **{key: value for key, value in config.items() if value is not None}}
 
 
 def target_token_ids(tensors: Tensors, draft_vocab_size: int) -> Tensor:
-    """The target's ids of the draft's tokens, int64 [draft_vocab_size]; d2t holds offsets. None: the same ids."""
+    """The target's ids of the tokens in the draft vocabulary, int64 [draft_vocab_size]. The tensor d2t holds offsets;
+    without it the ids are the same."""
     token_ids = torch.arange(draft_vocab_size)
     return token_ids + tensors["d2t"] if "d2t" in tensors else token_ids
 
@@ -107,10 +111,11 @@ def target_token_ids(tensors: Tensors, draft_vocab_size: int) -> Tensor:
 def next_log_probs(
     logits: Callable[[Tree], Tensor], token_ids: Tensor | None = None
 ) -> Callable[[tuple[int, ...]], dict[int, float]]:
-    """The head as a function for `reference_tree.dynamic_tree`: a path of tokens below the root -> log-probabilities.
+    """The head as a function for `reference_tree.dynamic_tree`: path of tokens below the root -> {token id:
+    log-probability}.
 
     Args:
-        logits: one of the references above with all but its tree given.
+        logits: one of the references above with all arguments but `tree` given.
         token_ids: the target's token id of each draft token id, where the vocabularies differ.
     """
 
@@ -125,7 +130,8 @@ def next_log_probs(
 def _at_root_and_nodes(
     head: Head, forward: Callable[[Tensor, Tensor], Tensor], tokens: Sequence[int], features: Tensor, tree: Tree
 ) -> Tensor:
-    """The outputs of `forward` at the root's slot and at each node, [1 + len(tree), hidden_size]."""
+    """The head's outputs for the root and for each node, [1 + len(tree), hidden_size]. forward: (embeddings, hidden
+    states) of a causal sequence -> outputs. Raises ValueError if the lengths of tokens and features do not fit."""
     if not len(tokens) - 1 == len(features) > 0:
         raise ValueError(
             f"{len(tokens)} tokens, {len(features)} features: allowed is one feature less, and at least one"
@@ -141,7 +147,8 @@ def _at_root_and_nodes(
 
 
 def _path(tree: Tree, node: int) -> list[int]:
-    """The nodes from the root's child to this one."""
+    """The indices of the nodes from the root's child to this one. Raises ValueError if a parent is not an earlier
+    node."""
     parent = tree[node][1]
     if not -1 <= parent < node:
         raise ValueError(f"node {node} has parent {parent}: allowed are -1 and the nodes before it")
@@ -149,7 +156,7 @@ def _path(tree: Tree, node: int) -> list[int]:
 
 
 def _fused_features(head: Head, features: Tensor) -> Tensor:
-    """The auxiliary hidden states projected to the head's width, [n, hidden_size]."""
+    """The target's auxiliary hidden states, concatenated, projected to the head's width: [n, hidden_size]."""
     features = features.double()
     if head.config.get("norm_before_fc", False):
         features = head.norm("input_norm", features)

@@ -1,4 +1,4 @@
-"""The Llama layer of a draft head in float64, on one causal sequence and without a cache."""
+"""The Llama layer of a draft head in float64, on one causal sequence and without a KV cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class Head:
-    """A head's tensors in float64 and the operations of a Llama layer, on one sequence [s, ...] from position 0."""
+    """A head's tensors in float64 and the operations of a Llama layer, on one sequence [s, ...] from position 0 on."""
 
     def __init__(self, tensors: Tensors, config: Config, embed: Callable[[Tensor], Tensor]) -> None:
         _refuse_unknown(config)
@@ -32,7 +32,7 @@ class Head:
         return self._tensors[name].double()
 
     def check_all_used(self) -> None:
-        """Raises ValueError for a tensor that no operation read: the config does not fit the tensors."""
+        """Raise ValueError if no operation has read one of the tensors: the config then does not fit the tensors."""
         if unused := sorted(self._tensors.keys() - self._used - {"d2t", "t2d"}):
             raise ValueError(f"tensors without use in this head: {unused}")
 
@@ -51,7 +51,8 @@ class Head:
         return self.tensor(f"{name}.weight") * x / (mean_square + self.config.get("rms_norm_eps", 1e-6)).sqrt()
 
     def layer(self, name: str, x: Tensor, residual: Tensor) -> Tensor:
-        """A layer's output. x: the input of attention, whose output is added to `residual`."""
+        """A decoder layer's output. x: the input of attention, whose output is added to `residual`; both are
+        [s, ...]."""
         h = residual + self._attention(f"{name}.self_attn", x)
         return h + self._mlp(f"{name}.mlp", self.norm(f"{name}.post_attention_layernorm", h))
 
@@ -78,18 +79,19 @@ class Head:
         return self.linear(f"{name}.o_proj", torch.cat(outputs, dim=-1))
 
     def _head_norm(self, name: str, x: Tensor) -> Tensor:
-        """Qwen3's norm of each attention head's queries or keys, if the checkpoint has it."""
+        """Qwen3's norm of an attention head's queries or keys. Without its weight in the checkpoint, x is returned."""
         return self.norm(name, x) if self.has(f"{name}.weight") else x
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotary embedding, Llama's pairing of dimension j with j + half: x [s, head_dim], angles [s, head_dim / 2]."""
+    """Llama's rotary embedding, which pairs dimension j with j + half. x: [s, head_dim]; angles: [s, head_dim / 2]."""
     low, high = x.chunk(2, dim=-1)
     return torch.cat([low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin()], dim=-1)
 
 
 def inverse_frequencies(config: Config) -> Tensor:
-    """Rotary angle per position, float64 [head_dim / 2], for the old and the new keys of configs."""
+    """Rotary angle per position, float64 [head_dim / 2]. The config may have the old keys (rope_theta, rope_scaling) or
+    the new one (rope_parameters)."""
     rope = _rope(config)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     frequencies = [rope["theta"] ** (-2 * j / head_dim) for j in range(head_dim // 2)]

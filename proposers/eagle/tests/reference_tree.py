@@ -1,10 +1,11 @@
 """Reference implementation of EAGLE-2's dynamic draft tree (Li et al. 2406.16858, section 4).
 
-Nodes are numbered as they are generated: first the root's children by rank, then level by level the children of the
-frontier's nodes. The frontier is in the order in which it was selected (best first), each node's children by rank.
+A node's index is the order in which it is generated: first the root's children, likeliest first, then level by level
+the children of the frontier, the nodes of the level above that are expanded. The frontier is ordered best first, and
+each of its nodes' children likeliest first.
 
 Ties: of equal values the first wins. Among a node's children that is the lower token id, or the earlier entry of a
-mapping (the draft vocabulary's order); among generated nodes the lower number.
+mapping (the draft vocabulary's order); among generated nodes the lower index.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ class _Candidate:
 def dynamic_tree(
     next_log_probs: Callable[[tuple[int, ...]], LogProbs], top_k: int, depth: int, num_nodes: int
 ) -> DynamicTree:
-    """The best `num_nodes` of all generated nodes, in the order of their numbers; all of them if there are fewer.
+    """The best `num_nodes` of all generated nodes, in the order of their indices; all of them if there are fewer.
 
     Args:
-        next_log_probs: the draft's log-probabilities after a path of token ids below the root, () the root itself.
+        next_log_probs: the draft's log-probabilities after a path of token ids below the root; () is the root itself.
         top_k: number of children of a node, and of expanded nodes of a level; all if there are fewer.
         depth: number of times that a frontier is expanded, as the method's authors count: the deepest nodes are at
-            depth + 1; with 0 there are only the root's children.
+        depth + 1; with 0 there are only the root's children.
         num_nodes: number of nodes without the root (the authors' total_token includes it).
     """
     candidates = _children(next_log_probs, (), -1, 0.0, top_k)
@@ -79,5 +80,5 @@ def _children(
 
 
 def _best(numbers: Sequence[int], candidates: Sequence[_Candidate], count: int) -> list[int]:
-    """The numbers of the `count` best nodes, best first."""
+    """Of the nodes with these indices, the `count` best ones' indices, best first."""
     return sorted(numbers, key=lambda number: -candidates[number].score)[:count]

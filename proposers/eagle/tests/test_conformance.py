@@ -1,4 +1,4 @@
-"""The conformance kit on random heads."""
+"""Runs the tests of every proposer (`ProposerConformance`) on heads with random weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans before weights are loaded, detection of methods and heads, and refused heads."""
+"""Tests of plans before weights are loaded, of detecting methods and heads, and of refused heads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def planned(target: Path, **config: Any) -> Plan:
 
 
 def changed(head: TinyHead, change: Change) -> Path:
-    """Change the configuration or tensors of a safetensors head in its folder."""
+    """Apply `change` to the config and the tensors of a safetensors head, and return its folder."""
     config, tensors = json.loads((head.folder / "config.json").read_text()), load_file(head.folder / SAFETENSORS)
     change(config, tensors)
     (head.folder / "config.json").write_text(json.dumps(config))
@@ -86,7 +86,8 @@ def test_rows_of_the_targets_output_layer_are_for_heads_that_lack_tokens(target,
 
 
 def test_a_target_whose_logits_are_no_such_products_has_the_heads_tokens_alone(tmp_path):
-    """Gemma 2 caps its logits, so rows of its LM head alone do not give them."""
+    """With a target that caps its logits, as Gemma 2 does, a head drafts its own tokens only: rows of the LM head do
+    not give such logits. With eagle_context_tokens, loading raises."""
     sizes = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 8, "head_dim": 16}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "query_pre_attn_scalar": 16}
     capping = Gemma2Config(**sizes, max_position_embeddings=64, final_logit_softcapping=1.0, initializer_range=0.3)
@@ -372,7 +373,7 @@ def test_only_the_default_tree_ends_early_by_itself(options, min_prob):
 
 
 def test_the_default_tree_is_for_the_engines_device(target, tmp_path):
-    """Not for the machine's best device."""
+    """The default tree depends on the device of the engine, not on the best one of the machine."""
     for device, size in ((CPU, ON_CPU), (torch.device("cuda"), AUTHORS)):
         config = EagleConfig(model="any")
         found = config.on(device)

@@ -36,7 +36,7 @@ Logits = Callable[..., Tensor]  # (tokens, features, tree) -> logits
 
 
 def weights(seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
-    """A target's embedding and LM head, and a random generator."""
+    """A target's embedding and LM head, [vocab_size, hidden_size] each, and the random generator that drew them."""
     generator = torch.Generator().manual_seed(1000 + seed)
     embeddings = torch.randn(TARGET.vocab_size, TARGET.hidden_size, generator=generator).double()
     output = torch.randn(TARGET.vocab_size, TARGET.hidden_size, generator=generator).double()
@@ -128,7 +128,7 @@ def test_rotation_knows_distances_only(query_at: int, key_at: int, shift: int, s
 
 
 def both(tmp_path: Path) -> list[tuple[Logits, int]]:
-    """Heads of both kinds with many variants, and the width of their features."""
+    """(logits, width of its features) of an EAGLE and an EAGLE-3 head, which combine many variants."""
     shape = Shape(num_hidden_layers=2, head_dim=6, rope_scaling=llama3_rope())
     shape3 = Shape(hidden_size=24, draft_vocab_size=40, norm_before_residual=True, norm_output=True, fc_norm=True)
     return [
@@ -164,7 +164,8 @@ def test_each_input_counts(tmp_path: Path) -> None:
 
 
 def test_drafted_slots_are_slots_with_the_features_that_the_head_fed_back(tmp_path: Path) -> None:
-    """A chain of nodes equals a context whose last hidden states are the head's own outputs."""
+    """The head computes the same for a chain of draft tokens as for a text whose last hidden states are its own
+    outputs."""
     embeddings, _, _ = weights(0)
     head = write_eagle(tmp_path / "eagle", TARGET, 5)
     # An EAGLE-3 head without fc and lm_head reads hidden states of its own width and returns its feedback.
@@ -203,7 +204,8 @@ def test_a_pre_norm_recurrence_and_a_post_norm_one_differ_from_the_first_node_on
     ],
 )
 def test_norms_forget_the_scale_of_what_they_norm(tmp_path: Path, shape: Shape, of_all: bool, of_each: bool) -> None:
-    """Norms cancel the scale of the auxiliary hidden states, together and one by one."""
+    """A head's output does not depend on the scale of the target's hidden states if a norm comes first: on a common
+    scale if they are normed together (of_all), on the scale of each if one by one (of_each)."""
     logits = eagle3(write_eagle3(tmp_path, TARGET, 8, shape=evolve(shape, rms_norm_eps=1e-12)))
     tokens, features = context(7, 5, 96)
     rows = logits(tokens, features, TREE)

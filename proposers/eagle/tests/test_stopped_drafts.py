@@ -1,4 +1,4 @@
-"""A stopped draft equals the upper part of the full draft, whichever other requests are stopped."""
+"""A draft that stops early equals the upper levels of the full draft, whichever other requests stop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = Target(hidden_size=32, vocab_size=48, num_hidden_layers=6)
 
 
 class AnyStop(Stopping):
-    """Stops drafts at random depths, including 0."""
+    """Decides at random at which depth each request's draft stops; 0 means no draft."""
 
     generator = torch.Generator().manual_seed(0)
 

@@ -1,4 +1,4 @@
-"""The written heads have the layout of published ones, and the references can read them."""
+"""The heads that `tiny_heads` writes have the layout of published ones, and the references can read them."""
 
 from __future__ import annotations
 

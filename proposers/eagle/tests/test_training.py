@@ -1,4 +1,4 @@
-"""Heads give the same logits in training, at every slot and step, as when they draft."""
+"""A head in training computes the same logits, at every position and step, as when it drafts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def batch_of(target: TrainingTarget, taps: tuple[str, ...], seed: int = 1) -> Tr
 
 
 def sharpen(trainee: torch.nn.Module) -> torch.nn.Module:
-    """Weights so large that a wrong position or attention mask changes the results."""
+    """Enlarge a trainee's weights so that a wrong position or attention mask changes the results."""
     for parameter in trainee.head.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=1.5 * parameter.shape[1] ** -0.5)
@@ -111,7 +111,7 @@ def test_what_is_saved_is_what_the_proposer_loads(target, tmp_path):
     ],
 )
 def test_what_does_not_count_teaches_nothing(recipe, options, target):
-    """Neither a masked token nor the tokens behind the last unmasked one change the loss."""
+    """The loss does not depend on masked tokens, nor on tokens behind the last unmasked one."""
     torch.manual_seed(0)
     trainee = recipe.make(options, target, torch.arange(48))
     taps = (*recipe.taps(options, target.info), "final")

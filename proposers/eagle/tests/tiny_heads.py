@@ -4,8 +4,8 @@ SafeAILab/EAGLE: config.json of a plain Llama and pytorch_model.bin (some have m
 transformers' save_pretrained writes it. speculators: its own config around a layer's, model.safetensors.
 
 Weights are scaled so that the embedding, the hidden state, attention and the MLP all affect the output, and attention
-is sharp: one wrong position, mask, hidden state or stale entry among some ten slots changes the most likely token of
-about every second row, and the logits of all.
+is sharp. So one wrong position, mask, hidden state or stale KV-cache entry among some ten changes the logits of every
+output, and the most likely token of about every second one.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ SAFETENSORS = "model.safetensors"
 
 @frozen
 class TinyHead:
-    """A head's folder, configuration and tensors."""
-
     folder: Path
     config: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -42,7 +40,7 @@ class TinyHead:
 
 
 def llama3_rope(original_max_position_embeddings: int = 16) -> dict[str, Any]:
-    """Llama 3's rope scaling with a context short enough to change a tiny head's angles."""
+    """Llama 3's rope scaling. The original context is so short that the scaling changes a tiny head's angles."""
     return {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -62,7 +60,8 @@ def write_eagle(
     file: str = BIN,
     shape: Shape = DEFAULT,
 ) -> TinyHead:
-    """Write an EAGLE-1/2 head of SafeAILab/EAGLE. The config does not mention `bias`, as in published heads.
+    """Write an EAGLE-1/2 head as SafeAILab/EAGLE does. As in published heads, the config mentions `bias` only if it is
+    False.
 
     Args:
         file: BIN or SAFETENSORS.
@@ -97,9 +96,10 @@ def write_eagle3(
     file: str = BIN,
     shape: Shape = DEFAULT,
 ) -> TinyHead:
-    """Write an EAGLE-3 head of SafeAILab/EAGLE: midlayer, and d2t and t2d only if the vocabularies differ.
+    """Write an EAGLE-3 head as SafeAILab/EAGLE does: its layer is called midlayer, and it has d2t and t2d only if the
+    vocabularies differ.
 
-    The variants are from other projects' heads, which use the same names.
+    The variants in `shape` are from other projects' heads, which use the same names.
     """
     draw, tensors = _eagle3_tensors(target, seed, shape, first="midlayer")
     config = {"architectures": ["LlamaForCausalLM"], **draw.config(), **_old_rope(shape), **_eagle3_keys(draw)}
@@ -107,7 +107,7 @@ def write_eagle3(
 
 
 def write_specforge(folder: Path, target: Target, seed: int = 0, *, shape: Shape = DEFAULT) -> TinyHead:
-    """Write an EAGLE-3 head of SpecForge: always d2t and t2d, and both the new and the old keys of rope."""
+    """Write an EAGLE-3 head as SpecForge does: always with d2t and t2d, and with the new and the old keys of rope."""
     draw, tensors = _eagle3_tensors(target, seed, shape, first="midlayer")
     tensors.setdefault("d2t", torch.zeros(draw.draft_vocab_size, dtype=torch.int64))
     tensors.setdefault("t2d", torch.ones(target.vocab_size, dtype=torch.bool))
@@ -126,7 +126,8 @@ def write_speculators(
     num_speculative_tokens: int = 3,
     shape: Shape = DEFAULT,
 ) -> TinyHead:
-    """Write an EAGLE-3 head of speculators: a config around the layer's, layers.N, and d2t with offsets."""
+    """Write an EAGLE-3 head as speculators does: the layer's config is nested in the head's, layers are called
+    layers.N, and d2t holds offsets."""
     draw, tensors = _eagle3_tensors(target, seed, shape, first="layers.0")
     layer = {**draw.config(), **_new_rope(shape), "model_type": "qwen3" if shape.qk_norm else "llama"}
     config = {
@@ -187,7 +188,7 @@ def _eagle3_tensors(target: Target, seed: int, shape: Shape, first: str) -> tupl
 
 
 def _eagle3_keys(draw: Draw) -> dict[str, Any]:
-    """Keys of an EAGLE-3 config beyond Llama's. A variant's key is absent unless the head has it."""
+    """The keys of an EAGLE-3 config beyond Llama's. The key of a variant is absent unless the head has the variant."""
     variants = ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"]
     keys: dict[str, Any] = {name: True for name in variants if getattr(draw.shape, name)}
     if draw.hidden_size != draw.target.hidden_size:

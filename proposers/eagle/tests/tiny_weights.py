@@ -29,7 +29,7 @@ class Target:
 
 @frozen(kw_only=True)
 class Shape:
-    """A head's own sizes and variants. None: the target's size."""
+    """A head's own sizes and variants. None means the target's size."""
 
     hidden_size: int | None = None  # other than the target's: EAGLE-3 only, and it then has embeddings of its own
     intermediate_size: int = 48
@@ -57,7 +57,7 @@ DEFAULT = Shape()
 
 @frozen
 class Draw:
-    """Draws a head's tensors. Each matrix maps an input with unit variance to an output with unit variance."""
+    """Draws a head's random tensors. Each matrix maps an input with unit variance to an output with unit variance."""
 
     seed: int
     shape: Shape
@@ -91,14 +91,15 @@ class Draw:
         )
 
     def vocabulary(self) -> dict[str, Tensor]:
-        """d2t and t2d of a draft vocabulary, which is a random ascending subset of the target's tokens."""
+        """The tensors d2t and t2d of a draft vocabulary, which is a random ascending subset of the target's tokens."""
         token_ids = torch.randperm(self.target.vocab_size, generator=self._generator)[: self.draft_vocab_size]
         in_draft = torch.zeros(self.target.vocab_size, dtype=torch.bool)
         in_draft[token_ids] = True
         return {"d2t": token_ids.sort().values - torch.arange(self.draft_vocab_size), "t2d": in_draft}
 
     def layers(self, first_width: int, strength: float) -> dict[str, Tensor]:
-        """Tensors of layers by name. strength: weight of attention and MLP relative to the residual stream."""
+        """The tensors of all layers, by name. first_width: input width of the first layer. strength: weight of
+        attention and MLP relative to the residual stream."""
         tensors: dict[str, Tensor] = {}
         for i in range(self.shape.num_hidden_layers):
             layer = self._layer(first_width if i == 0 else self.hidden_size, strength)
@@ -128,7 +129,7 @@ class Draw:
         return tensors
 
     def config(self) -> dict[str, Any]:
-        """Llama's config keys, without those of rope."""
+        """The keys of a Llama config, without those of rope."""
         shape = self.shape
         return {
             "model_type": "llama",

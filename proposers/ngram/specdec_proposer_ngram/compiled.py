@@ -1,4 +1,4 @@
-"""numba decorators and intrinsics for the index: arrays at memory addresses, and prefetching."""
+"""numba decorators and intrinsics for the n-gram index: arrays at memory addresses, and prefetching."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WRITE, KEEP, DATA = (ir.Constant(ir.IntType(32), value) for value in (1, 3, 1)) 
 
 
 def jit(signature: str) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function for a signature when it is defined, or load it from numba's cache."""
+    """Compile the decorated function for a numba signature when it is defined, or load it from numba's cache."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         try:
@@ -26,7 +26,7 @@ def jit(signature: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 def jit_inner(function: Callable[..., Any]) -> Any:
-    """Compile a function that only compiled functions call, without wrappers for calls from Python."""
+    """Compile a function that only compiled functions call; Python cannot call it."""
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
 
 

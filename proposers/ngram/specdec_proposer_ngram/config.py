@@ -14,7 +14,7 @@ DEFAULT_LENGTH = 5
 
 @frozen
 class NgramConfig:
-    """Lengths of the suffixes to look up, and which match to continue.
+    """Lengths of the suffixes of the text that are looked up in it, and which of several matches is continued.
 
     Raises ConfigError if a value is out of range or prompt_lookup_min exceeds prompt_lookup_max.
     """
@@ -50,6 +50,7 @@ class NgramConfig:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Shortest and longest suffix to look for, in tokens. A missing bound equals the other; both default to 5."""
+        """Shortest and longest suffix to look for, in tokens. A bound left out equals the other one. By default both
+        are 5."""
         given = [n for n in (self.prompt_lookup_min, self.prompt_lookup_max) if n is not None] or [DEFAULT_LENGTH]
         return given[0], given[-1]

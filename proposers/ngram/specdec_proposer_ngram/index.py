@@ -1,9 +1,10 @@
-"""An index of each request's n-grams by their last (or first) position; one compiled call per batch.
+"""An index of each request's n-grams, to find earlier occurrences of its last tokens; one compiled call per batch.
 
-An *end* is a number of tokens: the text up to there. A hash table has a slot for each n-gram of the configured lengths,
-with the end of its most recent (or leftmost) occurrence. When a token is appended, its end replaces the earlier ends in
-the slots of the n-grams that end there, and these earlier ends are the matches to continue from. So a step visits one
-slot for each new token and length, however long the text.
+An *end* is a number of tokens and stands for the text up to there. Each request has a hash table. Each n-gram of the
+configured lengths has a slot in it, which holds the end of its most recent (or leftmost) occurrence. When a token is
+appended, the slots of the n-grams that end with it are read: the earlier ends in them are the matches to continue from.
+Its own end then replaces them (or not, if the leftmost are wanted). So a step visits one slot for each new token and
+length, however long the text.
 
 Most of the time is spent fetching slots from memory, so the slots of many ends are prefetched before the first is read.
 """
@@ -15,10 +16,11 @@ import numpy as np
 from specdec_proposer_ngram.compiled import array_at, jit, jit_inner, prefetch
 
 SLOTS, NUM_SLOTS, TOKENS, CAPACITY, NUM_TOKENS, START = range(6)
-"""Columns of states, int64 [num_rows, 6], with a row for each request: the addresses and capacities of its slots and
-tokens, its number of tokens, and the end to draft from, 0 for none.
+"""Columns of states, int64 [num_rows, 6], with a row for each request: the address and the capacity of its hash table
+and of its tokens, its number of tokens, and the end to draft from, 0 for none.
 
-Slots are uint64 [num_slots], hash bits | end, 0 if empty; some always stay empty. Tokens are uint32 [capacity].
+The hash table's slots are uint64 [num_slots], hash bits | end, 0 if empty; some always stay empty. Tokens are
+uint32 [capacity].
 """
 
 END_BITS = np.uint64(28)
@@ -55,13 +57,13 @@ def with_token(hashed, token):
 
 @jit_inner
 def home_of(hashed, num_slots):
-    """The slot where probing for an n-gram begins."""
+    """Index of the slot where probing for an n-gram begins. hashed: the n-gram's hash."""
     return np.int64(((hashed & LOW) * np.uint64(num_slots)) >> HALF)
 
 
 @jit_inner
 def prefetch_slots(state, end, shortest, longest, hashes):
-    """Prefetch the slots of the n-grams before an end. Writes their hashes, uint64 [longest - shortest + 1]."""
+    """Prefetch the slots of the n-grams that end at `end`. Writes their hashes, uint64 [longest - shortest + 1]."""
     tokens, slots, hashed = tokens_of(state), slots_of(state), NO_TOKENS
     for n in range(1, min(end, longest) + 1):
         hashed = with_token(hashed, tokens[end - n])
@@ -72,7 +74,7 @@ def prefetch_slots(state, end, shortest, longest, hashes):
 
 @jit_inner
 def exchange(slots, hashed, end, most_recent):
-    """The stored end of an n-gram, 0 if there is none. Stores the new end if the slot is empty or most_recent."""
+    """Return the end that is stored for an n-gram, 0 for a new one. Stores `end` for a new n-gram or if most_recent."""
     i = home_of(hashed, len(slots))
     while slots[i] != 0:
         if (slots[i] ^ hashed) >> END_BITS == 0:
@@ -87,7 +89,8 @@ def exchange(slots, hashed, end, most_recent):
 
 @jit_inner
 def index_ends(states, rows, ends, hashes, shortest, longest, most_recent):
-    """Store ends in their slots. The earlier end of the longest matching n-gram becomes the one to draft from."""
+    """Store each end in the slots of its n-grams. ends[k] belongs to the request in row rows[k] of states; the
+    request's next draft starts from the earlier end of its longest matching n-gram."""
     for k, row in enumerate(rows):
         slots, start = slots_of(states[row]), 0
         for n in range(min(ends[k], longest), shortest - 1, -1):
@@ -99,7 +102,8 @@ def index_ends(states, rows, ends, hashes, shortest, longest, most_recent):
 
 @jit_inner
 def append(states, rows, new_tokens, num_new, shortest, longest, most_recent):
-    """Append new tokens and index their ends, in order."""
+    """Append new tokens to the requests' texts and index their ends, in order. num_new: the number for each of
+    `rows`."""
     ends, rows_of_ends = np.empty(NUM_ENDS, np.int64), np.empty(NUM_ENDS, np.int64)
     hashes = np.empty((NUM_ENDS, longest - shortest + 1), np.uint64)
     for row in rows:
@@ -135,10 +139,10 @@ def draft(
     parents,  # int32 [sum of budgets]
     counts,  # int64 [batch]
 ):
-    """Append new tokens and draft the continuation of the best match.
+    """Append each request's new tokens and draft the continuation of its best match.
 
     The match is the most recent (or leftmost) earlier occurrence of the longest suffix that has one, among suffixes of
-    `shortest` to `longest` tokens.
+    `shortest` to `longest` tokens. Without a match, the request's count is 0.
     """
     append(states, rows, new_tokens, num_new, shortest, longest, most_recent)
     for b, row in enumerate(rows):

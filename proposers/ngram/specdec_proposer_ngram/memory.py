@@ -1,4 +1,4 @@
-"""Memory for the indexes of all requests, allocated at a request's first draft and freed when it finishes."""
+"""Memory for the n-gram indexes of all requests, allocated at a request's first draft and freed when it finishes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def zeros(num_bytes: int) -> np.ndarray:
 
 @define(eq=False)
 class Block:
-    """The memory of one request's index."""
+    """The memory of one request's index: its hash table and a copy of its tokens."""
 
     row: int  # in Indexes.states
     capacity: int  # in tokens
@@ -45,23 +45,25 @@ class Block:
 
     @property
     def num_slots(self) -> int:
-        """One slot for each token and length, and an eighth more, since probing is slow in a table that is full."""
+        """Number of slots of the hash table: one for each token and n-gram length, with an eighth of all left empty,
+        since probing is slow in a full table."""
         return self.capacity * self.num_lengths * 8 // 7 + 1
 
     @property
     def _shift(self) -> int:
-        """Offset of the slots in bytes. Without it, texts of equal length would compete for the same cache lines."""
+        """Offset in bytes of the hash table in the memory. Without it, the tables of texts of equal length would
+        compete for the same cache lines."""
         return self.row % 64 * LINE
 
     @property
     def state(self) -> tuple[int, ...]:
-        """The request's row of `Indexes.states`."""
+        """The request's row of `Indexes.states`; its columns are explained in `index`."""
         address = self._memory.ctypes.data + self._shift
         return address, self.num_slots, address + 8 * self.num_slots, self.capacity, self.num_tokens, 0
 
 
 class Indexes:
-    """The indexes of all requests by id. states: see `index`."""
+    """The indexes of all requests, by request id. states: an array with a row per request, explained in `index`."""
 
     def __init__(self, max_num_requests: int, num_lengths: int) -> None:
         self.states = np.zeros((max_num_requests, 6), dtype=np.int64)
@@ -70,7 +72,8 @@ class Indexes:
         self._blocks: dict[str, Block] = {}
 
     def catch_up(self, requests: Sequence[RequestView]) -> tuple[list[int], list[np.ndarray]]:
-        """Each request's row of states and the tokens that its index lacks. The caller must append these."""
+        """Each request's row of `states`, and the tokens that its index lacks. The caller must append these to the
+        index."""
         rows, new_tokens = [], []
         for request in requests:
             token_ids = request.token_ids
@@ -88,8 +91,8 @@ class Indexes:
         self._rows.finish(request)
 
     def _allocate(self, request: RequestView, num_tokens: int) -> Block:
-        """An empty block with room for 1.5 times as many tokens. An outgrown block is dropped and the index rebuilt: a
-        token is indexed at most three times on average."""
+        """Allocate an empty block with 1.5 times the capacity. An outgrown block is dropped and its index built anew,
+        so a token is indexed at most three times on average."""
         self._blocks.pop(request.id, None)
         row = self._rows.start(request)
         block = Block(row, capacity=num_tokens * 3 // 2 + 64, num_lengths=self._num_lengths)

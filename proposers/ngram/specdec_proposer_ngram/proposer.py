@@ -1,4 +1,4 @@
-"""Prompt lookup decoding (Saxena 2023): finds the context's last tokens earlier in it, drafts what followed."""
+"""Prompt lookup decoding (Saxena 2023): finds the text's last tokens earlier in the text, drafts what followed them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class NgramProposer(Proposer):
     """Drafts chains copied from the request's own tokens, in one compiled call per batch.
 
-    `reset` does nothing: a preempted request keeps its tokens, and the index depends on nothing else.
+    It has no `reset`: a preempted request keeps its tokens, and the index depends on nothing else.
     """
 
     def __init__(self, config: NgramConfig, max_num_requests: int, device: torch.device) -> None:

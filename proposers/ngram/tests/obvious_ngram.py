@@ -26,7 +26,8 @@ def reference(context: list[int], shortest: int, longest: int, match: str, budge
 
 
 class Request:
-    """A `RequestView` whose tokens grow in an array with spare capacity, like the engine's."""
+    """A request as proposers see it (`RequestView`). Its tokens grow in an array with spare capacity, like the
+    engine's."""
 
     def __init__(self, name: str, tokens: Sequence[int] = ()) -> None:
         self.id = name
@@ -57,7 +58,7 @@ def batch_of(requests: Sequence[Request], budgets: Sequence[int]) -> ProposerBat
 
 
 def drafts(of: NgramProposer, requests: Sequence[Request], budgets: Sequence[int]) -> list[list[int]]:
-    """The drafted chain of each request."""
+    """Each request's drafted chain, after checks that the draft consists of chains."""
     draft = of.propose(batch_of(requests, budgets))
     trees: list[DraftTree] = [draft.tree(i) for i in range(len(requests))]
     for tree in trees:

@@ -1,4 +1,4 @@
-"""The index alone: with few slots that collide, and with faults made on purpose."""
+"""Tests of the n-gram index alone: with hash collisions, and with faults put into its code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def array_at(address: int, size: int, dtype: type) -> np.ndarray:
 
 
 def in_python(old: str, new: str) -> SimpleNamespace:
-    """The module as plain Python, with `old` replaced by `new` in its source."""
+    """The module `index` run as plain Python, with `old` replaced by `new` in its source."""
     assert IMPORT in SOURCE
     assert old in SOURCE
     names = {
@@ -39,7 +39,8 @@ def in_python(old: str, new: str) -> SimpleNamespace:
 
 
 def draft(module, text, cuts, shortest, longest, match, budget) -> list[list[int]]:
-    """The drafts after each of the cuts of a text. The index has one slot more than it can fill."""
+    """The drafts of an index after the first cuts[0], cuts[1], ... tokens of a text. The hash table has one slot more
+    than it can fill."""
     num_slots = len(text) * (longest - shortest + 1) + 1
     slots, tokens = np.zeros(num_slots, dtype=np.uint64), np.zeros(len(text), dtype=np.uint32)
     states = np.array([[slots.ctypes.data, num_slots, tokens.ctypes.data, len(text), 0, 0]])
@@ -55,8 +56,11 @@ def draft(module, text, cuts, shortest, longest, match, budget) -> list[list[int
 
 
 def first_difference(module, *, longest_text: int = 6) -> object:
-    """The first difference from the reference, None if there is none, over all texts of two distinct tokens up to a
-    length and some longer ones, each appended in two parts and drafted once more without new tokens."""
+    """The first text for which drafts differ from the reference's, with its options; None if there is none.
+
+    It tries all texts of two distinct tokens up to a length and some longer ones. Each text is appended in two parts,
+    and drafted for once more without new tokens.
+    """
     texts = [text for length in range(1, longest_text + 1) for text in product((0, 1), repeat=length)]
     chance = random.Random(0)
     texts += [tuple(chance.choices((0, 1, 2), weights=(4, 2, 1), k=40)) for _ in range(4)]

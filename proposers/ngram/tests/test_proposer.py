@@ -75,7 +75,7 @@ def test_drafts_of_earlier_steps_stay_as_they_were():
 
 
 def test_a_request_that_comes_again_with_the_same_tokens_gets_the_same_draft():
-    """This happens if no draft token was accepted, or after a preemption."""
+    """A request without new tokens, as after a preemption, gets the same draft as before."""
     for match, expected in (("last", [9]), ("first", [8])):
         request, ngram = Request("any", [1, 2, 8, 1, 2, 9, 1, 2]), proposer(1, 3, match)
         for _ in range(3):
@@ -102,7 +102,8 @@ bounds = st.tuples(st.integers(1, 8), st.integers(1, 8)).map(sorted)
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.lists(texts, min_size=1, max_size=4), min_size=1, max_size=4), bounds, st.booleans(), st.data())
 def test_equals_the_reference(parts, bounds, is_last, data):
-    """parts: the tokens appended to each request in each step. A request without further parts is left out."""
+    """Drafts equal the reference's. parts: the tokens appended to each request in each step; a request without further
+    parts is left out of the batch."""
     match = "last" if is_last else "first"
     ngram, requests = proposer(*bounds, match), [Request(str(i)) for i in range(len(parts))]
     for step in range(max(map(len, parts))):
@@ -115,7 +116,8 @@ def test_equals_the_reference(parts, bounds, is_last, data):
 
 
 def lengthen(chance: random.Random, tokens: list[int], num_kinds: int) -> None:
-    """Append 1 to 8 tokens: new ones, a copy of earlier ones, or repetitions of the last few."""
+    """Append 1 to 8 tokens: new ones, a copy of earlier ones, or repetitions of the last few. num_kinds: distinct
+    tokens."""
     num, kind = chance.randint(1, 8), chance.random()
     if kind < 0.3 or not tokens:
         tokens += [chance.randrange(num_kinds) for _ in range(num)]
@@ -134,7 +136,8 @@ def lengthen(chance: random.Random, tokens: list[int], num_kinds: int) -> None:
     [(1, 1, 30), (1, 3, 3), (2, 2, 2), (2, 5, 4), (5, 5, 2), (3, 7, 1), (1, 100, 3), (30, 100, 1)],
 )
 def test_lives(shortest, longest, num_kinds, match):
-    """Requests start, grow, are preempted and finish in random order, some with the id of an earlier request."""
+    """Drafts equal the reference's while requests start, grow, are preempted and finish in random order, some with the
+    id of an earlier request."""
     chance, ngram, seen = random.Random(f"{shortest} {longest} {match}"), proposer(shortest, longest, match, 6), 0
     live: list[Request] = []
     for step in range(150):

@@ -1,6 +1,6 @@
 """Suffix decoding as a specdec plugin: the method `suffix` drafts the tokens that most often followed the same context.
 
-The entry point names this module, so it imports no heavy dependency; `build` does.
+The engine imports this module to list plugins, so it imports no heavy dependency; `build` does.
 """
 
 from __future__ import annotations

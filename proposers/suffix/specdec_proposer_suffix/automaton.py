@@ -5,10 +5,10 @@ length). A state's strings are all suffixes of its longest string that are longe
 So the states of all suffixes that end at one place lie on one path of links. Adding or removing an occurrence changes
 only that path, and the path is short because suffixes of many lengths share a state.
 
-A growing sequence is represented by its position, int64 [2]: the state of its longest suffix that another token may
-follow (limit - 1 tokens, or the whole sequence if it is shorter), and its number of tokens. Another sequence may split
-that state; `state_of_length` then finds the half that has the suffix. `remove` may free the state; `match` then finds
-the suffix again.
+A growing sequence is represented by its position, int64 [2]: a state and the sequence's number of tokens. The state is
+that of the longest suffix that another token may follow: the last limit - 1 tokens, or the whole sequence if it is
+shorter. Another sequence may split that state; `state_of_length` then finds the half that has the suffix. `remove` may
+free the state; `match` then finds the suffix again.
 
 The root, the state of the empty string, has no count and no link.
 """
@@ -61,7 +61,8 @@ def new_root(store: Store) -> int:
 
 @jit_inline
 def state_of_length(store: Store, state: int, length: int) -> int:
-    """The state that now has the suffix of this length. state: the state that had it before any splits."""
+    """The automaton state that has the suffix of `length` tokens now. state: the one that had it before states were
+    split."""
     link = store.states[state, LINK]
     while link != NONE and length <= store.states[link, LENGTH]:
         state = link
@@ -71,7 +72,8 @@ def state_of_length(store: Store, state: int, length: int) -> int:
 
 @jit
 def match(store: Store, root: int, limit: int, tokens: np.ndarray) -> tuple[int, int]:
-    """The state and the length of the longest suffix of `tokens` that occurs, of at most limit - 1 tokens."""
+    """Find the longest suffix of `tokens`, of at most limit - 1 tokens, that occurs in the automaton with this root.
+    Returns its state and its length."""
     state, length = root, 0
     for token in tokens:
         target = target_of(store, state, token)
@@ -87,7 +89,7 @@ def match(store: Store, root: int, limit: int, tokens: np.ndarray) -> tuple[int,
 
 @jit_inline
 def extend(store: Store, limit: int, vocab_size: int, position: np.ndarray, token_ids: np.ndarray, owner: int) -> bool:
-    """Append tokens to a sequence and advance its position in place.
+    """Append tokens to a sequence in the automaton and advance its position in place. owner: the sequence's id.
 
     Returns False if the store had no room for all of them; position[NUM_TOKENS] then counts those that were appended.
     """
@@ -114,7 +116,8 @@ def _append(store: Store, limit: int, state: int, length: int, token: int, owner
 
 @jit_inline
 def _link_new(store: Store, limit: int, state: int, reached: int, token: int) -> None:
-    """Add edges to the new state `reached` from all suffixes of `state` that `token` never followed; set its link."""
+    """Connect the new automaton state `reached`: set its link, and add edges to it from all suffixes of `state` that
+    `token` never followed before."""
     states = store.states
     while True:
         add_edge(store, state, token, reached)
@@ -134,7 +137,7 @@ def _link_new(store: Store, limit: int, state: int, reached: int, token: int) ->
 
 @jit_inline
 def _split(store: Store, limit: int, state: int, length: int, source: int, token: int) -> int:
-    """Move a state's strings of up to `length` tokens to a new state, which is returned.
+    """Move an automaton state's strings of up to `length` tokens to a new state, which is returned.
 
     source: the state from which `token` leads to the longest of these strings.
     """
@@ -158,9 +161,12 @@ def _split(store: Store, limit: int, state: int, length: int, source: int, token
 
 @jit_inline
 def _count(store: Store, state: int, length: int, reached: int, token: int, owner: int) -> None:
-    """Add one occurrence to every suffix in `reached` and its links, and update the edges with `token` into them.
+    """Count one more occurrence of each string that ends with a newly appended token, and update the edges into their
+    states.
 
     state, length: the longest suffix before the token.
+    reached: the state of the longest string that ends with the token; the other states are on its path of links.
+    owner: the sequence's id.
     """
     states = store.states
     target = reached
@@ -179,11 +185,12 @@ def _count(store: Store, state: int, length: int, reached: int, token: int, owne
 
 @jit
 def remove(store: Store, limit: int, tokens: np.ndarray) -> None:
-    """Remove a sequence from the automaton of ROOT. The result equals an automaton built without the sequence.
+    """Remove a sequence from the automaton of ROOT. The result equals an automaton that was built without the sequence.
 
     `remove` walks the sequence and subtracts one occurrence from every state on each token's path of links. A state
     without occurrences is freed one token later, when its last edge is deleted. A state whose only child has the same
-    count is merged into that child. Edges into both states start on the previous token's path, which is kept.
+    count is merged into that child. The edges into all these states start from states on the previous token's path, so
+    that path is kept.
     """
     states = store.states
     before, num_before = np.empty(limit + 1, np.int64), 0  # states of the suffixes that end one token earlier
@@ -215,8 +222,9 @@ def remove(store: Store, limit: int, tokens: np.ndarray) -> None:
 
 @jit
 def _take_one(store: Store, limit: int, state: int, before: np.ndarray, token: int) -> int:
-    """Subtract one occurrence from a state, and merge the state into its child if both now have the same count.
+    """Subtract one occurrence from an automaton state, and merge it into its child if both now have the same count.
 
+    before, token: states of the suffixes that end one token earlier, and the token that leads from them to this state.
     Returns the state that has the edges of its strings afterwards: the state itself, or the child if the child took
     over the edges. NONE if the child had edges already, which do not lead to the next token.
     """
@@ -249,7 +257,8 @@ def _take_one(store: Store, limit: int, state: int, before: np.ndarray, token: i
 
 @jit
 def _repair(store: Store, before: np.ndarray, token: int) -> None:
-    """Repair the edges with `token` after their targets lost an occurrence.
+    """Repair the automaton's edges with `token` from the states in `before` and from the root, after the edges' targets
+    lost an occurrence.
 
     Deletes edges to states without occurrences, marks best tokens as STALE, and frees the DYING states of `before`.
     """
@@ -265,7 +274,7 @@ def _repair(store: Store, before: np.ndarray, token: int) -> None:
 
 @jit
 def free_automaton(store: Store, root: int) -> None:
-    """Free a root and all states that can be reached from it."""
+    """Free the root of an automaton and all states that can be reached from it."""
     states = store.states
     states[root, LINK] = NONE
     pending = root  # a linked list of states that reuses LINK, which is not needed any more

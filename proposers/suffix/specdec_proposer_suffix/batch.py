@@ -1,4 +1,4 @@
-"""One step for a whole batch: append new tokens to the automata, then draft."""
+"""One step for a whole batch: append the requests' new tokens to suffix automata, then draft."""
 
 from __future__ import annotations
 
@@ -51,13 +51,15 @@ def draft_chains(
     parents: np.ndarray,
     scores: np.ndarray,
 ) -> int:
-    """Append new tokens, then write one chain per request, one after the other.
+    """Append new tokens, then write one draft chain per request, one after the other.
 
-    A chain comes from the automaton with the higher score: the request's own or, if strictly higher, the one of all
-    outputs. The stores are passed as separate arrays because numba unpacks these several times as fast as tuples.
+    A chain comes from the automaton whose chain has the higher score: the request's own or, if strictly higher, the one
+    of all outputs. The stores (own_*: of the requests' automata; the others: of all outputs) are passed as separate
+    arrays because numba unpacks these several times as fast as tuples.
 
     requests: the request table. plan, tails: see the constants above.
-    limits: int64 [tree depth], most draft tokens after a context of each length.
+    limits: int64 [tree depth], most draft tokens after a matched context of each length.
+    least_prob: lowest cumulative probability of a draft token.
     token_ids, parents, scores: written, [sum of budgets] each.
     Returns DONE, OWN_IS_FULL or CACHE_IS_FULL.
     """
@@ -96,7 +98,8 @@ def draft_trees(
     parents: np.ndarray,
     scores: np.ndarray,
 ) -> None:
-    """Write one tree per request, one after the other, from one of the two stores. Arguments as in `draft_chains`."""
+    """Write one draft tree per request, one after the other: all from the requests' own automata or, if is_cache, all
+    from the automaton of all outputs. store: that of the automata; the other arguments are those of `draft_chains`."""
     end, start = 0, 0
     for i in range(plan.shape[1]):
         request, budget, tail = requests[plan[SLOTS, i]], plan[BUDGETS, i], tails[start : plan[ENDS, i]]
@@ -125,7 +128,8 @@ def take_over(
     plan: np.ndarray,
     tails: np.ndarray,
 ) -> int:
-    """Append each request's new tokens to its own automaton, and its new output tokens to the one of all outputs."""
+    """Append each request's new tokens to its own automaton, and its new output tokens to the one of all outputs.
+    Returns DONE, OWN_IS_FULL or CACHE_IS_FULL."""
     if not _take_over(own, limit, vocab_size, requests, OWN.start, plan, tails):
         return OWN_IS_FULL
     if not _take_over(cache, limit, vocab_size, requests, CACHED.start, plan, tails):
@@ -137,7 +141,8 @@ def take_over(
 def _take_over(
     store: Store, limit: int, vocab_size: int, requests: np.ndarray, column: int, plan: np.ndarray, tails: np.ndarray
 ) -> bool:
-    """Append new tokens at the positions in two columns of the request table. Returns False if there was no room."""
+    """Append new tokens to one store's automata. column: the first of the two columns of the request table that hold
+    the positions in them. Returns False if there was no room."""
     for i in range(plan.shape[1]):
         request, end = requests[plan[SLOTS, i]], plan[ENDS, i]
         position = request[column : column + 2]
@@ -152,17 +157,19 @@ def _take_over(
 
 @jit_inline
 def own_context(store: Store, request: np.ndarray, limit: int) -> tuple[int, int]:
-    """The request's context in its own automaton: the state and the length of the suffix."""
+    """Where the request's draft begins in its own automaton: the state and the length of the suffix of its text to
+    continue."""
     length = min(request[OWN][NUM_TOKENS], limit - 1)
     return state_of_length(store, request[OWN][STATE], length), length
 
 
 @jit_inline
 def cached_context(store: Store, request: np.ndarray, limit: int, tail: np.ndarray) -> tuple[int, int]:
-    """The request's context in the automaton of all outputs: the state and the length of the suffix.
+    """Where the request's draft begins in the automaton of all outputs: the state and the length of the suffix to
+    continue.
 
-    Once the request's output is as long as a context, its stored position is the answer. Until then the context reaches
-    into the prompt and is looked up. tail: the request's last tokens.
+    If the request's output has at least limit - 1 tokens, its stored position is the answer. Before that the suffix
+    reaches into the prompt and is looked up. tail: the request's last tokens.
     """
     if request[CACHED][STATE] != NONE and request[CACHED][NUM_TOKENS] >= limit - 1:
         return state_of_length(store, request[CACHED][STATE], limit - 1), limit - 1

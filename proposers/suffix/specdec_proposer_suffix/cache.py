@@ -1,4 +1,4 @@
-"""The outputs of finished and running requests in one suffix automaton, bounded by eviction."""
+"""A suffix automaton over the outputs of finished and running requests. Eviction limits its size."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ STORE_SHARE = 0.9
 
 
 def most_states(max_bytes: int) -> int:
-    """Largest number of states of an automaton under a memory limit."""
+    """Largest number of states of the automaton under a memory limit."""
     return int(max_bytes * STORE_SHARE / STATE_BYTES)
 
 
 class OutputCache:
-    """Output sequences, running and finished. Newer sequences have larger ids.
+    """The output sequences of finished and running requests. Newer sequences have larger ids.
 
-    Finished sequences are evicted while there are more than max_sequences, running ones included, or more than
-    max_bytes: the one that finished first or, with is_lru, the one that was drafted from least recently.
+    While there are more sequences than max_sequences, or more bytes than max_bytes, a finished sequence is evicted: the
+    one that finished first or, with is_lru, the one that was drafted from least recently.
 
-    A removal invalidates the positions of running sequences: callers compare `num_removed` and call `look_up`.
+    A removal invalidates the positions of running sequences (see `automaton`): callers compare `num_removed` and call
+    `look_up`.
 
     limit: longest string of the automaton, in tokens.
     vocab_size: number of token ids.
     max_sequences: most sequences, running ones included.
     max_bytes: memory limit in bytes; None for no limit.
-    is_lru: evict the least recently used sequence instead of the oldest.
+    is_lru: evict the least recently used sequence instead of the one that finished first.
     """
 
     def __init__(self, limit: int, vocab_size: int, max_sequences: int, max_bytes: int | None, is_lru: bool) -> None:
@@ -65,7 +66,7 @@ class OutputCache:
         return self._next - 1
 
     def finish(self, number: int, token_ids: np.ndarray) -> None:
-        """Keep the tokens of a sequence that ran to its end. All of them must be in the automaton."""
+        """Keep the tokens of a sequence (number: its id) that has ended. All of them must be in the automaton."""
         self._num_running -= 1
         if len(token_ids):
             self._finished[number] = token_ids.astype(np.int32)
@@ -89,13 +90,14 @@ class OutputCache:
         self.finish(number, token_ids[: position[NUM_TOKENS]])
 
     def look_up(self, position: np.ndarray, token_ids: np.ndarray) -> None:
-        """Update a position in place after a removal. token_ids: the sequence, at least up to the position."""
+        """Update a running sequence's position in place after a removal. token_ids: the sequence, or its part up to
+        there."""
         num_tokens = position[NUM_TOKENS]
         last = token_ids[max(0, num_tokens - self.limit + 1) : num_tokens].astype(np.int64)
         position[STATE], _ = match(self.store, ROOT, self.limit, last)
 
     def mark_used(self, numbers: Iterable[int]) -> None:
-        """Mark sequences as just drafted from, for LRU eviction. Ids that were evicted are ignored."""
+        """Mark sequences as just drafted from, for LRU eviction. numbers: their ids; evicted ones are ignored."""
         if self._is_lru:
             for number in numbers:
                 if number in self._finished:

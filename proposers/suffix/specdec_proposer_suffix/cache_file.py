@@ -32,10 +32,10 @@ Save = Callable[[Sequence[np.ndarray]], None]
 
 @contextmanager
 def sole_writer(path: Path) -> Iterator[Save]:
-    """Lock the file against other writers and yield a function that replaces its contents, atomically, by sequences of
-    token ids. Waits until no other process or thread writes to it. Raises OSError.
+    """Lock a cache file against other writers and yield a function that replaces its contents by sequences of token
+    ids. Waits until no other process or thread writes to the file. Raises OSError.
 
-    Readers see the old file or the new one, also if the process is killed.
+    The replacement is atomic: readers see the old file or the new one, even if the process is killed.
     """
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def sole_writer(path: Path) -> Iterator[Save]:
 
 
 def save_sequences(path: Path, sequences: Sequence[np.ndarray]) -> None:
-    """Replace the file's contents by these sequences of token ids. Raises OSError if it cannot be written."""
+    """Replace the file's contents by these sequences of token ids. Raises OSError if the file cannot be written."""
     with sole_writer(path) as save:
         save(sequences)
 
@@ -68,8 +68,8 @@ def _replace(path: Path, unfinished: Path, file: BinaryIO, sequences: Sequence[n
 
 @contextmanager
 def _locked(path: Path) -> Iterator[BinaryIO]:
-    """The file, made if there is none, and locked: the system unlocks it when a process ends, however it does. Its
-    content stays. Raises OSError, also where the file system knows no locks."""
+    """Open a file, which is created if it does not exist, and lock it. Its content stays. The system unlocks the file
+    when the process ends, even if it is killed. Raises OSError, also on a file system without locks."""
     while True:
         with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
             flock(file, LOCK_EX)
@@ -87,9 +87,9 @@ def _is_at(path: Path, file: BinaryIO) -> bool:
 
 
 def load_sequences(path: Path, vocab_size: int) -> list[np.ndarray]:
-    """Sequences of token ids, int32 arrays, in the order in which they were saved.
+    """The file's sequences of token ids, int32 arrays, in the order in which they were saved.
 
-    Raises UnusableFileError if the file is damaged or has token ids from vocab_size on.
+    Raises UnusableFileError if the file is damaged or has a token id that is not below vocab_size.
     """
     try:
         with safe_open(path, "numpy") as file:
@@ -122,7 +122,7 @@ class SavedCache:
     contents.
 
     most: most sequences in the file, and most unsaved sequences in memory; the oldest are dropped. A file that already
-    has more keeps its number.
+        has more sequences than that does not shrink.
     """
 
     path: Path | None
@@ -132,7 +132,8 @@ class SavedCache:
     _next_save_s: float = field(init=False, factory=lambda: time.monotonic() + SAVE_EVERY_S)
 
     def load(self) -> list[np.ndarray]:
-        """The file's sequences; none without a file. An unusable file causes a warning and is not touched again."""
+        """The file's sequences, [] if there is no file. If the file is unusable, a warning is given, [] is returned,
+        and the file is not touched again."""
         if self.path is None or not self.path.exists():
             return []
         try:
@@ -147,7 +148,7 @@ class SavedCache:
             return []
 
     def add(self, token_ids: np.ndarray) -> None:
-        """Queue an output to be saved; saves the queue if the last save was SAVE_EVERY_S ago."""
+        """Queue an output to be saved. Saves the queue if the last save was at least SAVE_EVERY_S seconds ago."""
         if self.path is None or not len(token_ids):
             return
         self._new.append(token_ids.astype(np.int32))

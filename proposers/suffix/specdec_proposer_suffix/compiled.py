@@ -19,7 +19,8 @@ def jit(function: F) -> F:
 
 
 def jit_inline(function: F) -> F:
-    """Like `jit`, but inlined into its callers: passing a `Store` to a call copies dozens of array descriptor words."""
+    """Like `jit`, but inlined into its callers, since a call with a `Store` copies dozens of words of array
+    descriptors."""
     return _jit(function, forceinline=True)
 
 

@@ -14,7 +14,7 @@ from specdec_core.config.fields import flag, number, one_of, shown, text, whole_
 FIFO, LRU = "fifo", "lru"
 MOST = 1e9
 BYTES_PER_DEPTH = 256
-"""Most memory that one token needs per level of tree depth: two edges per suffix, in a table with free places."""
+"""Most bytes that one token needs per level of tree depth: two edges per suffix, in a table with free places."""
 
 LONGEST = 2**16
 """The engine's limit of draft tokens per request and step."""

@@ -1,4 +1,5 @@
-"""Drafting a chain: the most frequent continuation of the matched context whose chain has the highest score."""
+"""Drafting a chain: the one with the highest score of the most frequent continuations of all suffixes of the
+context."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ def best_path(
     suffixes of the context are tried; for equal scores the longest one wins.
 
     state, length: the context's longest suffix in the automaton.
-    limits: int64 [limit], most draft tokens after a context of each length.
-    most: the request's budget.
+    limits: int64 [limit], most draft tokens after a matched context of each length.
+    most: most draft tokens of the request.
     least_prob: lowest cumulative probability of a draft token.
     score: the score to exceed; without a better chain the result is (score, NONE, 0).
     """
@@ -40,7 +41,8 @@ def best_path(
 
 @jit_inline
 def _follow(store: Store, state: int, most: int, least_prob: np.float32, score: np.float32) -> tuple[np.float32, int]:
-    """Score and length of the chain from a state; (0, 0) as soon as it cannot exceed `score`."""
+    """Score and length of the most frequent chain from an automaton state, of up to `most` tokens; (0, 0) as soon as
+    its score cannot exceed `score`."""
     states = store.states
     prob, total = np.float32(1), np.float32(0)
     for num_tokens in range(most):
@@ -59,7 +61,8 @@ def _follow(store: Store, state: int, most: int, least_prob: np.float32, score: 
 
 @jit_inline
 def write_path(store: Store, state: int, token_ids: np.ndarray, parents: np.ndarray, scores: np.ndarray) -> None:
-    """Write the most frequent chain from a state: token ids, parents, and each token's probability given its parent."""
+    """Fill the arrays with the most frequent chain from an automaton state: token ids, parents, and as scores each
+    token's probability given its parent."""
     states = store.states
     for i in range(len(token_ids)):
         target = best_of(store, state)

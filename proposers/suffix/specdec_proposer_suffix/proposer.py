@@ -34,7 +34,8 @@ Nodes = tuple[np.ndarray, np.ndarray, np.ndarray]
 class SuffixProposer(Proposer):
     """Drafts from suffix automata: one per running request over its prompt and output, and one over all outputs.
 
-    The requests' automata share one store. `propose` and `finish` append new tokens, so a preemption changes nothing.
+    The requests' automata share one store. Only `propose` and `finish` append new tokens, and a preempted request keeps
+    its tokens, so there is nothing to `reset`.
     """
 
     def __init__(self, config: SuffixConfig, context: BuildContext) -> None:
@@ -82,10 +83,10 @@ class SuffixProposer(Proposer):
         return merge_drafts(drafts, batch.max_draft_tokens)
 
     def finish(self, request: RequestView, reason: str) -> None:
-        """Move the request's output to the finished ones and free its automaton.
+        """Add the request's output to the finished ones and free the request's own automaton.
 
-        If an interrupt aborts this or `start`, the engine calls `finish` again. Each step is recorded before it is
-        done: skipping it the second time is safer than doing it twice.
+        If an interrupt aborts this method or `start`, the engine calls `finish` again. So each step is recorded before
+        it is done: skipping it the second time is safer than doing it twice.
         """
         if request.id not in self._running:
             return
@@ -107,14 +108,15 @@ class SuffixProposer(Proposer):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the automata and the cache."""
+        """Memory of all automata and of the finished outputs, in bytes."""
         return self._own.num_bytes + self.cache.num_bytes
 
     def close(self) -> None:
         self._saved.save()
 
     def plan(self, batch: ProposerBatch) -> tuple[np.ndarray, np.ndarray, Nodes]:
-        """A step's plan and tails (see `batch.py`), and empty arrays for its draft."""
+        """The arrays `plan` and `tails` of a step (see the constants in `batch.py`), and empty arrays for the
+        drafts."""
         slots, totals, ends, tails = [], [], [], []
         end, depth, seen = 0, len(self._limits), self._seen
         for request in batch.requests:
@@ -131,7 +133,7 @@ class SuffixProposer(Proposer):
         return plan, np.concatenate(tails), _room_for_nodes(sum(batch.max_draft_tokens))
 
     def chains(self, plan: np.ndarray, tails: np.ndarray, nodes: Nodes) -> None:
-        """Append the new tokens and draft chains into `nodes`."""
+        """Append the requests' new tokens to the automata and draft chains into `nodes`."""
         while True:
             state = draft_chains(
                 *self._own, *self.cache.store, self._vocab_size, self._requests, plan, tails, self._limits,
@@ -142,7 +144,8 @@ class SuffixProposer(Proposer):
             self._make_room(state)
 
     def trees(self, plan: np.ndarray, tails: np.ndarray, nodes: Nodes) -> list[tuple[np.ndarray, Nodes]]:
-        """Append the new tokens and draft trees from both kinds of automata: (plan, nodes) for each."""
+        """Append the requests' new tokens and draft trees. Returns (plan, nodes) of the drafts from the requests' own
+        automata, then of those from the automaton of all outputs."""
         limit = len(self._limits)
         while True:
             state = take_over(self._own, self.cache.store, limit, self._vocab_size, self._requests, plan, tails)
@@ -176,7 +179,8 @@ class SuffixProposer(Proposer):
         return extend(self.cache.store, len(self._limits), self._vocab_size, row[CACHED], new, row[OWNER])
 
     def _make_room_in_cache(self) -> None:
-        """Enlarge the cache or evict an output: if none has finished, the oldest running one, which stays uncached."""
+        """Enlarge the cache or evict a finished output. If no request has finished, the oldest running one's output is
+        dropped and is not cached again."""
         if not self.cache.make_room():
             cached = [entry for entry in self._running.values() if self._requests[entry[0]][CACHED][STATE] != NONE]
             slot, request = min(cached, key=lambda entry: self._requests[entry[0], OWNER])
@@ -186,7 +190,7 @@ class SuffixProposer(Proposer):
         self._look_up_after_removal()
 
     def _look_up_after_removal(self) -> None:
-        """Look up the positions of running outputs again if an output was removed since the last call."""
+        """If an output was removed from the cache since the last call, look up the running outputs' positions again."""
         if self.cache.num_removed == self._num_removed:
             return
         for slot, request in self._running.values():
@@ -197,7 +201,7 @@ class SuffixProposer(Proposer):
 
 
 def _room_for_nodes(num_nodes: int) -> Nodes:
-    """Empty arrays of token ids, parents and scores."""
+    """Uninitialized arrays for the token ids, parents and scores of num_nodes draft tokens."""
     return np.empty(num_nodes, np.int64), np.empty(num_nodes, np.int32), np.empty(num_nodes, np.float32)
 
 
@@ -209,7 +213,7 @@ def _cached_output(request: ref[RequestView], row: np.ndarray) -> np.ndarray:
 
 
 def lengths_after(config: SuffixConfig) -> np.ndarray:
-    """int64 [tree depth]: entry n is the most draft tokens after a context of n tokens. Entry 0 is unused."""
+    """int64 [tree depth]: entry n is the most draft tokens after a matched context of n tokens. Entry 0 is unused."""
     limit = config.suffix_decoding_max_tree_depth
     contexts = np.arange(limit)
     factor = np.float32(config.suffix_decoding_max_spec_factor)

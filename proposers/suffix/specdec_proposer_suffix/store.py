@@ -29,7 +29,7 @@ CHILDREN = 7  # exclusive or of the states whose link this is: equals the child 
 STATE_WIDTH = 8  # half a cache line, so that one fetch reads a state
 
 STALE = -2
-"""BEST_TOKEN after occurrences were removed: `best_of` computes it again when it is needed."""
+"""Value of BEST_TOKEN after occurrences were removed: `best_of` computes it again when it is needed."""
 
 # Columns of `edges`
 SOURCE = 0  # NONE: there is no edge here
@@ -73,7 +73,8 @@ class Store(NamedTuple):
 
 @jit_inline
 def has_room(store: Store, num_states: int, num_edges: int) -> bool:
-    """Whether that many more states and edges fit. A quarter of the table stays free to keep probing short."""
+    """Whether that many more automaton states and edges fit. A quarter of the edge table stays free to keep probing
+    short."""
     return (
         store.book[NUM_STATES] + num_states <= len(store.states)
         and (store.book[NUM_EDGES] + num_edges) * 4 <= len(store.edges) * 3
@@ -82,14 +83,15 @@ def has_room(store: Store, num_states: int, num_edges: int) -> bool:
 
 @jit_inline
 def has_room_for_token(store: Store, limit: int, vocab_size: int) -> bool:
-    """Whether one more token fits into an automaton: two states, two edges per suffix, and a copy of all edges of
+    """Whether an automaton has room for one more token: two states, two edges per suffix, and a copy of all edges of
     another state."""
     return has_room(store, 2, 2 * limit + min(vocab_size, store.book[NUM_EDGES]))
 
 
 @jit_inline
 def new_state(store: Store, length: int, link: int) -> int:
-    """Allocate a state without occurrences and edges. The store must have room."""
+    """Allocate an automaton state without occurrences and edges; return its index. The store must have room. length:
+    tokens of its longest string. link: see LINK."""
     states, book = store.states, store.book
     state = book[FREE]
     if state == NONE:
@@ -111,7 +113,7 @@ def new_state(store: Store, length: int, link: int) -> int:
 
 @jit_inline
 def free_state(store: Store, state: int) -> None:
-    """Return a state to the free list. Its edges must be deleted already."""
+    """Return an automaton state to the free list. Its edges must be deleted already."""
     store.states[state, LENGTH] = NONE
     store.states[state, LINK] = store.book[FREE]
     store.book[FREE] = state
@@ -120,7 +122,7 @@ def free_state(store: Store, state: int) -> None:
 
 @jit_inline
 def target_of(store: Store, source: int, token: int) -> int:
-    """The state that the token leads to; NONE if there is no edge."""
+    """The automaton state that `token` leads to from the state `source`; NONE if there is no such edge."""
     if store.states[source, BEST_TOKEN] == token:
         return store.states[source, BEST_TARGET]
     if store.states[source, FIRST_EDGE] == NONE:
@@ -131,7 +133,8 @@ def target_of(store: Store, source: int, token: int) -> int:
 
 @jit_inline
 def add_edge(store: Store, source: int, token: int, target: int) -> None:
-    """Add an edge. The state must have no edge with this token, and the table room for two edges."""
+    """Add an edge between automaton states. `source` must have no edge with this token, and the table room for two
+    edges."""
     states = store.states
     if states[source, FIRST_EDGE] == NONE:
         if states[source, BEST_TOKEN] == NONE:
@@ -144,7 +147,7 @@ def add_edge(store: Store, source: int, token: int, target: int) -> None:
 
 @jit_inline
 def redirect(store: Store, source: int, token: int, target: int) -> None:
-    """Change the target of an existing edge."""
+    """Let the edge with `token` from the automaton state `source`, which must exist, lead to `target`."""
     states = store.states
     if states[source, BEST_TOKEN] == token:
         states[source, BEST_TARGET] = target
@@ -172,7 +175,7 @@ def delete_edges(store: Store, source: int) -> None:
 
 @jit
 def copy_edges(store: Store, source: int, other: int) -> None:
-    """Copy all edges of `source` to another state, which must have none."""
+    """Copy all edges of the automaton state `source` to another state, which must have none."""
     edges = store.edges
     _copy_best(store.states, source, other)
     edge = store.states[source, FIRST_EDGE]
@@ -183,7 +186,7 @@ def copy_edges(store: Store, source: int, other: int) -> None:
 
 @jit
 def move_edges(store: Store, source: int, other: int) -> None:
-    """Move all edges of `source` to another state, which must have none."""
+    """Move all edges of the automaton state `source` to another state, which must have none."""
     states, edges = store.states, store.edges
     _copy_best(states, source, other)
     states[source, BEST_TOKEN] = NONE
@@ -203,7 +206,8 @@ def _copy_best(states: np.ndarray, source: int, other: int) -> None:
 
 @jit_inline
 def count_edge(store: Store, source: int, token: int, target: int) -> None:
-    """Update the best edge of `source` after the target of one of its edges gained an occurrence."""
+    """Update the best edge of the automaton state `source` after `target`, to which `token` leads from it, gained an
+    occurrence."""
     states = store.states
     count, best = states[target, COUNT], states[source, BEST_TOKEN]
     if best == token or (best != STALE and count >= states[source, BEST_COUNT]):
@@ -213,7 +217,9 @@ def count_edge(store: Store, source: int, token: int, target: int) -> None:
 
 @jit_inline
 def discount_edge(store: Store, source: int, token: int, target: int) -> None:
-    """Update the edges of `source` after a target lost an occurrence: delete an edge without any, or mark it STALE."""
+    """Update the edges of the automaton state `source` after `target`, to which `token` leads from it, lost an
+    occurrence. The edge is deleted if that was the last one. The best token is marked STALE if it may be another
+    now."""
     states = store.states
     count = states[target, COUNT]
     if count == 0:
@@ -227,7 +233,7 @@ def discount_edge(store: Store, source: int, token: int, target: int) -> None:
 
 @jit_inline
 def best_of(store: Store, state: int) -> int:
-    """The state that the most frequent next token leads to; NONE if no token follows.
+    """The automaton state that the most frequent next token leads to; NONE if no token follows.
 
     Recomputes a STALE best edge: afterwards BEST_TOKEN is that token and BEST_COUNT its count.
     """
@@ -243,7 +249,7 @@ def best_of(store: Store, state: int) -> int:
 
 @jit_inline
 def last_seen_in(store: Store, state: int) -> int:
-    """Id of the sequence that the state was last seen in; NONE if the store does not record it."""
+    """Id of the sequence in which the automaton state was last seen; NONE if the store does not record it."""
     return store.book[LAST_SEEN + state] if len(store.book) > LAST_SEEN else NONE
 
 
@@ -255,7 +261,7 @@ def mark_last_seen(store: Store, state: int, number: int) -> None:
 
 @jit_inline
 def _home(edges: np.ndarray, source: int, token: int) -> int:
-    """The hash of an edge: the place in the table where probing begins."""
+    """The place in the edge table where probing for an edge begins: a hash of its source and token."""
     mixed = (np.uint64(source) * np.uint64(0x9E3779B97F4A7C15)) ^ (np.uint64(token) * np.uint64(0xC2B2AE3D27D4EB4F))
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
@@ -296,7 +302,7 @@ def _insert(store: Store, source: int, token: int, target: int) -> None:
 
 @jit
 def _take_out(store: Store, edge: int) -> None:
-    """Delete an edge from the table. Other edges may move to other places."""
+    """Delete an edge, given by its place in the edge table. Other edges may move to other places in it."""
     edges = store.edges
     before, after = edges[edge, PREVIOUS], edges[edge, NEXT]
     if before == NONE:
@@ -335,7 +341,7 @@ def _move(store: Store, edge: int, place: int) -> None:
 
 
 def enlarge(store: Store, most: int | None = None) -> Store:
-    """A copy of the store with 1.5 times the capacity in states and edges, but at most `most` states.
+    """A copy of the store with 1.5 times the capacity in states and edges. most: upper limit of the capacity in states.
 
     States keep their indices; edges do not.
     """

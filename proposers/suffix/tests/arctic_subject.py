@@ -1,4 +1,4 @@
-"""arctic-inference's suffix decoding behind the interface of a proposer."""
+"""arctic-inference's suffix decoding as a `Subject` of the random tests in `suffix_fuzz`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from specdec_testing.drive import NO_TARGET, _build_context, batch_of
 
 
 def texts(number: int, length: int, *, seed: int, num_symbols: int = 50) -> list[list[int]]:
-    """Random walks in which each symbol has three usual successors, so that strings repeat within and across texts."""
+    """Random texts, `number` of them with `length` tokens each. Every symbol has three usual successors, so that
+    strings repeat within and across texts."""
     random = Random(seed)
     after = [[random.randrange(num_symbols) for _ in range(3)] for _ in range(num_symbols)]
     found = []
@@ -33,7 +34,7 @@ def texts(number: int, length: int, *, seed: int, num_symbols: int = 50) -> list
 
 @define(eq=False)
 class Speaker:
-    """A `RequestView` whose tokens can be extended."""
+    """A request as proposers see it (`RequestView`), to which the test appends tokens."""
 
     id: str
     tokens: list[int]
@@ -94,7 +95,7 @@ class Driver:
         self.finish(request)
 
     def ask(self, context: Sequence[int]) -> list[int]:
-        """The draft of a new request after a prompt; the request then ends without output."""
+        """The draft for a new request with this prompt. The request then ends without output."""
         request = self.start(context)
         draft = self.propose(request)
         self.finish(request)

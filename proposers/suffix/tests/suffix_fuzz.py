@@ -1,7 +1,9 @@
-"""Random sequences of request operations, in which every draft of a subject is compared with the reference.
+"""Random sequences of request operations, in which every draft of a subject (the proposer under test) is compared with
+the reference.
 
 A subject (`Subject`) reads tokens as a proposer does: from a request's `token_ids` in `start`, `propose` and `finish`.
-The reference is updated at the same moments: before a batch is drafted for, all of its requests are brought up to date.
+The reference is updated at the same moments: before a batch is drafted for, it reads the new tokens of all requests in
+the batch.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ VOCABULARY = (0, 1, 2, 7, 100, 30_000, 65_535, 65_536, 199_999)  # token ids tha
 
 @define(eq=False)
 class View:
-    """A `RequestView` whose tokens grow."""
+    """A request as proposers see it (`RequestView`), whose tokens grow."""
 
     id: str
     num_prompt_tokens: int
@@ -47,8 +49,6 @@ class View:
 
 @frozen
 class Drafted:
-    """A subject's draft for one request."""
-
     token_ids: list[int]
     parents: list[int]
     scores: list[float]  # P(accepted | parent accepted)
@@ -64,7 +64,7 @@ class Subject(Protocol):
 
 @frozen
 class Plan:
-    """Parameters of one run of random operations on a new subject."""
+    """Parameters of one run of random operations on a new subject, the proposer under test."""
 
     options: Options
     use_tree: bool = False
@@ -77,7 +77,7 @@ class Plan:
 
 @define
 class Figures:
-    """Counts of events, so that a test can check that the interesting cases occurred."""
+    """Counts of events in a run, so that a test can check that the interesting cases occurred."""
 
     num_operations: int = 0
     num_evicted: int = 0
@@ -87,7 +87,7 @@ class Figures:
 
 @define
 class Text:
-    """Tokens most of which repeat earlier ones."""
+    """Generates tokens, most of which repeat earlier ones."""
 
     random: Random
     symbols: list[int]
@@ -119,7 +119,7 @@ class Text:
 
 @define
 class Fuzz:
-    """Runs a plan. random: the source of every choice. subject: must be new."""
+    """Runs a plan's random operations and checks every draft. random makes all choices; subject must be new."""
 
     plan: Plan
     subject: Subject
@@ -162,7 +162,8 @@ class Fuzz:
             view.append(text.take(1, view.token_ids.tolist()))
 
     def extend(self) -> None:
-        """Append a part of the last draft and any one token, as a step does. The subject is not called."""
+        """Append part of the last draft and a few other tokens to some requests, as an engine step does. The subject is
+        not called."""
         for key in self._some_active():
             self.figures.num_operations += 1
             view, text = self.active[key]
@@ -189,7 +190,7 @@ class Fuzz:
             self.figures.longest_draft = max(self.figures.longest_draft, len(drafted.token_ids))
 
     def reset(self) -> None:
-        """Preempt a request: its tokens do not change."""
+        """Preempt a request, whose tokens do not change."""
         for key in self._some_active()[:1]:
             self.figures.num_operations += 1
             self.figures.events["reset"] += 1
@@ -268,7 +269,7 @@ def is_chain(drafted: Drafted, chain: Chain) -> bool:
 
 
 def paths_of(drafted: Drafted) -> list[list[tuple[int, float]]]:
-    """The path of (token, score) pairs from the root to each node."""
+    """For each drafted node, the (token id, score) pairs from the first level of the tree to the node."""
     paths: list[list[tuple[int, float]]] = []
     for node in zip(drafted.token_ids, drafted.scores, drafted.parents, strict=True):
         token_id, score, parent = node
@@ -278,7 +279,8 @@ def paths_of(drafted: Drafted) -> list[list[tuple[int, float]]]:
 
 
 def is_explained(path: list[tuple[int, float]], matches: list[tuple[Tree, String]]) -> bool:
-    """Whether the last node's score equals the one that some tree gives it after the matched string."""
+    """Whether the score of a path's last token equals the one that the reference gives it after a matched string.
+    matches: the pairs of a tree of string counts and a matched string to try."""
     *before, (token_id, score) = path
     for tree, matched in matches:
         string = (*matched, *(t for t, _ in before))

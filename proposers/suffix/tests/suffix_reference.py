@@ -1,7 +1,7 @@
 """The reference of the method `suffix`: every string of tokens is counted in a dict.
 
 The method does not specify which of several equally frequent tokens comes next. So the reference returns every draft
-that some way of breaking these ties leads to.
+that some way of breaking these ties can produce.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Chain = tuple[Node, ...]
 
 
 def total(chain: Chain) -> np.float32:
-    """The expected number of accepted tokens, added up in float32 in the order of the nodes."""
+    """A chain's expected number of accepted tokens, added up in float32 in the order of the nodes."""
     score = np.float32(0)
     for node in chain:
         score += np.float32(node.prob)
@@ -46,14 +46,15 @@ class Options:
     matches_whole_context: bool = True  # arctic does not: it leaves at least one token of the context unmatched
 
     def max_nodes(self, match_len: int, budget: int) -> int:
-        """Most nodes of a draft after a match of `match_len` tokens."""
+        """Most draft tokens after a match of `match_len` tokens. budget: the request's own limit."""
         allowed = np.float32(match_len) * np.float32(self.factor) + np.float32(self.offset)
         return max(min(budget, int(float(allowed) + 1e-6)), 0)
 
 
 @define
 class Tree:
-    """Counts of each string of 1 to `depth` tokens in a set of sequences, each of which may still grow."""
+    """Counts how often each string of 1 to `depth` tokens occurs in a set of sequences, each of which may still
+    grow."""
 
     depth: int
     following: dict[String, Counter[int]] = field(factory=dict)  # string -> how often each token follows
@@ -78,11 +79,12 @@ class Tree:
         return self.counts_after(string[:-1])[string[-1]]
 
     def counts_after(self, string: String) -> Counter[int]:
-        """Counts of the tokens that follow a string. The string must be shorter than the depth."""
+        """How often each token follows a string, which must be shorter than the depth."""
         return self.following.get(string, Counter())
 
     def score(self, string: String, token_id: int) -> np.float32:
-        """The share of a string's occurrences that a token follows. Occurrences at the end of a sequence count too."""
+        """The share of a string's occurrences that a token follows. An occurrence at a sequence's end is not followed
+        by any."""
         return np.float32(self.count((*string, token_id))) / np.float32(self.count(string))
 
     def chains(self, string: String, max_nodes: int, min_prob: float, prob: float = 1.0) -> list[Chain]:
@@ -106,7 +108,8 @@ class Tree:
         return found
 
     def matches(self, context: Sequence[int], longest: int) -> Iterator[String]:
-        """The suffixes of the context that occur, shortest first."""
+        """The suffixes of the context that occur in the sequences, shortest first. longest: the most tokens of a
+        suffix."""
         for length in range(1, min(longest, self.depth - 1, len(context)) + 1):
             string = tuple(context[-length:])
             if not self.count(string):
@@ -170,7 +173,8 @@ class Reference:
             self.num_evicted += 1
 
     def trees(self, key: str) -> list[Tree]:
-        """The trees that a request is drafted from: its own comes first and wins ties."""
+        """The counts that a request is drafted from: those of its own tokens, which win ties, and those of all
+        outputs."""
         return [self.requests[key].tree, self.tree]
 
     def matches(self, key: str, tree: Tree) -> list[String]:
@@ -181,8 +185,8 @@ class Reference:
     def drafts(self, key: str, budget: int) -> set[Chain]:
         """Every chain that may be drafted for a request: the best of all matches in both trees.
 
-        Ties at different matches are broken independently. So a chain may win if it beats the worst chain of every
-        other match; between equal scores, `rank` decides.
+        Ties between equally frequent tokens are broken independently at each match. So a chain may win if it beats the
+        worst chain of every other match; between equal scores, `rank` decides.
         """
         rivals: list[tuple[tuple[int, int], list[Chain]]] = [((0, 0), [()])]
         for own, tree in zip((1, 0), self.trees(key), strict=True):

@@ -1,4 +1,4 @@
-"""The reference's counts for texts that are too long to count every string in advance."""
+"""String counts, for the reference, of texts that are too long to count every string in advance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ END = -1  # of a sequence
 
 @define
 class ScannedTree(Tree):
-    """Counts a string by searching all sequences for it on request. Only the newest sequence may grow."""
+    """Counts a string only when asked, by searching all sequences for it. Only the newest sequence may grow."""
 
     _text: np.ndarray = field(factory=lambda: np.full(1024, END, dtype=np.int64))  # sequences, an END after each
     _num_tokens: int = 0

@@ -1,4 +1,4 @@
-"""The cache of earlier outputs: contents, eviction and memory."""
+"""Tests of the cache of earlier outputs: contents, eviction and memory."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_memory_is_the_same_after_20_times_as_much(requests):
 
 @pytest.mark.parametrize("eviction", ["fifo", "lru"])
 def test_outputs_that_are_all_alike_keep_within_the_memory(eviction):
-    """Equal outputs share their automaton states, so their tokens fill the memory."""
+    """The memory limit holds for equal outputs, too. They share automaton states, so their tokens fill the memory."""
     driver = Driver(max_memory_mb=1, eviction=eviction)
     for _ in range(600):
         driver.run([1], range(10, 1010))
@@ -89,7 +89,8 @@ def test_nothing_is_left_of_requests_without_a_cache():
 
 
 def test_where_only_running_requests_fill_the_memory_the_oldest_goes_on_without():
-    """A request without a cached output drafts from its own tokens and from other outputs."""
+    """If only running requests fill the memory, the oldest one's output is dropped from the cache. The request still
+    gets drafts, from its own tokens and other outputs."""
     driver = Driver(max_memory_mb=1)
     requests = [driver.start([i]) for i in range(4)]
     for text in zip(*texts(4, 12_000, seed=3, num_symbols=5000), strict=True):

@@ -1,4 +1,4 @@
-"""`spec-decode suffix build`."""
+"""Tests of `spec-decode suffix build`."""
 
 from __future__ import annotations
 

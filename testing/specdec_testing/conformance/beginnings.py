@@ -15,12 +15,12 @@ from specdec_testing.conformance.workload import BLOCK_SIZE, MAX_TOKENS, Ask
 
 
 def asks() -> dict[str, list[Ask]]:
-    """Greedy and sampled requests, in groups whose prefixes differ.
+    """Greedy and sampled requests, in groups by their common prefix. Blocks are blocks of the KV cache.
 
-    "prefix": all share three blocks and some tokens after them. One prompt is exactly these three blocks, and one is
-        another request's prompt and output (`continued`, once the output is known).
-    "fill": the first one ends before it is drafted for; the others begin with its whole prompt.
-    "lookahead": all share three blocks but differ in the next token.
+    "prefix": all share three blocks, and all but one two more tokens. One prompt is exactly these three blocks.
+        `continued` adds another one once an output is known.
+    "fill": the first request ends before anything is drafted for it; the others begin with its whole prompt.
+    "lookahead": all share three blocks but differ in the token after them.
     """
     size = 3 * BLOCK_SIZE
     prefix = tuple(token * 11 % 37 for token in range(size + 2))
@@ -42,7 +42,7 @@ def _asks(prompts: Sequence[tuple[int, ...]], first_seed: int) -> list[Ask]:
 
 
 def continued(ask: Ask, output: Sequence[int]) -> Ask:
-    """A request whose prompt is another request's prompt and output, and one more token."""
+    """A request whose prompt is the prompt of `ask`, its output and one more token."""
     return Ask((*ask.prompt, *output, 4), evolve(ask.params, seed=1000 + (ask.params.seed or 0)))
 
 

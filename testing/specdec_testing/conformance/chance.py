@@ -1,4 +1,4 @@
-"""Rules of randomness: drafts depend only on a request's own tokens and noise, and sampled nodes follow `q`."""
+"""Checks of randomness: drafts depend only on a request's own tokens and seed, and sampled draft tokens follow `q`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from specdec_testing.conformance.runs import Run
 from specdec_testing.conformance.situations import Situations
 
 MOST_DEVIATIONS = 4.5
-"""Standard deviations that are no longer chance (1 in 100,000). The draws are the same in every run of the kit."""
+"""Standard deviations between a mean and its expectation that are not chance (1 in 100,000). The draws are the same in
+every run of the kit."""
 
 
 Score = Callable[[torch.Tensor], torch.Tensor]
-"""Probabilities of all tokens, float64 [vocab] -> what each token counts as, float64 [vocab]."""
+"""A statistic: probabilities of all tokens, float64 [vocab] -> the value of each token, float64 [vocab]."""
 
 
 def signs(seed: int) -> Score:
-    """1 for half of the tokens and -1 for the others. Detects a draft that always takes the same one of several equally
-    likely tokens, which the scores of probabilities do not show."""
+    """A score that is 1 for a random half of the tokens and -1 for the others. It detects a proposer that always takes
+    the same one of several equally likely tokens, which scores computed from probabilities miss."""
 
     def of_tokens(probs: torch.Tensor) -> torch.Tensor:
         return 2.0 * torch.randint(2, probs.shape, generator=torch.Generator().manual_seed(seed)).double() - 1
@@ -40,14 +41,18 @@ SCORES |= {f"sign (of {seed + 1})": signs(seed) for seed in range(4)}
 
 
 def difference(situations: Situations, other: Run, *, only_after_reset: bool = False) -> str | None:
-    """The first draft that differs from the greedy and sampled runs' draft for the same question; None if there is
-    none."""
+    """Compare a run's drafts with those of the greedy and sampled runs for requests in the same state.
+
+    Returns the first that differs, as text; None if all are equal. only_after_reset: only drafts for preempted
+    requests.
+    """
     known = situations.greedy.drafts() | situations.sampled.drafts()
     return first_difference(known, other.drafts(only_after_reset=only_after_reset))
 
 
 def first_difference(known: Mapping[Asked, Any], then: Mapping[Asked, Any]) -> str | None:
-    """The first difference between two runs' `drafts()` for the same question; None if there is none."""
+    """Compare two runs' `drafts()` for requests in the same state. Returns the first that differs, as text; None if all
+    are equal."""
     for asked, draft in then.items():
         if asked in known and known[asked] != draft:
             return f"\nasked: {asked}\nfirst: {known[asked]}\nthen:  {draft}"
@@ -55,7 +60,7 @@ def first_difference(known: Mapping[Asked, Any], then: Mapping[Asked, Any]) -> s
 
 
 def skip_unless_repeatable(situations: Situations) -> None:
-    """Skip tests that compare drafts if two equal runs draft differently."""
+    """Skip the test, which compares drafts, if two equal runs draft differently."""
     if difference(situations, situations.sampled_again):
         pytest.skip("its drafts differ from run to run: see test_same_tokens_same_draft")
 
@@ -70,9 +75,10 @@ class ChanceChecks:
     learns: ClassVar[bool] = False
 
     def test_same_tokens_same_draft(self, specdec_situations: Situations) -> None:
-        """Two equal runs draft the same. Take all randomness from batch.random, which is keyed by the request's seed.
+        """Two runs with equal requests and seeds give equal drafts.
 
-        Users cannot reproduce randomness from elsewhere (torch, numpy, the order of a set of strings, the time).
+        Take all random numbers from batch.random, which is keyed by the request's seed. Users cannot reproduce
+        randomness from elsewhere (torch, numpy, the order of a set of strings, the time).
         """
         found = difference(specdec_situations, specdec_situations.sampled_again)
         assert not found, f"draw with batch.random only; two equal runs drafted differently{found}"
@@ -80,27 +86,29 @@ class ChanceChecks:
     def test_batch_does_not_matter(self, specdec_situations: Situations) -> None:
         """A request gets the same draft alone and among others, in any order.
 
-        Keep state under the request's id, never by its place in the batch, and do not mix the tokens of requests.
+        Keep state under the request's id, never by its index in the batch, and do not mix the tokens of requests.
         """
         skip_unless_repeatable(specdec_situations)
         found = difference(specdec_situations, specdec_situations.rearranged)
         assert not found, f"the draft for a request changed with the requests around it{found}"
 
     def test_sampled_nodes_exist_whatever_they_are(self, specdec_situations: Situations) -> None:
-        """Whether a sampled node exists never depends on its own token.
+        """Whether a sampled draft token is in the tree never depends on the token itself.
 
-        Stop, prune and merge before a node's token is drawn, or keep the node: dropping an unlikely node (or marking it
-        dead) changes the distribution that is verified. After the same tokens, the first decisions must be the same for
-        every seed: whether there is a node, and its row of `q`.
+        Stop, prune and merge before a token is drawn, or keep it: dropping an unlikely token (or marking it as padding,
+        parent -2) changes the distribution that rejection sampling relies on. The test drafts after the same tokens
+        with many seeds. Where the drafts agree so far, a next sampled token must exist in all of them or in no draft,
+        with the same row of `q`.
         """
         faults = list(existence_faults(_sampled(specdec_situations), learns=self.learns))
         assert not faults, faults[0]
 
     def test_sampled_tokens_follow_q(self, specdec_situations: Situations) -> None:
-        """Sampled tokens have the distribution of their row of `q`, after temperature.
+        """Sampled draft tokens are distributed as their row of `q` specifies, after temperature.
 
-        Over many seeds, the mean probability of the drawn tokens, of its logarithm, and of unrelated numbers must be as
-        expected under `q`. A token that was not drawn, such as the best one, is chosen and needs no `q`.
+        Over many seeds, the drawn tokens' mean probability, mean log-probability and mean of random signs must be as
+        expected under `q`. A token that was not drawn, such as the likeliest one, is picked deterministically: it needs
+        no `q`, and has -1 in q_rows.
         """
         drafts = _sampled(specdec_situations)
         if any(existence_faults(drafts, learns=self.learns)):
@@ -116,7 +124,7 @@ class ChanceChecks:
 
 
 Trees = tuple[tuple[tuple[int, int], ...], ...]
-"""(parent, token) of each node."""
+"""For several trees, the (parent, token id) of each node."""
 
 
 class SeededDraft(NamedTuple):
@@ -128,7 +136,7 @@ class SeededDraft(NamedTuple):
 
 
 def _sampled(situations: Situations) -> list[SeededDraft]:
-    """Drafts after the same tokens with many seeds. Skips the test if no node is sampled."""
+    """Drafts after the same tokens with many seeds. Skips the test if the proposer samples no draft token."""
     sound = [p for p in situations.proposals if not any(rules.faults_of(p))]
     if not any(node.q_row >= 0 for p in sound for tree in rules.trees(p) for node in tree):
         pytest.skip("none of its nodes is sampled from a distribution, so that q is not given")
@@ -137,7 +145,8 @@ def _sampled(situations: Situations) -> list[SeededDraft]:
 
 
 def draws(draft: SeededDraft) -> Iterator[tuple[Node, torch.Tensor]]:
-    """Sampled nodes, each with the distribution float64 [vocab] that it was drawn from."""
+    """Sampled draft tokens, each with the distribution float64 [vocab] that it was drawn from. Without replacement, the
+    tokens of earlier siblings have probability 0 in it."""
     left: dict[int, torch.Tensor] = {}
     for node in rules.live(draft.tree):
         if node.q_row >= 0:
@@ -162,8 +171,11 @@ def excess(drafts: list[SeededDraft], score: Score) -> float:
 
 
 def first_decided(tree: list[Node]) -> list[Node | None]:
-    """The nodes whose order of decision is known, then None for the end: those of a chain, or the first node of a
-    tree."""
+    """The nodes that are known to be drafted in this order: those of a chain, then None for its end; or a tree's first
+    node.
+
+    The node is None if it is padding.
+    """
     alive = [node for node in tree if node.parent != DEAD]
     above = [-1, *(node.index for node in alive)]
     if all(node.parent == parent for node, parent in zip(alive, above, strict=False)):
@@ -172,9 +184,14 @@ def first_decided(tree: list[Node]) -> list[Node | None]:
 
 
 def existence_faults(drafts: list[SeededDraft], *, learns: bool) -> Iterator[str]:
-    """Walk down the chains (in trees, only to the first child, because the order of other decisions is unknown). Among
-    drafts that agree so far, the next node must exist in all or in none, drawn from the same row. learns: drafts may
-    also depend on the acceptance of the request's earlier drafts, so compare only drafts for which it was equal."""
+    """Yield an error wherever a sampled node exists for some seeds only, or its row of `q` differs between seeds.
+
+    Only drafts after the same tokens are compared, as long as they agree. Chains are followed to their end; trees only
+    to the first node, because the order in which the others were drafted is unknown.
+
+    learns: drafts may also depend on the acceptance of the request's earlier drafts, so compare only requests whose
+        earlier drafts were equal.
+    """
     same: dict[tuple[tuple[int, ...], Trees, tuple[int, ...]], list[tuple[SeededDraft, Node | None]]]
     same, earlier = defaultdict(list), defaultdict[int, Trees](tuple)
     for draft in drafts:

@@ -1,4 +1,4 @@
-"""Rules for a draft: `specdec_core.contracts.draft.Draft`."""
+"""Checks of the drafts that `propose` returns: `specdec_core.contracts.draft.Draft`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from specdec_testing.conformance.situations import Situations
 
 
 def hold(situations: Situations, rule: Rule) -> None:
-    """Check a rule on all drafts made in the engine, and on drafts after arbitrary histories if the proposer is
-    model-free."""
+    """Assert that drafts keep a rule: all that were made in the engine and, if the proposer needs no model, drafts
+    after arbitrary token sequences."""
 
     def check(proposal: Proposal) -> None:
         __tracebackhide__ = True
@@ -25,10 +25,12 @@ def hold(situations: Situations, rule: Rule) -> None:
 
 
 class DraftChecks:
-    """One test per rule. A draft may always be empty for a request, which is then decoded without a draft."""
+    """One test per rule for drafts. The tree of a request may always be empty: the request is then decoded without a
+    draft."""
 
     def test_drafts_something(self, specdec_situations: Situations) -> None:
-        """The proposer drafts in at least one situation; otherwise the other tests would prove nothing.
+        """The proposer drafts at least one token in the kit's greedy and sampled runs. Otherwise the other tests would
+        prove nothing.
 
         The prompts repeat themselves. Choose options, or num_speculative_tokens, with which the proposer drafts.
         """
@@ -38,70 +40,83 @@ class DraftChecks:
         )
 
     def test_tensors(self, specdec_situations: Situations) -> None:
-        """`propose` returns a Draft with a tree per request, with the dtypes, shapes, offsets and devices given at its
-        fields."""
+        """`propose` returns a Draft with one tree per request, and with the dtypes, shapes, offsets and devices that
+        the fields of Draft specify."""
         hold(specdec_situations, rules.tensors)
 
     def test_budgets(self, specdec_situations: Situations) -> None:
-        """Request i has at most max_draft_tokens[i] nodes. Further nodes would have no KV slots."""
+        """Request i gets at most batch.max_draft_tokens[i] draft tokens. In a tree every node counts. More would have
+        no KV-cache slots."""
         hold(specdec_situations, rules.budgets)
 
     def test_vocabulary(self, specdec_situations: Situations) -> None:
-        """Draft tokens are tokens of the target."""
+        """Every draft token is an id of the target's vocabulary, 0 to target.vocab_size - 1."""
         hold(specdec_situations, rules.vocabulary)
 
     def test_parents_come_first(self, specdec_situations: Situations) -> None:
-        """A node's parent stands before it, in the same request's tree."""
+        """The parent of each draft token stands before it in the same request's tree, or is -1 for the root (the
+        request's last token) or -2 for padding."""
         hold(specdec_situations, rules.parents)
 
     def test_max_depth(self, specdec_situations: Situations) -> None:
-        """No node is deeper than max_depth, where verification stops."""
+        """Draft.max_depth is the depth of the deepest draft token, or a bound on it up to the largest max_draft_tokens.
+        Verification stops at that depth. Children of the root have depth 1."""
         hold(specdec_situations, rules.max_depth)
 
     def test_is_chain(self, specdec_situations: Situations) -> None:
-        """is_chain is set only for chains, with dead nodes last: the engine then skips work that only trees need."""
+        """Draft.is_chain is True only if every request's draft is a chain, with padding nodes (parent -2) last. The
+        engine then skips work that only trees need."""
         hold(specdec_situations, rules.chain)
 
     def test_host_copies(self, specdec_situations: Situations) -> None:
-        """Host copies of a draft's tensors equal the tensors on the device, since the engine reads either."""
+        """Draft.host_copies, the copies of a draft's tensors on the host, equal the tensors, since the engine reads
+        either."""
         hold(specdec_situations, rules.host_copies)
 
     def test_scores(self, specdec_situations: Situations) -> None:
-        """Scores are probabilities, if there are any."""
+        """Draft.scores, if given, are between 0 and 1: each draft token's estimated chance of acceptance, if its parent
+        is accepted."""
         hold(specdec_situations, rules.scores)
 
     def test_sampled_siblings_come_first(self, specdec_situations: Situations) -> None:
-        """Among siblings, sampled nodes come before chosen ones."""
+        """Among the children of a node, tokens sampled from `q` come before tokens that were picked deterministically
+        (top-k, n-gram)."""
         hold(specdec_situations, rules.sampled_first)
 
     def test_q_rows(self, specdec_situations: Situations) -> None:
-        """q_rows has rows of `q`, one for each set of sampled siblings, and -1 for chosen nodes."""
+        """Draft.q_rows gives each sampled draft token the row of `q` that it was drawn from, the same for sampled
+        siblings. Tokens that were picked deterministically have -1."""
         hold(specdec_situations, rules.q_rows)
 
     def test_q(self, specdec_situations: Situations) -> None:
-        """Rows of `q` are distributions."""
+        """Each row of Draft.q that a token was sampled from holds probabilities, which sum to 1, and not logits."""
         hold(specdec_situations, rules.q)
 
     def test_q_to_target(self, specdec_situations: Situations) -> None:
-        """q_to_target maps the draft's vocabulary one to one into the target's."""
+        """Draft.q_to_target maps each column of `q` (a token of the draft's vocabulary) to a target token id of its
+        own. Without it and q_ids, `q` has a column for each token of the target."""
         hold(specdec_situations, rules.q_to_target)
 
     def test_q_ids(self, specdec_situations: Situations) -> None:
-        """If q_ids names the tokens of each row of `q`, no token is twice in a row, and there is no q_to_target."""
+        """Draft.q_ids, the target token id of each entry of `q`, names no token twice in a row and excludes
+        q_to_target."""
         hold(specdec_situations, rules.q_ids)
 
     def test_sampled_tokens_are_possible(self, specdec_situations: Situations) -> None:
-        """A sampled token has a positive probability in its row of `q`, since the acceptance rule divides by it."""
+        """A sampled token has a positive probability in its row of `q`, since the acceptance rule divides by it.
+        Sampled siblings differ, unless with_replacement is set."""
         hold(specdec_situations, rules.sampled_tokens)
 
     def test_one_token_contexts(self, specdec_situations: Situations) -> None:
-        """A prompt may be a single token. Return an empty draft if there is nothing to draft from."""
+        """`propose` does not fail for a prompt of a single token. Return an empty draft if there is nothing to draft
+        from."""
         specdec_situations.run(workload.one_token())
         if specdec_situations.is_model_free:
             ask(specdec_situations, [[5], [1, 2]], [2, 1], 0.0)
 
     def test_long_contexts(self, specdec_situations: Situations) -> None:
-        """A request may be as long as the target allows. Do not keep shorter buffers."""
+        """`propose` does not fail for a request of the target's maximum length: keep no shorter buffers. A proposer
+        that needs no model is also called with 20,000 tokens."""
         specdec_situations.run(workload.long())
         if specdec_situations.is_model_free:
             ask(specdec_situations, [[3, 1, 4, 1, 5] * 4000], [specdec_situations.subject.num_speculative_tokens], 0.0)

@@ -1,6 +1,6 @@
-"""The rules for one draft (`specdec_core.Draft`): functions that yield faults, with advice.
+"""The rules that a draft (`specdec_core.Draft`) must keep: functions that yield error messages with advice.
 
-A rule that cannot be checked because another one is broken yields nothing.
+A rule that cannot be checked because the draft breaks another one yields nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ Rule = Callable[["Proposal"], Iterator[str]]
 
 @frozen
 class Node:
-    """A node of one request's tree. parent: index in the tree, -1: the root."""
+    """A draft token in one request's tree.
+
+    index: its index in the tree.
+    parent: its parent's index; -1: the root (the request's last token, which the tree grows from); -2: padding.
+    q_row: the row of the draft's `q` that it was sampled from; -1: it was picked deterministically.
+    """
 
     index: int
     token_id: int
@@ -33,7 +38,7 @@ class Node:
 
 
 def trees(proposal: Proposal) -> list[list[Node]]:
-    """The draft on the host, one list of nodes per request. The draft must have the right shapes."""
+    """The draft's tokens on the host, one list per request. The draft must keep the rule `tensors`."""
     draft = proposal.draft
     rows = draft.q_rows.tolist() if draft.q_rows is not None else [-1] * draft.num_nodes
     tokens, parents = draft.token_ids.tolist(), draft.parents.tolist()
@@ -110,7 +115,8 @@ def can_be_walked(proposal: Proposal) -> bool:
 
 
 def depths(tree: list[Node]) -> list[int]:
-    """The depth of each node; 0 for dead nodes and their descendants."""
+    """The depth of each tree node, 1 for children of the root; 0 for padding nodes (parent -2) and their
+    descendants."""
     found: list[int] = []
     for node in tree:
         above = 0 if node.parent == -1 else None if node.parent == DEAD else found[node.parent] or None
@@ -119,7 +125,7 @@ def depths(tree: list[Node]) -> list[int]:
 
 
 def is_live(proposal: Proposal) -> torch.Tensor:
-    """bool [num_nodes]   whether each node is live."""
+    """For each node, whether it is a draft token, not padding or below padding: bool [num_nodes]."""
     return torch.tensor([depth > 0 for tree in trees(proposal) for depth in depths(tree)], dtype=torch.bool)
 
 
@@ -157,7 +163,8 @@ def is_a_chain(tree: list[Node]) -> bool:
 
 
 def host_copies(proposal: Proposal) -> Iterator[str]:
-    """Compare host copies with their tensors. The engine reads them only for drafts that are not on a CPU."""
+    """Compare the draft's host copies with their tensors. The engine reads them only for drafts that are not on a
+    CPU."""
     if is_readable(proposal):
         for copy in proposal.draft.host_copies:
             if copy.values.dtype != copy.of.cpu().numpy().dtype or not np.array_equal(copy.values, copy.of.cpu()):
@@ -206,7 +213,7 @@ def q_rows(proposal: Proposal) -> Iterator[str]:
 
 
 def used_rows(proposal: Proposal) -> list[int]:
-    """The rows of `q` that live nodes were sampled from."""
+    """Indices of the rows of `q` that draft tokens were sampled from, without those of padding nodes."""
     num_rows = len(proposal.draft.q) if proposal.draft.q is not None else 0
     return sorted({node.q_row for tree in trees(proposal) for node in live(tree) if 0 <= node.q_row < num_rows})
 
@@ -264,7 +271,7 @@ def sampled_tokens(proposal: Proposal) -> Iterator[str]:
 
 
 def target_probs(proposal: Proposal, row: int) -> torch.Tensor:
-    """float64 [vocab]   a row of `q` over the target's vocabulary."""
+    """Row `row` of the draft's `q` as a distribution over the target's vocabulary, float64 [vocab]."""
     draft = proposal.draft
     assert draft.q is not None
     probs = draft.q[row].double()

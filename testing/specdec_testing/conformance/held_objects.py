@@ -14,21 +14,24 @@ import numpy as np
 import torch
 
 SHARED = (type, ModuleType, FrameType, CodeType, BuiltinFunctionType, Logger)
-"""Kinds of objects that belong to the program and lead everywhere."""
+"""Types that the search does not enter, because they belong to the program and refer to everything else."""
 
 
 @attrs.frozen
 class HeldObjects:
-    """strings: all strings that can be reached. size: the number of references between objects, plus elements of arrays
-    and tensors."""
+    """What can be reached from an object.
+
+    strings: all strings.
+    size: the number of references between objects, plus the number of elements of arrays and tensors.
+    """
 
     strings: set[str]
     size: int
 
     @classmethod
     def of(cls, root: object, lent: Sequence[object]) -> HeldObjects:
-        """The objects that can be reached from an object. lent: objects to leave out; a bound method stands for its
-        object."""
+        """Search all that can be reached from `root`. lent: objects to leave out; for a bound method, its object is
+        left out too."""
         owners = [value.__self__ for value in lent if hasattr(value, "__self__")]
         seen = {id(value) for value in (*lent, *owners)}
         strings: set[str] = set()

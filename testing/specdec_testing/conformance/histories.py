@@ -1,4 +1,4 @@
-"""Arbitrary histories of tokens, for proposers that need no model."""
+"""Drafts after arbitrary sequences of tokens, for proposers that need no model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdec_testing.drive import SimpleRequest, batch_of, one_step
 
 @frozen
 class Question:
-    """Requests to draft for: their tokens and max_draft_tokens."""
+    """A batch of requests to draft for. histories: the token ids of each."""
 
     histories: list[list[int]]
     max_draft_tokens: list[int]
@@ -34,9 +34,9 @@ def questions(vocab_size: int, most: int) -> st.SearchStrategy[Question]:
 
 
 def for_any_history(situations: Situations, check: Callable[[Proposal], None]) -> None:
-    """Call check(proposal) with drafts after many kinds of histories, the same in each run.
+    """Call check(proposal) with drafts after many kinds of token sequences, the same ones in each run.
 
-    hypothesis reports the simplest history that fails.
+    hypothesis reports the simplest sequences that fail.
     """
     most = situations.subject.num_speculative_tokens
 
@@ -49,7 +49,7 @@ def for_any_history(situations: Situations, check: Callable[[Proposal], None]) -
 
 
 def after_any_history(situations: Situations) -> list[Proposal]:
-    """All drafts of `for_any_history`; none for a proposer that needs a model."""
+    """Drafts after the token sequences of `for_any_history`, made once. Empty for a proposer that needs a model."""
     if situations.histories is None:
         situations.histories = []
         if situations.is_model_free:

@@ -1,4 +1,4 @@
-"""The class that plugin authors subclass, which forbids overriding the kit's tests."""
+"""`ProposerConformance`, which plugin authors subclass. Overriding one of its tests is an error."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from specdec_testing.tiny import tiny_target
 
 
 class ProposerConformance(SpecChecks, DraftChecks, ChanceChecks, LifecycleChecks, ObservationChecks, OutputChecks):
-    """Checks every rule of the contracts in `specdec_core.contracts`, one test each.
+    """Checks that a proposer keeps the contracts in `specdec_core.contracts`: one test for each rule.
 
-    method: the proposer's name.
-    options: its own keys of speculative_config.
-    modules: modules to load it from, if it is not installed.
-    skips: {test: the reason why it does not apply to this proposer}. Overriding a test instead raises an error when the
+    method: the method's name, as in speculative_config.
+    options: the method's own keys of speculative_config.
+    modules: modules to load the plugin from, if it is not installed.
+    num_speculative_tokens: the largest number of draft tokens per request and step.
+    skips: {name of a test: why it does not apply to this proposer}. Overriding a test instead raises an error when the
         class is defined, since the proposer would seem to have passed it.
-    learns: whether the length of drafts may depend on the acceptance of the request's earlier drafts.
+    learns: whether the number of draft tokens may depend on how many of the request's earlier ones were accepted.
 
-    Each proposer runs in the real engine with a random target. Override `make_options` if it needs a checkpoint that
-    fits the target.
+    Each proposer runs in the real engine with a random target model. Override `make_options` if it needs a checkpoint
+    that fits the target.
     """
 
     method: ClassVar[str]
@@ -41,14 +42,14 @@ class ProposerConformance(SpecChecks, DraftChecks, ChanceChecks, LifecycleChecks
 
     @staticmethod
     def make_target(folder: Path) -> Path:
-        """Save a target in `folder`. It must have no end-of-text token, at least 48 token ids and room for 512
-        tokens."""
+        """Save a target model in `folder` and return its folder. It needs at least 48 token ids, a maximum length of at
+        least 512 tokens, and no end-of-text token."""
         return tiny_target(folder)
 
     @classmethod
     def make_options(cls, target: Path, folder: Path) -> Mapping[str, Any]:
-        """The method's options. target: the target's folder. folder: an empty folder for files that the options
-        name."""
+        """The method's options. target: the target's folder. folder: an empty folder for files that the options name,
+        such as a draft checkpoint."""
         return cls.options
 
     @classmethod
@@ -58,7 +59,7 @@ class ProposerConformance(SpecChecks, DraftChecks, ChanceChecks, LifecycleChecks
 
     @classmethod
     def reasons_to_skip(cls, config: pytest.Config) -> Mapping[str, str]:
-        """{test: the reason why it is skipped}."""
+        """{name of a test: why it does not apply to this proposer}. config: pytest's."""
         return cls.skips
 
     def __init_subclass__(cls) -> None:
@@ -77,7 +78,8 @@ def kit_tests() -> list[str]:
 
 
 def check_skips(skips: Mapping[str, str], where: str) -> None:
-    """Raise PluginError for an unknown test, or a skip without a reason."""
+    """Raise PluginError for an unknown test, or a skip without a reason. where: the class or command-line option to
+    name in the error."""
     for name, reason in skips.items():
         if name not in kit_tests():
             raise PluginError(f"{where} skips {name!r}, which is no kit test: the kit has {', '.join(kit_tests())}")

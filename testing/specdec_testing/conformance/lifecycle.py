@@ -1,4 +1,4 @@
-"""Rules for the order of calls: `specdec_core.contracts.proposer.Proposer`."""
+"""Checks of the order in which the engine calls a proposer's methods: `specdec_core.contracts.proposer.Proposer`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ class LifecycleChecks:
     def test_draft_after_preemption(self, specdec_situations: Situations) -> None:
         """A request gets the same drafts after a preemption as without one.
 
-        `reset` must forget the request's observations: it is observed again from its first token.
+        `reset` must forget what the proposer stored from the request's hidden states: its tokens are computed again,
+        and `observe` gets them again from token `request.num_cached_tokens` on.
         """
         skip_unless_independent(specdec_situations)
         found = difference(specdec_situations, specdec_situations.preempted, only_after_reset=True)
         assert not found, f"a draft is another since the request was preempted: forget it in reset{found}"
 
     def test_reused_ids(self, specdec_situations: Situations) -> None:
-        """After `finish`, another request may get the same id. No state of the first one may be left."""
+        """A request gets the same drafts if its id belonged to an earlier, finished request. `finish` must drop all
+        state of the earlier one."""
         skip_unless_independent(specdec_situations)
         found = difference(specdec_situations, Run(specdec_situations.rounds.journal))
         assert not found, f"a draft is another where the id was in use before: forget it in finish{found}"
 
     def test_finish_at_any_moment(self, specdec_situations: Situations) -> None:
-        """`finish` may come at any time after `start`: before the first draft or observation, between chunks of a
-        prompt, and after `reset`. It must not raise."""
+        """`finish` does not raise, whenever it is called after `start`: before the first `propose` or `observe`,
+        between chunks of a prompt, or after `reset`."""
         asked = specdec_situations.asks
         journal = Journal()
         llm = specdec_situations.llm(journal, max_num_batched_tokens=16, **SMALL_POOL)
@@ -34,8 +36,8 @@ class LifecycleChecks:
         run_engine(llm, asked, journal, cancel_preempted=True)
 
     def test_close(self, specdec_situations: Situations) -> None:
-        """`close` may come at any time: before the first request, or while requests run, which are finished first. It
-        must not raise."""
+        """`close` does not raise, whenever it is called: before the first request, or while requests run. `finish` is
+        called for these first."""
         for num_requests in (0, 3):
             journal = Journal()
             with specdec_situations.llm(journal) as llm:
@@ -48,11 +50,11 @@ class LifecycleChecks:
             )
 
     def test_nothing_is_kept_after_finish(self, specdec_situations: Situations) -> None:
-        """After `finish` the proposer keeps nothing of the request, since a server runs millions of them.
+        """After `finish` the proposer keeps nothing of the request, since a server runs millions of requests.
 
-        The test searches the objects that can be reached from the proposer (without those that the engine provides) for
-        ids and views of finished requests; and their number must not grow when the same requests run again. One more
-        request runs before each search, so a proposer may keep its last batch.
+        The test searches all objects that can be reached from the proposer, without those that the engine provides. It
+        must find no id and no view of a finished request, and the number of objects must not grow when the same
+        requests run again. One more request runs before each search, so a proposer may keep its last batch.
         """
         held = specdec_situations.rounds
         known = {name for name in held.names if name in held.strings}
@@ -64,7 +66,8 @@ class LifecycleChecks:
         )
 
     def test_arguments_are_not_changed(self, specdec_situations: Situations) -> None:
-        """A proposer must not write to its arguments: copy what you need to change."""
+        """`propose` and `observe` do not write to the tensors and token ids that they are given. Copy what you need to
+        change."""
         situations = specdec_situations
         changed = [line for run in (situations.greedy, situations.sampled) for line in run.journal.changed]
         assert not changed, f"{changed[0]}: copy it first"

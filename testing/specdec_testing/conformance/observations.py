@@ -1,4 +1,5 @@
-"""Rules for observations: tokens found in the prefix cache are not observed, and others may be observed late."""
+"""Checks of `Proposer.observe`: it gets no hidden states of tokens found in the prefix cache, and may get others
+late."""
 
 from __future__ import annotations
 
@@ -11,9 +12,13 @@ from specdec_testing.conformance.situations import Situations
 
 
 def cached_difference(situations: Situations, group: str) -> str | None:
-    """The first draft that differs between runs with and without prefix caching, in a group of `beginnings`.
+    """Compare drafts made with and without prefix caching. Returns the first that differs, as text; None if all are
+    equal.
 
-    Skips the test if no KV of the proposer can be cached.
+    group: requests with common prefixes, a key of `beginnings.asks`.
+
+    Skips the test if the proposer stores no keys and values that could be cached, or if its drafts vary from run to run
+    or with the batch.
     """
     if situations.plan.kv_layout is None:
         pytest.skip("it has no KV of its own (Plan.kv_layout) that could be found again")
@@ -33,12 +38,13 @@ class ObservationChecks:
     learns: ClassVar[bool]
 
     def test_draft_after_cached_prefix(self, specdec_situations: Situations) -> None:
-        """A request whose prefix was found in the cache gets the same drafts as if all of it had been computed.
+        """A request whose prefix is found in the prefix cache gets the same drafts as if its whole prompt had been
+        computed.
 
-        Observations begin at `request.num_cached_tokens`; earlier tokens have no features and are not observed. Their
-        slots of the draft's own KV are filled already and shared with other requests. The number may change after
-        `reset`. A proposer that needs features of the whole text, such as their sum, cannot keep this rule: skip the
-        test with that reason.
+        `observe` then begins at token `request.num_cached_tokens`; the tokens before it have no hidden states. Their
+        KV-cache slots of the draft's own layers are filled already and shared with other requests: do not write to
+        them. The value may change after `reset`. A proposer that needs the hidden states of the whole text, such as
+        their sum, cannot keep this rule: skip the test with that reason.
         """
         found = cached_difference(specdec_situations, "prefix")
         if not found and not self.learns:
@@ -53,9 +59,9 @@ class ObservationChecks:
         )
 
     def test_fill(self, specdec_situations: Situations) -> None:
-        """`attention.fill(requests, num_tokens)` reports only tokens that are stored by then.
+        """`attention.fill(requests, num_tokens)` reports only tokens whose keys and values are stored already.
 
-        A request may end at any moment. The next request with the same prefix uses the slots that were reported,
+        A request may end at any moment. The next request with the same prefix reuses the reported KV-cache slots
         without computing them.
         """
         skip_unless_cacheable(specdec_situations)
@@ -66,9 +72,10 @@ class ObservationChecks:
         )
 
     def test_lookahead(self, specdec_situations: Situations) -> None:
-        """`Plan.lookahead` is the number of later tokens that a slot of the draft's KV depends on.
+        """`Plan.lookahead` is the number of later tokens that the draft's keys and values of a token depend on (EAGLE:
+        1).
 
-        Requests share a block only if they agree up to its end and in that many tokens after it.
+        Requests share a KV-cache block only if their tokens agree up to its end and for that many tokens after it.
         """
         skip_unless_cacheable(specdec_situations)
         found = cached_difference(specdec_situations, "lookahead")
@@ -78,11 +85,13 @@ class ObservationChecks:
         )
 
     def test_draft_after_late_observations(self, specdec_situations: Situations) -> None:
-        """A request that was observed late gets the same drafts as if it had been observed after every forward pass.
+        """A request whose hidden states arrive late gets the same drafts as one that is observed after every forward
+        pass.
 
-        While a request may not draft, the engine keeps its hidden states and hands them over in one observation before
-        the next draft. So an observation may begin in the prompt and end in the output, and have more rows than a draft
-        has nodes: `observation.starts` and `host_num_valid` tell which tokens they are.
+        While speculation is turned off for a request, the engine keeps the target's hidden states. It passes them to
+        `observe` in one call before the next draft. This observation may begin in the prompt, end in the output and
+        have more rows than any draft has tokens: `observation.starts` (position of a request's first row) and
+        `host_num_valid` (number of its valid rows) define which tokens they are.
         """
         situations = specdec_situations
         if not situations.plan.observes:

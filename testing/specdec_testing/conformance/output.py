@@ -1,4 +1,4 @@
-"""The rule for users: the output is the target's own."""
+"""Checks that the output with the proposer is the target's own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from specdec_testing.conformance.situations import Situations
 from specdec_testing.conformance.workload import Ask
 
 CANCELLED = {1: 2, 4: 0, 6: 5, 8: 3}
-"""Which requests are cancelled, and after how many steps."""
+"""{index of a request: number of steps after which it is cancelled}."""
 
 
 def outputs_of(situations: Situations, situation: str) -> tuple[Sequence[Ask], list[list[int]]]:
-    """Requests and their outputs."""
+    """The requests run in a situation (see `test_output_is_the_targets`), and the output token ids of each."""
     match situation:
         case "greedy":
             return situations.asks[:5], situations.greedy.outputs
@@ -44,12 +44,15 @@ def outputs_of(situations: Situations, situation: str) -> tuple[Sequence[Ask], l
 class OutputChecks:
     @pytest.mark.parametrize("situation", ["greedy", "sampled", "chunked", "preempted", "cancelled", "cached", "late"])
     def test_output_is_the_targets(self, specdec_situations: Situations, situation: str) -> None:
-        """The output with the proposer equals plain decoding, token for token: greedy and sampled, with prompts
-        prefilled in chunks, with preempted and cancelled requests, with prompts found in the prefix cache (observations
-        begin at `request.num_cached_tokens`), and with late observations of several steps at once.
+        """The output with the proposer equals plain decoding's, token for token.
 
-        Drafts cannot change the output. If it differs, the proposer writes where it must not: to the target's weights,
-        to KV slots outside its group, or to tensors that it was given.
+        The situations: greedy and sampled requests; prompts prefilled in chunks; preempted and cancelled requests;
+        prompts found in the prefix cache (`observe` then begins at token `request.num_cached_tokens`); and speculation
+        turned off now and then (`observe` then gets the hidden states of several steps at once).
+
+        The kit accepts only draft tokens that equal plain decoding's, so drafts cannot change the output. If it
+        differs, the proposer writes where it must not: to the target's weights, to KV-cache slots of other layers than
+        its own, or to tensors that it was given.
         """
         situations = specdec_situations
         asked, outputs = outputs_of(situations, situation)

@@ -1,4 +1,4 @@
-"""Runs a proposer in the engine and records its inputs and outputs."""
+"""Wraps a proposer in the engine, and records what it is given and what it returns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from specdec_testing.conformance.faults import faults_of
 
 @attrs.frozen
 class Asked:
-    """The state of one request when a draft was requested."""
+    """The state of one request when `propose` was called."""
 
     seed: int
     token_ids: tuple[int, ...]
@@ -40,7 +40,7 @@ class Asked:
 
 @attrs.frozen(eq=False)
 class Proposal:
-    """One call of `propose`. draft: the returned object, with copied tensors."""
+    """One recorded call of `propose`. draft: what it returned, with its tensors copied."""
 
     asked: tuple[Asked, ...]
     after_reset: tuple[bool, ...]  # [batch]   the request was preempted before
@@ -61,7 +61,7 @@ class Proposal:
 
 
 def _copied(draft: Any) -> Any:
-    """Copy a draft's tensors, which the proposer may reuse."""
+    """Copy a draft's tensors, which the proposer may reuse. Anything else than a Draft is returned unchanged."""
     if not isinstance(draft, Draft):
         return draft
     given = {name: value for name, value in _fields(draft) if torch.is_tensor(value)}
@@ -81,7 +81,8 @@ def _fields(value: Any) -> list[tuple[str, Any]]:
 
 @attrs.frozen(eq=False, weakref_slot=True)
 class View:
-    """A `RequestView` with an id that the kit chooses. The kit can detect whether a proposer still holds it."""
+    """A request as the proposer sees it (`RequestView`), with an id that the kit chooses. Weak references to it show
+    whether the proposer still holds it after `finish`."""
 
     id: str
     request: RequestView
@@ -104,7 +105,7 @@ class View:
 
 
 class LentAttention:
-    """The engine's attention, for views with the kit's ids instead of the engine's requests."""
+    """The engine's `LayerAttention` for the proposer. It replaces the kit's views of requests with the engine's own."""
 
     def __init__(self, inner: LayerAttention, journal: Journal) -> None:
         self._inner, self._journal = inner, journal
@@ -126,7 +127,7 @@ def own_name(request: RequestView) -> str:
 
 @attrs.define(eq=False)
 class Journal:
-    """The record of one run. name: the id under which the proposer gets a request."""
+    """What was recorded of a proposer in one run. name: returns the id under which the proposer sees a request."""
 
     name: Callable[[RequestView], str] = own_name
     proposals: list[Proposal] = attrs.field(factory=list)
@@ -142,8 +143,8 @@ class Journal:
 
 
 class RecordingProposer(Proposer):
-    """Sits between the engine and a proposer. A draft that breaks a rule is recorded but not used, so that one fault
-    does not cause others."""
+    """Sits between the engine and a proposer, and records the calls. A draft that breaks a rule is recorded, but the
+    engine gets an empty one, so that one fault does not cause others."""
 
     def __init__(self, inner: Proposer, context: BuildContext, journal: Journal) -> None:
         self._inner: Any = inner
@@ -203,13 +204,14 @@ class RecordingProposer(Proposer):
 
 
 def _is_late(request: View, start: int, num_valid: int) -> bool:
-    """Whether an observation has more than one forward pass would show: a prompt and further tokens, or tokens before
-    the last one."""
+    """Whether an observation of a request has hidden states of more than one forward pass: it reaches into the output,
+    but begins before the request's last token."""
     return start < len(request.token_ids) - 1 and start + num_valid > request.num_prompt_tokens
 
 
 class _Closed:
-    """Replaces a proposer after it was closed."""
+    """Stands in for a proposer that was closed. Any use raises AssertionError, because the engine must not call it
+    again."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AssertionError(f"the engine's own fault: it asked for {name} of a proposer that was closed")

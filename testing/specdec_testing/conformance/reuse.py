@@ -1,4 +1,4 @@
-"""Rounds of requests in one engine, for detecting what its proposer still holds."""
+"""Runs rounds of requests in one engine, to find what its proposer still holds of finished requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_testing.conformance.workload import Ask
 
 @frozen(eq=False)
 class ReuseRounds:
-    """The objects that a proposer held after each of several rounds of requests with the same ids."""
+    """What a proposer held after several rounds of requests with the same ids."""
 
     journal: Journal
     names: list[str]  # of the requests
@@ -25,8 +25,8 @@ class ReuseRounds:
 
 
 def run_rounds(llm: LLM, journal: Journal, some: list[Ask], others: list[Ask], last: list[Ask]) -> ReuseRounds:
-    """Run one round of some requests, then two rounds of others with the same ids, and one last request after each
-    round."""
+    """Run the requests `some` once and then `others` twice, all with the same ids. After each round, run the request in
+    `last`."""
     names = [f"reused-{i}" for i in range(len(some))]
     name_of = {ask.params.seed: name for asks in (some, others) for ask, name in zip(asks, names, strict=True)}
     journal.name = lambda request: name_of.get(request.seed, "last")

@@ -1,4 +1,4 @@
-"""Engines with a recorded proposer, and the results of their requests."""
+"""Runs requests in engines whose proposer is recorded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ SMALL_POOL = {"num_kv_blocks": 24, "max_model_len": 64}
 
 @define(eq=False)
 class Run:
-    """The results of some requests, in order."""
+    """The results of some requests. outputs: the output token ids of each, in the order in which the requests were
+    added."""
 
     journal: Journal
     outputs: list[list[int]] = field(factory=list)
@@ -31,8 +32,12 @@ class Run:
     num_cached: int = 0  # tokens that were found in the cache
 
     def drafts(self, *, only_after_reset: bool = False) -> dict[Asked, Any]:
-        """The questions with their drafts: each tree, and which of its nodes were sampled. Drafts that break a rule are
-        left out."""
+        """The recorded drafts: {state of the request: (its tree, whether each node was sampled)}.
+
+        only_after_reset: only drafts for requests that had been preempted.
+
+        Drafts that break a rule are left out.
+        """
         return {
             asked: (tree, is_sampled)
             for proposal in self.journal.proposals
@@ -52,7 +57,7 @@ def _trees(proposal: Proposal) -> list[tuple[Asked, bool, Any, Any]]:
 
 
 def quietly(load: Callable[[], P]) -> P:
-    """A context without warnings about plugins that cannot be loaded; test_is_offered checks the one in question."""
+    """Call `load` without warnings about plugins that cannot be loaded. test_is_offered checks the one in question."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)
         return load()
@@ -76,7 +81,11 @@ def run_engine(
     cancel_after: Mapping[int, int] | None = None,
     cancel_preempted: bool = False,
 ) -> Run:
-    """Run requests to their end. cancel_after: {index of a request: number of steps after which it is cancelled}."""
+    """Run requests to their end.
+
+    cancel_after: {index of a request: number of steps after which it is cancelled}.
+    cancel_preempted: whether to cancel each request that was preempted.
+    """
     run = Run(journal)
     engine = llm.engine
     ended: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Runs one proposer in real engines: each situation once, when a test first needs it."""
+"""Runs one proposer in real engines, in situations such as preemption: each once, when a test first needs it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from specdec_testing.conformance.workload import Ask
 
 
 class Situations:
-    """The situations of one kit class. A property that needs to load the proposer skips the test if it cannot be
-    loaded."""
+    """The engine runs that the tests of one conformance class share. A property that loads the proposer skips the test
+    if it cannot be loaded."""
 
     def __init__(self, subject: Subject, target: Target, folder: Path) -> None:
         self.subject = subject
@@ -63,17 +63,17 @@ class Situations:
 
     @cached_property
     def config(self) -> Any:
-        """The config of the method."""
+        """The method's options, as an instance of its config class."""
         return SpeculativeConfig.from_mapping(self.speculative_config, self.spec.config).options
 
     @cached_property
     def asks(self) -> list[Ask]:
-        """The greedy and sampled requests."""
+        """Five greedy requests, then five sampled ones."""
         most = self.subject.num_speculative_tokens
         return [*workload.asks(0.0, 100, most), *workload.asks(0.8, 200, most)]
 
     def run(self, asked: Sequence[Ask], **settings: Any) -> Run:
-        """Run requests in a new engine, hence with a new proposer. settings: the engine's."""
+        """Run requests in a new engine, hence with a new proposer. settings: of the engine."""
         journal = Journal()
         return run_engine(self.llm(journal, **settings), asked, journal)
 
@@ -99,7 +99,7 @@ class Situations:
 
     @cached_property
     def rearranged(self) -> Run:
-        """One request alone, then all in one batch, the last one first."""
+        """One of the requests alone, then all of them in one batch in reverse order."""
         journal = Journal()
         llm = self.llm(journal)
         for asked in ([self.asks[8]], self.asks[::-1]):
@@ -113,8 +113,11 @@ class Situations:
         return run
 
     def in_turn(self, group: str, kv_manager: str) -> Run:
-        """Requests of `beginnings` with common prefixes, one after another, on the KV manager "prefix" (with caching)
-        or "paged"."""
+        """Run requests with common prefixes, one after another.
+
+        group: a key of `beginnings.asks`.
+        kv_manager: "prefix", with prefix caching, or "paged", without.
+        """
         if (group, kv_manager) not in self._in_turn:
             journal = Journal()
             llm = self.llm(journal, kv_manager=kv_manager)
@@ -128,7 +131,8 @@ class Situations:
 
     @cached_property
     def cached_and_preempted(self) -> Run:
-        """Preempted requests may find their own blocks in the prefix cache when they start over."""
+        """All requests, with prefix caching and too few KV-cache blocks. Preempted requests may find their own blocks
+        in the cache when they start over."""
         run = self.run(self.asks, kv_manager="prefix", **SMALL_POOL)
         assert run.num_preempted > 0, "the kit's own fault: nothing was preempted"
         assert run.num_cached or self.plan.kv_layout, "the kit's own fault: nothing was found in the cache"
@@ -136,7 +140,8 @@ class Situations:
 
     @cached_property
     def late(self) -> Run:
-        """Each request is sometimes not drafted for, and then observed late."""
+        """All requests, with speculation turned off for each now and then, so that the proposer gets their hidden
+        states late."""
         journal = Journal()
         llm = self.llm(journal)
         for drafter in llm.engine._speculation.drafters:
@@ -169,11 +174,11 @@ class Situations:
 
     @cached_property
     def is_model_free(self) -> bool:
-        """Whether the proposer drafts from token ids alone, so that it can be tested with arbitrary histories."""
+        """Whether the proposer drafts from token ids alone, so that it can be tested with arbitrary token sequences."""
         plan = self.plan
         return not (plan.taps or plan.output_rows or plan.kv_layout or plan.scratch_slots)
 
     @cached_property
     def lone_proposer(self) -> Proposer:
-        """A proposer outside of an engine."""
+        """A proposer that the kit calls itself, without an engine."""
         return self.spec.build(self.config, self.context)

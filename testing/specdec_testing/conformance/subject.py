@@ -11,8 +11,12 @@ from attrs import frozen
 
 @frozen(eq=False)
 class Subject:
-    """A proposer by its name. modules: modules to load it from, if it is not installed. make_target(folder) and
-    make_options(target's folder, folder): see `ProposerConformance`."""
+    """The proposer to check, named by its method.
+
+    modules: modules to load it from, if its plugin is not installed.
+    make_target: (folder) -> the folder with a target model that was saved there.
+    make_options: (the target's folder, an empty folder for files) -> the method's options.
+    """
 
     method: str
     modules: Sequence[str]

@@ -1,4 +1,4 @@
-"""Random targets, and their outputs without speculation."""
+"""Random target models, and their outputs without speculative decoding."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from specdec_testing.conformance.workload import Ask
 
 @frozen(eq=False)
 class Target:
-    """A target's folder and its outputs without speculation, {ask: output}. alike: requests with common prefixes, by
-    group (`beginnings`)."""
+    """A saved target model, and its outputs without speculative decoding.
+
+    outputs: {request: output token ids}.
+    alike: {group: requests with common prefixes}, see `beginnings`.
+    """
 
     folder: Path
     outputs: Mapping[Ask, list[int]]
@@ -28,7 +31,8 @@ class Target:
 
 
 class Targets:
-    """One target for each way of making them: kits that share a target share its outputs, too."""
+    """Makes one target model for each `make_target` function. Conformance classes with the same function share its
+    target and outputs."""
 
     def __init__(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         self._factory = tmp_path_factory

@@ -1,4 +1,4 @@
-"""The kit for the proposer given on the command line."""
+"""Runs the conformance tests for the proposer named by --specdec-proposer."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from specdec_core.engine.request import Request
 
 MAX_TOKENS = 8
 BLOCK_SIZE = 4
-"""Of the KV cache of the kit's engines."""
+"""Tokens per KV-cache block in the kit's engines."""
 LONG = 490
-"""Tokens of a prompt that leaves little room in the kit's targets."""
+"""Length of a prompt that almost fills the kit's targets, which take 512 tokens."""
 
 PROMPTS: tuple[tuple[int, ...], ...] = (
     (7, 2),
@@ -26,14 +26,18 @@ PROMPTS: tuple[tuple[int, ...], ...] = (
 
 @frozen
 class Ask:
-    """A prompt with sampling parameters. Each request of a run has another seed."""
+    """A request: a prompt, as token ids, with sampling parameters. All requests of a run have different seeds."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
 
 
 def asks(temperature: float, first_seed: int, num_speculative_tokens: int) -> list[Ask]:
-    """Five requests, each with its own num_speculative_tokens."""
+    """Five requests with different prompts and limits on draft tokens.
+
+    first_seed: the seed of the first one; the others count up.
+    num_speculative_tokens: no limit is larger.
+    """
     budgets = cycle([None, 1, 3, 2, None])
     return [
         Ask(
@@ -56,7 +60,8 @@ def plain(ask: Ask) -> Ask:
 
 
 def off_now_and_then(request: Request) -> bool:
-    """For `Observer.is_off`: off for two steps, on for two steps, starting with "on" for requests with odd seeds."""
+    """Replaces `Observer.is_off`: speculation is turned off for two output tokens, on for the next two, and so on.
+    Requests with odd seeds begin with on."""
     return ((request.num_tokens - request.num_prompt_tokens) // 2 + request.seed) % 2 == 0
 
 
@@ -65,17 +70,17 @@ def one_token() -> list[Ask]:
 
 
 def last() -> list[Ask]:
-    """A short request with a seed of its own."""
+    """A short request with a seed that no other request has."""
     return [Ask((8, 9, 2, 8, 9), SamplingParams(temperature=0.0, max_tokens=3, seed=2, ignore_eos=True))]
 
 
 def long() -> list[Ask]:
-    """A request up to the target's maximum length."""
+    """A request that runs up to the target's maximum length."""
     return [Ask((3, 1, 4, 1, 5) * (LONG // 5), SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True))]
 
 
 def many_seeds() -> list[Ask]:
-    """Requests with different seeds and top_k=1: their output is the same, so the proposer draws after the same tokens
-    many times."""
+    """Requests with one prompt and different seeds. Their output is the same because of top_k=1, so the proposer draws
+    after the same tokens many times."""
     params = SamplingParams(temperature=0.7, top_k=1, max_tokens=MAX_TOKENS, ignore_eos=True)
     return [Ask(PROMPTS[1], evolve(params, seed=1000 + i)) for i in range(48)]

@@ -1,4 +1,4 @@
-"""A faulty proposer, and the test of the kit that must fail for it."""
+"""Registers faulty proposers, each with the test of the kit that must fail for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,12 @@ CASES = [
 
 
 def breaks(*tests, is_variant=False, **spec):
-    """Offer the decorated class under its own name, as a proposer that fails this test, or these variants of one."""
+    """Register the decorated proposer class under its name in lower case.
+
+    tests: the test of the kit that must fail for it, or the parametrized variants of that test that must.
+    is_variant: another case of the test before it: the kit's other tests are not run for it.
+    spec: arguments of `offer`, which makes its ProposerSpec.
+    """
 
     def register(cls):
         name = cls.__name__.lower()
@@ -45,7 +50,13 @@ def breaks(*tests, is_variant=False, **spec):
 
 
 def recent(test, options=None, *, is_variant=False, **spec):
-    """Offer `example_proposer` with a changed spec, as a proposer that fails this test."""
+    """Register `example_proposer` with the decorated config class or `plan` function in its ProposerSpec.
+
+    test: the test of the kit that must fail for it.
+    options: the method's options.
+    is_variant: see `breaks`.
+    spec: further fields of its ProposerSpec.
+    """
 
     def register(value):
         key, name = ("config", value.__name__.lower()) if isinstance(value, type) else ("plan", value.__name__)
@@ -57,7 +68,7 @@ def recent(test, options=None, *, is_variant=False, **spec):
 
 
 class Recent(RecentProposer):
-    """`example_proposer` without options."""
+    """`example_proposer` with its default options."""
 
     def __init__(self, config, context):
         super().__init__(RecentConfig(), context.device)

@@ -1,4 +1,4 @@
-"""Faults in what a draft depends on, and in how tokens are drawn."""
+"""Faulty proposers whose drafts depend on more than the request, or whose tokens are not drawn from their `q`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Moody(Recent):
 
 @breaks("test_batch_does_not_matter")
 class Placed(Recent):
-    """Drafts more for the first request than for others."""
+    """Drafts more tokens for the first request of the batch than for the others."""
 
     def propose(self, batch):
         budgets = [most if i == 0 else 1 for i, most in enumerate(batch.max_draft_tokens)]
@@ -35,7 +35,7 @@ class Placed(Recent):
 
 @breaks("test_sampled_nodes_exist_whatever_they_are")
 class Choosy(Sampling):
-    """Drops sampled tokens that are unlikely."""
+    """Marks sampled draft tokens as padding (parent -2) if they are unlikely."""
 
     def propose(self, batch):
         import torch
@@ -56,7 +56,7 @@ class Stubborn(Sampling):
 
 @breaks("test_sampled_tokens_follow_q", is_variant=True)
 class Ranking(Selecting):
-    """Its children are the likeliest tokens in order, but it gives `q` as if they had been drawn."""
+    """Takes the likeliest tokens in order, but gives `q` as if they had been sampled."""
 
     def draw(self, batch, request, node, probs):
         return int(probs.argmax())
@@ -64,7 +64,7 @@ class Ranking(Selecting):
 
 @breaks("test_sampled_tokens_follow_q", is_variant=True)
 class Completing(Selecting):
-    """The first child is drawn, but the second is the likeliest of the remaining tokens."""
+    """Samples the root's first child, but takes the likeliest of the remaining tokens as the second."""
 
     def draw(self, batch, request, node, probs):
         return int(probs.argmax()) if node == 1 else super().draw(batch, request, node, probs)

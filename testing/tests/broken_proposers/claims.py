@@ -1,4 +1,4 @@
-"""Faults in a plugin's declarations."""
+"""Faulty declarations of plugins, such as options, requirements and plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults in a draft's tensors."""
+"""Faulty proposers whose drafts have wrong tensors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Greedy(Recent):
 
 @breaks("test_budgets", is_variant=True)
 class Levelling(Recent):
-    """Gives all requests the largest max_draft_tokens."""
+    """Drafts up to the largest max_draft_tokens of the batch for every request."""
 
     def propose(self, batch):
         budgets = [max(batch.max_draft_tokens)] * len(batch.requests)
@@ -75,7 +75,7 @@ class Straight(Branching):
 
 @breaks("test_is_chain", is_variant=True)
 class Interrupted(Recent):
-    """A chain whose second node is dead and whose third is a child of the root."""
+    """A chain (is_chain=True) whose second node is padding and whose third is a child of the root."""
 
     def propose(self, batch):
         draft = super().propose(batch)
@@ -88,7 +88,7 @@ class Interrupted(Recent):
 
 @breaks("test_host_copies")
 class Stale(Recent):
-    """Its host copy has the tokens from before a change."""
+    """Its host copy of token_ids differs from the tensor."""
 
     def propose(self, batch):
         draft = super().propose(batch)
@@ -107,7 +107,7 @@ class Scored(Branching):
 
 @breaks("test_sampled_siblings_come_first")
 class Unordered(Sampling):
-    """The second child of the root was drawn, but the first is marked as chosen."""
+    """The root's second child was sampled, but the first is marked as picked deterministically."""
 
     def propose(self, batch):
         draft = super().propose(batch)
@@ -143,7 +143,7 @@ class Doubled(Sampling):
 
 @breaks("test_q_ids")
 class Repeating(Selecting):
-    """A row of its sparse `q` has one token twice, which was not drawn."""
+    """A row of q_ids names a token twice, one that was not drawn."""
 
     def propose(self, batch):
         draft = super().propose(batch)
@@ -157,7 +157,7 @@ class Repeating(Selecting):
 
 @breaks("test_q_ids", is_variant=True)
 class Mapped(Selecting):
-    """Gives both q_ids and q_to_target."""
+    """Gives both q_ids and q_to_target, which exclude each other."""
 
     def propose(self, batch):
         return attrs.evolve(super().propose(batch), q_to_target=self.to_target[: self.NUM_SELECTED])
@@ -165,7 +165,7 @@ class Mapped(Selecting):
 
 @breaks("test_sampled_tokens_are_possible")
 class Unmapped(Sampling):
-    """Gives `q` in another order of the vocabulary than q_to_target."""
+    """Gives a `q` with all probability on the least likely token, so that the sampled ones have none."""
 
     def propose(self, batch):
         import torch

@@ -1,4 +1,4 @@
-"""Faults in the order of calls."""
+"""Faulty proposers that mishandle the order of calls, keep data of finished requests or write to their arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Nostalgic(Feeling):
 
 @breaks("test_reused_ids")
 class Suspicious(Recent):
-    """Drafts nothing for an id that it has seen before."""
+    """Drafts nothing for a request if an earlier, finished one had the same id."""
 
     def __init__(self, config, context):
         super().__init__(config, context)
@@ -48,7 +48,7 @@ class Unprepared(Recent):
 
 @breaks("test_close")
 class Unsaved(Recent):
-    """Assumes in `close` that there was a request."""
+    """Requires in `close` that a request was started before."""
 
     def start(self, request):
         super().start(request)
@@ -67,7 +67,7 @@ class Hoarding(Recent):
 
 @breaks("test_nothing_is_kept_after_finish", is_variant=True)
 class Loyal(Recent):
-    """Keeps the request objects after `finish`."""
+    """Keeps the last five request objects after `finish`."""
 
     def __init__(self, config, context):
         super().__init__(config, context)

@@ -1,4 +1,4 @@
-"""Faults with tokens that are never observed (prefix caching) or observed late."""
+"""Faulty proposers that mishandle hidden states which they never get (prefix caching) or get late."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from broken_proposers.case import breaks
 
 @breaks("test_output_is_the_targets[cached]", plan=plan_features)
 class Presuming(Feeling):
-    """Assumes that observations begin at a request's first token."""
+    """Assumes that the hidden states begin at a request's first token, also if its prefix was found in the cache."""
 
     def begin(self, request):
         return 0
@@ -26,7 +26,7 @@ class Presuming(Feeling):
 
 @breaks("test_output_is_the_targets[cached]", plan=plan_features, is_variant=True)
 class Remembering(Presuming):
-    """Reads num_cached_tokens once, when a request starts."""
+    """Reads num_cached_tokens only once per request, although it may change after a preemption."""
 
     def __init__(self, config, context):
         super().__init__(config, context)
@@ -41,7 +41,7 @@ class Remembering(Presuming):
 
 
 class Tallying(Attending):
-    """Counts for each request how many slots it has stored."""
+    """Keeps for each request the end of the KV-cache slots that it has filled. Subclasses advance it."""
 
     def __init__(self, config, context):
         super().__init__(config, context)
@@ -59,7 +59,8 @@ class Tallying(Attending):
 
 @breaks("test_draft_after_cached_prefix", plan=plan_attending)
 class Rewriting(Tallying):
-    """Stores its observations from slot 0 on."""
+    """Stores keys and values from the request's first KV-cache slot on, even if a cached prefix is in the first
+    slots."""
 
     def observe(self, observation):
         starts = tuple(self.ends[request.id] for request in observation.requests)
@@ -70,7 +71,7 @@ class Rewriting(Tallying):
 
 @breaks("test_fill", plan=plan_attending)
 class Boasting(Tallying):
-    """Reports observed tokens with `fill` but stores them only when it drafts."""
+    """Reports observed tokens with `fill`, but stores their keys and values only when it drafts."""
 
     def observe(self, observation):
         self.fill(observation)
@@ -88,12 +89,12 @@ class Boasting(Tallying):
 
 @breaks("test_lookahead", plan=partial(plan_attending, lookahead=0))
 class Shortsighted(Attending):
-    """Does not declare that a slot depends on the next token, too."""
+    """Declares lookahead=0, although its keys and values of a token depend on the next token, too."""
 
 
 class Hasty(Feeling):
-    """Assumes an observation after every forward pass, so that for a request that it has drafted for, an observation
-    begins at the last token of the text."""
+    """Assumes that `observe` is called after every forward pass: once it has drafted for a request, it expects hidden
+    states from the request's last known token on."""
 
     def __init__(self, config, context):
         super().__init__(config, context)
@@ -112,14 +113,14 @@ class Hasty(Feeling):
         self.drafted.discard(request.id)
 
     def num_behind(self, observation, i):
-        """The number of rows that it ignores."""
+        """How many tokens of request i in the observation come before the one that this class expects first."""
         request = observation.requests[i]
         return len(request.token_ids) - 1 - observation.starts[i] if request.id in self.drafted else 0
 
 
 @breaks("test_draft_after_late_observations", plan=plan_features)
 class Forgetful(Hasty):
-    """Treats the tokens before that one as observed already."""
+    """Skips the tokens before the expected one, as if their hidden states had been observed already."""
 
     def new_rows(self, observation, i):
         rows = super().new_rows(observation, i)

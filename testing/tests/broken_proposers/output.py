@@ -1,4 +1,4 @@
-"""Faults that change the output."""
+"""Faulty proposers that change the output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from broken_proposers.case import Recent, breaks
 
 
 def scribble(context):
-    """Change the target's own weights, as a draft with tied weights might."""
+    """Write to the target's embedding, as a draft with tied weights might."""
     weight = context.embed.__self__._model.get_input_embeddings().weight
     weight.copy_(weight.roll(1, 0))
 
@@ -20,7 +20,7 @@ class Scribbling(Recent):
 
 @breaks("test_output_is_the_targets[preempted]", "test_output_is_the_targets[cached]", is_variant=True)
 class Spiteful(Recent):
-    """Does so when requests are preempted, with or without prefix caching."""
+    """Writes to the target's embedding when a request is preempted, with or without prefix caching."""
 
     def reset(self, request):
         scribble(self.context)

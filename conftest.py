@@ -1,4 +1,4 @@
-"""Settings of the whole test suite, made before anything is imported."""
+"""Settings for the whole test suite, applied before the tests import anything."""
 
 import gc
 import os
@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny: more threa
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Freeze all objects that imports made, so that garbage collections need not look at them."""
+    """Freeze all objects that imports made (gc.freeze), so that garbage collections skip them."""
     gc.collect()
     gc.freeze()
 

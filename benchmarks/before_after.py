@@ -3,10 +3,10 @@
     python benchmarks/before_after.py --before DIR/bin/python        # writes benchmarks/results/before_after.json
 
 The side "before" is the specdec of DIR/bin/python, "after" that of the Python which runs the script. Each side has its
-own process. They take turns every few steps, so that other load on the machine affects both: whole runs differ by more
-than the effects of interest. All rounds have the same turns. The time of a turn is its median over the rounds, without
-the first round. The script reports the sum of these times after the change relative to the sum before (below 1:
-faster), and whether both sides generated the same tokens.
+own process. The sides alternate every STEPS_OF_TURN engine steps (a "turn"), so that other load on the machine affects
+both: the times of whole runs vary by more than the effects of interest. Each round repeats the whole run. A turn's time
+is the median over the rounds, without the first, which warms up. The script reports the sum of these medians after the
+change relative to the sum before (below 1: faster), and whether both sides generated the same tokens.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ WAYS: dict[str, dict[str, Any] | None] = {
 def work() -> None:
     """Run the loop of a worker process, which is one side of the comparison.
 
-    A line [way, batch, temperature] on standard input begins a run; `way` is a key of WAYS. For each further line the
-    worker runs one turn of STEPS_OF_TURN steps and prints its milliseconds. When all requests are finished, it prints a
-    digest of their tokens instead, which ends the run.
+    A line [way, batch, temperature] on standard input begins a run; `way` is a key of WAYS, the configurations. For
+    each further line the worker runs the next STEPS_OF_TURN engine steps and prints how many milliseconds they took.
+    When all requests are finished, it prints a digest of their tokens instead, which ends the run.
     """
     answers = os.fdopen(os.dup(1), "w")  # libraries print to standard output, too
     os.dup2(2, 1)
@@ -62,7 +62,8 @@ def work() -> None:
         print(json.dumps(what), file=answers, flush=True)
 
     def turns(way: str, batch: int, temperature: float) -> Iterator[list[tuple[int, StreamOutput]]]:
-        """Complete the prompts in batches. Yields the outputs of each turn as (index of the prompt, output)."""
+        """Complete the prompts in batches. Yields, for every STEPS_OF_TURN engine steps, the streamed outputs as
+        (index of the prompt, output). way: a key of WAYS."""
         if way not in llms:
             llms[way] = LLM("tiny", speculative_config=WAYS[way])
         texts_of_way = edit_prompts().values() if way == "ngram" else texts()
@@ -118,7 +119,10 @@ class Run:
 
 
 def run(sides: Mapping[str, Side], setting: Setting) -> dict[str, Run]:
-    """Run one setting on both sides in turn. The side that begins alternates. Returns {side: its run}."""
+    """Run one setting on both sides, which alternate every few steps. Returns {side: its run}.
+
+    setting: (key of WAYS, batch size, temperature).
+    """
     runs = {name: Run() for name in sides}
     for side in sides.values():
         side.send(json.dumps(setting))
@@ -137,7 +141,7 @@ def run(sides: Mapping[str, Side], setting: Setting) -> dict[str, Run]:
 
 
 def compare(rounds: Sequence[Mapping[str, Run]]) -> dict[str, Any]:
-    """Compute one setting's results: time after the change relative to before, and whether all tokens are the same.
+    """Compute one setting's results: the time ratio after / before, and whether all tokens are the same.
 
     rounds: {side: its run} for each round.
     """

@@ -27,7 +27,7 @@ def arguments(description: str | None, result: str) -> argparse.ArgumentParser:
 
 
 def ways_to_sample(max_tokens: int) -> tuple[SamplingParams, SamplingParams]:
-    """Return parameters for greedy decoding, and for sampling at temperature 1, whose outputs repeat least."""
+    """Return parameters of greedy decoding and of sampling at temperature 1, where text repeats itself least."""
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     return greedy, SamplingParams(temperature=1.0, seed=0, max_tokens=max_tokens)
 
@@ -47,7 +47,7 @@ def complete(llm: LLM, prompt: str, params: SamplingParams) -> Run:
 def measure(
     plain: LLM, renew: Callable[[], dict[str, LLM]], prompts: dict[str, str], params: SamplingParams, rounds: int
 ) -> dict[str, Any]:
-    """Time each prompt with plain decoding and with every speculative setting. Returns {setting: its figures}.
+    """Time each prompt with plain decoding and with every speculative setting. Returns {setting: its results}.
 
     plain: the engine without speculation.
     renew: returns {setting: engine} for the next round. It may return the same engines again if they keep nothing

@@ -92,7 +92,7 @@ def count_calls(events: Iterable[Any], num_steps: int) -> dict[str, Any]:
 
 
 def prefill(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[str]:
-    """Submit requests and run steps until all prompts are computed. Returns the requests' ids."""
+    """Submit requests and run engine steps until all prompts are prefilled. Returns the requests' ids."""
     request_ids = [engine.add_request(token_ids, params) for token_ids in prompts]
     left = sum(map(len, prompts))
     while left > 0 and engine.has_unfinished:
@@ -197,7 +197,7 @@ def load(model: str, args: Any, folder: Path) -> dict[str, LLM]:
 
 
 def prompts_for(llm: LLM, num_prompts: int, num_tokens: int) -> list[list[int]]:
-    """Return prompts' token ids: code to edit and code to continue, in turn. Without a tokenizer they are arbitrary."""
+    """Return prompts' token ids: code to edit and code to continue, alternately. Arbitrary ids without a tokenizer."""
     if (tokenizer := llm.get_tokenizer()) is None:
         return [prompt(num_tokens, i) for i in range(num_prompts)]
     texts = cycle(chain.from_iterable(zip(edit_prompts().values(), plain_prompts().values(), strict=True)))

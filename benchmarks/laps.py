@@ -1,4 +1,4 @@
-"""Times proposers ("peers") in turn, a lap of some steps each, so that changes of the machine's speed affect all."""
+"""Times proposers ("peers") alternately, a few steps (a "lap") each, so that changes of machine speed affect all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streams import Replay
 
 @frozen
 class Lap:
-    """Times and counts of one proposer over some steps of a batch."""
+    """Times and token counts of one proposer over a lap, which is a few consecutive steps of a batch."""
 
     us: dict[str, float]  # microseconds per request and step, by part and in total
     num_drafts: int  # requests times steps
@@ -24,9 +24,9 @@ class Lap:
 
 
 def run(peer: Peer, requests: Sequence[Replay], most_steps: int | None = None, *, num_before: int = 0) -> Lap | None:
-    """Run a proposer for all requests together until one is finished, at most `most_steps` timed steps.
+    """Time a proposer on a batch of requests, for at most `most_steps` steps or until a request is finished.
 
-    num_before: further steps at the beginning that are not timed, which warm the caches after other proposers' laps.
+    num_before: untimed steps before these. They warm the CPU caches after other proposers have run.
     Returns None if a request was finished before the first timed step.
     """
     seconds: dict[str, float] = {}
@@ -49,11 +49,11 @@ def run(peer: Peer, requests: Sequence[Replay], most_steps: int | None = None, *
 
 
 def in_turn(peers: Sequence[Peer], laps: Iterable[Callable[[Peer], Lap | None]]) -> dict[str, list[Lap]]:
-    """Run each lap with every peer (proposer). The peer that goes first changes from lap to lap.
+    """Call each function of `laps` with every peer (proposer). The peer that goes first changes with every function.
 
-    laps: functions that run one lap of a peer.
-    Returns {name of a peer: its laps}, without laps for which any peer returned None. Garbage collection is off
-    meanwhile.
+    laps: functions that time a few steps of a peer; None if there were no steps to time.
+    Returns {name of a peer: its results}. If a function returned None for any peer, its results are left out for all.
+    Garbage collection is disabled meanwhile.
     """
     done: dict[str, list[Lap]] = {peer.name: [] for peer in peers}
     gc.collect()
@@ -70,7 +70,7 @@ def in_turn(peers: Sequence[Peer], laps: Iterable[Callable[[Peer], Lap | None]])
 
 
 def all_figures(done: dict[str, list[Lap]]) -> dict[str, Any]:
-    """Compute every peer's results. They include its times relative to the first peer's, as a median over the laps.
+    """Summarize the laps of every peer (proposer), also relative to the first peer's: the median ratio of their times.
 
     done: {name of a peer: its laps}.
     """
@@ -87,7 +87,7 @@ def all_figures(done: dict[str, list[Lap]]) -> dict[str, Any]:
 
 
 def figures(laps: Sequence[Lap]) -> dict[str, Any]:
-    """Compute one peer's results: medians over its laps of the mean time per request and step, and tokens per draft."""
+    """Summarize one peer's laps: the median over laps of the mean time per request and step, and tokens per draft."""
     parts = laps[0].us
     totals = sorted(lap.us["total"] for lap in laps)
     num_drafts = sum(lap.num_drafts for lap in laps)

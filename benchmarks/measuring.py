@@ -36,7 +36,7 @@ def machine(distributions: tuple[str, ...] = DISTRIBUTIONS) -> dict[str, Any]:
 
 
 def version_of(distribution: str) -> str:
-    """Return a distribution's version; for one of specdec's that is on sys.path, but not installed, specdec-core's."""
+    """Return a distribution's version. For a specdec distribution that is not installed it is specdec-core's."""
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -1,8 +1,8 @@
 """Measures how much memory a suffix proposer takes to cache outputs, in bytes per cached token.
 
 proposers.py runs it in a separate process, as `proposer_memory.py NUM_CACHED NUM_TOKENS specdec|arctic`. It caches
-NUM_CACHED outputs of NUM_TOKENS tokens and prints {"rss", "own"}: the growth of the process's resident memory, and of
-the size that the proposer reports (left out if it reports no size).
+NUM_CACHED outputs of NUM_TOKENS tokens and prints {"rss", "own"}: the growth of the process's RSS, and of the size that
+the proposer reports (left out if it reports no size).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streams import Replay, documents
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process, after freed memory was returned to the system."""
+    """Return freed heap memory to the OS, then return this process's RSS (resident set size) in bytes."""
     gc.collect()
     with suppress(AttributeError, OSError):  # only glibc has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)

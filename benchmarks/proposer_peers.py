@@ -1,8 +1,8 @@
-"""The interface of the proposers that proposers.py compares, and specdec's own proposers behind it.
+"""The common interface (`Peer`) of the proposers that proposers.py compares, and specdec's proposers wrapped in it.
 
-A peer's `step` passes it the new tokens of some started requests; the peer drafts once for each request. `step` returns
-the drafts and the seconds of each part. Only calls that an engine would make are timed. Data that an engine has anyway
-is prepared before timing.
+`Peer.step` passes the proposer the new tokens of some started requests and lets it draft once for each request. It
+returns the drafts and {phase of the step: seconds}. Only calls that an engine would make are timed. Data that an engine
+has anyway is prepared before timing.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class Ours(Peer):
 
 
 class OursSuffix(Ours):
-    """specdec's `suffix`, timed in parts: its arguments, what arctic-inference's two calls do, and the new `Draft`."""
+    """specdec's `suffix`. A step is timed in three phases: preparing the arguments, appending tokens and drafting (what
+    arctic-inference's two calls do), and creating the `Draft`."""
 
     @torch.inference_mode()
     def step(self, requests: Sequence[Replay]) -> tuple[Drafts, Seconds]:
@@ -124,7 +125,7 @@ class OursSuffix(Ours):
 
 
 def make_peers(makers: Iterable[Callable[[], Peer]], say: Callable[[str], None] = lambda _: None) -> list[Peer]:
-    """Create the peers. Those that are not installed are left out, with a message to `say`."""
+    """Create the peers (proposers to compare). For one that is not installed, `say` gets a message instead."""
     peers = []
     for make in makers:
         try:

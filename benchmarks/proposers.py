@@ -5,9 +5,9 @@
 The proposers ("peers") are specdec's `suffix` and `ngram`, arctic-inference's suffix decoding, vLLM's n-gram proposer
 and transformers' prompt lookup. Streams are files of Python's standard library in the embedded model's tokens. Requests
 replay them as a target's output: a proposer drafts, the draft tokens that match the stream are accepted, and one more
-token is added. All peers run in one process, on one thread, in turn, for a lap of some steps; peers that are not
-installed are left out. Results are medians over the laps of the mean time in a lap. Caches are warm: the first steps of
-a lap do not count.
+token is added. All peers run in one process, on one thread, and alternate every few steps (a "lap"); peers that
+are not installed are left out. A result is the mean time in a lap, as a median over the laps. CPU caches are warm: the
+first steps of a lap do not count.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NUM_ALONE = 8  # requests at batch 1, one after the other
 
 
 def fill(peers: list[Peer], texts: list[np.ndarray]) -> dict[str, float]:
-    """Let the peers cache requests with these texts: the first token is the prompt, the rest is the output.
+    """Let the peers (proposers) cache finished requests: a text's first token is the prompt, the rest is the output.
 
     Returns {peer: median microseconds per token}.
     """
@@ -54,7 +54,7 @@ def fill(peers: list[Peer], texts: list[np.ndarray]) -> dict[str, float]:
 
 
 def online(texts: list[np.ndarray], number: int, peer: Peer) -> Lap | None:
-    """Time a peer on one request, the text with this index, from the first output token to the last."""
+    """Time a peer (proposer) on one request, which replays texts[number], from the first output token to the last."""
     request = Replay(f"online-{number}", texts[number], PROMPT_TOKENS)
     peer.start(request)
     request.advance(1)
@@ -64,7 +64,7 @@ def online(texts: list[np.ndarray], number: int, peer: Peer) -> Lap | None:
 
 
 def batches(peers: list[Peer], texts: list[np.ndarray], num_laps: int) -> dict[str, list[Lap]]:
-    """Time all texts as one batch of requests. Each peer has requests of its own and advances through them alone."""
+    """Time the peers (proposers) on one batch of requests, one per text. Each peer has its own copy of the requests."""
     requests = {
         peer.name: [Replay(f"batch-{i}", text, PROMPT_TOKENS) for i, text in enumerate(texts)] for peer in peers
     }
@@ -134,7 +134,7 @@ def equality(quick: int) -> dict[str, Any]:
 
 
 def at_context(length: int, batch: int, num_laps: int) -> dict[str, Any]:
-    """Measure every peer on requests whose prompts have `length` tokens."""
+    """Measure every peer (proposer) on requests whose prompts have `length` tokens."""
     together = batch > 1
     texts = stretches(batch if together else NUM_ALONE, length + ROOM)
     found: dict[str, Any] = {}

@@ -57,7 +57,7 @@ VARIANTS = (
 
 
 class SomeOps:
-    """The installed plugins, reduced to those of their compiled operations that `names` lists."""
+    """The installed plugins, but of their compiled operations only those in `names` are offered."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names, self._installed = names, Plugins.load()
@@ -75,10 +75,10 @@ class SomeOps:
 
 @contextmanager
 def packing(linears: str) -> Iterator[None]:
-    """A context in which models are loaded with other linear layers.
+    """A context in which models are loaded with the given kind of linear layers.
 
-    linears: "plain": as in transformers; "packed": weights packed for oneDNN; "shared": also, layers that read the same
-        input are joined.
+    linears: "plain": as in transformers; "packed": weights packed for oneDNN; "shared": packed, and layers that read
+        the same input (such as q, k and v) are fused.
     """
     original = target_model.pack_linears
     chosen = {

@@ -36,8 +36,8 @@ NUM_LAST = 3
 def in_a_row(figures: dict[str, Any]) -> dict[str, Any]:
     """Compare the last requests of a sequence with the first one, before which no output was cached.
 
-    It compares the time per token, since outputs differ in length, and the speed-up, which does not depend on the
-    machine's speed at the time. figures: the results of `end_to_end.measure` for the sequence.
+    It compares times per token, since outputs differ in length, and speed-ups, which do not depend on the machine's
+    current speed. figures: the results of `end_to_end.measure` for the sequence.
     """
     requests = list(figures["prompts"].values())
     ms = [round(1e3 / request["speculative_tokens_per_s"], 2) for request in requests]

@@ -39,7 +39,7 @@ def differences(
     online: texts that are replayed step by step.
     prompt_tokens: how many tokens of each text are its prompt.
     max_nodes: most tokens of a draft.
-    options: of the reference.
+    options: the reference's options.
     Raises SystemExit if a draft is not among those of the reference.
     """
     reference = Reference(options, ScannedTree)

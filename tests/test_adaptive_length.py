@@ -44,8 +44,8 @@ class Run:
 
     @property
     def cost(self) -> float:
-        """The run's cost in forward passes of the target: those made, and each draft token's configured costs of a
-        level and a node."""
+        """The run's cost, in forward passes of the target: those that it made, and the configured cost of each draft
+        token (draft_level_cost + draft_node_cost)."""
         num_passes = sum(map(len, self.token_ids)) - self.accepted
         return num_passes + (ADAPTIVE["draft_level_cost"] + ADAPTIVE["draft_node_cost"]) * self.drafted
 

@@ -44,9 +44,9 @@ def expected() -> list[int]:
 
 @pytest.fixture
 def untouched(llm: LLM, expected: list[int]) -> Callable[[], Any]:
-    """A function that returns a context in which bad input may be given while a request is running.
+    """A function that returns a context manager, in whose body bad input can be given while a request is running.
 
-    At its end, the outputs of that request and of a new one must be right, and all blocks free.
+    At the end of the body, the outputs of that request and of a new one must be right, and all blocks free.
     """
 
     @contextmanager
@@ -125,8 +125,7 @@ PROMPTS = [
 
 @pytest.mark.parametrize(("prompt", "error", "says"), PROMPTS, ids=names(PROMPTS))
 def test_prompts(llm: LLM, untouched: Any, prompt: Any, error: type[Exception], says: str) -> None:
-    """A bad prompt is refused. If it may be in a list, it is given as the last one, and no prompt of the list is
-    run."""
+    """A bad prompt is refused. If it is the last one in a list, no prompt of the list is run."""
     given = ["text", {"prompt_token_ids": [1]}, prompt] if isinstance(prompt, str | dict) else prompt
     with untouched(), pytest.raises(error, match=says) as caught:
         llm.generate(given, GREEDY)

@@ -101,7 +101,8 @@ def names_read(sources: Iterable[str]) -> set[str]:
 
 
 def ignored(options: Iterable[Option], read: set[str]) -> list[str]:
-    """Names of options that no code reads, unless only their default is allowed or their help declares this."""
+    """Names of options that no code reads. Left out are options with one allowed value, and those whose help says that
+    they change nothing or are refused."""
     return [
         option.name
         for option in options

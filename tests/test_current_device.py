@@ -53,7 +53,7 @@ def see(what: str) -> None:
 
 
 def seen() -> set[str]:
-    """Assert that device 1 was current in all that ran; return the names of what ran."""
+    """Assert that device 1 was current in every recorded call; return the names of the calls."""
     assert {index for _, index in SEEN} == {1}, SEEN
     return {what for what, _ in SEEN}
 

@@ -143,7 +143,8 @@ def fail(where: str, error: Exception | None = None, *, is_final: bool = True) -
 
 
 def check_dead(llm: LLM) -> None:
-    """Assert that every call fails with the right words, no request is left, and the engine can be closed."""
+    """Assert that every call raises DeviceError with a complete message, no request is left, and the engine can be
+    closed."""
     assert llm.engine.is_dead
     assert not llm.is_healthy
     assert not llm.engine.has_unfinished
@@ -253,8 +254,8 @@ def test_what_a_device_recovers_from(settings: dict, error: Exception) -> None:
 
 @pytest.fixture
 def second_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines take their device for cuda:1, whose synchronization fails once the simulated device has failed for
-    good."""
+    """Make engines believe that their device is cuda:1. Its synchronization fails once the simulated device has failed
+    for good."""
 
     def synchronize(device: torch.device) -> None:
         assert device == torch.device("cuda", 1)
@@ -268,8 +269,8 @@ def second_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("where", ["propose", "operation"])
 def test_a_plugins_own_type_of_error(settings: dict, second_gpu: None, where: str) -> None:
-    """If a plugin raises an error of its own type, the engine calls the device. If that fails, too, it raises
-    DeviceError."""
+    """If a plugin raises an error of its own type, the engine synchronizes the device. If that fails, too, the engine
+    raises DeviceError."""
     llm = LLM("tiny", **settings)
     fail(where, KernelError("an illegal memory access was encountered"))
     with pytest.raises(DeviceError, match=r"cuda:1 failed.*device-side assert") as caught:

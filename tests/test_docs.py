@@ -1,8 +1,8 @@
 """Every code block of the READMEs and of docs/ runs.
 
-The python, bash and console blocks of a file run in their order, in an empty directory; its python blocks share their
-names, and one that begins with `# name.py` is saved under that name as well. Of a console block, the lines after "$ "
-run. `<!-- not run: reason -->` on the line before a block exempts it.
+The python, bash and console blocks of a file run in their order, in an empty directory. Its python blocks share one
+namespace, and one that begins with `# name.py` is saved under that name as well. Of a console block, the lines after
+"$ " run. `<!-- not run: reason -->` on the line before a block exempts it.
 """
 
 from __future__ import annotations

@@ -27,9 +27,10 @@ def event(name, start, end=None, device_type=DeviceType.CPU, **ids):
 
 
 def events(*calls):
-    """Profiler events of a step that ends at time 1000, with others that must not be counted.
+    """Profiler events of a step that ends at time 1000, among others that must not be counted.
 
-    calls: from time 10 on, each a name, or (cudaMemcpyAsync's name, name of the copy on the GPU).
+    calls: the step's CUDA calls, from time 10 on. Each is a name, or a pair (cudaMemcpyAsync's name, name of the copy
+        on the GPU).
     """
     found = [
         event(gpu.REGION, 5, 1000),

@@ -51,7 +51,7 @@ def silent_finalizers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Tracer:
-    """Raises KeyboardInterrupt at the k-th place after `begin` where Python looks for signals, in specdec's code and
+    """Raises KeyboardInterrupt at the k-th point after `begin` at which Python handles signals, in specdec's code and
     contextlib."""
 
     def __init__(self, k: int) -> None:
@@ -86,10 +86,11 @@ def _is_ours(path: str) -> bool:
 
 @cache
 def _places(code: CodeType) -> frozenset[int]:
-    """Offsets of the instructions just after Python looks for signals.
+    """Offsets of the instructions before which Python handles signals.
 
-    It does so after calls, at the starts of functions and at the ends of loops. Left out are instructions under another
-    exception handler than the call (as where a `with` ends in `return f()`), since what is raised there goes elsewhere.
+    Python does so after calls, at the starts of functions and at the ends of loops. Left out are instructions under
+    another exception handler than the call (as where a `with` ends in `return f()`), since what is raised there goes
+    elsewhere.
     """
     instructions = list(dis.get_instructions(code))
     handlers = {
@@ -111,8 +112,8 @@ def _places(code: CodeType) -> frozenset[int]:
 
 
 def generate(llm: LLM, tracer: Tracer, is_second: bool) -> None:
-    """Generate, interrupted by the tracer. is_second: that is after a first interrupt, in the third step of the first
-    request."""
+    """Generate, interrupted by the tracer. is_second: raise a first interrupt in the third step of the first request,
+    and count the tracer's points from there on."""
 
     def interrupt(logits: torch.Tensor, token_ids: Any) -> torch.Tensor:
         if len(token_ids) > 8 and not tracer.num_places:
@@ -136,10 +137,10 @@ CASES = [(method, is_second) for is_second in (True, False) for method in METHOD
 
 @pytest.mark.parametrize(("method", "is_second"), CASES, ids=str)
 def test_interrupts_wherever_they_come(method: str, is_second: bool, expected: list) -> None:
-    """After an interrupt at any of many places, outputs are right and no request or block is left.
+    """Wherever an interrupt comes, later outputs are right and no request or block is left.
 
-    The places are evenly spaced over all, or over those after a first interrupt (is_second). Nightly runs take all of
-    the latter and more of the former.
+    Interrupts are raised at evenly spaced points at which Python handles signals, either in the whole call or only
+    after a first interrupt (is_second). Nightly runs take all of the latter points and more of the former.
     """
     llm = make_llm(METHODS[method])
     tokens_of(llm)
@@ -246,7 +247,7 @@ def test_what_was_left_halfway_is_ended_before_a_new_request(interrupted: Callab
 
 
 def test_a_request_that_never_reached_the_queue_is_ended() -> None:
-    """If an interrupt came while a request was added, it is known but not queued: the next call aborts it."""
+    """If an interrupt keeps a new request from the waiting queue, the next call aborts the request."""
     llm = make_llm(None)
     engine, reasons = llm.engine, []
     engine.add_request([5, 6, 7], PARAMS, lambda request, pieces: reasons.append(request.finish_reason))
@@ -279,8 +280,8 @@ def test_a_step_within_a_step_is_refused(interrupted: Callable[..., LLM], monkey
 
 
 def test_the_block_pool_loses_no_block() -> None:
-    """No block is lost if an interrupt comes before any of the pool's instructions. Real signals come only after
-    calls."""
+    """If KeyboardInterrupt is raised before any bytecode instruction of the pool, no block is lost. Real signals come
+    only after calls."""
 
     def use(pool: BlockPool) -> None:
         pool.add("a")

@@ -139,7 +139,8 @@ def test_no_modules_of_core_import_each_other():
 
 
 def test_the_landing():
-    """Core's own folder has only three modules beside its packages, so that these show what core consists of."""
+    """Core's top folder has only three modules beside its packages, so that a reader sees at once what core consists
+    of."""
     loose = {path.stem for path in CORE.glob("*.py")}
     assert loose == {"__init__", "__main__", "errors"}
 

@@ -96,8 +96,8 @@ def test_generators_that_run_at_once_are_one_batch(expected: list) -> None:
 
 
 def test_one_after_the_other_and_in_between(expected: list) -> None:
-    """Outputs are right for requests one after the other, with the engine's thread ended in between, and beside another
-    one."""
+    """Outputs are right for requests that follow each other, between which the engine's thread ends, and for one that
+    runs beside another."""
 
     async def scenario(llm: AsyncLLM) -> None:
         for prompt, output in zip(PROMPTS[:2], expected, strict=False):

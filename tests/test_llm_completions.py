@@ -209,7 +209,8 @@ def test_figures_of_a_request_and_of_the_engine_agree() -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 17])
 def test_prompt_tokens_are_told_from_decoded_ones(plain: LLM, num_tokens: int) -> None:
-    """All prompt tokens count as prefill, even if the last of 17 is a chunk of its own, and none as decoding."""
+    """All prompt tokens count as prefill tokens, none as decoded ones, even if the last of 17 is a prefill chunk by
+    itself."""
     llm = LLM("tiny", skip_tokenizer_init=True, max_num_batched_tokens=16, max_model_len=64)
     llm.engine.add_request(list(range(5, 5 + num_tokens)), SamplingParams(max_tokens=4, ignore_eos=True))
     reports = []

@@ -98,8 +98,8 @@ def test_lines_in_the_log(is_disabled: bool, caplog: pytest.LogCaptureFixture, m
 
 
 def test_a_prompt_that_is_too_long_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    """Only CapacityError reports it, not transformers' warning of indexing errors, which cannot occur. Direct calls of
-    the tokenizer still warn."""
+    """Only CapacityError reports a prompt that is too long. transformers' warning about indexing errors is hidden,
+    except in direct calls of the tokenizer."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     caplog.set_level(logging.WARNING, "transformers")
     warning = "Token indices sequence length is longer"

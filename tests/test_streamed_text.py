@@ -103,7 +103,7 @@ def submit(llm: LLM, params: SamplingParams) -> tuple[str, Reader]:
 
 
 def held_back(reader: Reader) -> bool:
-    """Whether the stream still lacks some of the generated text. Otherwise a test proves nothing."""
+    """Whether some of the generated text is not streamed yet, as in text that may begin a stop string."""
     return len(reader.text) < len(reader.request.text.text)
 
 
@@ -178,7 +178,8 @@ def test_a_step_that_fails(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_that_fails_after_all_had_their_tokens(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, ends_first: bool
 ) -> None:
-    """If a step fails while one request is being finished, both requests' last tokens and ends are still reported."""
+    """If a step fails while one of two requests is being finished, the last tokens and finish reasons of both are still
+    reported."""
     readers = [
         submit(llm, attrs.evolve(HOLDS_BACK, max_tokens=most))[1] for most in ((12, 64) if ends_first else (64, 12))
     ]
@@ -194,7 +195,8 @@ def test_a_step_that_fails_after_all_had_their_tokens(
 
 
 def test_the_streams_of_an_aborted_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two streams of one step that fails, the one that ran the step raises, and the other one ends with its text."""
+    """If a step fails that two streams share, the stream that ran the step raises. The other one ends with the text so
+    far."""
     params = attrs.evolve(HOLDS_BACK, max_tokens=60)
     whole = llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].text
     first, second = llm.stream(PROMPT, params), llm.stream(PROMPT, params)

@@ -1,6 +1,6 @@
 """Documents, docstrings, comments and errors use the field's words, so that a search for a term finds its code.
 
-python tests/test_words.py [PATH ...]    # the places to rewrite, in all tracked files or in those below the paths
+python tests/test_words.py [PATH ...]    # lists the words to replace, in all tracked files or in those below the paths
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _string(node: ast.AST) -> str:
 
 
 def faults(paths: Sequence[str] = ()) -> Iterator[tuple[str, int, str, str]]:
-    """Yield (path, line, key of PUT_AWAY, the words found) for each use of a word that PUT_AWAY replaces."""
+    """Yield (path, line, key of PUT_AWAY, matched words) for each use of a word that PUT_AWAY replaces."""
     for path in tracked(paths):
         found = set()
         for line, text in prose(path):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 def reason(error: BaseException) -> str:
-    """The message of another library's error, or else its type, without a final period: our message goes on after
-    it."""
+    """The message of another library's error, or its type if it has none. A final period is removed, so that our
+    message can continue after it."""
     return str(error).rstrip(". \n") or type(error).__name__
 
 

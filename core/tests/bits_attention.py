@@ -20,9 +20,9 @@ def attention_by_bits(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Paged attention from the plan's block tables and ancestor bits, for all query rows at once and in float64.
+    """Paged attention in float64, with the plan's block tables and ancestor bits (the tree attention mask).
 
-    Slots that a row does not attend to cannot change its output, even if they hold NaN.
+    KV-cache slots that a query row does not attend to cannot change its output, even if they hold NaN.
     """
     num_tokens, num_heads, _ = query.shape
     num_kv_heads = keys.shape[1]
@@ -43,8 +43,11 @@ def attention_by_bits(
 
 
 def seen_slots(plan: AttentionPlan, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two tensors [num_tokens, num_slots]: the KV-cache rows that each query row attends to (0 elsewhere), and whether
-    it attends to them."""
+    """The KV-cache slots that each query row attends to.
+
+    Returns two tensors [num_tokens, num_slots]: slot indices, and whether the row attends to that slot. Where it does
+    not, the index is 0.
+    """
     owners, size = plan.token_requests.clamp(min=0), plan.metadata.block_size
     local = torch.arange(int(plan.context_lens.max())).expand(len(owners), -1)
     is_seen = local < plan.prefix_lens.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""A plugin for another plugin API version, one of the faults listed in testing/tests/broken_proposers/case.py."""
+"""A plugin that declares an unsupported plugin API version. The conformance kit must report it."""
 
 from example_proposer import RecentConfig, build, plan
 

@@ -1,4 +1,4 @@
-"""A plugin whose entry module imports torch, one of the faults listed in testing/tests/broken_proposers/case.py."""
+"""A plugin whose entry point imports torch. The conformance kit must report it."""
 
 import torch  # noqa: F401
 from example_proposer import RecentConfig, build, plan

@@ -31,8 +31,10 @@ def uniform(n: int, vocab: int = 1000) -> torch.Tensor:
 
 
 def target_tokens(weights: torch.Tensor, seeds: Sequence[int], position: int = 17) -> torch.Tensor:
-    """Draw a token per seed from weights [vocab], or [n, vocab] with a row per seed. position: of the last known
-    token."""
+    """Draw one token per seed from weights [vocab], or [n, vocab] with a row per seed.
+
+    position: index of the request's last known token, which the draw's random key includes.
+    """
     n = len(seeds)
     weights = weights.expand(n, -1) if weights.dim() == 1 else weights
     return source(seeds, [position] * n).target_token(weights, ids(n), zeros(n))

@@ -35,7 +35,8 @@ def joined(drafts: list[Draft]) -> Draft:
 
 @frozen
 class NoiseOf:
-    """One request's part of a batch's random source, for drafting that request alone."""
+    """A batch's random source, restricted to one request: used to draft that request alone with the noise it has in the
+    batch."""
 
     random: RandomSource
     request: int
@@ -47,11 +48,10 @@ class NoiseOf:
 
 
 def joint_error(verifier: Any, models: Sequence[tuple[Model, Model]], shapes: Sequence[Shape]) -> float:
-    """The largest error in the joint probability of two requests' output sequences, over all outcomes of the random
-    draws.
+    """The largest error in the joint probability of two requests' output sequences, over all random draws.
 
-    A sequence has one token more than its tree is deep; the tokens that a step does not emit are sampled from the
-    target. models: (target, draft model) of each request.
+    Each sequence is one token longer than its draft tree is deep. Tokens that the step does not emit are sampled from
+    the target. models: (target, draft model) of each request. shapes: the draft tree of each request.
     """
     emitted: dict[tuple[History, ...], float] = {}
 

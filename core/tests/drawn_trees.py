@@ -23,8 +23,11 @@ SAMPLED = None
 
 @frozen
 class Shape:
-    """The shape of a draft tree. parents: each node's parent, -1 for the root, or DEAD. tokens: SAMPLED, or the token
-    of a node that is picked deterministically."""
+    """The shape of a draft tree.
+
+    parents: each node's parent; -1 for the root, DEAD for padding.
+    tokens: for each node, SAMPLED, or the token if it is picked deterministically.
+    """
 
     parents: tuple[int, ...]
     tokens: tuple[int | None, ...]
@@ -56,7 +59,7 @@ def random_model(vocab: int, length: int, seed: int, impossible: float = 0.15) -
 
 
 def histories(tokens: list[int], parents: tuple[int, ...]) -> list[History]:
-    """For each node that has a token so far, the tokens from the root's child down to the node."""
+    """For each node whose token is known, its path: the tokens from the root's child down to the node."""
     found: list[History] = []
     for token, parent in zip(tokens, parents, strict=False):
         found.append((*(found[parent] if parent >= 0 else ()), token))
@@ -64,7 +67,7 @@ def histories(tokens: list[int], parents: tuple[int, ...]) -> list[History]:
 
 
 def draw(shape: Shape, q: Model, random: RandomSource) -> Draft:
-    """Draft as a proposer would: nodes with a fixed token from `shape`, the others sampled in order from the draft
+    """Draft as a proposer would. Nodes with a token in `shape` get it; the others are sampled in order from the draft
     model `q`."""
     tokens: list[int] = []
     rows: dict[int, np.ndarray] = {}  # of each parent with sampled children
@@ -111,10 +114,10 @@ def target_logits(target: Model, draft: Draft) -> torch.Tensor:
 
 @frozen
 class Emitted:
-    """A verifier's output over all outcomes of drafting and verification.
+    """How a verifier performs over all outcomes of drafting and verification.
 
-    error: the largest error in the probability of a sequence one token longer than the tree is deep; the tokens that a
-    step does not emit are sampled from the target.
+    error: the largest error in the probability of an output sequence one token longer than the tree is deep. Tokens
+        that the step does not emit are sampled from the target.
     num_accepted: the expected number of accepted draft tokens.
     """
 

@@ -14,8 +14,10 @@ Result = TypeVar("Result")
 
 
 class Split(Exception):  # noqa: N818
-    """Raised if a draw's outcome differs within the interval of noise of its key. Both sides of `point` are then
-    tried."""
+    """Raised when a draw's outcome depends on where in its interval the noise of `key` lies.
+
+    `enumerate_outcomes` then splits the interval at `point` and runs the step once for each half.
+    """
 
     def __init__(self, key: Hashable, point: float) -> None:
         self.key, self.point = key, point
@@ -23,10 +25,11 @@ class Split(Exception):  # noqa: N818
 
 @define
 class EnumeratingRandom:
-    """A random source that knows the noise of each draw only to lie in an interval of [0, 1).
+    """A random source for exact enumeration: a draw's noise is known only as an interval within [0, 1).
 
-    A draw inverts the cumulative weights. Its noise belongs to a key: (stream, request, node or depth). Draws with the
-    same key share their noise, as in the real source, so a verifier that uses one draw twice is detected.
+    A draw inverts the cumulative weights at its noise, and raises Split if the interval allows several outcomes. Draws
+    with the same key (stream, request, node or depth) share their noise, as in the real source, so a verifier that uses
+    one draw twice is detected.
     """
 
     intervals: dict[Hashable, tuple[float, float]] = field(factory=dict)
@@ -75,7 +78,8 @@ class EnumeratingRandom:
 
 
 def enumerate_outcomes(step: Callable[[EnumeratingRandom], Result]) -> Iterator[tuple[float, Result]]:
-    """Every (probability, result) of `step`, whose only randomness is the source that it is given."""
+    """Yield (probability, result) for every outcome of `step`, which draws only from the random source that it is
+    given."""
     pending: list[dict[Hashable, tuple[float, float]]] = [{}]
     while pending:
         intervals = pending.pop()

@@ -194,8 +194,8 @@ class Selecting(Sampling):
 
 
 class Feeling(Proposer):
-    """Drafts a flat tree of the likeliest tokens when the target's LM head is applied to the mean of all hidden states
-    so far."""
+    """Drafts a flat tree. It applies the target's LM head to the mean of all hidden states so far and drafts the tokens
+    that score highest."""
 
     def __init__(self, config, context):
         self.context = context
@@ -231,7 +231,7 @@ class Feeling(Proposer):
 
 
 class Addressing(Branching):
-    """Drafts like Branching, but also has a KV cache of its own, of which only the addresses are computed."""
+    """Drafts like Branching. Its own KV cache is reserved and addressed, but never written or read."""
 
     def propose(self, batch):
         roots = batch.root_positions.tolist()

@@ -53,10 +53,10 @@ NO_TREE = DraftTree([], [])
 class Pass:
     """One request's part of a forward pass.
 
-    num_known: tokens known before it.
+    num_known: number of known tokens (not drafts) that are computed.
     tree: the draft tokens.
     path: the draft tokens that will be accepted, in order.
-    extra_scratch: slots to reserve beyond those of the tree.
+    extra_scratch: KV-cache slots to reserve beyond those of the tree.
     """
 
     request_id: str
@@ -67,7 +67,7 @@ class Pass:
 
 
 def path_to(tree: DraftTree, node: int) -> tuple[int, ...]:
-    """The nodes from the root's child to `node`; () for the root (-1), and for dead (padding) nodes and their
+    """The nodes from the root's child to `node`. Empty for the root (-1), dead (padding) nodes and their
     descendants."""
     path: list[int] = []
     while node >= 0:
@@ -105,8 +105,10 @@ class NaiveKV:
         return self.num_blocks - sum(request.owned_blocks for request in self.requests.values())
 
     def reserve(self, request_id: str, num_tokens: int, num_scratch: int) -> bool:
-        """Reserve slots in both. Returns False if the slots do not fit in the naive model; the manager must then raise
-        CapacityError."""
+        """Reserve KV-cache slots for a request in the manager and in the naive model.
+
+        Returns False if too few blocks are free; the manager must then raise CapacityError.
+        """
         request = self.requests.get(request_id, NaiveRequest())
         if request_id not in self.requests:
             assert self.manager.admit(request_id, np.arange(num_tokens), "", ()) == 0
@@ -124,9 +126,13 @@ class NaiveKV:
         return True
 
     def run(self, passes: Sequence[Pass], *, commit: bool = True, observe: bool = True) -> list[Pass]:
-        """Reserve slots, write them and, with `commit`, accept each path. Returns the parts that fitted.
+        """Simulate a forward pass: reserve KV-cache slots, then write keys and values of known and draft tokens.
 
-        observe: after the commit, also write the groups that do not keep draft nodes.
+        commit: also accept each request's `path`.
+        observe: after that, write the known and accepted tokens of the cache groups that do not keep draft tokens, as a
+            draft model does when it observes them.
+
+        Returns the entries of `passes` for which enough blocks were free; the others are skipped.
         """
         passes = [p for p in passes if self._reserve_for(p)]
         for group, layout in enumerate(LAYOUTS):
@@ -192,7 +198,8 @@ def _fill(values: torch.Tensor, layer: int, shape: Sequence[int]) -> torch.Tenso
 
 
 def assert_matches(naive: NaiveKV) -> None:
-    """Assert that the manager agrees with the naive model: contents, addresses, free blocks, integrity."""
+    """Assert that the manager agrees with the naive model: cached values, slot addresses and the number of free blocks.
+    The manager's own integrity check must pass too."""
     manager, size = naive.manager, naive.block_size
     manager.check_integrity()
     assert manager.num_free_blocks == naive.num_free

@@ -1,4 +1,5 @@
-"""A naive verifier: it draws the target's token at each node and follows the equal child. Random batches to test on."""
+"""A naive verifier, which draws the target's token at each node and goes to the child with that token, and random test
+batches."""
 
 from __future__ import annotations
 
@@ -80,7 +81,10 @@ def is_a_chain(tree: DraftTree) -> bool:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[torch.Tensor, Draft]:
-    """Logits float32 [num_rows, vocab] without ties, some of them masked, some rows not finite, and a draft."""
+    """Random target logits and a draft.
+
+    The logits, float32 [num_rows, vocab], have no ties. Some entries are masked, and some rows are not finite.
+    """
     import attrs
 
     vocab = draw(st.sampled_from([2, 3, 5]))

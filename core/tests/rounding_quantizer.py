@@ -23,8 +23,11 @@ class RoundingConfig(QuantizationConfigMixin):
 
 @contextmanager
 def rounding_quantizer() -> Iterator[list[str]]:
-    """A context in which transformers knows the method. Yields a list of what ran: "made 2" for weights quantized on
-    load to 2 bits, "read 2" for a quantized checkpoint."""
+    """A context in which transformers knows the method.
+
+    Yields a list of events: "made 2" when weights are quantized on load to 2 bits, "read 2" when a quantized checkpoint
+    is loaded.
+    """
     ran: list[str] = []
 
     class Rounding(HfQuantizer):

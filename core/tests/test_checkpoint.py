@@ -1,4 +1,4 @@
-"""Loading a draft checkpoint into a module: every tensor goes to its name, or an error names all that does not fit."""
+"""Loading a draft checkpoint into a module: tensors are loaded by name, and one error lists all that do not fit."""
 
 from __future__ import annotations
 

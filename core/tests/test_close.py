@@ -40,8 +40,7 @@ ENDLESS = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 PROMPTS = [{"prompt_token_ids": [i, i + 1, i]} for i in range(3)]
 
 
-def nothing(*_: Any) -> None:
-    """A listener that does nothing."""
+def nothing(*_: Any) -> None: ...
 
 
 LIFE: list[str] = []

@@ -26,7 +26,8 @@ SHAPES = {
 
 @frozen
 class Deep(Shape):
-    """A shape that counts as 3 deep, the largest depth of a combined tree."""
+    """A shape that reports depth 3, the largest depth of a combined tree, so that all output sequences have equal
+    length."""
 
     @property
     def depth(self) -> int:
@@ -38,7 +39,8 @@ def deep(shape: Shape) -> Deep:
 
 
 def combined(most: int, *trees: DraftTree) -> Any:
-    """A function that drafts like `draw` and combines that draft with fixed `trees`, `most` nodes in all."""
+    """A function that drafts like `draw` and merges that draft with the fixed `trees`. The result has at most `most`
+    nodes."""
 
     def step(shape: Shape, q: Model, random: RandomSource) -> Draft:
         chosen = [Draft.from_trees([tree]) for tree in trees]

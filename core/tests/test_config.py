@@ -1,4 +1,4 @@
-"""Configurations of engines and of speculative decoding: keys, the classes that they belong to, and the hash."""
+"""Config classes of the engine and of speculative decoding: their keys, which class a key belongs to, and the hash."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def save(family: str, folder: Path) -> Path:
 
 @attrs.frozen(eq=False)
 class Stock:
-    """What transformers computes for TOKEN_IDS, each [num_tokens, width]."""
+    """Reference values that transformers computes for TOKEN_IDS, each [num_tokens, width]."""
 
     first_input: torch.Tensor
     learned_positions: torch.Tensor | int
@@ -116,7 +116,7 @@ def test_as_the_model_computes_them(family: tuple[str, Path], dtype: torch.dtype
 
 
 def check_raw(name: str, folder: Path, dtype: torch.dtype) -> None:
-    """Assert that the raw embedding and LM head differ from the scaled ones exactly by the family's factors."""
+    """Assert that `embed` and `output_head` with raw=True leave out exactly the model family's scaling and softcap."""
     target = Model(ModelSource(model=folder, device=torch.device("cpu"), dtype=dtype))
     stock = Stock.of(folder, dtype)
     head_scale, logits_scale, cap = SCALES[name][1:]
@@ -141,7 +141,7 @@ def test_raw_ends_are_without_what_the_family_adds(family: tuple[str, Path], dty
 def test_raw_ends_that_are_scaled_are_noticed(
     end: str, family: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A deliberate bug is noticed where the family scales: `embed` or `output_head` ignores `raw`."""
+    """The test detects an `embed` or `output_head` that ignores `raw`, for each family that scales there."""
     name = family[0]
     original = getattr(Model, end)
     monkeypatch.setattr(Model, end, lambda self, given, raw=False: original(self, given))

@@ -1,4 +1,4 @@
-"""Models that are no folders: what a model hub on this machine serves, and the errors where no hub can be reached."""
+"""Models given by a hub id: a local model hub serves them, or no hub can be reached and the errors say so."""
 
 from __future__ import annotations
 
@@ -40,7 +40,13 @@ for name in sys.argv[1:]:
 
 
 def ask(folder: Path, port: int, *names: str) -> list[dict[str, str]]:
-    """What `check`, the tokenizer and the draft checkpoint report of each model name, with a hub at that local port."""
+    """Run `check` on each model name, and load it as a tokenizer and as a draft checkpoint.
+
+    Returns for each name the command's output ("model") and the two error messages ("tokenizer", "draft"; None: no
+    error).
+
+    port: local port of the model hub. folder: holds the download cache.
+    """
     own = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HUB_CACHE": str(folder / "hub"), "HF_HUB_OFFLINE": "0",
            "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}  # fmt: skip
     dropped = ("TRANSFORMERS_OFFLINE", "HF_TOKEN")
@@ -61,9 +67,11 @@ def free_port() -> int:
 
 @contextmanager
 def serving(served: Path | None) -> Iterator[tuple[int, list[str]]]:
-    """Run a hub that serves the files in `served` as "some/model", or breaks off every connection if it is None.
+    """Run a local model hub that serves the files in `served` as "some/model".
 
-    Yields its port and a list that gets every request for that model.
+    If `served` is None, the hub drops every connection.
+
+    Yields the port and a list to which each request for that model is appended.
     """
     asked: list[str] = []
 

@@ -78,7 +78,7 @@ class PagedMachine(RuleBasedStateMachine):
 
     @rule(request_id=st.sampled_from([*IDS, "new"]))
     def reserve_too_much(self, request_id: str) -> None:
-        """A reservation that fails changes nothing, which `matches` checks afterwards."""
+        """A reservation that fails changes nothing; the invariant `matches` checks this afterwards."""
         blocks = self.naive.num_free + 1
         if request_id in self.naive.requests:
             blocks += self.naive.requests[request_id].owned_blocks
@@ -198,7 +198,7 @@ class LeaksABlock(Faulty):
 
 
 class SharesABlock(Faulty):
-    """A fault: returns the first request's addresses for every request of a batch."""
+    """A fault: `metadata` returns the first request's KV-cache slots for every request of a batch."""
 
     def metadata(self, request_ids: Sequence[str], starts: Sequence[int], lengths: Sequence[int]) -> Any:
         return self.inner.metadata([request_ids[0]] * len(request_ids), starts, lengths)
@@ -293,7 +293,8 @@ def test_cache_of_a_group_is_not_shared_with_another() -> None:
 
 
 def test_slots_past_what_a_request_owns_are_refused() -> None:
-    """Addresses past a request's own blocks raise CapacityError; in a batch they would be another request's."""
+    """Asking for KV-cache slots past a request's own blocks raises CapacityError. In a batch they would belong to
+    another request."""
     manager = paged(8, 4)
     manager.add_group(LAYOUTS[0])
     manager.admit("a", np.arange(5), "", ())

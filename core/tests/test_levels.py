@@ -1,4 +1,4 @@
-"""Trees grown in levels of a fixed size, padded with dead entries, are the same as trees grown without padding."""
+"""Trees grown in levels of a fixed size, padded with dead entries, equal trees grown without padding."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ Patch = pytest.MonkeyPatch
 
 
 class Stops(Stopping):
-    """Stops each request's draft at a given depth, and asserts that `rows` index the parents as `Stopping.goes_on`
-    says."""
+    """Stops each request's draft at a given depth.
+
+    Asserts that the argument `rows` of `goes_on` gives each node's parent as an index into the previous level's nodes.
+    """
 
     def __init__(self, depths: list[int]) -> None:
         self._depths, self._depth = np.array(depths), 0

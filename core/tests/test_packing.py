@@ -84,8 +84,8 @@ def test_bfloat16_is_the_same_to_the_last_bit(size: tuple[int, int], bias: bool)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_a_row_is_the_same_among_others(size: tuple[int, int], dtype: torch.dtype) -> None:
-    """A row's result is bit for bit the same whatever other rows there are, if the number of rows is a multiple of 4,
-    as the engine pads it. In bfloat16 with AMX this holds up to 32 rows."""
+    """A row's result is bit for bit the same whatever the batch's other rows are, if the number of rows is a multiple
+    of 4 (to which the engine pads). In bfloat16 with AMX this holds for up to 32 rows."""
     most = 32 if dtype == torch.bfloat16 and HAS_AMX else 64
     original = random_linear(*size, dtype)
     layer, rows = alone(original), torch.randn(most, size[0]).to(dtype)
@@ -188,14 +188,14 @@ def test_a_layer_whose_weight_is_read_stays() -> None:
 
 
 class Doubled(nn.Linear):
-    """A subclass of nn.Linear, as quantized layers are."""
+    """A subclass of nn.Linear, as quantized linear layers are. It must not be packed."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
         return linear(input, 2 * self.weight)
 
 
 class Coded(torch.Tensor):
-    """A subclass of Tensor, as quantized weights of a plain nn.Linear are."""
+    """A subclass of Tensor, as the quantized weight of a plain nn.Linear is. Such a layer must not be packed."""
 
 
 def with_coded_weight() -> nn.Linear:

@@ -93,8 +93,8 @@ def agree(plan: AttentionPlan, tensors: Tensors | None = None, window: int | Non
 
 @st.composite
 def parents(draw: Any) -> tuple[int, ...]:
-    """The parents of an empty draft, a chain, or a tree with dead (padding) nodes. Some have more than 64 nodes, the
-    bits of a word."""
+    """The parents of an empty draft, a chain, or a tree with dead (padding) nodes. Some drafts have more than 64 nodes,
+    so that a row's ancestor bits need several 64-bit words."""
     num_nodes = draw(st.sampled_from([0, 0, 1, 5, 20, 63, 64, 65, 150]))
     kind, rng = draw(st.sampled_from(["chain", "tree"])), draw(st.randoms(use_true_random=False))
     if kind == "chain":

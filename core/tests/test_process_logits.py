@@ -62,7 +62,7 @@ def test_all_tokens_stay_beside_a_request_with_top_p() -> None:
 
 
 def test_equal_logits_are_cut_alike() -> None:
-    """Under top_k, all tokens tied at the k-th place stay. Under top_p, the likeliest token stays even if its
+    """With top_k, all tokens tied at the k-th place are kept. With top_p, the likeliest token is kept even if its
     probability exceeds top_p."""
     logits = torch.tensor([[2.0, 1.0, 1.0, 0.0]])
     row = torch.tensor([0])

@@ -71,8 +71,10 @@ def test_a_name_that_is_not_the_checkpoint_s(quantized: Path, rounding: list[str
 @pytest.mark.filterwarnings("ignore")  # of transformers, about one method or another
 @pytest.mark.parametrize("method", METHODS)
 def test_whatever_a_method_lacks_here_is_a_config_error(checkpoint: Path, method: str) -> None:
-    """A method either runs or raises a ConfigError, for a missing package, hardware, option or calibration. An error of
-    the dry run is the same as that of loading."""
+    """A quantization method runs, or raises ConfigError if a package, hardware, option or calibration is missing.
+
+    If the dry run raises, loading raises the same error.
+    """
     said = refusal(dry_run, checkpoint, quantization=method)
     at_load = refusal(lambda: tokens(LLM(checkpoint, quantization=method)))
     assert said in (None, at_load)

@@ -225,8 +225,8 @@ def test_a_row_that_is_not_finite_fails_whatever_hides_it(
 
 
 def test_a_processor_that_fails_fails_its_own_rows() -> None:
-    """A logits processor that raises fails only the rows whose history it rejects. Its error is kept if that is the
-    root's row."""
+    """If a logits processor raises for some histories, only their rows of logits fail. The error message is kept if the
+    root's row is one of them."""
 
     def careless(logits: torch.Tensor, token_ids: np.ndarray) -> torch.Tensor:
         if token_ids[-1] == 3:

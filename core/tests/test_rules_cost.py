@@ -15,7 +15,7 @@ from specdec_core.sampling.process import process_logits
 
 
 class Counting(TorchDispatchMode):
-    """Records the names of the operations that torch runs inside the context."""
+    """Records the names of the torch operations that run inside the context."""
 
     def __init__(self) -> None:
         super().__init__()

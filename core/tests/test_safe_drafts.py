@@ -38,7 +38,10 @@ def draft_of(seed: int, num_changes: int) -> Draft:
 
 
 def check(draft: Draft) -> bool:
-    """Whether a draft is wrong. Asserts that the host's check agrees and that the resulting draft is safe."""
+    """Whether the check on the device finds a draft wrong.
+
+    Asserts that the check on the host agrees, and that the draft returned for further use has no invalid ids.
+    """
     safe, flag = SafeDrafts(VOCAB).of(draft)
     assert (flag.dtype, flag.shape) == (torch.bool, ())
     assert bool(flag) == is_wrong_on_the_host(draft)
@@ -184,7 +187,7 @@ def refuse() -> Any:
 
 @pytest.mark.parametrize("is_wrong", [True, False])
 def test_one_download_settles_a_doubt(is_wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The verdict and the result of the check reach the host in one copy, and a wrong draft raises."""
+    """The verdict and the result of the draft check are copied to the host together, once. A wrong draft raises."""
     given = Verdict(
         torch.tensor([[5, 6, -1], [7, -1, -1]]),
         torch.tensor([[0, 1, 1], [3, 3, 3]], dtype=torch.int32),

@@ -48,10 +48,10 @@ def request_of(name: str = "any", num_tokens: int = 5) -> Any:
 
 
 def stopped_draft(tree: TokenTree, level: float, node: float) -> Callable[[Shape, Model, RandomSource], Draft]:
-    """A function that drafts for a request whose statistics have learned that its unlikely tokens are rejected.
+    """A function that drafts with adaptive length, for a request whose unlikely draft tokens were rejected so far.
 
-    tree: the shape of a draft that is not stopped. level, node: draft_level_cost and draft_node_cost. The function's
-    attribute `drawn` collects the drafts.
+    tree: the shape of a draft that is not stopped early. level, node: draft_level_cost and draft_node_cost. The
+    function's attribute `drawn` collects the drafts.
     """
 
     def draw(shape: Shape, q: Model, random: RandomSource) -> Draft:
@@ -106,8 +106,8 @@ def test_sampled_drafts_that_stop_by_their_tokens_are_lossless(rule, tree, monke
 
 @pytest.mark.parametrize(("rule", "tree"), CASES)
 def test_a_stop_by_a_nodes_own_token_is_noticed(rule, tree, monkeypatch):
-    """A deliberate bug biases the output: unlikely sampled tokens are dropped at the end, as only deterministic ones
-    may be."""
+    """A deliberate bug biases the output: finished drafts lose unlikely sampled tokens. Only tokens picked
+    deterministically may be dropped by their own probability."""
     of = Nodes.of
 
     def all_chosen(draft: Draft) -> Nodes:
@@ -275,7 +275,7 @@ def test_a_draft_that_is_always_right_is_never_stopped():
 
 @pytest.mark.parametrize("right", [0.3, 0.6, 0.9])
 def test_drafts_are_about_as_long_as_pays(right):
-    """Adaptive drafts reach 90% of the tokens per cost of the best fixed length at this acceptance rate."""
+    """Adaptive drafts yield at least 90% of the tokens per unit of cost that the best fixed draft length yields."""
     level, node = 0.15, 0.02
     counts = Simulated(stop_at(level, node), budget=10).steps(200, right)[50:]
     reached = (counts[:, 1] + 1).sum() / (1 + (level + node) * counts[:, 0]).sum()
@@ -338,8 +338,8 @@ def test_drafts_of_one_node_are_measured_too():
 
 @pytest.mark.parametrize(("level_s", "num_levels"), [(0.9, 4), (1.5, 4), (2.5, 0)])
 def test_requests_share_the_cost_of_a_level(level_s, num_levels):
-    """Three requests share the cost of a draft level: all draft as long as it takes less than one forward pass of the
-    target."""
+    """Three requests share the cost of a draft level: all go on drafting as long as a level takes less time than one
+    forward pass of the target."""
     stop = DraftStop(DraftStopConfig(adaptive_draft_length=True), 3, forwards_roots=True)
     requests = [request_of(name) for name in "abc"]
     for request in requests:

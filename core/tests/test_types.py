@@ -55,7 +55,7 @@ MAKERS: dict[str, Callable[[Any], Draft]] = {
 
 
 class Downloads(TorchFunctionMode):
-    """Counts reads of tensors on the meta device. data: (tensor, the values to return for it)."""
+    """Counts reads of values of tensors on the meta device. data: (tensor, the values that reading it returns)."""
 
     READ = (torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.__bool__)
 

@@ -114,7 +114,8 @@ def test_chosen_verifier_is_lossless_on_random_trees(seed: int) -> None:
 
 
 class Walker:
-    """Walks down the tree. `step` returns the token to emit at a node and the child to go to (None: stop)."""
+    """A verifier that walks down the tree. `step` returns the token to emit at a node, and the child to go to or None
+    to stop."""
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         tree, node, tokens, rows = draft.tree(0), -1, [], []

@@ -34,7 +34,8 @@ LATENT = {
 
 
 def tiny_model(model_type: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
-    """A model of that type with random biases and norms, too. options: of its configuration."""
+    """A random model of that transformers type, with random biases and norms too. options: fields of its
+    configuration."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""Deliberate faults in the tokens before a row of logits (its history), which tests must detect."""
+"""Deliberate bugs in computing the tokens before a row of logits (its history), which tests must detect."""
 
 from __future__ import annotations
 

@@ -180,8 +180,8 @@ def _build_context(num_speculative_tokens: int, state: Any) -> BuildContext:
 
 
 def _observe(proposer: Proposer, requests: Sequence[RequestView]) -> None:
-    """Call `observe` as after a prefill of all tokens but each request's last one, without hidden states. Requests of
-    one token are left out."""
+    """Call `observe` as after a prefill of every token but each request's last one, without hidden states. Requests of
+    one token have nothing to observe and are left out."""
     seen = [request for request in requests if len(request.token_ids) > 1]
     if not seen:
         return

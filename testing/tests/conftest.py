@@ -1,4 +1,4 @@
-"""Inverts the kit test that must notice a broken proposer's fault: its failure counts as success."""
+"""For broken proposers, inverts the kit test that must detect the fault: it counts as passed if it fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the tests with a variant (a further proposer that the same kit test must notice), keep only that kit test."""
+    """A broken proposer marked is_variant runs only the kit test that must detect it. Its other kit tests are
+    removed."""
     cases = [getattr(getattr(item, "cls", None), "case", None) for item in items]
     items[:] = [
         item

@@ -1,5 +1,5 @@
-"""The kit's checks: each fails for a proposer with its fault (which conftest.py turns into a success), and passes for
-all others."""
+"""The kit's checks: each fails for proposers with its fault and passes for all others. conftest.py counts the expected
+failures as successes."""
 
 from __future__ import annotations
 

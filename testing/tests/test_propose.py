@@ -16,7 +16,8 @@ class EchoConfig:
 
 
 class Echo(Proposer):
-    """Drafts copies of the token `echo_back` places before the last one, or with `echo_sampled` samples every token."""
+    """Drafts copies of the token `echo_back` positions before the last one. With `echo_sampled`, samples random tokens
+    instead."""
 
     def __init__(self, config, context):
         self.config, self.context = config, context

@@ -18,7 +18,7 @@ class LedgerConfig:
 
 @define(eq=False)
 class Page:
-    """What was observed of one request so far."""
+    """The tokens and hidden states of one request that were observed so far."""
 
     token_ids: list[int] = field(factory=list)
     features: list[torch.Tensor] = field(factory=list)  # [hidden] of each token

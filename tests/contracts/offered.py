@@ -8,7 +8,7 @@ from specdec_core import KVManagerSpec, Plugins, ProposerSpec, VerifierSpec
 
 
 class Offered:
-    """Stands in for `Plugins`. Specs given here replace installed ones of the same kind and name."""
+    """Stands in for `Plugins`. The plugin specs given here replace installed ones of the same kind and name."""
 
     def __init__(self, *specs: ProposerSpec | VerifierSpec | KVManagerSpec) -> None:
         self._installed = Plugins.load()

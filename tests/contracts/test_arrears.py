@@ -1,7 +1,7 @@
 """Late observations: requests for which drafting is turned off for a while.
 
 The engine keeps the target's hidden states of such a request. The proposer sees them all at once before its next draft.
-If they were dropped instead, it does not draft for the request any more.
+If the engine has dropped them instead, the proposer is not asked to draft for that request again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def pages(llm: Any, prompts: list[list[int]] = PROMPTS) -> list[Page]:
 
 
 def assert_alike(found: list[Page], expected: list[Page]) -> None:
-    """Compare observed tokens and hidden states, as far as both records go.
+    """Compare observed tokens and hidden states, up to the end of the shorter record.
 
     The last tokens of a request are never observed if drafting is turned off at its end.
     """

@@ -33,7 +33,7 @@ class Ran:
 def run(target: Path, method: str | None, patch: pytest.MonkeyPatch, *, is_read: bool = True, **options: Any) -> Ran:
     """Run four requests to their end; return outputs, step reports and drafts.
 
-    method: of drafting; None: plain decoding.
+    method: the drafting method; None: plain decoding.
     is_read: whether the engine reads drafts on the host. Otherwise it checks them on their device.
     options: sampling parameters, and `verifier`.
     """
@@ -78,8 +78,8 @@ def run(target: Path, method: str | None, patch: pytest.MonkeyPatch, *, is_read:
 def test_chosen_as_in_plain_decoding(
     target: Path, monkeypatch: pytest.MonkeyPatch, method: str, temperature: float, is_read: bool
 ) -> None:
-    """With the verifier "chosen", outputs equal plain decoding's for the same seeds, although draft tokens are
-    sampled."""
+    """With the verifier "chosen", outputs equal plain decoding's for the same seeds, although draft tokens are sampled.
+    That verifier samples the target's own tokens and accepts the draft tokens that equal them."""
     plain = run(target, None, monkeypatch, temperature=temperature)
     found = run(target, method, monkeypatch, is_read=is_read, verifier="chosen", temperature=temperature)
     assert found.outputs == plain.outputs

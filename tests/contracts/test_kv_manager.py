@@ -217,7 +217,7 @@ def reserve_without_admission(patch: pytest.MonkeyPatch) -> None:
 
 
 class _Admitting:
-    """A KV manager whose `admit` does nothing: the real one is not called, and no token is found in its cache."""
+    """A KV manager whose `admit` never calls the real one, and returns 0 (no cached tokens)."""
 
     def __init__(self, kv: Any) -> None:
         self._kv = kv

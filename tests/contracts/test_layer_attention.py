@@ -1,5 +1,5 @@
-"""The attention that a proposer's own layers call: outputs of some rows, sliding windows, softcaps, sinks, `store`
-alone."""
+"""Attention as a proposer's own layers call it: for selected query rows only, with sliding windows, softcaps or sinks,
+or `store` without attention."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class Layered(Proposer):
         self.config, self.attention, self.device = config, context.attention, context.device
 
     def observe(self, observation: Observation) -> None:
-        """Store keys and values in all layers, then check attention at each request's last token with all features in
-        ASKED."""
+        """Store keys and values in all layers. Then check the attention output of each request's last token, with each
+        set of attention features in ASKED."""
         token_ids, positions = observation.token_ids, observation.positions
         lengths = np.diff(observation.offsets).tolist()
         starts: Any = torch.tensor(observation.starts) if self.config.starts_are_tensors else observation.starts
@@ -119,7 +119,8 @@ class Layered(Proposer):
 
 
 class WithLayers:
-    """The installed plugins and the proposer `Layered`. has_kernels: use the installed operations, not core's own."""
+    """The installed plugins and the proposer `Layered`. has_kernels: use the installed plugins' operations (kernels)
+    instead of core's reference."""
 
     def __init__(self, has_kernels: bool) -> None:
         self._installed, self._has_kernels = Plugins.load(), has_kernels

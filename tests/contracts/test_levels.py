@@ -62,8 +62,8 @@ class Config:
 
 
 class Levels(Proposer):
-    """Drafts from the tokens alone, and runs its draft tokens through one attention layer whose outputs are all
-    known."""
+    """Drafts as a function of the tokens alone. Its draft tokens also pass through one attention layer, whose outputs
+    are checked."""
 
     def __init__(self, config: Config, context: Any) -> None:
         self.config, self.attention = config, context.attention
@@ -126,7 +126,8 @@ class Levels(Proposer):
 
 
 class WithLevels:
-    """The installed plugins and the proposer `Levels`. has_kernels: use the installed operations, not core's own."""
+    """The installed plugins and the proposer `Levels`. has_kernels: use the installed plugins' operations (kernels)
+    instead of core's reference."""
 
     def __init__(self, has_kernels: bool) -> None:
         self._installed, self._has_kernels = Plugins.load(), has_kernels

@@ -25,8 +25,8 @@ class Config:
 
 
 class Checking(Proposer):
-    """Drafts what followed the last token's previous occurrence; compares each observation with the requests' own
-    tokens."""
+    """Drafts the tokens that followed the previous occurrence of the request's last token. Compares each observation
+    with the requests' own tokens."""
 
     def __init__(self, config: Config, context: Any) -> None:
         self.config, self.device = config, context.device
@@ -106,7 +106,8 @@ def test_host_and_device_say_the_same(folder: Any) -> None:
 
 
 def test_nothing_is_fetched(folder: Any, monkeypatch: Patch) -> None:
-    """Reading `following_token_ids` and the host's counts of an observation copies no tensor to the host."""
+    """Reading `following_token_ids`, or the counts of an observation that are on the host, copies no tensor from the
+    device."""
     observation_of = observer.observation_of
     num_made = 0
 

@@ -90,7 +90,7 @@ GUESS = ProposerSpec(
 
 
 class Used:
-    """An operation that counts its calls."""
+    """A stand-in for an operation (by default attention), which counts its calls."""
 
     def __init__(self, function: Callable[..., Any] = attention_by_bits) -> None:
         self.function, self.num_calls = function, 0
@@ -102,7 +102,7 @@ class Used:
 
 @pytest.fixture
 def offering(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plugins]:
-    """A function (*specs) -> the installed plugins without `kernels`, and one made-up plugin for each spec.
+    """A function (*specs) -> the installed plugins without `kernels`, and a made-up plugin for each given OpsSpec.
 
     On a CPU, that plugin's hook `specdec_ops` returns the spec.
     """
@@ -267,7 +267,8 @@ def test_a_fault_is_noticed(fault: Any, llama: Path, plain: list, offering: Any)
     "features", [{}, {"window": 3}, {"softcap": 0.7}, {"sinks": torch.linspace(-1, 2, 4)}], ids=str
 )
 def test_each_call_agrees_with_the_reference(features: dict, llama: Path, plain: list, offering: Any) -> None:
-    """With each feature, every attention call of an engine that drafts trees gives what the reference gives."""
+    """With each attention feature, every attention call of an engine that drafts trees returns what the reference
+    returns."""
 
     num_words: set[int] = set()
 
@@ -321,8 +322,8 @@ CONTEXT = OpsContext(torch.device("cpu"), torch.float32, KVLayout(2, 1, 64, 64, 
 
 
 def test_features_are_told_apart(offering: Any) -> None:
-    """Two plugins can share a model's layers: here, one takes those without features, one those with a window. The
-    reference takes the rest."""
+    """Two plugins can serve one model's attention: here one takes calls without features, the other one those with a
+    sliding window. Core's reference takes the rest."""
     whole, windowed = Used(lambda *args, **features: "whole"), Used(lambda *args, **features: "windowed")
     plugins = offering(
         OpsSpec(1, {"paged_attention": whole}, lambda name, context: not context.features),

@@ -1,4 +1,4 @@
-"""A proposer's `build` reuses what its `plan` found: no draft file is read twice, and vocabularies are compared
+"""A proposer's `build` reuses what its `plan` loaded before: no draft file is read twice, and vocabularies are compared
 once."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_a_head_is_read_once(method: str, tmp_path: Path, monkeypatch: Patch) ->
 
 
 class Forgetful(Plugins):
-    """Plugins with a fault: `build` calls `plan` again instead of using what it found."""
+    """The installed plugins with a fault: `build` calls `plan` again instead of using the first call's `state`."""
 
     def proposer(self, name: str) -> Any:
         spec = super().proposer(name)

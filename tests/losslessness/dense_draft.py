@@ -30,7 +30,8 @@ class DenseDraft:
 
     @torch.inference_mode()
     def read(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Compute the target's hidden states for a request's whole text. Those of a prefix are their first rows."""
+        """Compute the target's hidden states for a request's whole text, and keep them. Their first n rows are those of
+        the text's first n tokens."""
         states = self.target(torch.tensor([list(token_ids)]), output_hidden_states=True, use_cache=False).hidden_states
         self.features[request_id] = torch.cat([states[i][0] for i in (1, 2, -1)], dim=-1).double()
 
@@ -135,8 +136,8 @@ def turned(heads: torch.Tensor) -> torch.Tensor:
 
 
 def drawn(random: CounterRandom, probs: torch.Tensor, node: int) -> tuple[int, bool]:
-    """Draw a node's token from probs [vocab] with the engine's random numbers. Returns it, and whether probabilities
-    that differ by PROBABILITY_MARGIN would give the same."""
+    """Draw a node's token from probs [vocab] with the engine's random numbers. Returns the token, and whether it stays
+    the same if probabilities change by PROBABILITY_MARGIN."""
     request, nodes = torch.zeros(1, dtype=torch.int64), torch.tensor([node])
     token = int(random.categorical(probs.unsqueeze(0), Stream.DRAFT, request, nodes))
     end = float(probs[: token + 1].sum())

@@ -1,4 +1,5 @@
-"""What the method `draft_model` must draft, computed by transformers over whole paths, without a KV cache."""
+"""What the method `draft_model` must draft, computed by transformers without a KV cache, each time over the whole text
+and the tree path behind it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def with_window(llama: LlamaForCausalLM, window: int) -> MistralForCausalLM:
 
 
 class Reader:
-    """A model that computes the logits after texts without a KV cache, and keeps them."""
+    """A model that computes logits without a KV cache. Logits are cached by text."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -67,9 +68,9 @@ class Words:
 class DraftModelFromScratch:
     """Called with a recorded draft, it returns the draft that was expected.
 
-    shape: of the tree.
-    is_sampled: above temperature 0, draft tokens are sampled. Those recorded are then taken over, and only their
-        probabilities are computed.
+    shape: the shape of the draft tree.
+    is_sampled: above temperature 0, draft tokens are sampled. The recorded tokens are then taken as given, and only
+        their probabilities are computed.
     words: how the vocabularies correspond; None: they are equal.
     window: how many positions each token attends to; None: all.
     """

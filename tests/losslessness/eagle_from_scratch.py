@@ -28,12 +28,12 @@ Path_ = tuple[int, ...]
 class EagleFromScratch:
     """Called with a recorded draft, it returns the draft that was expected.
 
-    taps: indices of transformers' hidden states; [-1]: EAGLE, others: EAGLE-3.
-    shape: of static trees; None: trees are dynamic, with top_k and depth.
-    is_sampled: above temperature 0, draft tokens are sampled. Those recorded are then taken over, and only their
-        probabilities are computed.
-    context_tokens: so many of the request's latest tokens that the head's vocabulary lacks can be drafted, too. Draft
-        probabilities are then over the target's vocabulary.
+    taps: indices of transformers' hidden states that the head reads; [-1]: EAGLE, others: EAGLE-3.
+    shape: the shape of static trees; None: trees are dynamic, with top_k and depth.
+    is_sampled: above temperature 0, draft tokens are sampled. The recorded tokens are then taken as given, and only
+        their probabilities are computed.
+    context_tokens: how many tokens outside the head's vocabulary can also be drafted, the latest ones in the request's
+        text. If it is set, draft probabilities are over the target's vocabulary.
     window: how many positions each token attends to; None: all.
     """
 
@@ -143,7 +143,8 @@ class EagleFromScratch:
     def _dynamic(
         self, drafted: Drafted, after: Callable[[Path_], torch.Tensor], tensors: dict[str, torch.Tensor]
     ) -> Expected:
-        """The expected dynamic tree. is_clear: slightly other log-probs would give the same nodes in the same order."""
+        """The expected dynamic tree. Its is_clear is true if slightly different log-probs give the same nodes in the
+        same order."""
 
         def next_log_probs(path: Path_) -> dict[int, float]:
             log_probs = after(path).log_softmax(dim=-1)

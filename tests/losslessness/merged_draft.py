@@ -31,7 +31,8 @@ class MergedDraft(RandomTree):
 
 
 def looked_up(request: RequestView) -> list[int]:
-    """The tokens that followed the previous occurrence of the request's last token; empty if it is new."""
+    """The tokens that followed the previous occurrence of the request's last token; empty if there is no previous
+    one."""
     *before, root = request.token_ids.tolist()
     last = max((i for i, token in enumerate(before) if token == root), default=len(before))
     return before[last + 1 :][:CHAIN_LEN]

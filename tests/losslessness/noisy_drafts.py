@@ -38,7 +38,8 @@ def save_words(folder: Path, words: Sequence[str]) -> None:
 
 
 def save_in_other_words(target: Path, folder: Path, target_words: Sequence[str], words: Sequence[str]) -> Path:
-    """Save a noisy draft with a tokenizer of other words. It has two more embeddings than that has tokens."""
+    """Save a noisy draft whose tokenizer has the tokens `words`, not target_words. Its embedding matrix has two rows
+    more than the tokenizer has tokens."""
     ids = [target_words.index(word) if word in target_words else None for word in words]
     save_words(save_noisy(target, folder, [*ids, None, None]), words)
     return folder

@@ -1,5 +1,5 @@
-"""Test cases for sampling parameters, made from a model's outputs without them, so that each parameter changes
-these."""
+"""Test cases for sampling parameters. They are made from the outputs without these parameters, so that each parameter
+changes the outputs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ NAMES = (
 class Case:
     """Sampling parameters whose effect is tested.
 
-    asked: the parameters.
-    without: parameters of the run to compare with.
+    asked: the parameters under test.
+    without: the sampling parameters of the baseline run.
     """
 
     asked: dict[str, Any]
@@ -52,7 +52,8 @@ def lean_on_history(logits: torch.Tensor, token_ids: np.ndarray) -> torch.Tensor
 
 
 def cases(outputs: Sequence[Sequence[int]], tokenizer: Any) -> dict[str, Case]:
-    """{name: case}. outputs: token ids that the model generates without the parameters."""
+    """{name: test case} for each sampling parameter, and for all together. outputs: token ids that the model generates
+    without these parameters."""
     common = [token for token, _ in Counter(t for output in outputs for t in output).most_common(6)]
     stops = [output[3] for output in outputs]
     alone = {

@@ -1,4 +1,5 @@
-"""A test proposer that drafts as EAGLE does, with random weights, and uses all that the contract offers learned drafts.
+"""A test proposer that drafts as EAGLE does, with random weights. It uses every feature of the contract for learned
+drafts.
 
 Entry i of its KV cache is computed from the embedding of token i + 1 and the target's features of token i, at rotary
 position i. Its drafts depend only on a request's tokens, seed and temperature, so they can be recomputed from scratch.
@@ -66,8 +67,8 @@ class Probe(Proposer):
         self.free.append(self.rows.pop(request.id))
 
     def observe(self, observation: Observation) -> None:
-        """Store the entries of tokens that became final. Rows past num_valid go to scratch slots, which are written
-        again before they are read."""
+        """Store the KV-cache entries of tokens that became final. Entries past num_valid are overwritten before they
+        are read."""
         assert len(observation.requests) <= self.context.max_num_seqs
         offsets = np.array(observation.offsets)
         counts = np.diff(offsets)
@@ -179,8 +180,7 @@ class Probe(Proposer):
         weights: list[torch.Tensor],
         sets: np.ndarray,
     ) -> Draft:
-        """Make the Draft: of each tree the first nodes, as many as max_draft_tokens allows, whatever their tokens
-        are."""
+        """Make the Draft from each tree's first nodes, as many as max_draft_tokens allows."""
         counts = [min(len(tree), most) for tree, most in zip(trees, batch.max_draft_tokens, strict=True)]
         requests = np.repeat(np.arange(len(trees)), counts)
         nodes = np.concatenate([np.arange(n) for n in counts])

@@ -20,8 +20,8 @@ Patch = pytest.MonkeyPatch
 
 
 def _change_metadata(patch: Patch, during: str, change: Callable[..., tuple[Any, ...]]) -> None:
-    """Change the slot intervals of forward passes in one of the proposer's methods. during: its name. change:
-    (requests, starts, lengths) -> the same three, changed."""
+    """Change which KV-cache slots forward passes use in one of the proposer's methods. during: the method's name.
+    change: a function (requests, starts, lengths) -> these three arguments of `metadata`, changed."""
     metadata, method = PagedAttention.metadata, getattr(Probe, during)
     within = []
 

@@ -27,7 +27,7 @@ def shape_of(seed: int, root_position: int) -> list[int]:
 
 @frozen(eq=False)
 class Level:
-    """The nodes (draft tokens) of one depth in all trees of a batch, tree by tree. All arrays are int64 [n]."""
+    """The nodes (draft tokens) at one depth of all trees in a batch, ordered by tree. All arrays are int64 [n]."""
 
     requests: np.ndarray  # index in the batch
     nodes: np.ndarray  # index in the request's tree

@@ -187,7 +187,7 @@ def grow_tree(
 
 
 def with_dead_tail(rng: np.random.Generator, tree: DraftTree, num_nodes: int, vocab_size: int) -> DraftTree:
-    """Extend the tree with dead (padding) nodes to num_nodes. Some of them have the one before as their parent."""
+    """Pad the tree to num_nodes with dead nodes. Some of these are children of the dead node before them."""
     length = len(tree.token_ids)
     hanging = [i - 1 if i > length and rng.random() < 0.3 else DEAD for i in range(length, num_nodes)]
     more = rng.integers(vocab_size, size=len(hanging)).tolist()
@@ -195,8 +195,8 @@ def with_dead_tail(rng: np.random.Generator, tree: DraftTree, num_nodes: int, vo
 
 
 def salted(tree: DraftTree, token: int, right: Sequence[int]) -> DraftTree:
-    """Put `token` at the last node where it does not change how far the tree follows `right` (the right
-    continuation)."""
+    """Replace the last token of the tree that can become `token` without changing `num_right`. If there is none, the
+    tree is returned as it is."""
     for node in reversed(range(len(tree.token_ids))):
         changed = DraftTree([*tree.token_ids[:node], token, *tree.token_ids[node + 1 :]], tree.parents)
         if num_right(changed, right) == num_right(tree, right):

@@ -1,5 +1,5 @@
-"""Engine runs in which everything happens to drafts: chunked prompts, draft tokens rejected or accepted in part or in
-full, requests preempted or cancelled."""
+"""Engine runs that cover all that can happen to drafts: prompts are chunked, draft tokens rejected or accepted in part
+or in full, requests preempted or cancelled."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Outcome:
 
 
 def with_common_beginnings(asked: list[Asked]) -> list[Asked]:
-    """The requests, with prompts that share one of three beginnings and part within a block or at its end."""
+    """The requests, with prompts that share one of three prefixes and diverge within a block or at its end."""
     beginnings = reference.prompts(VOCAB_SIZE, [12, 16, 17], seed=5)
     return [
         attrs.evolve(request, prompt=[*beginnings[i % 3], *request.prompt[: 1 + i % 9]])
@@ -89,7 +89,7 @@ def run(
     is_off: Callable[[Any], bool] | None = None,
     **speculative_config: Any,
 ) -> Outcome:
-    """Run requests that come at random, and cancel some. The verifier is "chosen", so outputs must equal plain
+    """Run requests that arrive at random steps, and cancel some. The verifier is "chosen", so outputs must equal plain
     decoding's.
 
     is_off: whether drafting is turned off for a request in a step.
@@ -147,7 +147,7 @@ def plain_outputs(model_dir: Path, asked: list[Asked]) -> list[list[int]]:
 
 
 def check_outputs(outcome: Outcome, asked: list[Asked], plain: list[list[int]]) -> None:
-    """Assert that outputs are plain decoding's, or for cancelled requests its beginning."""
+    """Assert that each output equals plain decoding's, or is a prefix of it if the request was cancelled."""
     for request_id, i in outcome.index_of.items():
         output = outcome.texts[request_id][len(asked[i].prompt) :]
         assert output == plain[i][: len(output)]
@@ -214,7 +214,7 @@ def mismatches(
 
 
 def accepted_path(drafted: Drafted, text: list[int]) -> tuple[int, bool]:
-    """How many of a tree's tokens, along one path, are in the text, and whether the last of these has no children."""
+    """The length of the tree path that the text follows, and whether this path ends at a leaf."""
     node, depth = -1, 0
     for token in text[len(drafted.history) :]:
         children = [j for j, parent in enumerate(drafted.parents) if parent == node]

@@ -1,4 +1,4 @@
-"""A test proposer that samples, with core's DraftBuilder, from a table of the target's logits with changes."""
+"""A test proposer that samples draft tokens, with core's DraftBuilder, from a table of perturbed target logits."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ TABLE: dict[int, torch.Tensor] = {}
 class TableConfig(DraftSamplingConfig):
     """Options of the proposer.
 
-    quality: "good": the table with a little noise; "bad": noise alone; "adversarial": the negative of the table.
+    quality: of the draft logits. "good": the target's with a little noise; "bad": noise alone; "adversarial": the
+        target's, negated.
     widths: children per node, level by level.
     dead_tails: fill every other draft with dead (padding) nodes up to max_draft_tokens.
-    sparse: each row of `q` names its token ids (`q_ids`).
+    sparse: each row of `q` has probabilities of a few tokens only, whose ids are in `q_ids`.
     """
 
     quality: str = field(default="good", validator=one_of("good", "bad", "adversarial"))

@@ -59,7 +59,7 @@ CONFIGS = {
 
 
 def without_a_part(folder: Path) -> None:
-    """Replace the weights by an index that names a missing file."""
+    """Replace the weights file by a shard index that names a missing file."""
     (folder / "model.safetensors").unlink()
     index = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))

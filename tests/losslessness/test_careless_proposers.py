@@ -138,8 +138,8 @@ def outcome(
 
 @contextmanager
 def untouched(engine: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A context for one step. If it fails, it must emit no token, move no keys or values, and write only to the
-    KV-cache slots of its own forward pass."""
+    """A context manager for one step. If the step fails, it must emit no token, move no keys or values, and write only
+    to the KV-cache slots of its own forward pass."""
     kv, requests = engine.kv, list(engine._requests.values())
     lengths = [request.num_tokens for request in requests]
     before = [storage.clone() for group in kv._groups for storage in (group.keys, group.values)]
@@ -206,8 +206,8 @@ def sparse(q_ids: Any = None, **changes: Any) -> Draft:
 
 
 def a_chain(parents: list[int], **changes: Any) -> Draft:
-    """The valid draft as chains of deterministic nodes, of which the first three belong to the first request. parents:
-    [5]."""
+    """The valid draft as chains of deterministic nodes, the first three of which belong to the first request. parents:
+    the five nodes' parents."""
     parents = torch.tensor(parents, dtype=torch.int32)
     return with_changes(parents=parents, q=None, q_rows=None, is_chain=True, **changes)
 
@@ -352,8 +352,8 @@ def test_a_doubt_that_nobody_settles_is_noticed(outcome: Any, monkeypatch: pytes
 
 
 def test_a_draft_that_is_not_made_safe_is_noticed(engine: Any, outcome: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: without the check on the device, a token id past the vocabulary raises IndexError in the
-    embedding."""
+    """Negative control: if the check on the device leaves a malformed draft as it is, a token id past the
+    vocabulary raises IndexError in the embedding."""
     of = SafeDrafts.of
     monkeypatch.setattr(SafeDrafts, "of", lambda drafts, draft, **more: (draft, of(drafts, draft, **more)[1]))
     with pytest.raises(IndexError):

@@ -92,7 +92,7 @@ def test_late_observations_make_no_difference(kv_manager: str, probed_model: Pat
 
 
 class Seen:
-    """What `is_off` reads of a request, as it was when it drafted."""
+    """The attributes of a request that `is_off` reads, as they were when a draft was recorded."""
 
     def __init__(self, drafted: Any) -> None:
         self.num_tokens, self.seed = len(drafted.history), drafted.seed

@@ -213,8 +213,8 @@ def tells_another_pairing(patch: pytest.MonkeyPatch) -> None:
 
 
 def draws_from_all_its_tokens(patch: pytest.MonkeyPatch) -> None:
-    """A fault: tokens that the target lacks are sampled, too, and become its token 0, while `q` covers only the
-    others."""
+    """A fault: the draft also samples tokens that the target lacks, as the target's token 0, although `q` covers only
+    the shared tokens."""
     by_text, propose = SharedVocabulary.by_text, DraftModelProposer.propose
     found: list[SharedVocabulary] = []
 

@@ -85,8 +85,8 @@ def asked() -> list[Asked]:
 def drafted_by(
     draft: Path, shape: TokenTree, method: str, target: Path, asked: list[Asked], num_kv_blocks: int = 44, **more: Any
 ) -> Outcome:
-    """Run the requests with a draft model. method: draft_sample_method. more: see `run`. While more than 7 requests
-    run, steps have no drafts."""
+    """Run the requests with a draft model. method: the option draft_sample_method. more: keywords of `run`. Drafting is
+    turned off in steps with more than 7 requests."""
     return run(
         target,
         asked,
@@ -262,7 +262,8 @@ def counts_what_was_never_forwarded(patch: Patch) -> None:
 
 
 def forgets_plain_steps(patch: Patch) -> None:
-    """A fault: tokens generated since the last draft are all taken for its accepted nodes."""
+    """A fault: all tokens generated since a request's last draft count as accepted tokens of that draft, even those of
+    steps without drafts."""
     propose = DraftModelProposer.propose
 
     def infer(self: Any, batch: Any) -> Any:

@@ -1,4 +1,5 @@
-"""EAGLE heads in an engine draft what the references draft from scratch, whatever became of earlier drafts."""
+"""EAGLE heads in an engine draft what the references draft from scratch, whether earlier draft tokens were accepted or
+not."""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ def drafted_by(head: TinyHead, method: str, way: str, target: Path, asked: list[
 
 
 def from_scratch(head: TinyHead, method: str, way: str, target: Path, **options: Any) -> EagleFromScratch:
-    """The reference for a method and a way to draft. options: context_tokens, window."""
+    """The reference implementation of a method. way: how it drafts, such as "sampled chain" or "dynamic tree". options:
+    context_tokens, window."""
     kind: dict[str, Any] = (
         DYNAMIC if way == "dynamic tree" else {"shape": TREE if "tree" in way else TokenTree.chain(6)}
     )

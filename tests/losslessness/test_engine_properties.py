@@ -80,7 +80,8 @@ def alone(wishes: list[Wish], make_engine: Any) -> dict[tuple[Wish, int], Outcom
 
 
 def wrong_ones(completions: list[traffic.Completion], alone: dict[tuple[Wish, int], Outcome]) -> list[Any]:
-    """The completions that differ from the same ones run alone. Cancelled ones must be their beginning."""
+    """The completions that differ from those of the same requests run alone. A cancelled completion must be a
+    prefix."""
     wrong = []
     for each in completions:
         token_ids, reason = alone[each.wish, each.index]
@@ -95,7 +96,7 @@ def wrong_ones(completions: list[traffic.Completion], alone: dict[tuple[Wish, in
 
 
 def held_for_nobody(engine: Any) -> list[Any]:
-    """What an engine without requests still holds of any; empty if nothing leaked."""
+    """Non-empty containers in which an engine without requests holds state of requests; empty if nothing leaked."""
     kept: list[Any] = [engine._requests, engine._scheduler.running, engine._scheduler.waiting, engine._news]
     kept += [engine._cancelled, engine.kv._pool._tables, engine.kv._num_final]
     kept += [vars(drafter.proposer.proposer).get("seen") for drafter in engine._speculation.drafters]
@@ -104,7 +105,7 @@ def held_for_nobody(engine: Any) -> list[Any]:
 
 @pytest.fixture
 def send(wishes: list[Wish], alone: dict, make_engine: Any) -> Callable[..., Traffic]:
-    """A function (method, num_requests) -> the Traffic after it ran. Drafts of random_tree contain the right
+    """A function (method, num_requests) -> the Traffic after its run. The trees of random_tree contain the right
     continuation."""
     random_tree.TRUTH.update((wish.prompt, token_ids) for (wish, index), (token_ids, _) in alone.items() if index == 0)
 

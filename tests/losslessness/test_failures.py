@@ -103,8 +103,8 @@ def healthy_prompts(tiny_models: dict) -> tuple[list[list[int]], list[list[int]]
 def test_logits_that_are_not_finite_fail_their_own_request_only(
     method: str | None, poisoned: Path, healthy_prompts: tuple, make_llm: Any, generate: Any
 ) -> None:
-    """Outputs are right in requests beside one with NaN logits, and in requests that get its blocks afterwards. Blocks
-    are few, so that all are used again."""
+    """Requests that run beside one with NaN logits, or get its KV blocks afterwards, have the right outputs. There are
+    few blocks, so that all are reused."""
     prompts, expected = healthy_prompts
     random_tree.TRUTH.update(zip(map(tuple, prompts), expected, strict=True))
     llm = make_llm(poisoned, method, num_kv_blocks=48, block_size=4)

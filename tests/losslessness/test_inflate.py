@@ -31,7 +31,7 @@ NESTED = {"eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The folders of a target with drafts in it ("shallow"), and of its deeper copy ("deep")."""
+    """The folders of a target that contains EAGLE and EAGLE-3 drafts ("shallow"), and of its deeper copy ("deep")."""
     folder = tmp_path_factory.mktemp("inflated")
     shallow = save_talkative_model(folder / "shallow", certainty=1, num_hidden_layers=NUM_LAYERS)
     sizes = Target(32, VOCAB_SIZE, NUM_LAYERS, embedding_rms=1.2, feature_rms=1.0)

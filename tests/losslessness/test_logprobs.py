@@ -40,8 +40,8 @@ def differ(temperature: float = 0.8, **asked: Any) -> list[SamplingParams]:
 
 
 def check(position: dict[int, Logprob], token_id: int, number: int, logits: torch.Tensor) -> None:
-    """Compare one position's logprobs with logits [vocab]. token_id: its own token. number: of logprobs asked for; -1:
-    all."""
+    """Compare one position's logprobs with logits [vocab]. token_id: the token at that position. number: how many
+    logprobs were requested; -1: all."""
     logprobs = logits.log_softmax(-1)
     number = len(logits) if number < 0 else number
     best = logprobs.topk(number)

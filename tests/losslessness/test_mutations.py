@@ -123,8 +123,8 @@ WRONG_COMPUTATION: list[Callable[[Patch], None]] = [
 
 @pytest.fixture
 def continuations(model_dir: Any, make_llm: Any, prompts: list, generate: Any) -> Callable[..., list]:
-    """A function (method, right outputs for the trees, mutation, **sampling parameters) -> output token ids of all
-    prompts."""
+    """A function (method, right outputs, fault, **sampling parameters) -> output token ids of all prompts. random_tree
+    builds its trees from the right outputs; the fault is a function that patches the engine, or None."""
 
     def run(method: str | None, truth: list, mutation: Any = None, **sampling: Any) -> list:
         from specdec_core import SamplingParams

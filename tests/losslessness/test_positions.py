@@ -23,7 +23,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
 
 def save(model_type: str, folder: Path, rope: dict[str, Any], **changes: Any) -> Path:
-    """Save a tiny random model with this rope config. Its weights are equal for each rope of a family."""
+    """Save a tiny random model with these RoPE parameters. Models of one model_type have equal weights, whatever their
+    RoPE parameters."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -111,8 +112,8 @@ def test_no_request_is_longer_than_the_model_was_trained_for(folder: Path) -> No
 
 
 def test_temperatures_do_not_follow_the_batch(tmp_path: Path, make_llm: Any, generate: Any) -> None:
-    """Llama 4 scales queries by their row in the batch (here from row 160 on); outputs must be as alone all the
-    same."""
+    """Outputs of Llama 4 equal those of each request run alone, although transformers scales its queries by their row
+    in the batch (here from row 160 on)."""
     folder = save_family("llama4_text", tmp_path)
     prompts = reference.prompts(120, [60, 61, 62, 63], seed=2)
     llm = make_llm(folder, None)

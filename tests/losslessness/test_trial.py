@@ -1,4 +1,5 @@
-"""Models that would be silently wrong on the paged KV cache are refused at load. Each fault is put into a Llama."""
+"""Models that would be silently wrong on the paged KV cache are refused at load. The tests patch each fault into a
+Llama."""
 
 from __future__ import annotations
 
@@ -124,7 +125,7 @@ def test_windows_that_only_the_mask_knows_are_refused(tmp_path: Path, monkeypatc
 
 
 def test_masks_are_compared_at_any_distance() -> None:
-    """A mask that hides a single position is refused if max_model_len reaches past it."""
+    """An attention mask that hides a single position is refused if max_model_len reaches past it."""
     mask = telling_mask(
         mask_function=lambda batch, head, query, key: (key <= query) & (key != 50),
         batch_size=1,

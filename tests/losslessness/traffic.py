@@ -22,15 +22,15 @@ MAX_NUM_SEQS = 64
 
 @frozen
 class Wish:
-    """A request that may be sent many times. A run has few different ones, so that all outputs can also be computed
-    alone."""
+    """A request that may be sent many times. A run has few distinct ones, so that each one's expected output can be
+    computed by running it alone."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
 
     @property
     def num_blocks(self) -> int:
-        """How many KV blocks it takes to run to its end with drafts."""
+        """How many KV blocks the request needs to run to its end with drafts."""
         wanted = MAX_MODEL_LEN if self.params.max_tokens is None else len(self.prompt) + self.params.max_tokens
         return -(-min(MAX_MODEL_LEN, wanted + NUM_SPECULATIVE_TOKENS) // BLOCK_SIZE)
 
@@ -64,8 +64,8 @@ class Figures:
 
 
 def random_wishes(num_wishes: int, seed: int) -> list[Wish]:
-    """Random requests: greedy and sampled, short and long, some with draft budgets, several completions or stop
-    tokens."""
+    """Random requests: greedy and sampled, short and long, some with a limit on draft tokens, several completions or
+    stop tokens."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, MOST_PROMPT_TOKENS + 1, size=num_wishes)
     prompts = reference.prompts(VOCAB_SIZE, lengths.tolist(), seed)

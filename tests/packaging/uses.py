@@ -15,7 +15,7 @@ PROMPT = "def mean(values):\n    return sum(values) / len(values)\n\n\ndef mean(
 
 
 def complete(model: str, **keywords: object) -> object:
-    """Complete PROMPT greedily, without a progress bar. keywords: of `LLM`."""
+    """Complete PROMPT greedily, without a progress bar. keywords: further arguments of `LLM`."""
     from specdec_core import LLM, SamplingParams
 
     (output,) = LLM(model, **keywords).generate(PROMPT, SamplingParams(temperature=0, max_tokens=24), use_tqdm=False)
@@ -79,7 +79,7 @@ def use_model_by_name(weights: str) -> None:
 
 
 def use_testing(weights: str) -> None:
-    """The conformance tests run for a proposer that is a module in the working directory.
+    """Run the conformance tests for a proposer that is a module in the working directory.
 
     Their options and fixtures come from specdec-testing's pytest plugin.
     """

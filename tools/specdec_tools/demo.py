@@ -116,8 +116,11 @@ def _time_sampled(console: Console, models: tuple[TimedModel, TimedModel], param
 def _print_verdict(
     console: Console, answers: Sequence[Answer], timed: Sequence[Comparison], sampled: Comparison
 ) -> bool:
-    """Print how many results are right and whether plain and speculative outputs are identical. Returns the latter;
-    outputs at temperature 1 do not count, since drafts may be sampled, too, with noise of their own."""
+    """Print how many results are right, and whether plain and speculative outputs are identical.
+
+    Returns whether they are, without counting `sampled`, the outputs at temperature 1. Those may differ, since methods
+    that sample their drafts use other random numbers.
+    """
     console.out(f"right results: {sum(answer.is_right for answer in answers)} of {len(answers)}")
     compared: list[Answer | Comparison] = [*answers, *timed]
     found = {each.title: each.first_difference for each in compared if each.first_difference is not None}

@@ -46,7 +46,7 @@ class Answer:
 
 
 def table(answers: Sequence[Answer], timed: Sequence[Comparison], sampled: Comparison, method: str) -> Table:
-    """A row for each task, one for all of them, and one for all of them at temperature 1."""
+    """The table of results: a row for each task, one for all tasks, and one for all tasks at temperature 1."""
     found = Table(box=None, padding=(0, 1, 0, 0))  # fits into 80 columns
     found.add_column("\ntask", no_wrap=True)
     for column in (
@@ -69,7 +69,7 @@ def _cells(*comparisons: Comparison) -> tuple[str, ...]:
 
 
 def picture(answer: Answer, figures: Table, method: str) -> str:
-    """An SVG of one answer and the table. It needs no font but the reader's own."""
+    """An SVG image of one answer and the table. It embeds no fonts: the viewer's own are used."""
     console = Console(
         record=True, file=io.StringIO(), width=WIDTH, force_terminal=True, color_system="truecolor", highlight=False
     )

@@ -1,4 +1,4 @@
-"""Signs of life while a step takes seconds."""
+"""A progress indicator for operations that take seconds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SECONDS = 2.0
 
 @contextmanager
 def working(console: Console, doing: str) -> Iterator[None]:
-    """Say what is being done until the block ends: with a spinner on a terminal with colors, elsewhere in a line that
-    gets a dot every two seconds."""
+    """Show `doing`, a description of the block, until the block ends: beside a spinner on a terminal with colors,
+    elsewhere in a line that gets a dot every two seconds."""
     if console.is_terminal and console.color_system:
         with console.status(doing, refresh_per_second=2):  # each refresh takes time from what is measured
             yield

@@ -14,7 +14,7 @@ NGRAM = 4
 def loop_start(token_ids: Sequence[int]) -> int:
     """The index from which a text repeats the segment before it; the text's length if it never does.
 
-    It is the first index from which at least max(MIN_COPIED, period) tokens in a row equal the token `period` places
+    It is the first index from which at least max(MIN_COPIED, period) tokens in a row equal the token `period` positions
     before, for some period up to MAX_PERIOD. So a segment of MIN_COPIED tokens or more is a loop once it occurs twice
     in a row. A shorter one is a loop if MIN_COPIED copied tokens follow it; three equal brackets or lines are not a
     loop. The text may go on without repetition after the loop.
@@ -28,7 +28,8 @@ def loop_start(token_ids: Sequence[int]) -> int:
 
 
 def _copies_from(tokens: np.ndarray, period: int) -> int | None:
-    """Return where a long enough run of tokens begins that equal the token `period` places before; None without one."""
+    """Return where a run of tokens begins that each equal the token `period` positions before; None without a run of at
+    least max(period, MIN_COPIED) tokens."""
     is_copy = np.concatenate(([False], tokens[period:] == tokens[:-period], [False]))
     begins, ends = np.flatnonzero(is_copy[1:] != is_copy[:-1]).reshape(-1, 2).T
     long_enough = begins[ends - begins >= max(period, MIN_COPIED)]

@@ -1,7 +1,7 @@
-"""Built-in prompts: edits of code that the embedded model gets right, and how to tell.
+"""Built-in prompts: edits of code that the embedded model gets right, and a check whether a result is right.
 
-The model was trained on documents that give a task, the code, and the code after the edit; it does few of them without
-a mistake. These are not in its training data: `python -m training.overlap` in models/tiny compares them.
+The model was trained on documents that give a task, the code, and the code after the edit; it gets few of such edits
+entirely right. The tasks here are not in its training data: `python -m training.overlap` in models/tiny compares them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Task(NamedTuple):
         return f"# Task: {self.instruction}\n{self.code}\n# Result:\n"
 
     def is_right(self, result: str) -> bool:
-        """Whether the result is the edited code but for its layout. The result is parsed, not run."""
+        """Whether the result has the same syntax tree and comments as the edited code. The result is not run."""
         return _syntax_and_comments(result) == _syntax_and_comments(self.edited)
 
 
 def _syntax_and_comments(code: str) -> tuple[str, list[str]] | None:
-    """None if the code cannot be parsed."""
+    """The dumped syntax tree and the comments of the code; None if it cannot be parsed."""
     try:
         tokens = tokenize.generate_tokens(io.StringIO(code).readline)
         return ast.dump(ast.parse(code)), [token.string for token in tokens if token.type == tokenize.COMMENT]

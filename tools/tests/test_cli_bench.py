@@ -217,9 +217,10 @@ def timed_run(seconds, reports, token_ids=((1, 2),)):
 
 
 def test_figures():
-    """Times are medians of the runs. Efficiency relates the speed-up without prefill to the best possible one, here 2.
+    """Times are medians of the runs. Efficiency is the speed-up without prefill divided by the best possible one.
 
-    A plain forward pass takes 1 s for 1 token; a speculative one takes 2 s, drafting included, for 4 tokens.
+    The best possible speed-up is 2 here: a plain forward pass takes 1 s for 1 token, a speculative one takes 2 s for 4
+    tokens, drafting included.
     """
     prefill = StepReport(num_prefill_tokens=9, target_s=3.0)
     plain_pass = StepReport(num_decode_requests=1, target_s=1.0)

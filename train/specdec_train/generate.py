@@ -26,9 +26,10 @@ def generated_texts(
 
     file: where the result is saved. If it exists with the same description, it is read instead.
     description: the settings that determine the result.
-    max_model_len: the target's longest sequence.
+    max_model_len: the most tokens, prompt and continuation, that the target takes.
 
-    Raises ConfigError if a continuation would not fit, or the file has another description.
+    Raises ConfigError if a beginning and its continuation would exceed max_model_len, or if the file has another
+    description.
     """
     if file.exists():
         its, texts = _read(file)
@@ -77,7 +78,7 @@ def _read(file: Path) -> tuple[object, list[Text]]:
 
 
 def beginning(text: Text, prompt_len: int) -> np.ndarray:
-    """The tokens before the text's first label (token with a loss). If the first token is a label, the first prompt_len
-    tokens."""
+    """The tokens before the text's first label (token with a loss): all tokens if there is no label, the first
+    prompt_len tokens if the first token is one."""
     num_marked = int(text.counts.argmax()) if text.counts.any() else len(text.counts)
     return text.token_ids[: num_marked or prompt_len]

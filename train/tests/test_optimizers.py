@@ -15,7 +15,7 @@ from specdec_train.settings import Settings
 
 
 def parameters_of(trainee: nn.Module, optimizer: str) -> dict[str, set[str]]:
-    """{class of the optimizer: names of its parameters}."""
+    """{class of an optimizer: names of the parameters that it trains}. optimizer: the setting `optimizer`."""
     names = {id(parameter): name for name, parameter in trainee.named_parameters()}
     settings = Settings(target="any", data=(Path("any"),), out=Path("any"), optimizer=optimizer)
     found = optimizers(trainee, settings)

@@ -83,9 +83,9 @@ def dry_run(model: str | Path, **keywords: Any) -> Design:
 
 
 def _speculative(mapping: Mapping[str, Any], plugins: Plugins, device: torch.device) -> SpeculativeConfig:
-    """Parse a speculative_config in which the method is filled in.
+    """Parse a speculative_config that names its method.
 
-    device: the engine's, for the method's default of num_speculative_tokens.
+    device: the engine's; a method's default of num_speculative_tokens may depend on it.
     """
     verifier, verifier_config = mapping.get("verifier", AUTO), None
     if isinstance(verifier, str) and verifier != AUTO:
@@ -121,8 +121,8 @@ def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:
 
 def speculative_mapping(mapping: Any) -> dict[str, Any]:
     """Check speculative_config as users write it, and return it as a dict. It must name a method or a draft model. A
-    name in square brackets, as in older versions of vLLM, is a method, also in place of the model. Raises
-    ConfigError."""
+    name in square brackets, such as "[ngram]" in older versions of vLLM, is taken as a method, even if it is given as
+    `model`. Raises ConfigError."""
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"speculative_config={shown(mapping)} must be a dict such as {{'method': 'ngram', ...}}")
     plain = dict(mapping)
@@ -142,10 +142,10 @@ def speculative_mapping(mapping: Any) -> dict[str, Any]:
 
 
 def _shipped(method: ProposerSpec, folder: Path, target: str | Path, revision: Any) -> str:
-    """The folder of the draft that comes with the target. Raises ConfigError if there is no such folder, or if a
-    revision is given.
+    """The folder of the draft checkpoint that is stored inside the target's folder. Raises ConfigError if it does not
+    exist, or if a revision is given, since only repositories have revisions.
 
-    folder: where the draft would be, in the target's folder.
+    folder: the path inside the target's folder at which a draft for this method would be.
     """
     if folder.is_dir():
         if revision is None:
@@ -163,8 +163,8 @@ def _shipped(method: ProposerSpec, folder: Path, target: str | Path, revision: A
 
 
 def _published(drafts: Mapping[str, str], target: str) -> str | None:
-    """The draft on the hub that a method lists for this target; None if there is none. Only the last part of the
-    target's name counts, which copies usually keep.
+    """The draft on the model hub that a method lists for this target; None if it lists none. Compares only the last
+    part of the target's name (after the "/"), which copies of a model usually keep.
 
     drafts: {target: draft}, names on the hub.
     """

@@ -25,7 +25,7 @@ class AsyncLLM:
     `generate` and `chat` return asynchronous generators. Closing a generator, or cancelling the task that reads it,
     cancels its request. A wrong prompt raises in its own generator; a failed step raises in all generators whose
     requests it ended. The other requests and the engine continue, unless the device has failed (`DeviceError`,
-    `is_healthy`). End it with `await llm.shutdown()` or `async with`.
+    `is_healthy`). Shut the engine down with `await llm.shutdown()` or `async with`.
     """
 
     def __init__(self, model: str | Path, **keywords: Any) -> None:
@@ -133,7 +133,8 @@ class AsyncLLM:
     # The methods below run in the engine's thread.
 
     def _work(self) -> None:
-        """Run commands and steps until nothing is left. The next command starts another thread."""
+        """The engine thread's loop: run commands and engine steps until there are no commands and no streams. Then the
+        thread ends; the next command starts a new one."""
         while True:
             with self._lock:
                 commands, self._commands = self._commands, []
@@ -195,10 +196,11 @@ class AsyncLLM:
 
 
 class _Stream:
-    """The engine thread's side of one generator.
+    """Carries output from the engine's thread to one asynchronous generator.
 
     running: ids of its requests that have not ended.
-    error: raised by the generator at its end. It is set before the None that ends the queue.
+    error: the exception that the generator raises at its end, or None. It is set before None, the end marker, is put
+        into the queue.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -152,7 +152,7 @@ class LLM:
         chat_template: replaces the tokenizer's.
         add_generation_prompt: end the prompt with the beginning of the assistant's answer.
         continue_final_message: continue the last message instead; set add_generation_prompt to False then.
-        tools, chat_template_kwargs: inputs of the template.
+        tools, chat_template_kwargs: further inputs of the chat template.
         use_tqdm, stream: as for `generate`.
         """
         arguments = {

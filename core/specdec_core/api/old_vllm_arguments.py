@@ -36,8 +36,8 @@ OLD_KEYS = frozenset(NEW_KEYS) | frozenset(WITHOUT_MEANING)
 def without_old_keys(
     keywords: Mapping[str, Any], speculative_config: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
-    """Convert old keywords, if there are any. Returns the other keywords, and the speculative_config that the old ones
-    amount to, or else the given one.
+    """Remove the old speculation keywords and convert them to a speculative_config. Returns the other keywords and
+    this speculative_config, or the given one if there are no old keywords.
 
     Warns once, showing the new form. Raises ConfigError if both forms are given, or if an old keyword has no new form.
     """
@@ -82,8 +82,8 @@ def unbracketed(name: Any) -> Any:
 
 
 def _level_of_caller() -> int:
-    """The stacklevel for warnings.warn that stands for the first caller outside specdec_core: Python shows the
-    deprecation warning as that caller's."""
+    """The `stacklevel` with which warnings.warn reports the line of the first caller outside specdec_core as the
+    origin of the warning."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("specdec_core."):
         level, frame = level + 1, frame.f_back

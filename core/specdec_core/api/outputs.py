@@ -16,7 +16,7 @@ from specdec_core.sampling.logprobs import TokenLogprobs
 class CompletionOutput:
     """One completion of a prompt.
 
-    index: of the completion among the prompt's n.
+    index: index of the completion among the prompt's n completions.
     finish_reason: "stop" (end of sequence, a stop token or a stop string), "length", "abort", or "error" (no token
         could be drawn; the message is in `error`).
     stop_reason: the stop string or token id that ended the completion; else None.
@@ -40,8 +40,8 @@ class RequestOutput:
 
     speculation: counts of drafts and accepted tokens: see `DraftCounts`.
     prompt_logprobs: of each prompt token, None for the first, if they were asked for.
-    lossless: whether the output has the target's distribution. False only if a lossy verifier decided on its drafts,
-        which it does only above temperature 0.
+    lossless: whether the output has the target's distribution. False only if a lossy verifier verified its drafts,
+        which happens only above temperature 0.
     num_cached_tokens: the number of prompt tokens that the first completion found in the prefix cache.
     """
 
@@ -89,11 +89,12 @@ class StreamOutput:
 
     prompt_index: index of the prompt among those given.
     pieces: the new tokens, each with its text.
-    index: index of the completion among the prompt's n.
+    index: index of the completion among the prompt's n completions.
     finish_reason: set in the last output of the completion, else None.
     prompt_logprobs: in the first output of the prompt's first completion, if they were asked for.
-    text: the text that became final. The last output also has text that was held back (`rest`), if no token follows.
-        All texts joined are the completion's text.
+    text: the text that became final in this step. An unfinished character, and what may be the beginning of a stop
+        string, are held back; the last output adds what is still held back (`rest`). All texts joined are the
+        completion's text.
     """
 
     prompt_index: int

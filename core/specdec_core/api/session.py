@@ -52,6 +52,7 @@ class Session:
         """Queue all prompts, n requests for each. If one prompt is wrong, none is queued.
 
         listener: called after each step that adds to a request: see `SampleListener`.
+        is_streamed: decode each token's text when it is emitted.
 
         Returns a list of request ids for each prompt.
         """

@@ -24,10 +24,11 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 class LazyGroup(click.Group):
-    """Imports a command when it is used. `--help` imports all commands, so they must not import torch before they run.
+    """A click group that imports a command only when it is used. `--help` imports all commands, so a command's module
+    must not import torch; the command may do so when it runs.
 
-    Names that core does not have are looked up in the plugins, which are not imported otherwise. Warnings and specdec's
-    own errors are printed to stderr in one line each.
+    Commands that core does not have are looked up in the plugins, which are not imported otherwise. Warnings
+    and specdec's own errors are printed to stderr in one line each.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:

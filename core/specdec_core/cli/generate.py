@@ -73,8 +73,8 @@ def _read_stdin() -> str:
 
 
 def _stream(llm: LLM, prompt: str, params: SamplingParams) -> tuple[int, list[int]]:
-    """Print a completion as it is generated. Returns the number of tokens, and the numbers (from 1) of the prompts that
-    failed: [1] or []."""
+    """Print a completion as it is generated. Returns the number of tokens, and the list of prompts that failed: [1]
+    if this prompt failed, else []."""
     num_tokens, reason = 0, None
     try:
         for output in llm.stream(prompt, params):

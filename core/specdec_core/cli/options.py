@@ -68,7 +68,8 @@ def _described(option: Option) -> str:
 
 
 class Setting(click.ParamType["tuple[str, Any]"]):
-    """A value KEY=VALUE. VALUE is parsed as a YAML scalar (number, true, null or text); other values stay text."""
+    """The click type of an option's value KEY=VALUE. VALUE is parsed as a YAML scalar (number, true, null or text);
+    anything else stays text."""
 
     name = "key=value"
 
@@ -224,8 +225,8 @@ def _engine_keywords(settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _has_own_number(method: str | None) -> bool:
-    """Whether a method has a default for num_speculative_tokens. False if the method cannot be loaded, whose error is
-    raised later."""
+    """Whether a method has a default of its own for num_speculative_tokens. False without a method, or if it cannot be
+    loaded: that error is raised later."""
     with warnings.catch_warnings(), suppress(SpecdecError):
         warnings.simplefilter("ignore")
         return method is not None and Plugins.load().proposer(method).num_speculative_tokens is not None
@@ -241,10 +242,11 @@ def _speculation(
 ) -> dict[str, Any] | None:
     """The speculative_config for `LLM`; None if no method is given. Raises click.UsageError.
 
-    in_file: the table of the config file, which the other arguments override. It is ignored if another method is given,
-        because its keys are those of its own method.
+    in_file: the table speculative_config of the config file, which the other arguments override. It is ignored if
+        `method` is another one than the file's, because its keys belong to the file's method.
     settings: keys and values of `--set`.
-    default: method, which may be None, and num_speculative_tokens.
+    default: has the keys "method" (may be None) and "num_speculative_tokens", used if neither the command line nor the
+        file has a value.
     """
     config = dict(in_file or {})
     if method is not None and config.get("method", method) != method:

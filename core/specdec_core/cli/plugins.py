@@ -49,8 +49,8 @@ def command(ctx: click.Context, name: str | None, as_json: bool, disable: tuple[
 
 
 def _named(plugins: Sequence[PluginInfo], name: str) -> list[PluginInfo]:
-    """The plugins of that name, and those that provide something of that name (such as a method), with its options
-    only. Raises PluginError if there are none."""
+    """The plugins of that name with all their options, and the plugins that provide something of that name (such as a
+    method) with only its options. Raises PluginError if there are none."""
     found, known = [], set()
     for plugin in plugins:
         offers = {offer: offer.partition(" ")[2] for offer in plugin.provides}

@@ -1,4 +1,4 @@
-"""Makes text from elsewhere fit for a terminal: names, versions of distributions, messages of other libraries."""
+"""Escapes text for the terminal if it comes from others, such as names of plugins or messages of other libraries."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 
 def printable(text: str) -> str:
-    """The text with escapes such as \\x1b in place of characters that a terminal would obey or not show. Ends of lines
-    and tabs stay."""
+    """The text with control and other unprintable characters replaced by escapes such as \\x1b. Newlines and tabs
+    stay."""
     return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
 
 

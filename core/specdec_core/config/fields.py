@@ -60,8 +60,8 @@ def option(
 def _check(fault: Callable[[Any], str], allowed: str, *, optional: bool = False) -> Check:
     """Make a check that raises ConfigError.
 
-    fault: (value) -> what is wrong with it and what to give, or "" if it is right.
-    allowed: describes the allowed values.
+    fault: (value) -> "" if the value is valid, else an error message that says what is wrong and what to pass instead.
+    allowed: a description of the allowed values, for documents and error messages.
     optional: None is allowed, too.
     """
     or_none = ", or None" if optional else ""
@@ -85,15 +85,15 @@ def _check(fault: Callable[[Any], str], allowed: str, *, optional: bool = False)
 def must(hold: Callable[[Any], object], fault: str, allowed: str, *, optional: bool = False) -> Check:
     """A check that `hold(value)` is true.
 
-    fault: the error's text, with advice.
-    allowed: describes the allowed values.
+    fault: the error message if it is not, which also says what to pass instead.
+    allowed: a description of the allowed values, for documents and error messages.
     optional: None is allowed, too.
     """
     return _check(lambda value: "" if hold(value) else fault, allowed, optional=optional)
 
 
 def whole_number(low: int, high: int = LARGEST, *, optional: bool = False) -> Check:
-    """A check for an integer in [low, high]; with optional, None too. Rejects booleans, strings and fractions."""
+    """A check for an integer in [low, high]. Rejects booleans, strings, fractions. optional: None is allowed, too."""
 
     def fault(value: Any) -> str:
         found = _no_number(value)
@@ -108,8 +108,10 @@ def whole_number(low: int, high: int = LARGEST, *, optional: bool = False) -> Ch
 
 
 def number(low: float, high: float, *, low_open: bool = False, optional: bool = False) -> Check:
-    """A check for a number in [low, high], or with low_open in (low, high]; with optional, None too. Rejects NaN,
-    booleans and strings."""
+    """A check for a number in [low, high], or in (low, high] if low_open. Rejects NaN, booleans and strings.
+
+    optional: None is allowed, too.
+    """
     bracket = "(" if low_open else "["
 
     def fault(value: Any) -> str:
@@ -136,7 +138,7 @@ def one_of(*allowed: Any) -> Check:
 
 
 def text(*, optional: bool = False) -> Check:
-    """A check for a string that is not empty; with optional, None too."""
+    """A check for a string that is not empty. optional: None is allowed, too."""
     fault = "must be text that is not empty"
     return must(lambda value: isinstance(value, str) and value, fault, "text", optional=optional)
 
@@ -232,7 +234,7 @@ def unknown_key(key: object, known: AbstractSet[str], where: str) -> ConfigError
 
 
 def refuse_unknown(keys: Iterable[object], known: AbstractSet[str], where: str) -> None:
-    """Raise ConfigError for the first unknown key. where: what the keys were given to, for the error."""
+    """Raise ConfigError for the first unknown key. where: what has these keys, such as "a prompt", for the message."""
     for key in keys:
         if key not in known:
             raise unknown_key(key, known, where)
@@ -250,7 +252,10 @@ def as_whole(value: Any) -> Any:
 
 
 def strings(name: str, value: Any) -> tuple[str, ...]:
-    """Convert a string, several, or None to a tuple of strings. name: the option's, for errors. Raises ConfigError."""
+    """Convert a string, a sequence of strings or None to a tuple of strings. Raises ConfigError.
+
+    name: the option's name, for error messages.
+    """
     if value is None:
         return ()
     found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else (value,)
@@ -267,10 +272,10 @@ def strings(name: str, value: Any) -> tuple[str, ...]:
 
 
 def token_ids(name: str, value: Any) -> tuple[int, ...]:
-    """Convert token ids to a tuple without duplicates, in the order given. Raises ConfigError if a value is no token
-    id; the engine compares them with the vocabulary.
+    """Convert token ids to a tuple without duplicates, in the order given. Raises ConfigError if a value is not an
+    integer >= 0. Whether the vocabulary has these tokens is checked later, by the engine.
 
-    name: the option's, for errors.
+    name: the option's name, for error messages.
     """
     try:
         found = None if isinstance(value, str | bytes | Mapping) else tuple(map(as_whole, value))
@@ -282,8 +287,10 @@ def token_ids(name: str, value: Any) -> tuple[int, ...]:
 
 
 def biases(name: str, value: Any) -> dict[int, float] | None:
-    """Convert a mapping to {token id: a number from -100 to 100}; None stays None. name: the option's, for errors.
-    Raises ConfigError."""
+    """Convert a mapping to {token id: a number from -100 to 100}; None stays None. Raises ConfigError.
+
+    name: the option's name, for error messages.
+    """
     if value is None:
         return None
     found = {as_whole(key): as_float(bias) for key, bias in value.items()} if isinstance(value, Mapping) else {-1: 0}
@@ -296,8 +303,10 @@ def biases(name: str, value: Any) -> dict[int, float] | None:
 
 
 def callables(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
-    """Convert a sequence of callables to a tuple; None becomes an empty one. name: the option's, for errors. Raises
-    ConfigError."""
+    """Convert a sequence of callables to a tuple; None becomes an empty tuple. Raises ConfigError.
+
+    name: the option's name, for error messages.
+    """
     if value is None:
         return ()
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(map(callable, value)):

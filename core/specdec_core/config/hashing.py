@@ -15,7 +15,7 @@ UNHASHED = {"specdec_unhashed": True}
 
 
 def config_hash(config: Any) -> str:
-    """The sha256, in hex, of an attrs object's class and fields, without those marked UNHASHED. Equal in every process;
+    """The sha256, in hex, of an attrs object's class and fields, except fields marked UNHASHED. Equal in every process;
     changes whenever the computation may change."""
     try:
         text = json.dumps(_plain(config), sort_keys=True, default=_plain)

@@ -272,8 +272,11 @@ class SpeculativeConfig:
 
 
 def _foreign_key(key: object, known: AbstractSet[str], where: str) -> ConfigError:
-    """The error for a key that the method does not have. If it is a key of methods with a draft checkpoint, the error
-    gives this reason; otherwise it suggests the nearest known key."""
+    """The error for a key that speculative_config does not have with this method. If other methods have the key because
+    they load a draft checkpoint, the error says so; otherwise it suggests the nearest known key.
+
+    where: what the key was given in, for the message.
+    """
     if key in fields_dict(DraftModelConfig):
         return ConfigError(
             f"{where} has no key {shown(key)}: the method takes no draft model. Remove it, or choose a method that "

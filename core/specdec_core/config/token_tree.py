@@ -62,7 +62,7 @@ class TokenTree:
             )
 
     def first(self, num_nodes: int) -> TokenTree:
-        """The tree of the first num_nodes nodes, for drafts that never have more."""
+        """The tree that consists of the first num_nodes nodes (draft tokens) of this one."""
         return self if num_nodes >= len(self.paths) else TokenTree(self.paths[:num_nodes])
 
     @property
@@ -75,12 +75,12 @@ class TokenTree:
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """[depth]   the number of nodes at each depth, from depth 1 (the root's children) on."""
+        """The number of nodes (draft tokens) at each depth: entry 0 is for depth 1, the root's children."""
         return tuple(Counter(map(len, self.paths)).values())
 
     @property
     def num_inner(self) -> int:
-        """The number of nodes above the deepest level. The draft model computes these, to draft their children."""
+        """The number of draft tokens above the deepest level. The draft model runs on these to draft their children."""
         return len(self.paths) - self.widths[-1]
 
     @cached_property

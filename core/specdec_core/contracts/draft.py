@@ -65,8 +65,8 @@ class Draft:
     The columns of `q` are one of: the target's vocabulary (the default); the tokens in `q_to_target`, the same for all
     rows; or for each row the k different tokens in its row of `q_ids`. All other tokens have probability 0.
 
-    The engine checks all of this: values on the host before the forward pass, values on a device there. A fault found
-    on the device is raised when the step's results reach the host, and the engine discards those results.
+    The engine checks all of this. Values that are only on a GPU are checked there: if they are wrong, the error is
+    raised when the step's results reach the host, and these results are discarded.
     """
 
     token_ids: torch.Tensor  # int64 [num_nodes]   always of the target's vocabulary, also with q_to_target
@@ -105,17 +105,17 @@ class Draft:
 
     @cached_property
     def host_token_ids(self) -> np.ndarray:
-        """int64 [num_nodes]   `token_ids` on the host: the host copy, or else fetched from the device once."""
+        """int64 [num_nodes]   `token_ids` on the host: the host copy, or else a download, which is cached."""
         return self.on_host(self.token_ids)
 
     @cached_property
     def host_parents(self) -> np.ndarray:
-        """int32 [num_nodes]   `parents` on the host: the host copy, or else fetched from the device once."""
+        """int32 [num_nodes]   `parents` on the host: the host copy, or else a download, which is cached."""
         return self.on_host(self.parents)
 
     @cached_property
     def host_layout(self) -> TreeLayout[np.ndarray]:
-        """Each node's row of logits, depth and parent: computed once for the forward pass, sampler and verifier."""
+        """Each draft token's row of logits, depth and parent, as arrays. Cached: several parts of a step use it."""
         return TreeLayout.of(self)
 
     @cached_property
@@ -179,7 +179,7 @@ class Draft:
     def _of_nodes(
         cls, nodes: DraftTree, counts: list[int], max_depth: int, device: torch.device | str, is_chain: bool = False
     ) -> Draft:
-        """A draft of trees that were not sampled. nodes: those of all requests in turn; counts: nodes per request."""
+        """A draft of trees that were not sampled. nodes: the trees one after the other; counts: nodes per request."""
         import torch
 
         token_ids = torch.tensor(nodes.token_ids) if nodes.token_ids else torch.empty(0, dtype=torch.int64)

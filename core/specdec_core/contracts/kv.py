@@ -35,7 +35,7 @@ class KVLayout:
 
 @frozen(eq=False)
 class KVMetadata:
-    """The KV-cache addresses of one forward pass over the slots [start, start + length) of each request."""
+    """Block tables and slot mapping of a forward pass over KV-cache slots [start, start + length) of each request."""
 
     starts: tuple[int, ...]  # [batch]
     lengths: tuple[int, ...]  # [batch]
@@ -65,8 +65,8 @@ TARGET = "target"
 class KVManager(Protocol):
     """Stores the keys and values of all requests, in blocks of `block_size` slots, one token per slot.
 
-    A request's slots in a forward pass: first `num_computed` that are final; then `num_known` of tokens known before
-    it, the last of which is the root that the draft tree grows from; then one per draft token, in the draft's order.
+    A request's slots in a forward pass: first `num_computed` with final keys and values; then `num_known` of prompt
+    or output tokens to compute, the last of which is the root of the draft tree; then one per draft token, in order.
     Groups of layers (the target's, a draft's) share each request's block table, not the storage.
 
     The engine calls, for each request: `admit` when it is scheduled for the first time and again after a preemption; in
@@ -106,7 +106,7 @@ class KVManager(Protocol):
         tokens or a draft's own use. Raises CapacityError, and changes nothing, if too few blocks are free."""
 
     def metadata(self, request_ids: Sequence[str], starts: Sequence[int], lengths: Sequence[int]) -> KVMetadata:
-        """The KV-cache addresses of the slots [start, start + length) of these requests, for all groups. Raises
+        """Block tables and slot mapping of the slots [start, start + length) of these requests, for all groups. Raises
         CapacityError if such an interval ends past the blocks of its request."""
 
     def compact(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @frozen
 class OpsContext:
-    """The layers that an operation is chosen for when an engine is built: once the target's, and once those of a draft
-    with layers of its own.
+    """Describes the layers for which operations are chosen when an engine is built: once for the target's layers, and
+    once for those of a draft that has its own.
 
-    kv_layout: of those layers' group in the KV cache; for modules of a draft without a group, the target's.
+    kv_layout: of these layers' KV cache; the target's for a draft whose layers have no KV cache.
     features: the optional arguments of `paged_attention` that the layers use, among "window", "softcap" and "sinks";
         empty for other operations. Layers of one model may differ in them (Gemma, gpt-oss).
     """
@@ -40,10 +40,10 @@ class OpsSpec:
 
     api: the plugin API that the plugin is written for: see PLUGIN_API.
     ops: {name: function} with names and signatures of `specdec_core.ops.REFERENCE`, and the same results.
-    supports: (name, context) -> whether the function of that name can compute these layers. If not, another plugin's or
-        the reference does. Called only while an engine is built; for `paged_attention` with each combination of
+    supports: (name, context) -> whether the function of that name can compute these layers. If not, another plugin's
+        function or core's is used. Called only while an engine is built; for `paged_attention` with each combination of
         features that the layers use. The function itself must handle what differs between calls: the number of tokens,
-        tree attention (`AttentionPlan.ancestors`), modules of another dtype. Quantized layers use none.
+        tree attention (`AttentionPlan.ancestors`), modules of another dtype. `pack_linear` gets no quantized layers.
     """
 
     api: int

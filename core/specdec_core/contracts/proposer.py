@@ -218,8 +218,8 @@ class LayerAttention(Protocol):
     def metadata(
         self, requests: Sequence[RequestView], starts: Sequence[int] | torch.Tensor, lengths: Sequence[int]
     ) -> KVMetadata:
-        """The KV-cache addresses of a forward pass over the slot intervals with these starts and lengths [batch], which
-        may be empty. starts: on the host, or an int64 tensor on the engine's device.
+        """Block tables and slot mapping of a forward pass over slots [start, start + length) of each request. A length
+        may be 0. starts: on the host, or an int64 tensor on the engine's device.
 
         Raises CapacityError if an interval ends past the reserved slots.
         """

@@ -31,7 +31,7 @@ class Verdict:
 
 
 class Stream(IntEnum):
-    """What a random draw is for. Draws of different streams are independent, also at the same seed and position."""
+    """The purpose of a random draw. Draws of different streams are independent, also at the same seed and position."""
 
     TARGET = 0  # rule 1: the token emitted at a position, the same with and without speculation
     DRAFT = 1  # a proposer's draws
@@ -62,7 +62,7 @@ class RandomSource(Protocol):
     ) -> torch.Tensor:
         """Draw one index per row of weights float [n, vocab], keyed by (seed, root position, node, stream).
 
-        nodes: int64 [n], any number that no other draw for this request and stream in this step has.
+        nodes: int64 [n], an index that differs from those of all other draws for this request and stream in this step.
 
         Returns int64 [n].
         """

@@ -20,7 +20,8 @@ PRIOR_WEIGHT, DEPTH_PRIOR_WEIGHT = 2, 4  # pseudo-counts of the prior expectatio
 
 @frozen(eq=False)
 class Nodes:
-    """A draft's tokens (tree nodes) as arrays on the host, over all requests. Dead (padding) nodes are in no level."""
+    """The draft tokens (tree nodes) of all requests, as arrays on the host. `levels` groups them by depth and leaves
+    out dead (padding) nodes."""
 
     requests: np.ndarray  # int64 [n]
     parents: np.ndarray  # int64 [n]   index over all requests; -1: the root; DEAD
@@ -52,13 +53,15 @@ class Nodes:
 
 
 class Acceptance:
-    """Acceptance statistics of each request, which predict the acceptance rate of its next draft tokens. Only tokens
-    whose parent was accepted count, since only these were verified.
+    """Acceptance statistics of each request. They predict how likely its next draft tokens are to be accepted.
 
-    The prior prediction is the draft's own probability of a token that was picked, and 1 for the first draw from a
-    distribution, scaled by the request's ratio of accepted to predicted tokens. It weighs as much as PRIOR_WEIGHT
-    observations of tokens with a similar probability. Requests share no statistics, because temperature and text decide
-    how good a draft is. So if costs are fixed, a request's drafts depend on its own past only.
+    Only draft tokens whose parent was accepted are counted, since only these were verified. Requests share no
+    statistics, because temperature and text decide how good a draft is. So if costs are fixed, a request's drafts
+    depend on its own past only.
+
+    The prior of a prediction is the draft's own probability of the token, or 1 for the first token sampled from a
+    distribution, times the request's ratio of accepted to predicted tokens. It weighs as much as PRIOR_WEIGHT observed
+    tokens of similar probability.
 
     Counts decay by 1/128 with each step in which the request may have a draft. A request whose drafts were rejected so
     often that it has none is therefore tried again later.
@@ -77,15 +80,15 @@ class Acceptance:
             counts[row] = 0
 
     def age(self, rows: np.ndarray) -> None:
-        """Let the counts of these requests decay by one step."""
+        """Multiply the counts of these requests by DECAY. rows: int64 [n], their rows in these statistics."""
         for counts in self._all:
             counts[rows] *= DECAY
 
     def add_nodes(
         self, rows: np.ndarray, depth: int, probs: np.ndarray, is_first_draw: np.ndarray, is_accepted: np.ndarray
     ) -> None:
-        """Count draft tokens of one depth, from 1 on, whose parents were accepted. rows [n]: their requests' rows in
-        these statistics."""
+        """Add draft tokens of one depth (1: children of the root) to the counts. Their parents were accepted. rows:
+        int64 [n], the row of each token's request in these statistics."""
         bins, predicted = _bins_and_predictions(probs, is_first_draw)
         np.add.at(self._tried, (rows, bins), 1)
         np.add.at(self._accepted, (rows, bins), is_accepted)
@@ -95,13 +98,14 @@ class Acceptance:
         self._levels_accepted[rows[is_accepted], level] += 1
 
     def add_steps(self, rows: np.ndarray, spent: np.ndarray, gained: np.ndarray) -> None:
-        """Count steps: their costs, in forward passes of the target, and the tokens that they emitted."""
+        """Add a step of each request to the counts: its cost, in forward passes of the target, and how many tokens it
+        emitted."""
         self._spent[rows] += spent
         self._gained[rows] += gained
 
     def of_nodes(self, rows: np.ndarray, probs: np.ndarray, is_first_draw: np.ndarray) -> np.ndarray:
-        """float64 [n]   predicted probability that each draft token is accepted if its parent is. rows [n]: their
-        requests' rows in these statistics."""
+        """float64 [n]   predicted probability that each draft token is accepted if its parent is. rows: int64 [n], the
+        row of each token's request in these statistics."""
         bins, predicted = _bins_and_predictions(probs, is_first_draw)
         ratio = (self._accepted[rows].sum(axis=-1) + 1) / (self._predicted[rows] + 1)
         prior = np.minimum(predicted * ratio, 1)
@@ -110,8 +114,8 @@ class Acceptance:
         return expected
 
     def of_level(self, rows: np.ndarray, depth: int) -> np.ndarray:
-        """float64 [n]   for requests without draft tokens at this depth yet: predicted probability that one of several
-        siblings there is accepted if their parent is."""
+        """float64 [n]   predicted probability, before any token of this depth is drafted, that one of the siblings
+        there will be accepted if their parent is."""
         tried, accepted = self._levels_tried[rows], self._levels_accepted[rows]
         anywhere = (accepted.sum(axis=-1) + 1) / (tried.sum(axis=-1) + 1)
         level = min(depth, MOST_LEVELS) - 1
@@ -120,18 +124,20 @@ class Acceptance:
         return expected
 
     def cost_per_token(self, rows: np.ndarray) -> np.ndarray:
-        """float64 [n]   cost per emitted token, in forward passes of the target; 1 without drafts."""
+        """float64 [n]   cost per emitted token of each request, in forward passes of the target. It is 1 while the
+        request has no drafts."""
         cost: np.ndarray = (self._spent[rows] + 1) / (self._gained[rows] + 1)
         return cost
 
 
 def _bins_and_predictions(probs: np.ndarray, is_first_draw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each draft token's histogram bin and its predicted probability of being accepted."""
+    """Each draft token's histogram bin (first draws have bins of their own) and its prior probability of being
+    accepted."""
     return np.searchsorted(EDGES, probs) + NUM_BINS * is_first_draw, np.where(is_first_draw, 1, probs)
 
 
 class StepDrafts:
-    """The drafts of one step, until their acceptance is known."""
+    """Remembers the drafts of one step until the emitted tokens show which draft tokens were accepted."""
 
     def __init__(self, batch: ProposerBatch, rows: np.ndarray, *, is_priced: bool) -> None:
         self._requests, self._rows, self._is_priced = batch.requests, rows, is_priced
@@ -171,8 +177,8 @@ class StepDrafts:
 
 
 def without(draft: Draft, nodes: Nodes, kept: np.ndarray) -> Draft:
-    """The draft with only its nodes in `kept` (bool [num_nodes]), all of whose parents are kept. Dead (padding) nodes
-    stay dead."""
+    """A copy of the draft with only the draft tokens (nodes) marked in `kept`, bool [num_nodes]. The parents of kept
+    nodes must be kept. Dead (padding) nodes stay dead."""
     counts = np.bincount(nodes.requests[kept], minlength=draft.batch_size).tolist()
     if not any(counts):
         return Draft.from_chains([[]] * draft.batch_size, draft.token_ids.device)

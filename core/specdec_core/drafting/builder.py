@@ -1,4 +1,4 @@
-"""Builds draft trees level by level from a draft's logits: draft tokens are the likeliest ones, or sampled."""
+"""Builds draft trees level by level from the draft's logits, by taking the likeliest tokens or by sampling."""
 
 from __future__ import annotations
 
@@ -123,8 +123,11 @@ class DraftBuilder:
     def _draw(
         self, left: torch.Tensor, requests: torch.Tensor, keys: torch.Tensor, num_children: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw different siblings int64 [n, num_children] from each row of left [n, draft_vocab]. Also returns whether
-        each draw had a token left. keys: int64 [n], of the first draw's noise."""
+        """Sample num_children tokens without replacement from each row of `left`, probabilities [n, draft_vocab].
+        Returns the tokens, int64 [n, num_children], and a bool of this shape that is False where no token was left.
+
+        keys: int64 [n], the random-number key of each row's first draw; later draws count up from it.
+        """
         drawn: list[torch.Tensor] = []
         is_drawn: list[torch.Tensor] = []
         for child in range(num_children):

@@ -12,13 +12,15 @@ from specdec_core.drafting.merging import merge_drafts
 
 
 def combine_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> Draft:
-    """One tree for each request.
+    """Combine the drafts of several proposers into one tree for each request.
 
     If no draft has sampled tokens, `merge_drafts` merges them, and raises its errors. Otherwise the first draft that
-    has sampled tokens stays whole, since dropping any of these would change the output's distribution
-    (docs/losslessness.md), and counts against max_draft_tokens. The best tokens of the other drafts are added as later
-    siblings and below, as far as max_draft_tokens allows. They all count as picked, not sampled, which is allowed for
-    any token. If one repeats a token of the whole tree at the same place, its children are added there, which is
+    has sampled tokens is kept whole, since dropping any of these would change the output's distribution
+    (docs/losslessness.md). The best tokens of the other drafts are then added to its tree, as far as max_draft_tokens
+    (of the whole tree) allows. They come after the siblings that are there, and count as picked deterministically, not
+    sampled, which is allowed for any token.
+
+    If an added token equals a child that its parent already has, its children are added below that child. That is
     allowed because they depend only on earlier draws.
     """
     sampled = next((i for i, draft in enumerate(drafts) if draft.q is not None), None)
@@ -36,7 +38,7 @@ def combine_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> 
 
 @define
 class _Tree:
-    """A tree under construction. num_whole: how many of its first nodes are from the draft that stays whole."""
+    """A draft tree under construction. Its first `num_whole` nodes are from the draft that is kept whole."""
 
     token_ids: list[int]
     parents: list[int]
@@ -51,7 +53,7 @@ class _Tree:
         return tree
 
     def hang_on(self, other: DraftTree, most: int) -> None:
-        """Add the nodes of another tree, parents first, up to `most` nodes in all."""
+        """Merge another tree into this one, parents first. Nodes are added until this one has `most` nodes."""
         places: dict[int, int] = {-1: -1}  # of the other's nodes, here
         for node, (parent, token) in enumerate(zip(other.parents, other.token_ids, strict=True)):
             if parent not in places:
@@ -67,7 +69,7 @@ class _Tree:
 
 
 def _united(whole: Draft, trees: Sequence[_Tree]) -> Draft:
-    """The trees as one draft, with the distributions `q` of the draft that stays whole."""
+    """Make one draft from the trees, with the draft distributions `q` of `whole`, the draft that is kept whole."""
     assert whole.q_rows is not None
     if sum(len(tree.token_ids) for tree in trees) == whole.num_nodes:
         return whole

@@ -89,8 +89,11 @@ class DynamicTree:
         return self._level(rows, above, token_ids[self._each, chosen])
 
     def _level(self, rows: np.ndarray, above: np.ndarray, token_ids: np.ndarray) -> Level:
-        """The nodes to expand (the frontier) as a `Level`. rows: int64 [num_growing, n], the row of logits that each
-        was grown from; above: int64 [batch, n], its parent's index in the frontier before; token_ids: int64 [batch, n].
+        """The frontier (the nodes to expand next) as a `Level`.
+
+        rows: int64 [num_growing, n], the row of logits from which each node was grown.
+        above: int64 [batch, n], the index of each node's parent in the previous frontier.
+        token_ids: int64 [batch, n].
         """
         count = above.shape[1]
         own = np.arange(self._num_forwarded, self._num_forwarded + count)
@@ -142,8 +145,11 @@ class DynamicTree:
         return of_all
 
     def _goes_on(self, above: np.ndarray, width: int, log_probs: np.ndarray) -> np.ndarray:
-        """bool [num_growing]   whether a request gets children below its frontier. above: int64 [batch, n], index of
-        each node's parent among `width`; log_probs: float32 [batch, n], of the nodes' tokens."""
+        """bool [num_growing]   whether a request gets children below its frontier.
+
+        above: int64 [batch, n], the index of each node's parent among the `width` nodes of the previous frontier.
+        log_probs: float32 [batch, n], of the nodes' tokens.
+        """
         best = self._of_growing(self._frontier_scores[:, 0])
         if self._stopping is None:
             goes: np.ndarray = best >= self._least_score

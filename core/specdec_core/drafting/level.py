@@ -89,7 +89,7 @@ class DraftPass:
 
     @property
     def positions(self) -> torch.Tensor:
-        """int64 [num_padded]."""
+        """int64 [num_padded]   the position of each token in its request."""
         return self.visibility.positions
 
     @classmethod

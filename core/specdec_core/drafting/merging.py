@@ -1,4 +1,4 @@
-"""Merges several drafts whose tokens were picked, not sampled: for proposers that guess in more than one way."""
+"""Merges several drafts whose tokens were picked, not sampled: for proposers that combine several ways of drafting."""
 
 from __future__ import annotations
 

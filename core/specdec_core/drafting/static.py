@@ -135,8 +135,12 @@ class StaticTree:
         )
 
     def _with_dead(self, nodes: _Entries, places: np.ndarray, active: np.ndarray, numbers: np.ndarray) -> _Entries:
-        """Pad each active request's nodes to the same number of entries. places: int64 [n], index of each node among
-        all entries; numbers: int64 [num_entries], slot of each entry, counted from the request's first draft token."""
+        """Pad each active request's nodes to the same number of entries.
+
+        places: int64 [n], index of each node among all entries.
+        numbers: int64 [num_entries], KV-cache slot of each entry, counted from the slot of the request's first draft
+            token.
+        """
         device, width = nodes.rows.device, len(numbers) // len(active)
         first_above = np.searchsorted(self._active, active) * self._width
         own = torch.from_numpy(numbers).to(device)

@@ -61,7 +61,8 @@ class DraftStop:
             self._rows.finish(request)
 
     def begin(self, batch: ProposerBatch) -> Stopping | None:
-        """The decisions for one call of `propose`; None if adaptive_draft_length is off."""
+        """Learn from the last step's drafts and return the `Stopping` for this call of `propose`; None if
+        adaptive_draft_length is off."""
         if not self._config.adaptive_draft_length:
             return None
         if self._last is not None:
@@ -92,9 +93,9 @@ class DraftStop:
 
 
 class Stopping:
-    """The decisions of one step. Each uses only what is known before the tokens in question are drawn, since dropping a
-    sampled token because of its value would change the output's distribution (docs/losslessness.md). So draft tokens
-    are dropped afterwards only in requests in which no token was sampled.
+    """Decides in one step how far each request drafts. A decision uses only what is known before the tokens in question
+    are drawn, since dropping a sampled token because of its value would change the output's distribution
+    (docs/losslessness.md). So draft tokens are dropped afterwards only in requests in which no token was sampled.
 
     drafting: indices of the requests that get a draft, ascending.
     """
@@ -129,15 +130,15 @@ class Stopping:
     ) -> np.ndarray:
         """bool [batch]   the requests that get another level below the one that was just grown.
 
-        For the draft tokens of that level:
+        Arrays of length n describe the draft tokens of the level just grown:
 
         requests: int64 [n], indices into the batch.
-        rows: int64 [n], the parent's index among the tokens of the previous call whose requests went on, or at first
-            its index in `drafting`.
+        rows: int64 [n], the index of each token's parent among the tokens of the previous call, counting only requests
+            that got another level. In the first call: the request's index in `drafting`.
         probs: float [n], the draft's own probabilities.
         is_first_draw: bool [n], the first of sampled siblings.
 
-        num_nodes: int64 [batch], the most draft tokens of the next level.
+        num_nodes: int64 [batch], the most draft tokens that the next level may have.
         """
         reach = self._reach[rows] * self._acceptance.of_nodes(self._rows[requests], probs, is_first_draw)
         goes = num_nodes > 0

@@ -46,7 +46,8 @@ Speculating = SpeculativeConfig | Sequence[SpeculativeConfig] | None
 
 @frozen(eq=False)
 class Method:
-    """A way of drafting: the user's options, the spec that builds its proposer, and what that needs (its plan)."""
+    """A way of drafting: the user's options, the spec that builds its proposer, and what the proposer needs from the
+    engine (its plan)."""
 
     config: SpeculativeConfig
     spec: ProposerSpec
@@ -82,7 +83,7 @@ class Design:
 
 @frozen(eq=False)
 class Parts:
-    """What `build` made: the parts of an `Engine`."""
+    """The parts of an `Engine`, as `build` returns them."""
 
     target: Model
     kv: KVManager

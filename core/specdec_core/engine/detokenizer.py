@@ -19,7 +19,7 @@ _LONGEST_WAIT = 16
 class OutputText:
     """Detokenizes one request's output, token by token.
 
-    text: never has an unfinished character or anything after a stop string.
+    text: the text so far, without an unfinished character and without anything after a stop string.
     stop_string: the stop string that ended the text, or None. One that is complete within the first min_tokens tokens
         does not count.
     """

@@ -43,7 +43,10 @@ def check_form(draft: Draft, max_draft_tokens: Sequence[int], vocab_size: int, d
 
 
 def check_nodes(draft: Draft, vocab_size: int) -> None:
-    """Check token ids and parents. The draft has draft tokens and passed `check_form`. Raises ValueError."""
+    """Check token ids and parents. Raises ValueError.
+
+    draft: has at least one draft token and passed `check_form`.
+    """
     _check_range("token_ids", draft.host_token_ids, 0, vocab_size - 1, "draft ids of the target's vocabulary")
     parents = draft.host_parents
     index = np.arange(draft.num_nodes) - np.repeat(draft.offsets[:-1], draft.num_nodes_per_request)
@@ -67,7 +70,10 @@ def check_nodes(draft: Draft, vocab_size: int) -> None:
 
 
 def check_probs(draft: Draft, vocab_size: int) -> None:
-    """Check scores and `q`, the draft's distributions. The draft passed `check_nodes`. Raises ValueError."""
+    """Check scores and `q`, the draft's distributions. Raises ValueError.
+
+    draft: passed `check_nodes`.
+    """
     if draft.scores is not None:
         scores = draft.on_host(draft.scores)
         if not (scores.min() >= 0 and scores.max() <= 1) and len(live := scores[draft.host_layout.is_alive]):
@@ -144,8 +150,8 @@ def _check_range(name: str, values: np.ndarray, low: int, high: int, advice: str
 
 
 def _check_columns(draft: Draft, vocab_size: int) -> None:
-    """Check q_to_target or q_ids, the tokens that the columns of `q` stand for: all are in the vocabulary, and
-    q_to_target has none twice."""
+    """Check the token ids that the columns of `q` stand for (q_to_target or q_ids): they must be in the vocabulary, and
+    q_to_target must have no duplicates. Raises ValueError."""
     if draft.q_ids is not None:
         _check_range("q_ids", draft.on_host(draft.q_ids), 0, vocab_size - 1, "name token ids of the target")
     if draft.q_to_target is not None:
@@ -156,10 +162,10 @@ def _check_columns(draft: Draft, vocab_size: int) -> None:
 
 
 def _check_q(draft: Draft, q: torch.Tensor, q_rows: np.ndarray, token_ids: np.ndarray, vocab_size: int) -> None:
-    """Check the rows of `q` that draft tokens were drawn from: each is a distribution that gives its tokens a positive
-    probability. Other rows are ignored.
+    """Check the rows of `q` that draft tokens were drawn from: each must be a probability distribution, in which the
+    tokens drawn from it have a positive probability. Other rows are ignored. Raises ValueError.
 
-    q_rows, token_ids: of the sampled draft tokens without padding, at least one.
+    q_rows, token_ids: the row of `q` and the token of each sampled draft token, without padding; at least one.
     """
     # Two passes over q and no copy: a fifth of what a softmax costs.
     sums, least = q.sum(-1).numpy(), float(q.amin()) if q.numel() else 0.0
@@ -199,10 +205,10 @@ def _sparse_probs(q_ids: np.ndarray, q: np.ndarray, q_rows: np.ndarray, token_id
 
 
 def _check_siblings(q_rows: np.ndarray, parent_rows: np.ndarray, num_rows: int) -> None:
-    """Check that of siblings in a tree, sampled ones come first and share a row of `q`.
+    """Check that among siblings in a tree, sampled ones come first and share a row of `q`. Raises ValueError.
 
-    q_rows: of each draft token, -1 if it was not sampled.
-    parent_rows: of each draft token, its parent, as an index below num_rows.
+    q_rows: each draft token's row of `q`, -1 if it was not sampled.
+    parent_rows: each draft token's parent, as an index below num_rows.
     """
     index, is_sampled = np.arange(len(q_rows)), q_rows >= 0
     chosen, sampled = index[~is_sampled], index[is_sampled]
@@ -217,7 +223,10 @@ def _check_siblings(q_rows: np.ndarray, parent_rows: np.ndarray, num_rows: int) 
 
 
 def _check_unlike(parent_rows: np.ndarray, token_ids: np.ndarray) -> None:
-    """Check that siblings sampled without replacement have different tokens."""
+    """Check that siblings sampled without replacement have different tokens. Raises ValueError.
+
+    parent_rows, token_ids: each sampled draft token's parent, as an index, and its token.
+    """
     pairs = np.stack([parent_rows, token_ids], axis=1)
     found, counts = np.unique(pairs, axis=0, return_counts=True)
     if (counts > 1).any():

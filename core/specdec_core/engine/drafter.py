@@ -26,7 +26,8 @@ class Drafter:
     plan: what the proposer needs from the engine.
     num_speculative_tokens: the most draft tokens of a request in a step, for this proposer.
     max_tokens: the most tokens whose hidden states are stored for showing them to the proposer later.
-    reads_drafts: if set to False, the values of every draft are checked on its device, also of drafts on the host.
+    reads_drafts: whether drafts that can be read without waiting for a GPU are checked on the host. Tests set it to
+        False: then these, too, go through the checks for drafts on a GPU (`safe_draft`).
     """
 
     def __init__(

@@ -41,8 +41,8 @@ def _nothing(token_id: int) -> None:
 
 @frozen(eq=False)
 class PromptPart:
-    """The prompt tokens [start, end) of a request whose logprobs one forward pass gives. Each token's logprob comes
-    from the logits of the token before it."""
+    """A range [start, end) of a request's prompt tokens, whose logprobs one forward pass computes. Each token's
+    logprob comes from the logits of the token before it."""
 
     request: Request
     start: int
@@ -55,8 +55,8 @@ class PromptPart:
 
 
 def prompt_parts(schedule: Schedule, batch: StepBatch) -> list[PromptPart]:
-    """The prompt tokens whose logprobs this forward pass gives, for requests that ask for them. A request that was
-    preempted may have some logprobs already; these are left out."""
+    """For each request that asks for prompt logprobs, the range of its prompt tokens whose logprobs this forward pass
+    computes. A request that was preempted may have some logprobs already; these tokens are left out."""
     parts = []
     for request, num_known, offset in zip(schedule.requests, schedule.num_known, batch.token_offsets, strict=True):
         if request.prompt_logprobs is not None:
@@ -68,15 +68,17 @@ def prompt_parts(schedule: Schedule, batch: StepBatch) -> list[PromptPart]:
 
 
 def rows_of(parts: Sequence[PromptPart], device: torch.device) -> torch.Tensor:
-    """The tokens whose logits give the logprobs of these parts: int64 [num_tokens of all parts], indices into the
-    forward pass's tokens."""
+    """The tokens whose logits are needed for the logprobs of these prompt ranges, as indices into the forward pass's
+    tokens: int64 [number of tokens in all ranges]."""
     return torch.from_numpy(np.concatenate([p.first_row + np.arange(p.num_tokens) for p in parts])).to(device)
 
 
 def add_prompt_logprobs(parts: Sequence[PromptPart], logits: torch.Tensor, texts: TokenTexts) -> None:
     """Compute prompt logprobs and add them to their requests.
 
-    logits: [num_tokens of all parts, vocab], those that predict the parts' tokens.
+    parts: the ranges of prompt tokens.
+    logits: [number of tokens in all ranges, vocab], those that predict these tokens.
+    texts: decodes the tokens.
     """
     end = 0
     for part in parts:
@@ -98,8 +100,9 @@ def output_logprobs(
     """Logprobs of the emitted tokens, by request id, for requests that ask for them.
 
     verdict: the accepted tokens and their rows of logits, on the host.
-    token_ids: the verdict's, as lists.
+    token_ids: the verdict's token ids, one list per request.
     logits: [num_rows, vocab], of each request's last token and its draft tokens.
+    texts: decodes the tokens.
     """
     asking = [(i, request) for i, request in enumerate(requests) if request.params.logprobs is not None]
     places = [(i, j, r) for i, r in asking for j, token_id in enumerate(token_ids[i]) if token_id >= 0]

@@ -79,8 +79,8 @@ def plan_memory(
 
     target: the model's structure and the size of its weights.
     plan: what all proposers together need from the engine.
-    bytes_per_block: of all layer groups of the KV cache, computed by the KV manager.
-    draft_kv_bytes: per token, in the KV cache of the drafts' own layers.
+    bytes_per_block: bytes of a block in all layer groups of the KV cache, computed by the KV manager.
+    draft_kv_bytes: bytes per token in the KV cache of the drafts' own layers.
 
     Weights that are loaded already count as 0 bytes. Raises CapacityError if the weights or the blocks do not fit, or
     if the blocks do not hold one request of max_model_len tokens.

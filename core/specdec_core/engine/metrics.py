@@ -133,7 +133,7 @@ class Metrics:
     """Metrics of an engine, summed over its steps.
 
     num_speculative_tokens: the number of draft positions in metrics per position.
-    prefix: of every metric's name, before a colon.
+    prefix: put before every metric's name, with a colon between them.
     log_interval_s: seconds of step time between two lines in the log; None: no lines.
     """
 

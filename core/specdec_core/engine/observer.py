@@ -75,8 +75,8 @@ class Observer:
         return request not in self._lost and request.params.num_speculative_tokens != 0
 
     def _put_off(self, requests: Sequence[Request], observation: Observation) -> None:
-        """Store an observation of these requests. First make room, by showing or dropping what is stored of the
-        requests with the most tokens."""
+        """Store an observation of these requests. If more than max_tokens tokens would be stored, first show the
+        proposer, or drop, what is stored of the requests with the most stored tokens."""
         num_tokens = sum(observation.host_num_valid)
         while self._arrears.num_tokens and self._arrears.num_tokens + num_tokens > self._max_tokens:
             most = self._arrears.largest()

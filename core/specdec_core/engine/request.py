@@ -36,8 +36,8 @@ class Request:
 
     num_computed: that many tokens, from the first on, have their final keys and values in the KV cache.
     num_cached_tokens: that many of these came from the prefix cache.
-    num_tokens: of prompt and output. Those from num_computed on are pending; if only one is pending, it is the root,
-        which drafts continue.
+    num_tokens: how many tokens prompt and output have. Those from num_computed on are pending; if only one is pending,
+        it is the root, which drafts continue.
     max_total_tokens: the limit of num_tokens.
     text: the output's text, decoded token by token if it is streamed or if there are stop strings, else once at the
         end.

@@ -87,7 +87,7 @@ class SafeDrafts:
 
 @frozen(eq=False)
 class _Places:
-    """The indices of a draft's tokens, computed from its offsets."""
+    """Each draft token's index in the batch and within its request, as tensors on the draft's device."""
 
     node: torch.Tensor  # int64 [num_nodes]   each node's index
     start: torch.Tensor  # int64 [num_nodes]   index of its request's first node

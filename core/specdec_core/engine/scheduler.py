@@ -57,8 +57,9 @@ class Schedule:
 
 
 class Scheduler:
-    """First come, first served. Running requests go first. When KV blocks run out, a request's draft is given up before
-    the youngest request is preempted: it starts over, its output so far becoming part of its prefill.
+    """First come, first served. Running requests go first. When KV blocks run out, a request first loses its draft for
+    this step; if that is not enough, the youngest request is preempted. A preempted request starts over, with its
+    output so far as part of its prefill.
 
     budget: decides the most draft tokens of a request.
     scratch_slots: KV-cache slots for drafting, counted from that of the root (the request's last token).

@@ -103,8 +103,9 @@ class PagedKVManager:
         assert all(request_id in self._pool for request_id in self._num_final)
 
     def _move(self, request_ids: list[str], first_nodes: list[int], verdict: Verdict) -> None:
-        """Move the keys and values of accepted draft tokens together, for all requests and layers at once. The j-th
-        accepted draft token of request i goes to slot first_nodes[i] + j - 1.
+        """Compact the KV cache after verification: move the keys and values of accepted draft tokens into consecutive
+        slots, for all requests and layers at once. The j-th accepted draft token of request i goes to slot
+        first_nodes[i] + j - 1.
 
         first_nodes: for each request, the slot of its first draft token.
         verdict: the result of verification, on the host.

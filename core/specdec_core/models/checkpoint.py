@@ -86,7 +86,8 @@ class Checkpoint:
         """Check that the checkpoint has exactly the module's tensors, in the same shapes.
 
         module: may be on the meta device.
-        rename: maps a tensor's name in the checkpoint to its name in the module; None: not the module's, skipped.
+        rename: maps a tensor's name in the checkpoint to its name in the module, or to None to skip a tensor that the
+            module does not have.
 
         Raises CompatibilityError that names each tensor that is missing, unknown or of another shape.
         """

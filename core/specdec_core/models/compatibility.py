@@ -74,8 +74,8 @@ def trial_attention(
 
 
 def telling_mask(*, mask_function: Callable[..., Any], **kwargs: Any) -> torch.Tensor:
-    """Make the mask of eager attention and attach the function that it is made from to it: (batch, head, query
-    position, key position) -> bool. Has the signature of transformers' mask functions."""
+    """Make the mask of eager attention, with its mask function as an attribute: (batch, head, query position, key
+    position) -> bool. Has the signature of transformers' mask functions."""
     mask: torch.Tensor = eager_mask(mask_function=mask_function, **{**kwargs, "allow_is_bidirectional_skip": False})
     setattr(mask, _SEES, mask_function)
     return mask
@@ -241,8 +241,8 @@ def refusing_failures(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _trial(model: Any, checks: StockChecks | None) -> Iterator[None]:
-    """A context in which the model's attention is `trial_attention`, preceded by these checks (None: by nothing). It
-    then becomes the engine's attention."""
+    """A context in which the model's attention is `trial_attention`, preceded by these checks (None: by nothing). On
+    exit, the model's attention is set to the engine's."""
     model.set_attn_implementation(TRIAL)
     if model.config.get_text_config()._attn_implementation != TRIAL:
         raise CompatibilityError(

@@ -66,10 +66,10 @@ def record_embedding_and_head(model: Any, backbone: nn.Module) -> Iterator[Recor
 class EmbeddingAndHead:
     """The factors that a family applies around its embedding and its LM head.
 
-    embedding_scale: of the embedding's output. 1 if the family applies none, or something other than a factor, such as
-        learned positions.
-    head_scale: of the LM head's input. None: unknown.
-    logits_scale: of the LM head's output. None: unknown.
+    embedding_scale: factor of the embedding's output. 1 if the family applies none, or something other than a factor,
+        such as learned positions.
+    head_scale: factor of the LM head's input. None: unknown.
+    logits_scale: factor of the LM head's output. None: unknown.
     logits_cap: logits become cap * tanh(logits / cap), after logits_scale. None: no softcap.
     """
 

@@ -11,8 +11,8 @@ from specdec_core.errors import reason
 
 
 def require(name: str, *file_names: str, revision: str | None = None) -> None:
-    """Raise FileNotFoundError if a checkpoint is neither a folder nor available from the model hub. Arguments as in
-    `unreachable`."""
+    """Raise FileNotFoundError if a checkpoint is neither a folder nor available from the model hub. file_names: the
+    files of which it has at least one."""
     if why := unreachable(name, *file_names, revision=revision):
         raise FileNotFoundError(f"there is no such folder, and {why}")
 

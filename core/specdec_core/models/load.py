@@ -190,7 +190,7 @@ def load_weights(
 
 def no_attention(config: PretrainedConfig, error: KeyError) -> CompatibilityError:
     """Turn transformers' KeyError about an unknown attention function into an error to raise. The name in it is
-    `IMPLEMENTATION` if the family looks only in a list of its own, or else one that config.json asks for."""
+    `IMPLEMENTATION` if the family has its own list of attention functions, else one that config.json asks for."""
     if IMPLEMENTATION not in str(error):
         return CompatibilityError(
             f"transformers' {config.model_type!r} model has no {error}, which a value in config.json names: correct it"

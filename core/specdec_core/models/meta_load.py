@@ -44,7 +44,8 @@ class Outline:
 
 
 def outline(source: ModelSource) -> Outline:
-    """Make the outline of a checkpoint from its configuration and the headers of its weight files.
+    """Make the `Outline` (structure and memory) of a checkpoint's model from its configuration and the headers of its
+    weight files.
 
     The model is run with meta tensors, which have shapes but no values. So the same code as in `Model` refuses
     unsupported structures. Missing tensors, and what `compatibility.try_out` finds by comparing logits, are not
@@ -62,7 +63,7 @@ def outline(source: ModelSource) -> Outline:
 
 
 def outline_draft(config: DraftModelConfig, target: TargetInfo) -> Outline:
-    """Make the outline of a draft model (a causal LM) as `BuildContext.load_model` would load it. Raises the same
+    """Make the `Outline` of a draft model (a causal LM) as `BuildContext.load_model` would load it. Raises the same
     errors as `outline`."""
     return outline(ModelSource.of_draft(config, target))
 

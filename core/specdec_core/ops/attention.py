@@ -39,7 +39,7 @@ def paged_attention(
     scaling: factor of query times key.
     window: sliding window: a query attends only to keys at positions above its own minus this.
     softcap: scores become softcap * tanh(scores / softcap).
-    sinks: [num_heads], a score per head that takes its share of the probabilities and has no value.
+    sinks: [num_heads], attention sinks: a score for each head that joins the softmax but has no value.
 
     Returns [num_tokens, num_heads, value_dim]; the values for padding tokens are arbitrary. In grouped-query attention,
     the query heads of a key head become rows of one matrix, so that keys are not copied for each of them.

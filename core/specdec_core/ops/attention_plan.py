@@ -19,7 +19,8 @@ SHORT = 64
 
 @frozen(eq=False)
 class Segment:
-    """Some requests of a forward pass as one batched attention: a rectangle of query rows and keys for each of them.
+    """Some requests of a forward pass, computed as one batched attention: all are padded to the same number of query
+    rows and of keys.
 
     A request is padded with its own last token and its own last KV-cache slot, never with another request's: that might
     hold NaN, which spreads through the matrix product even where it is masked.

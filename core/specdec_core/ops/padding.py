@@ -1,8 +1,8 @@
 """Pads forward passes so that a token's result does not depend on how many tokens and keys are computed with it.
 
-The order in which a matrix product sums depends on its shape. If shapes are multiples of these numbers, a CPU sums in
-the same order whether a forward pass computes one token or a tree. So plain and speculative decoding agree to the last
-bit. `docs/architecture.md` has the measurements.
+The order in which a matrix product sums depends on its shape. If shapes are multiples of the numbers in `Padding`, a
+CPU sums in the same order whether a forward pass computes one token or a tree. So plain and speculative decoding agree
+to the last bit. `docs/architecture.md` has the measurements.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from attrs import frozen
 
 @frozen
 class Padding:
-    """The multiples that numbers of tokens and keys are padded to.
+    """The multiples to which the shapes of a forward pass are padded.
 
-    rows: for tokens of a forward pass, and query rows of attention.
-    keys: for KV-cache slots that attention reads.
+    rows: for the number of tokens, and of query rows of attention.
+    keys: for the number of KV-cache slots that attention reads.
     """
 
     rows: int

@@ -61,7 +61,7 @@ class PluginCommands:
 
 
 def offered(plugin: Plugin) -> list[click.Command]:
-    """The commands of one plugin. Raises PluginError that names it if its hook fails or returns anything else."""
+    """The commands of one plugin. Raises PluginError if its hook fails or returns anything but click commands."""
     with plugin.blamed("offer its commands"):
         commands = [command for part in plugin.loaded_hooks.hook.specdec_commands() for command in part]
         for command in commands:

@@ -28,8 +28,8 @@ Spec = ProposerSpec | VerifierSpec | KVManagerSpec
 
 @define(eq=False)
 class Plugin:
-    """An entry point of group `specdec`, or a module that is loaded like one, with its status. Or an entry point of an
-    embedded model (`models/embedded.py`), which has neither hooks nor specs."""
+    """A plugin with its status: an entry point of group `specdec`, or a module that is loaded like one. Embedded models
+    (`models/embedded.py`) are listed as plugins, too, but have neither hooks nor specs."""
 
     name: str
     distribution: str
@@ -54,7 +54,7 @@ class Plugin:
 
     @contextmanager
     def blamed(self, what: str, advice: str = "Repair it") -> Iterator[None]:
-        """A context that turns any exception, SystemExit too, into a PluginError: the plugin failed to `what`."""
+        """A context that turns any exception, SystemExit too, into PluginError: "plugin ... failed to {what}"."""
         try:
             yield
         except (Exception, SystemExit) as error:
@@ -80,7 +80,7 @@ def find(builtins: Iterable[str], modules: Iterable[str] = ()) -> list[Plugin]:
 
 
 def entries(group: str, word: str = "plugin") -> list[Plugin]:
-    """The installed entry points of a group, sorted by name. word: what error messages call one."""
+    """The installed entry points of a group, sorted by name. word: "plugin" or "model", for messages."""
     found = []
     for entry in importlib.metadata.entry_points(group=group):
         assert entry.dist is not None, "entry_points() sets it"
@@ -106,7 +106,7 @@ def names_in(text: str | Iterable[str]) -> list[str]:
 
 
 def refuse_disabled(plugins: Sequence[Plugin], names: Sequence[str], origin: str) -> list[str]:
-    """Mark the plugins that `names` disables, by plugin name or distribution. Returns the names that match none."""
+    """Disable plugins by plugin name or distribution. Returns names without a match. origin: source of `names`."""
     idle = []
     for name in names:
         hit = [p for p in plugins if not p.builtin and (name == p.name or _same(name, p.distribution))]
@@ -118,7 +118,7 @@ def refuse_disabled(plugins: Sequence[Plugin], names: Sequence[str], origin: str
 
 
 def refuse_duplicates(plugins: Sequence[Plugin]) -> None:
-    """Mark every plugin whose name several distributions claim: it is unknown which one the user means."""
+    """Mark as duplicates all plugins whose name several distributions claim: a user may mean any of them."""
     by_name: dict[str, list[Plugin]] = {}
     for plugin in plugins:
         if plugin.status == "ok" and not plugin.builtin:

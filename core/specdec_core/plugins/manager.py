@@ -28,7 +28,7 @@ BUILTINS = ("specdec_core.plugins.builtin",)
 
 
 class PluginWarning(UserWarning):
-    """A plugin could not be loaded, or it failed in a place with no caller to raise an exception in."""
+    """A plugin could not be loaded, or it failed where no caller could catch an exception, as at garbage collection."""
 
 
 class Plugins:

@@ -20,7 +20,7 @@ S = TypeVar("S", ProposerSpec, VerifierSpec, KVManagerSpec)
 
 
 class Offers:
-    """The specs that plugins offer. If two plugins claim a name, neither gets it, and the later one is marked."""
+    """The specs that plugins offer. If two claim a name, neither gets it; the later one is marked as a duplicate."""
 
     def __init__(self, plugins: Sequence[Plugin]) -> None:
         self._plugins = plugins
@@ -32,7 +32,7 @@ class Offers:
 
     @property
     def modules(self) -> Collection[Plugin]:
-        """The plugins whose hooks are called: the first of those that share a module."""
+        """One plugin per module (several may share one). Only the hooks of these are called."""
         return self._first_of_value.values()
 
     def find(self, kind: type[S], name: str) -> S:

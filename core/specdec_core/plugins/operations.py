@@ -38,12 +38,12 @@ class OfferedOps:
 
     @classmethod
     def of(cls, plugins: Iterable[Plugin], device: str) -> OfferedOps:
-        """Collect the operations of plugins. Raises PluginError that names the plugin if one fails, or is written for
-        another plugin API."""
+        """Collect the operations of plugins. Raises PluginError, which names the plugin, if one fails or is written
+        for another plugin API."""
         return cls(tuple(Offer(plugin, spec) for plugin in plugins for spec in _specs(plugin, device)))
 
     def choose(self, name: str, context: OpsContext) -> Callable[..., Any] | None:
-        """The operation of the only plugin that offers it for these layers, or None. Raises PluginError for two."""
+        """The plugin's function for these layers, None if no plugin has one. Raises PluginError if several have one."""
         able = [offer for offer in self.offers if offer.supports(name, context)]
         if len(able) > 1:
             raise PluginError(

@@ -32,7 +32,8 @@ def tokenize_words(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
 
 
 def forbid_bad_words(logits: torch.Tensor, rows: ConstrainedRows) -> None:
-    """In place: set to -inf the logit of each token that would complete a bad word after a row's history."""
+    """In place: in each row of logits, set to -inf each token that would complete a bad word, given the tokens before
+    it."""
     num_before = max(len(word) for c in rows.constraints for word in c.bad_words) - 1
     words = [_before(c.bad_words, num_before) for c in rows.constraints]
     ends = np.cumsum([len(each) for each in words])

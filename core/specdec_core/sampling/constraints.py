@@ -16,7 +16,8 @@ from specdec_core.contracts.draft import Draft
 
 @define(eq=False)
 class Constraints:
-    """A request's sampling parameters as token ids, computed once when it is submitted.
+    """A request's sampling parameters that apply before temperature, prepared once when it is submitted: lists of
+    tokens become arrays of token ids.
 
     fault: the latest error of a custom logits processor at the request's last token.
     """
@@ -66,7 +67,7 @@ def why_not_finite(constraints: Constraints | None) -> str:
 
 
 class ConstrainedRequest(Protocol):
-    """What the constraints read of a request.
+    """The attributes of a request that `ConstrainedRows` needs.
 
     token_ids: int64, the prompt and the output so far.
     """

@@ -115,7 +115,7 @@ def truncate(logits: torch.Tensor, row_requests: torch.Tensor, params: Sequence[
 
 
 def _keep_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Keep tokens with at least min_p [num_rows, 1] times the probability of the likeliest one. Compares logarithms."""
+    """Keep tokens with at least min_p [num_rows, 1] times the probability of the likeliest one."""
     return logits.masked_fill(logits < logits.amax(dim=-1, keepdim=True) + min_p.log(), -torch.inf)
 
 

@@ -12,9 +12,9 @@ from specdec_core.contracts.draft import Draft
 
 @frozen(eq=False)
 class Siblings:
-    """A draft's trees as linked lists of children, without dead (padding) nodes. Indices and values are rows of target
-    logits, one per root and per draft token as in `contracts.draft`. `end`, one past the last row, stands for "no row"
-    and is its own successor."""
+    """A draft's trees as linked lists of children, without dead (padding) nodes. `first_child`, `next_sibling` and
+    `previous_sibling` map a row of target logits (one per root and per draft token, as in `contracts.draft`) to another
+    row. `end`, one past the last row, stands for "no row" and is mapped to itself."""
 
     end: int
     root_rows: torch.Tensor  # int64 [batch]   noise is keyed by row - root row, the same in any batch

@@ -48,7 +48,8 @@ class _State:
     kept: torch.Tensor
 
     def descend(self, rows: torch.Tensor, draft: Draft, siblings: Siblings, proposals: Proposals) -> torch.Tensor:
-        """The first leaf below each of rows [batch], or the row itself. Computes `kept` on the way."""
+        """The first leaf below each of rows [batch], or the row itself if it has no children. Computes `kept` for the
+        rows on the way."""
         for _ in range(draft.max_depth):
             child = siblings.first_child[rows]
             self._enter(child, rows, proposals)
@@ -71,6 +72,6 @@ class _State:
         return torch.where(following == siblings.end, parent, below)
 
     def _enter(self, rows: torch.Tensor, parents: torch.Tensor, proposals: Proposals) -> None:
-        """Compute `kept` for rows [batch], which are children of the rows parents [batch] or `Siblings.end`."""
+        """Compute `kept` for rows [batch]. Each is a child of the row in parents [batch], or `Siblings.end`."""
         own = self.left[parents].gather(1, proposals.token_ids(rows).unsqueeze(1)).squeeze(1)
         self.kept[rows] = (self.kept[parents] * own / proposals.own_probs[rows]).clamp(max=1)

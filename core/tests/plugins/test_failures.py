@@ -1,4 +1,4 @@
-"""Broken plugins: the messages when plugins load, and when the broken one is asked for."""
+"""Broken plugins: the warnings when plugins are loaded, and the errors when the broken one is requested."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_specdec_ops_replaced_twice(site):
 
 
 def test_specdec_ops_for_some_layers(site):
-    """Each operation is used for the layers that it supports; two plugins conflict only for layers that both
+    """An operation is used only for layers that its plugin supports. Two plugins conflict only for layers that both
     support."""
     narrow = "supports=lambda name, context: name == 'gather' and context.kv_layout.key_dim <= 64"
     half = "supports=lambda name, context: context.dtype == 'float16'"
@@ -121,7 +121,7 @@ def test_specdec_ops_failing(site, result, said):
 
 
 def test_specdec_ops_of_another_api(site):
-    """A spec for another plugin API is refused without reading its other fields."""
+    """An OpsSpec for another plugin API version is refused without reading its other fields."""
     site.plugin("fast", OPS % "api=2, ops=None")
     with pytest.raises(
         PluginError, match=r"'fast' \(dist-fast 1.0\) is written for plugin API 2, .*SPECDEC_DISABLE=fast"
@@ -213,7 +213,7 @@ def test_entry_point_may_name_an_object(site):
 
 
 def test_builtin_modules_come_through_the_same_hooks(site):
-    """Core's own modules need no entry points and may offer any names."""
+    """Core's own modules need no entry point, and their hooks may return specs of any name."""
     source = HEAD + "@hookimpl\ndef specdec_verifiers():\n    return [VerifierSpec(n, list, 1) for n in ('one', 'two')]"
     (site.path / "core_parts.py").write_text(source)
     plugins = Plugins.load(builtins=["core_parts"])

@@ -1,4 +1,4 @@
-"""Models that come inside distributions are found, refused, disabled and listed in the same way as plugins."""
+"""Models shipped in Python distributions are found, refused, disabled and listed in the same way as plugins."""
 
 from __future__ import annotations
 

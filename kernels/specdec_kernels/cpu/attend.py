@@ -86,8 +86,8 @@ def _up(number, multiple):
 
 @inner()
 def _cut(chunks, num_kv_heads, part, num_parts):
-    """The index of the first work item of a part; parts have about equal work. An item is one key head of one chunk of
-    tokens; items are in order of chunk.
+    """The index of the first work item of a part of the work (one part per thread). Parts have about equal work. An
+    item is one key head of one chunk of tokens; items are in order of chunk.
 
     Work is estimated: reading a key costs about as much as one token's computation with it.
     """
@@ -110,7 +110,8 @@ def _cut(chunks, num_kv_heads, part, num_parts):
 
 @inner()
 def _gather(query, stride, key_dim, chunk, heads, scaling, queries):
-    """Write a chunk's queries, times scaling, to queries [num_queries, width]. Columns past key_dim stay 0."""
+    """Copy the queries of a chunk of tokens, times scaling, to queries [num_queries, width]. Columns past key_dim stay
+    0."""
     first_head, num_heads, groups = heads
     width, i = _up(key_dim, LANES), 0
     for head in range(first_head, first_head + num_heads):
@@ -125,8 +126,9 @@ def _gather(query, stride, key_dim, chunk, heads, scaling, queries):
 
 @inner()
 def _tiles(chunk, paths, window):
-    """Find the tiles of keys that a chunk's tokens attend to. Returns four indices of tiles: the first that any token
-    attends to, the end of all, and the first and the end of those that all tokens share. window: 0: none."""
+    """Find the tiles (TILE consecutive keys of a path) that a chunk's tokens attend to. Returns four tile indices:
+    start and end of the tiles that any token attends to, then of those that all tokens share. window: 0: no sliding
+    window."""
     first, shared = chunk[4] // TILE, 0
     if window == 0:
         first = 0
@@ -139,8 +141,9 @@ def _tiles(chunk, paths, window):
 
 @inner()
 def _tile(t, token, chunk, paths, window, shared, num_shared):
-    """Find tile t of a token's path. Returns how many tokens, from this one on, share the tile; where it begins in
-    places; and how many keys of it to use, 0 or less if the token does not attend to it."""
+    """Find tile t of a token's path. Returns how many tokens, from this one on, share the tile; the index in `places`
+    (rows of the KV cache) at which it begins; and how many keys of it to use, 0 or less if the token does not attend to
+    it."""
     prefix = chunk[0]
     if shared <= t < num_shared:
         return chunk[2], prefix + t * TILE, TILE
@@ -153,8 +156,8 @@ def _tile(t, token, chunk, paths, window, shared, num_shared):
 
 @inner()
 def _score(queries, keys, values, chunk, heads, paths, places, window, scores):
-    """Compute the scores of a chunk's queries with the keys that they attend to: scores [num_queries, keys]. values is
-    only prefetched, for `_sum_up`."""
+    """Compute the attention scores of a chunk's queries: scores [num_queries, keys]. `values` is only prefetched, for
+    `_sum_up`."""
     first_head, num_heads, groups = heads
     numbers, stride, key_dim = keys
     width, row_len, num_rows = _up(key_dim, LANES), _up(chunk[4], TILE), chunk[2]
@@ -178,7 +181,7 @@ def _score(queries, keys, values, chunk, heads, paths, places, window, scores):
 
 @inner()
 def _prefetch(cache, t, num_shared, chunk, head, places):
-    """Prefetch tile t of a key head from memory, if all tokens of the chunk share it."""
+    """Prefetch tile t (TILE keys or values) of a key head from memory, if all tokens of the chunk share it."""
     numbers, stride, dim = cache
     if 0 <= t < num_shared:
         prefetch_tile(numbers, places, chunk[0] + t * TILE, stride, head * dim, dim)
@@ -186,7 +189,7 @@ def _prefetch(cache, t, num_shared, chunk, head, places):
 
 @inner()
 def _padded(cache, dim, count, padded):
-    """Copy a tile's first `count` rows to `padded`, zero-padded to whole vectors. Returns `padded`."""
+    """Copy the first `count` keys or values of a tile to `padded`, zero-padded to whole vectors. Returns `padded`."""
     numbers, stride, offset, places, place = cache
     width = _up(dim, LANES)
     for j in range(count):
@@ -197,7 +200,8 @@ def _padded(cache, dim, count, padded):
 
 @inner()
 def _dot(queries, width, i, end, cache, scores, row_len, first):
-    """Compute the scores of queries [i, end) with the keys of a tile, and write them from column `first` on."""
+    """Compute the scores of queries [i, end) with the keys of a tile, and write them to `scores` from column `first`
+    on."""
     keys, stride, offset, places, place = cache
     while i < end:
         q, s = i * width, i * row_len + first
@@ -214,8 +218,8 @@ def _dot(queries, width, i, end, cache, scores, row_len, first):
 
 @inner()
 def _weigh(scores, chunk, heads, paths, window, softcap, sinks, sums):
-    """In place: turn scores into weights of the softmax, not normalized. The sums to normalize by are written to sums
-    [num_queries]."""
+    """In place: turn scores into softmax weights that are not normalized yet. Their sums, to divide by, are written to
+    sums [num_queries]."""
     first_head, num_heads, groups = heads
     row_len, i = _up(chunk[4], TILE), 0
     for head in range(first_head, first_head + num_heads):

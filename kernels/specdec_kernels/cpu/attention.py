@@ -91,7 +91,7 @@ def _rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 @frozen(eq=False)
 class _Paths:
-    """The inputs of `attend_part` for one forward pass, the same in all layers; `lay_out` makes the arrays."""
+    """The arguments of `attend_part` that all layers of a forward pass share. `lay_out` makes the arrays."""
 
     num_tokens: int  # without padding
     num_pairs: int  # pairs of a token and a key that it attends to, roughly
@@ -121,8 +121,8 @@ _NO_SLOTS = np.empty((1, 0), dtype=np.int64)
 def store_kv(
     keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> None:
-    """The compiled form of `specdec_core.ops.attention.store_kv`. Calls that reference for inputs that do not fit, and
-    for slots that do not exist, to raise the errors."""
+    """The compiled form of `specdec_core.ops.attention.store_kv`. Inputs of another dtype, shape or memory layout, and
+    slots that do not exist, go to that reference, which raises the errors."""
     if not (_fits(keys, slot_mapping, key) and _fits(values, slot_mapping, value) and keys.dtype == values.dtype):
         ops.REFERENCE["store_kv"](keys, values, slot_mapping, key, value)
         return
@@ -154,8 +154,8 @@ _SLOT = np.empty(0, dtype=np.int64)
 def _store(like, slots, keys, values):
     """Store keys and values in their caches. Returns False, and stores nothing, if a slot does not exist.
 
-    like: an array with the dtype of all.
-    slots: address and number of the slots.
+    like: an array with the dtype of the caches and of the data.
+    slots: address of the array of slots, and its length.
     keys, values: address and shape of the cache, address of the data to store, stride between its rows.
     """
     places = array_at(slots[0], (slots[1],), _SLOT)

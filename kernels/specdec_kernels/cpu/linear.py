@@ -80,8 +80,9 @@ def _one_part(strips, biases, rows_address, num_rows, part, num_parts, output_ad
 
 @njit
 def _some_strips(strips, strip, num_left, biases, rows, output, sums):
-    """Multiply all rows with the next MOST_STRIPS strips, or with one if fewer are left, so that weights are read from
-    memory once. Returns how many strips this was."""
+    """Compute the outputs of all rows for the next MOST_STRIPS strips, or for one if fewer are left. A strip is a panel
+    of the weight matrix: the weights of LANES outputs. All rows are computed before the next strips, so that weights
+    are read from memory only once. Returns how many strips were computed."""
     num_strips = MOST_STRIPS if num_left >= MOST_STRIPS else 1
     row = 0
     while row < len(rows):
@@ -113,7 +114,7 @@ def _some_strips(strips, strip, num_left, biases, rows, output, sums):
 @njit
 def _store(sums, biases, row, num_rows, first, width, output):
     """Add the biases to sums and write the result: output[row + i, first:] = sums[i * width:] + biases[first:], for i <
-    num_rows. Outputs that only pad the last strip are left out."""
+    num_rows. Outputs that only pad the last strip (panel of LANES outputs) are left out."""
     for i in range(num_rows):
         for j in range(min(width, output.shape[1] - first)):
             output[row + i, first + j] = as_stored(output, sums[i * width + j] + biases[first + j])

@@ -72,8 +72,8 @@ def _rounded_up(num_tokens):
 
 @inner()
 def _num_more(prefix_len, more_slots, row):
-    """Count the slots in more_slots[row] beyond the prefix: a draft token's own and its ancestors'. The row ends with a
-    slot that repeats."""
+    """Count the slots in more_slots[row] beyond the prefix: a draft token's own and its ancestors'. The row is padded
+    at the end by repeating its last slot."""
     num_more, last = 0, np.int64(-1)
     for i in range(more_slots.shape[1]):
         slot = more_slots[row, i]

@@ -1,7 +1,8 @@
-"""The inner loop of linear layers: multiplies several rows with strips of LANES outputs, in vectors of LANES float32.
+"""The inner loop of linear layers: multiplies several input rows with panels of the weight matrix.
 
-A strip holds its weights in the order of use: for each step along the input, LANES outputs side by side. A step is one
-input in float32, and a pair of inputs in bfloat16, which AVX512-BF16 multiplies and adds at once.
+A panel, here called strip, has the weights of LANES outputs in the order of use: for each step along the input, those
+of the LANES outputs side by side. A step is one input in float32. In bfloat16 it is a pair of inputs, which AVX512-BF16
+multiplies and adds at once.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ _PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def multiply(typing_context, weight, strip, rows, row, sums, num_rows, num_strips):
-    """Multiply input rows with strips of outputs: sums[(i * num_strips + s) * LANES:] = rows[row + i] times the strip
-    of index strip + s, for i < num_rows and s < num_strips.
+    """Multiply input rows with strips (panels of the weight matrix with LANES outputs each): sums[(i * num_strips + s)
+    * LANES:] = rows[row + i] times strip number strip + s, for i < num_rows and s < num_strips.
 
     weight: [strips, steps, LANES], or [..., 2 * LANES] in bfloat16.
-    rows: [n, in_features]; rows past the end repeat the last one.
+    rows: [n, in_features]. For a row past the end, the last one is used.
     sums: float32 [...].
     num_rows, num_strips: literals, known when this is compiled.
 
@@ -106,7 +107,7 @@ def _weights(builder: Any, strip: Any, step: Any, is_pairs: bool) -> Any:
 
 
 def _spread(builder: Any, inputs: Any, step: Any, is_pairs: bool) -> Any:
-    """The input of a step, copied to every lane."""
+    """Load the input of a step (in bfloat16, a pair of inputs) and broadcast it to all lanes of a vector."""
     place = builder.gep(inputs, [builder.mul(step, step.type(2 if is_pairs else 1))])
     number = builder.load(builder.bitcast(place, (_I32 if is_pairs else ir.FloatType()).as_pointer()), align=2)
     undefined = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)

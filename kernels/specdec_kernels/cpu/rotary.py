@@ -41,11 +41,11 @@ def _tokens_first(heads: torch.Tensor) -> torch.Tensor:
 
 @compiled()
 def _rotate(like, angles, query, key):
-    """Rotate queries and keys.
+    """Rotate queries and keys, and write the results to other arrays.
 
     like: an array with the dtype of all.
     angles: addresses of cos and sin, number of tokens, width.
-    query, key: address, four strides and number of heads, then the address of the results.
+    query, key: address, four strides and number of heads of the tensor, then the address of its result.
     """
     cos_address, sin_address, num_tokens, width = angles
     cos = array_at(cos_address, (num_tokens, width), like)

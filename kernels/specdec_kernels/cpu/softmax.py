@@ -14,8 +14,8 @@ _LOWEST = np.float32(-87.0)
 
 @inner()
 def exp_and_sum(scores, first, end, softcap, sink):
-    """In place: scores[first:end] become exp(score - highest), after the softcap; the rest of their tiles becomes 0.
-    Returns the sum, including the sink's share.
+    """In place: apply the softcap to scores[first:end], then replace them by exp(score - highest). All other scores
+    from the start of the first tile on become 0. Returns the sum, including the sink's share.
 
     scores: float32, whole tiles.
     softcap: scores become softcap * tanh(scores / softcap); 0: none.

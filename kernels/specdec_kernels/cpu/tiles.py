@@ -124,9 +124,9 @@ def add_tile(
     width,
     n,
 ):
-    """Add weighted values of a tile for n queries: output[start + q * width:] += sum over j < num_values of
-    weights[first + q * row_len + j] * value j, in the order of j, for q < n, a literal. Value j is where `dot_tile` has
-    key j; weights and output are float32."""
+    """Add the weighted values of a tile for n queries: output[start + q * width:] += sum over j < num_values of
+    weights[first + q * row_len + j] * value j, in the order of j, for q < n, a literal. Value j has the address that
+    key j has in `dot_tile`; weights and output are float32."""
     num_queries, load = n.literal_value, _loader(cache)
 
     def body(builder: Any, weights_data: Any, row_len: Any, cache_data: Any, *args: Any) -> None:
@@ -170,8 +170,8 @@ def add_tile(
 
 @intrinsic  # type: ignore[untyped-decorator]
 def sum_of(typing_context, numbers, start, end):
-    """The sum of float32 numbers[start:end]. Lanes are summed first, then added up; end - start is a multiple of
-    LANES."""
+    """The sum of float32 numbers[start:end]. Each of LANES lanes is summed first, then the lanes are added up; end -
+    start is a multiple of LANES."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data, total = array_data(context, builder, signature, args, 0), _variable(builder)
@@ -265,7 +265,7 @@ def _vector(builder: Any, data: Any, i: Any) -> Any:
 
 
 def _widened(builder: Any, data: Any, i: Any) -> Any:
-    """Convert LANES bfloat16 to float32."""
+    """Load LANES elements of a bfloat16 cache, from data[i] on, as float32."""
     halves = ir.VectorType(ir.IntType(16), LANES)
     bits = builder.load(builder.bitcast(builder.gep(data, [i]), halves.as_pointer()), align=2)
     wide = ir.VectorType(_I32, LANES)
@@ -273,7 +273,7 @@ def _widened(builder: Any, data: Any, i: Any) -> Any:
 
 
 def _spread(builder: Any, number: Any) -> Any:
-    """A vector with one number in all lanes."""
+    """Broadcast a number to all lanes of a vector."""
     undefined = ir.Constant(_VECTOR, ir.Undefined)
     everywhere = ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
     return builder.shuffle_vector(builder.insert_element(undefined, number, _I32(0)), undefined, everywhere)

@@ -11,7 +11,7 @@ HELP = "Most KV blocks kept after their requests end, for later ones with the sa
 
 @frozen(kw_only=True)
 class PrefixConfig:
-    """Options of the KV manager. Raises ConfigError for a negative number."""
+    """Options of the KV manager `prefix`. Raises ConfigError if max_cached_blocks is negative."""
 
     max_cached_blocks: int | None = field(
         default=None, validator=whole_number(0, optional=True), metadata={"help": HELP}

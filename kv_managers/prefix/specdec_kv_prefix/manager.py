@@ -96,8 +96,9 @@ class PrefixKVManager(PagedKVManager):
                 text.published[group] = index + 1
 
     def _key(self, text: Text, index: int, token_ids: np.ndarray, group: int) -> Hashable:
-        """The key of a block's contents in a group, from all tokens up to the block's end and, in a draft's group, the
-        next `lookahead` tokens. None if these are not known yet."""
+        """The cache key of a block in a KV group. It covers all tokens up to the block's end and, in a draft's group,
+        also the next `lookahead` tokens, on which its keys and values depend. None if these tokens are not known
+        yet."""
         end, lookahead = (index + 1) * self._size, self._lookaheads[group]
         ahead = token_ids[end : end + lookahead]
         return (group, text.digests[index + 1], ahead.tobytes()) if len(ahead) == lookahead else None

@@ -26,14 +26,15 @@ LOOKAHEADS = {0: 0, 1: 0, HEAD: 1, LAZY: 0}
 
 
 def content(salt: str, tokens: Sequence[int], slot: int, lookahead: int) -> float:
-    """The expected content of a KV-cache slot. It includes the salt, so that sharing between salts is detected."""
+    """The expected content of a KV-cache slot: a hash of all tokens that it depends on, up to `lookahead` tokens after
+    its own. It includes the salt, so that sharing between salts is detected."""
     seen = np.asarray(tokens[: slot + 1 + lookahead], dtype=np.int64)
     return float(int.from_bytes(blake2b(salt.encode() + b"|" + seen.tobytes(), digest_size=6).digest(), "big"))
 
 
 @define(eq=False)
 class Simulated:
-    """A `RequestView` for the tests, with the number of its computed tokens."""
+    """A `RequestView` for the tests. Also counts the tokens whose keys and values are computed."""
 
     id: str
     salt: str
@@ -138,7 +139,7 @@ class Driver:
                 cache[slots] = torch.tensor(values, dtype=torch.float64).view(-1, 1, 1)
 
     def check(self, request: Simulated) -> None:
-        """Check that every final slot has the content that the request's own tokens require."""
+        """Check that each slot of the request's stored tokens has the content that these tokens require."""
         ends = {0: request.num_computed, 1: request.num_computed, **request.filled}
         for group, end in ends.items():
             last = min(end, len(request.tokens) - LOOKAHEADS[group])

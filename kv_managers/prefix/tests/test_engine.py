@@ -52,7 +52,7 @@ def test_output_is_the_same_and_prefixes_are_found(folder: Path, method: Any, pa
 
 
 def test_a_conversation_goes_on_where_it_was(folder: Path) -> None:
-    """The next turn's prompt begins with the last turn's prompt and output, which are cached."""
+    """A conversation's next prompt begins with its last prompt and output, which are found in the prefix cache."""
     plain, cached = llm(folder, "paged"), llm(folder)
     history = list(SYSTEM)
     for turn in range(3):

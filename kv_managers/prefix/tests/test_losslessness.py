@@ -1,7 +1,7 @@
-"""Runs the parts of the losslessness suite with the most kinds of requests on this KV manager.
+"""Runs the losslessness tests that send the most varied requests with this KV manager.
 
-They run on one target, since targets do not differ for a KV manager; nightly, they run on all. The whole suite:
-`SPECDEC_KV_MANAGER=prefix pytest tests/losslessness`.
+By default they run on one target, since the target does not matter to a KV manager; nightly runs take all targets.
+`SPECDEC_KV_MANAGER=prefix pytest tests/losslessness` runs the whole suite with this KV manager.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Tests the manager with slots that store a hash of the tokens they depend on, and that faults are noticed."""
+"""Tests the KV manager with slots that store hashes instead of keys and values. Injected faults must make the tests
+fail."""
 
 from __future__ import annotations
 
@@ -40,8 +41,11 @@ operations = st.lists(
 
 
 def run(driver: Driver, steps: list[tuple[str, str, int]]) -> int:
-    """Run random operations on requests over two distinct tokens, so that prefixes repeat. Returns the number of cached
-    tokens that were found."""
+    """Apply random operations to requests and check all slots after each. Prompts use two token ids only, so that
+    prefixes repeat. Returns the number of prefix-cache hits, in tokens.
+
+    steps: (operation, request id, random seed) of each operation.
+    """
     for operation, request_id, seed in steps:
         rng = np.random.default_rng(seed)
         known = request_id in driver.requests
@@ -112,7 +116,7 @@ def without_what_follows(patch: pytest.MonkeyPatch) -> None:
 
 
 def past_a_stop(patch: pytest.MonkeyPatch) -> None:
-    """Fault: shares slots behind the request's last token, as if the token there were 1."""
+    """Fault: publishes blocks beyond the request's last token, as if all tokens there were 1."""
     publish = PrefixKVManager._publish
 
     def careless(self: Any, text: Any, blocks: Any, token_ids: Any, num_final: int) -> None:
@@ -187,7 +191,7 @@ def run_all() -> None:
 
 
 def stop_within_a_draft() -> None:
-    """Slots of draft tokens that were accepted after a stop are final, but no other request may find them."""
+    """Blocks with accepted draft tokens behind a stop token are not shared with other requests."""
     driver = Driver(make(8, 2), 2)
     driver.admit("a", "", [1, 1, 1], ())
     driver.step("a", 3, [2, 2, 2], 2, stops=True)
@@ -235,7 +239,8 @@ def test_nothing_is_found_where_all_has_to_be_computed() -> None:
 
 
 def test_interrupts_lose_no_block() -> None:
-    """After Ctrl-C before any instruction that moves blocks, all blocks are available and the counts correct."""
+    """If KeyboardInterrupt is raised before any bytecode instruction of the block pools, no block is lost and reference
+    counts are right."""
 
     def use(pool: SharedBlocks) -> None:
         pool.add("a")

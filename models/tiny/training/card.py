@@ -103,7 +103,7 @@ def data_section(totals: dict[str, int]) -> str:
 def write_card(work: Path, figures: dict[str, Any], root: Path = ROOT) -> None:
     """Update README.md, evaluation.json and loss.png in the distribution's folder.
 
-    work: folder of the training.
+    work: folder of the training run.
     figures: the results of `evaluate`, and `tokens`, the number that the exported model was trained on.
     """
     history = [json.loads(line) for line in (work / "loss.jsonl").read_text().splitlines()]

@@ -70,10 +70,10 @@ def build_texts(work: Path) -> list[Path]:
 
 
 def cut(ids: np.ndarray, length: int, first: int, number: int) -> np.ndarray:
-    """Take excerpts from a random order that is the same in each run. Returns int32 [number, length].
+    """Take excerpts of the corpus, shuffled in an order that is the same in each run. Returns int32 [number, length].
 
     ids: token ids of the corpus.
-    first: how many excerpts of that order are skipped.
+    first: index of the first excerpt in that order.
     """
     chosen = np.random.default_rng(0).permutation(len(ids) // length)[first : first + number]
     return ids[: len(ids) // length * length].reshape(-1, length)[chosen].astype(np.int32)

@@ -85,7 +85,7 @@ def heldout(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documen
 
 @torch.inference_mode()
 def copying(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: list[Document]) -> dict[str, Any]:
-    """Compute how often the most likely token is right in the results of edits of unseen code, by kind of edit."""
+    """Compute the top-1 accuracy on the tokens of the edited code, for edits of held-out code, by kind of edit."""
     rng = random.Random(0)
     names = common_names(documents)
     codes = [code for document in documents for code in snippets(document)]

@@ -55,7 +55,7 @@ def line_hashes(text: str) -> set[int]:
 
 
 class Deduplicator:
-    """Rejects a file if more than half of its content lines occur in files admitted before."""
+    """Rejects a file if more than half of its lines of 16 or more characters occur in files admitted before."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()

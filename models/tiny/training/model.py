@@ -119,7 +119,7 @@ class TiedLoss(torch.autograd.Function):
 class Trainee:
     """A Llama in training, with bf16 weights for computing and float32 master weights for the optimizers.
 
-    Its layers share the code of one compilation.
+    The layers are compiled, and all of them share the compiled code.
     """
 
     def __init__(self, seed: int) -> None:

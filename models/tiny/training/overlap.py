@@ -1,7 +1,8 @@
 """Look for the demo's tasks in the training corpus: `python -m training.overlap --work ~/tiny-run`.
 
 Two texts overlap if they share 13 words in a row, the measure of "Language Models are Few-Shot Learners"
-(arXiv:2005.14165, appendix C). Words are names, numbers and single signs of code; spaces and line ends do not count.
+(arXiv:2005.14165, appendix C). Words are identifiers, numbers and single punctuation characters; white space is
+ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ NUM_WORDS = 13
 
 
 def words(text: str) -> list[str]:
-    """The names, numbers and single signs of a text."""
+    """The identifiers, numbers and single punctuation characters of a text."""
     return re.findall(r"\w+|[^\w\s]", text)
 
 

@@ -98,7 +98,10 @@ def update(trainee: Trainee, optimizers: list[torch.optim.Optimizer], ids: torch
 
 
 def report(point: dict[str, Any], progress: Progress, tokens: int, step_seconds: float) -> None:
-    """Print one line about the last steps: loss, speed, and the time left to the end of the run. tokens: of the run."""
+    """Print one line about the last steps: loss, speed, and the time left.
+
+    tokens: number of tokens of the whole run.
+    """
     end = tokens if progress.decay_from is None else progress.decay_from + progress.decay_tokens
     speed = BATCH_UNITS * UNIT / step_seconds
     print(
@@ -110,7 +113,7 @@ def report(point: dict[str, Any], progress: Progress, tokens: int, step_seconds:
 
 
 def train(work: Path, tokens: int, decay_tokens: int, peak: float, seed: int = 0) -> Progress:
-    """Train on ``tokens`` tokens; the learning rate decays over the last ``decay_tokens``. peak: its highest value."""
+    """Train on ``tokens`` tokens; the learning rate decays over the last ``decay_tokens``. peak: the highest rate."""
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     (work / "pid").write_text(str(os.getpid()))
     trainee, units = Trainee(seed), Units(work / "train.npy", seed)

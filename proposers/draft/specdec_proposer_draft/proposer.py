@@ -29,17 +29,17 @@ from specdec_proposer_draft.vocabulary import SharedVocabulary
 class Stored:
     """What the draft model's KV cache holds of a request.
 
-    num_tokens: the request's tokens, counted from the first.
-    num_levels: levels of the last draft, in the slots behind them. After verification, the engine moves the accepted
-        draft tokens so that they follow the request's tokens.
+    num_tokens: how many of the request's first tokens are in it.
+    num_levels: how many levels of the last draft are in the KV-cache slots after these tokens. After verification, the
+        engine moves the accepted draft tokens so that they directly follow the request's tokens.
     """
 
     num_tokens: int = 0
     num_levels: int = 0
 
     def settle(self, num_accepted: int) -> None:
-        """Count accepted draft tokens as the request's, except one in the draft's last level, which was never
-        forwarded."""
+        """After verification, add the accepted draft tokens to num_tokens. A token in the draft's last level is not
+        added, since the draft model never computed it."""
         self.num_tokens += min(num_accepted, self.num_levels)
         self.num_levels = 0
 
@@ -77,8 +77,8 @@ class DraftModelProposer(Proposer):
         self._stop.finish(request)
 
     def observe(self, observation: Observation) -> None:
-        """Count accepted draft tokens as stored. After a draft, the observation's valid tokens are the one that the
-        draft continued and the accepted draft tokens."""
+        """Record that accepted draft tokens are in the KV cache. If a request had a draft, its valid tokens in the
+        observation are the token before the draft and the accepted draft tokens."""
         for request, num_valid in zip(observation.requests, observation.host_num_valid, strict=True):
             self._stored[request.id].settle(max(0, num_valid - 1))
 
@@ -115,8 +115,8 @@ class DraftModelProposer(Proposer):
         return torch.stack([found[b] for b in range(len(requests))])
 
     def _forward_tokens(self, requests: list[RequestView], starts: list[int], tokens: list[np.ndarray]) -> torch.Tensor:
-        """Forward the text tokens[i] of request i, which begins at position starts[i]. Returns the logits after the
-        last token of each, [len(requests), num_shared]."""
+        """Forward the tokens tokens[i] of request i, which begin at position starts[i]. Returns the logits after the
+        last token of each request, [len(requests), num_shared]."""
         lengths = [len(each) for each in tokens]
         ranges = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
         token_ids, positions = (torch.from_numpy(np.concatenate(each)).to(self._device) for each in (tokens, ranges))

@@ -1,4 +1,4 @@
-"""Tests of what the plugin plans before weights are loaded, and of the options and models that it refuses."""
+"""Tests of the KV-cache layout and limits planned before weights are loaded, and of refused options and models."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def weight_types(llm: LLM) -> set[str]:
 
 @pytest.mark.filterwarnings("ignore")  # of torchao, about torch
 class TestTorchao:
-    """Draft models with weights of 8 and 4 bits on a CPU. Skipped without torchao."""
+    """Draft models with 8-bit and 4-bit weight quantization on a CPU. Skipped without torchao."""
 
     @pytest.fixture(params=["int8", "int8_dynamic", "int4"])
     def chosen(self, request: pytest.FixtureRequest) -> Any:

@@ -88,8 +88,8 @@ def test_what_the_target_itself_drafts_is_accepted(shape, tmp_path, monkeypatch)
 
 
 def test_counting_tokens_of_skipped_steps_as_accepted_nodes_drafts_worse(tmp_path, monkeypatch):
-    """Fewer drafts are accepted if accepted draft tokens are inferred from the text's growth: a token from a step
-    without a draft then counts as a token of the draft before it, which was rejected."""
+    """Fewer draft tokens are accepted if `observe` does nothing and accepted tokens are inferred from the number of
+    new tokens. Tokens from steps without a draft then count as accepted tokens of an earlier, rejected draft."""
     catch_up = DraftModelProposer._catch_up
 
     def inferred(self: DraftModelProposer, requests: list[Any]) -> torch.Tensor:

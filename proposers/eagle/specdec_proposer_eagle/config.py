@@ -156,8 +156,8 @@ class EagleConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSam
         return self.top_k * (1 + self.top_k * self.depth(num_speculative_tokens))
 
     def context_tokens(self, *, has_all: bool, is_aligned: bool) -> int:
-        """The value of eagle_context_tokens for a head: how many recent tokens of the text, which its vocabulary lacks,
-        it may draft.
+        """The value of eagle_context_tokens for a head, or its default: how many tokens outside of the head's
+        vocabulary may be drafted, the most recent ones in the text.
 
         has_all: the head's vocabulary is the target's.
         is_aligned: the head was trained so that the target's LM head can read its outputs.

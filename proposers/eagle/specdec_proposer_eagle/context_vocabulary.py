@@ -1,8 +1,8 @@
 """Drafting recent tokens of a request's text that are outside an EAGLE-3 head's reduced vocabulary.
 
 An EAGLE-3 head predicts only the tokens that are most frequent overall, but a single text repeats others, for instance
-the pieces of its names. If the head was trained to predict the target's hidden states, its outputs times rows of the
-target's LM head are logits of these tokens. A few dozen rows cost little beside the head's own LM head.
+the tokens of its identifiers. If the head was trained to predict the target's hidden states, its outputs times rows of
+the target's LM head are logits of these tokens. A few dozen rows cost little beside the head's own LM head.
 """
 
 from __future__ import annotations

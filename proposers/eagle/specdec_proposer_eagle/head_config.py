@@ -160,7 +160,7 @@ def _aux_layer_ids(config: Mapping[str, Any], flat: Mapping[str, Any], num_layer
 
 
 def _following(ids: Any) -> Any:
-    """The ids of the layers after these. Invalid values are returned unchanged; `_aux_layer_ids` refuses them."""
+    """Add 1 to each layer id. Invalid values are returned unchanged; `_aux_layer_ids` refuses them."""
     return [i + 1 if type(i) is int else i for i in ids] if isinstance(ids, list) else ids
 
 

@@ -94,8 +94,8 @@ def _check_tables(model: str, head: HeadConfig, shapes: Mapping[str, tuple[int, 
 def _to_target(
     model: str, tensors: Mapping[str, torch.Tensor], head: HeadConfig, target: TargetInfo
 ) -> torch.Tensor | None:
-    """The target's ids of the tokens in the head's vocabulary, None without the tensor d2t. It holds differences:
-    target id minus the head's id."""
+    """The target's ids of the tokens in the head's vocabulary, None without the tensor d2t, which
+    holds differences: target id minus the head's id."""
     if "d2t" not in tensors:
         return None
     ids = tensors["d2t"].to(torch.int64) + torch.arange(head.draft_vocab_size)

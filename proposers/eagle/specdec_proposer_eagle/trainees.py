@@ -147,7 +147,7 @@ def most_frequent(token_counts: torch.Tensor, size: int) -> torch.Tensor:
 def _weight(counts: torch.Tensor, step: int) -> torch.Tensor:
     """Weight of each position's loss at a step of the training-time test, [batch, length - 1 - step]. The sum is 1.
 
-    A position predicts the token 2 + step after its own, so the last position of a text has nothing to learn from.
+    Position i predicts token i + 2 + step, so the last position has no token to predict and gets weight 0.
     counts: bool [batch, length], tokens that are not masked.
     """
     weight = torch.zeros_like(counts[:, 1 + step :], dtype=torch.float32)

@@ -39,8 +39,12 @@ class SlotAttention:
         return attended.transpose(1, 2).flatten(0, 1)
 
     def _attend_own(self, query: torch.Tensor, steps: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Attention from the second step on: to the first step's keys up to a position, and to its own keys of later
-        steps. Query and result: [batch, num_heads, length, head_dim]. steps: (key, value) of each step so far."""
+        """Attention in every step but the first: each position attends to the first step's keys up to itself, and to
+        its own keys of the later steps.
+
+        Query and result are [batch, num_heads, length, head_dim].
+        steps: (key, value) of each step so far.
+        """
         (key, value), *later = steps
         length = query.shape[2]
         query = query * query.shape[-1] ** -0.5

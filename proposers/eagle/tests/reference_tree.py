@@ -41,8 +41,8 @@ def dynamic_tree(
     Args:
         next_log_probs: the draft's log-probabilities after a path of token ids below the root; () is the root itself.
         top_k: number of children of a node, and of expanded nodes of a level; all if there are fewer.
-        depth: number of times that a frontier is expanded, as the method's authors count: the deepest nodes are at
-        depth + 1; with 0 there are only the root's children.
+        depth: number of times that a frontier (a level's nodes to expand) is expanded, as the method's authors count:
+        the deepest nodes are at depth + 1; with 0 there are only the root's children.
         num_nodes: number of nodes without the root (the authors' total_token includes it).
     """
     candidates = _children(next_log_probs, (), -1, 0.0, top_k)
@@ -80,5 +80,5 @@ def _children(
 
 
 def _best(numbers: Sequence[int], candidates: Sequence[_Candidate], count: int) -> list[int]:
-    """Of the nodes with these indices, the `count` best ones' indices, best first."""
+    """The `count` of these node indices whose scores are highest, highest first. numbers: indices into `candidates`."""
     return sorted(numbers, key=lambda number: -candidates[number].score)[:count]

@@ -1,4 +1,4 @@
-"""Tests of plans before weights are loaded, of detecting methods and heads, and of refused heads."""
+"""Tests of what is planned before weights are loaded, of detecting a head and its method, and of refused heads."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_rows_of_the_targets_output_layer_are_for_heads_that_lack_tokens(target,
 
 
 def test_a_target_whose_logits_are_no_such_products_has_the_heads_tokens_alone(tmp_path):
-    """With a target that caps its logits, as Gemma 2 does, a head drafts its own tokens only: rows of the LM head do
-    not give such logits. With eagle_context_tokens, loading raises."""
+    """If the target caps its logits, as Gemma 2 does, a head drafts only tokens of its own vocabulary, since products
+    with rows of the target's LM head are not the target's logits. Setting eagle_context_tokens raises."""
     sizes = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 8, "head_dim": 16}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "query_pre_attn_scalar": 16}
     capping = Gemma2Config(**sizes, max_position_embeddings=64, final_logit_softcapping=1.0, initializer_range=0.3)
@@ -266,7 +266,7 @@ def test_a_file_that_was_cut_off_is_refused(file, target, tmp_path):
 
 
 class _Code:
-    """Creates a file when it is unpickled."""
+    """A pickle payload that runs code: unpickling it creates `file`."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

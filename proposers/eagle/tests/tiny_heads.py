@@ -4,8 +4,8 @@ SafeAILab/EAGLE: config.json of a plain Llama and pytorch_model.bin (some have m
 transformers' save_pretrained writes it. speculators: its own config around a layer's, model.safetensors.
 
 Weights are scaled so that the embedding, the hidden state, attention and the MLP all affect the output, and attention
-is sharp. So one wrong position, mask, hidden state or stale KV-cache entry among some ten changes the logits of every
-output, and the most likely token of about every second one.
+is sharp. So a test of about ten tokens notices a single error (a wrong position, mask or hidden state, or a stale
+KV-cache entry): it changes the logits of every output, and the most likely token of about half of them.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _eagle3_tensors(target: Target, seed: int, shape: Shape, first: str) -> tupl
 
 
 def _eagle3_keys(draw: Draw) -> dict[str, Any]:
-    """The keys of an EAGLE-3 config beyond Llama's. The key of a variant is absent unless the head has the variant."""
+    """Config keys that EAGLE-3 adds to Llama's. The key of a variant is absent unless the head has the variant."""
     variants = ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"]
     keys: dict[str, Any] = {name: True for name in variants if getattr(draw.shape, name)}
     if draw.hidden_size != draw.target.hidden_size:

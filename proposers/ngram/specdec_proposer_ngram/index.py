@@ -63,7 +63,8 @@ def home_of(hashed, num_slots):
 
 @jit_inner
 def prefetch_slots(state, end, shortest, longest, hashes):
-    """Prefetch the slots of the n-grams that end at `end`. Writes their hashes, uint64 [longest - shortest + 1]."""
+    """Prefetch the hash-table slots of the n-grams that end with token end - 1. Writes their hashes, uint64
+    [longest - shortest + 1]."""
     tokens, slots, hashed = tokens_of(state), slots_of(state), NO_TOKENS
     for n in range(1, min(end, longest) + 1):
         hashed = with_token(hashed, tokens[end - n])
@@ -74,7 +75,8 @@ def prefetch_slots(state, end, shortest, longest, hashes):
 
 @jit_inner
 def exchange(slots, hashed, end, most_recent):
-    """Return the end that is stored for an n-gram, 0 for a new one. Stores `end` for a new n-gram or if most_recent."""
+    """Return the end stored for an n-gram (the number of tokens up to an earlier occurrence), 0 for a new n-gram.
+    `end` is stored instead if the n-gram is new or if most_recent."""
     i = home_of(hashed, len(slots))
     while slots[i] != 0:
         if (slots[i] ^ hashed) >> END_BITS == 0:
@@ -89,8 +91,11 @@ def exchange(slots, hashed, end, most_recent):
 
 @jit_inner
 def index_ends(states, rows, ends, hashes, shortest, longest, most_recent):
-    """Store each end in the slots of its n-grams. ends[k] belongs to the request in row rows[k] of states; the
-    request's next draft starts from the earlier end of its longest matching n-gram."""
+    """Store each end (the number of tokens up to a new token) in the hash-table slots of the n-grams that end there.
+
+    ends[k] belongs to the request in row rows[k] of states. That request's next draft continues the text after the
+    earlier end of the longest n-gram that has one.
+    """
     for k, row in enumerate(rows):
         slots, start = slots_of(states[row]), 0
         for n in range(min(ends[k], longest), shortest - 1, -1):
@@ -102,8 +107,8 @@ def index_ends(states, rows, ends, hashes, shortest, longest, most_recent):
 
 @jit_inner
 def append(states, rows, new_tokens, num_new, shortest, longest, most_recent):
-    """Append new tokens to the requests' texts and index their ends, in order. num_new: the number for each of
-    `rows`."""
+    """Append new tokens to the requests' texts and index the n-grams that end with them, in order. num_new: number of
+    new tokens of each request in `rows`."""
     ends, rows_of_ends = np.empty(NUM_ENDS, np.int64), np.empty(NUM_ENDS, np.int64)
     hashes = np.empty((NUM_ENDS, longest - shortest + 1), np.uint64)
     for row in rows:

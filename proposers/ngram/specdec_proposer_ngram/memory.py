@@ -51,8 +51,8 @@ class Block:
 
     @property
     def _shift(self) -> int:
-        """Offset in bytes of the hash table in the memory. Without it, the tables of texts of equal length would
-        compete for the same cache lines."""
+        """Offset in bytes of the hash table in its memory, which varies from row to row. Otherwise the tables of texts
+        of equal length would compete for the same cache lines."""
         return self.row % 64 * LINE
 
     @property

@@ -1,4 +1,4 @@
-"""Tests of the n-gram index alone: with hash collisions, and with faults put into its code."""
+"""Tests of the n-gram index alone: with hash collisions, and mutation tests, which break its code on purpose."""
 
 from __future__ import annotations
 

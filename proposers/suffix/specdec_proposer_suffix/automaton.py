@@ -1,9 +1,9 @@
 """A suffix automaton with counts: how often each string of up to `limit` tokens occurs in a set of sequences.
 
-Strings that end at the same places share a state (Blumer et al. 1985, here for several sequences and strings of bounded
-length). A state's strings are all suffixes of its longest string that are longer than the longest string of its `link`.
-So the states of all suffixes that end at one place lie on one path of links. Adding or removing an occurrence changes
-only that path, and the path is short because suffixes of many lengths share a state.
+Strings that end at the same positions share a state (Blumer et al. 1985, here for several sequences and strings of
+bounded length). A state's strings are all suffixes of its longest string that are longer than the longest string of its
+`link`. So the states of all suffixes that end at one position lie on one path of links. Adding or removing an
+occurrence changes only that path, and the path is short because suffixes of many lengths share a state.
 
 A growing sequence is represented by its position, int64 [2]: a state and the sequence's number of tokens. The state is
 that of the longest suffix that another token may follow: the last limit - 1 tokens, or the whole sequence if it is
@@ -91,7 +91,7 @@ def match(store: Store, root: int, limit: int, tokens: np.ndarray) -> tuple[int,
 def extend(store: Store, limit: int, vocab_size: int, position: np.ndarray, token_ids: np.ndarray, owner: int) -> bool:
     """Append tokens to a sequence in the automaton and advance its position in place. owner: the sequence's id.
 
-    Returns False if the store had no room for all of them; position[NUM_TOKENS] then counts those that were appended.
+    Returns False if the store was too full for all of them; position[NUM_TOKENS] then counts those that were appended.
     """
     for token in token_ids:
         if not has_room_for_token(store, limit, vocab_size):
@@ -225,8 +225,8 @@ def _take_one(store: Store, limit: int, state: int, before: np.ndarray, token: i
     """Subtract one occurrence from an automaton state, and merge it into its child if both now have the same count.
 
     before, token: states of the suffixes that end one token earlier, and the token that leads from them to this state.
-    Returns the state that has the edges of its strings afterwards: the state itself, or the child if the child took
-    over the edges. NONE if the child had edges already, which do not lead to the next token.
+    Returns the state that has its edges afterwards: the state itself or, if it was merged, the child that took them
+    over. NONE if the child had edges of its own: then the merged state's edges are deleted.
     """
     states = store.states
     states[state, COUNT] -= 1

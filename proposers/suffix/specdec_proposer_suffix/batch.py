@@ -57,7 +57,7 @@ def draft_chains(
     of all outputs. The stores (own_*: of the requests' automata; the others: of all outputs) are passed as separate
     arrays because numba unpacks these several times as fast as tuples.
 
-    requests: the request table. plan, tails: see the constants above.
+    requests: the request table. plan, tails: see the constants at the top of the file.
     limits: int64 [tree depth], most draft tokens after a matched context of each length.
     least_prob: lowest cumulative probability of a draft token.
     token_ids, parents, scores: written, [sum of budgets] each.
@@ -142,7 +142,7 @@ def _take_over(
     store: Store, limit: int, vocab_size: int, requests: np.ndarray, column: int, plan: np.ndarray, tails: np.ndarray
 ) -> bool:
     """Append new tokens to one store's automata. column: the first of the two columns of the request table that hold
-    the positions in them. Returns False if there was no room."""
+    the positions in them. Returns False if the store was full."""
     for i in range(plan.shape[1]):
         request, end = requests[plan[SLOTS, i]], plan[ENDS, i]
         position = request[column : column + 2]

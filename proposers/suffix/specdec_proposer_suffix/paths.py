@@ -1,5 +1,5 @@
-"""Drafting a chain: the one with the highest score of the most frequent continuations of all suffixes of the
-context."""
+"""Drafting a chain. Each suffix of the context has a most frequent continuation; the one with the highest score is
+drafted."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def _cached_output(request: ref[RequestView], row: np.ndarray) -> np.ndarray:
 
 
 def lengths_after(config: SuffixConfig) -> np.ndarray:
-    """int64 [tree depth]: entry n is the most draft tokens after a matched context of n tokens. Entry 0 is unused."""
+    """int64 [tree depth]: entry n is a draft's maximum length after a context match of n tokens. Entry 0 is unused."""
     limit = config.suffix_decoding_max_tree_depth
     contexts = np.arange(limit)
     factor = np.float32(config.suffix_decoding_max_spec_factor)

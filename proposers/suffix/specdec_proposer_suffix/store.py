@@ -147,7 +147,7 @@ def add_edge(store: Store, source: int, token: int, target: int) -> None:
 
 @jit_inline
 def redirect(store: Store, source: int, token: int, target: int) -> None:
-    """Let the edge with `token` from the automaton state `source`, which must exist, lead to `target`."""
+    """Redirect the edge with `token` from the automaton state `source` to `target`. The edge must exist."""
     states = store.states
     if states[source, BEST_TOKEN] == token:
         states[source, BEST_TARGET] = target
@@ -206,8 +206,8 @@ def _copy_best(states: np.ndarray, source: int, other: int) -> None:
 
 @jit_inline
 def count_edge(store: Store, source: int, token: int, target: int) -> None:
-    """Update the best edge of the automaton state `source` after `target`, to which `token` leads from it, gained an
-    occurrence."""
+    """Update the best edge of the automaton state `source` after the count of `target` grew by one. target: the state
+    that the edge with `token` leads to."""
     states = store.states
     count, best = states[target, COUNT], states[source, BEST_TOKEN]
     if best == token or (best != STALE and count >= states[source, BEST_COUNT]):
@@ -217,9 +217,9 @@ def count_edge(store: Store, source: int, token: int, target: int) -> None:
 
 @jit_inline
 def discount_edge(store: Store, source: int, token: int, target: int) -> None:
-    """Update the edges of the automaton state `source` after `target`, to which `token` leads from it, lost an
-    occurrence. The edge is deleted if that was the last one. The best token is marked STALE if it may be another
-    now."""
+    """Update the edges of the automaton state `source` after the count of `target` fell by one. target: the state that
+    the edge with `token` leads to. The edge is deleted if the count is 0. The best token is marked STALE if another
+    token may be the best now."""
     states = store.states
     count = states[target, COUNT]
     if count == 0:
@@ -261,7 +261,7 @@ def mark_last_seen(store: Store, state: int, number: int) -> None:
 
 @jit_inline
 def _home(edges: np.ndarray, source: int, token: int) -> int:
-    """The place in the edge table where probing for an edge begins: a hash of its source and token."""
+    """The index in the edge hash table where probing for an edge begins: a hash of its source and token."""
     mixed = (np.uint64(source) * np.uint64(0x9E3779B97F4A7C15)) ^ (np.uint64(token) * np.uint64(0xC2B2AE3D27D4EB4F))
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
@@ -302,7 +302,7 @@ def _insert(store: Store, source: int, token: int, target: int) -> None:
 
 @jit
 def _take_out(store: Store, edge: int) -> None:
-    """Delete an edge, given by its place in the edge table. Other edges may move to other places in it."""
+    """Delete the edge at this index of the edge hash table. Other edges may move to other indices."""
     edges = store.edges
     before, after = edges[edge, PREVIOUS], edges[edge, NEXT]
     if before == NONE:

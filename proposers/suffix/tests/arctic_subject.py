@@ -1,4 +1,4 @@
-"""arctic-inference's suffix decoding as a `Subject` of the random tests in `suffix_fuzz`."""
+"""arctic-inference's suffix decoding as a `Subject` (the proposer under test) of the random tests in `suffix_fuzz`."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Plan:
 
 @define
 class Figures:
-    """Counts of events in a run, so that a test can check that the interesting cases occurred."""
+    """Counts of events in a run, so that a test can check that rare ones, such as evictions, occurred."""
 
     num_operations: int = 0
     num_evicted: int = 0

@@ -246,7 +246,7 @@ def test_what_a_killed_process_had_written_is_gone_with_the_next_save(path: Path
 
 
 def _has_begun(folder: Path) -> bool:
-    """Whether a save has begun: the folder has an unfinished copy with something in it."""
+    """Whether a save has begun: the folder has a temporary file that is not empty."""
     with suppress(FileNotFoundError):  # it was renamed meanwhile
         return any(each.stat().st_size for each in folder.glob(".*"))
     return False

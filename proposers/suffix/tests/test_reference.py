@@ -1,4 +1,4 @@
-"""Tests of the reference itself: by hand, against arctic-inference, and that it notices wrong drafts."""
+"""The reference agrees with examples worked out by hand and with arctic-inference, and it notices wrong drafts."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_it_shows_where_arctic_differs(arctic, difference):
 
 @define
 class ReferenceSubject:
-    """The reference as a subject of the random tests: it drafts from tokens that it reads when a proposer would."""
+    """The reference as the proposer under test. It reads a request's new tokens in the same calls as a proposer."""
 
     plan: Plan
     reference: Reference = field(default=Factory(lambda self: Reference(self.plan.options), takes_self=True))

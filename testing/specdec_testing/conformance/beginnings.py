@@ -15,12 +15,12 @@ from specdec_testing.conformance.workload import BLOCK_SIZE, MAX_TOKENS, Ask
 
 
 def asks() -> dict[str, list[Ask]]:
-    """Greedy and sampled requests, in groups by their common prefix. Blocks are blocks of the KV cache.
+    """Greedy and sampled requests, in groups by their common prefix.
 
-    "prefix": all share three blocks, and all but one two more tokens. One prompt is exactly these three blocks.
-        `continued` adds another one once an output is known.
+    "prefix": all share three KV-cache blocks. One prompt is exactly these blocks; the others share two more tokens.
+        Tests add `continued` requests to this group.
     "fill": the first request ends before anything is drafted for it; the others begin with its whole prompt.
-    "lookahead": all share three blocks but differ in the token after them.
+    "lookahead": all share three KV-cache blocks but differ in the token after them.
     """
     size = 3 * BLOCK_SIZE
     prefix = tuple(token * 11 % 37 for token in range(size + 2))

@@ -27,8 +27,11 @@ Score = Callable[[torch.Tensor], torch.Tensor]
 
 
 def signs(seed: int) -> Score:
-    """A score that is 1 for a random half of the tokens and -1 for the others. It detects a proposer that always takes
-    the same one of several equally likely tokens, which scores computed from probabilities miss."""
+    """A random score per token: 1 for half of the tokens, -1 for the others.
+
+    It detects a proposer that always takes the same one of several equally likely tokens, which scores computed from
+    probabilities miss.
+    """
 
     def of_tokens(probs: torch.Tensor) -> torch.Tensor:
         return 2.0 * torch.randint(2, probs.shape, generator=torch.Generator().manual_seed(seed)).double() - 1
@@ -97,8 +100,8 @@ class ChanceChecks:
 
         Stop, prune and merge before a token is drawn, or keep it: dropping an unlikely token (or marking it as padding,
         parent -2) changes the distribution that rejection sampling relies on. The test drafts after the same tokens
-        with many seeds. Where the drafts agree so far, a next sampled token must exist in all of them or in no draft,
-        with the same row of `q`.
+        with many seeds. After equal draft tokens, the next sampled token must exist for all seeds or for none, with the
+        same row of `q`.
         """
         faults = list(existence_faults(_sampled(specdec_situations), learns=self.learns))
         assert not faults, faults[0]
@@ -106,9 +109,9 @@ class ChanceChecks:
     def test_sampled_tokens_follow_q(self, specdec_situations: Situations) -> None:
         """Sampled draft tokens are distributed as their row of `q` specifies, after temperature.
 
-        Over many seeds, the drawn tokens' mean probability, mean log-probability and mean of random signs must be as
-        expected under `q`. A token that was not drawn, such as the likeliest one, is picked deterministically: it needs
-        no `q`, and has -1 in q_rows.
+        The test scores each drawn token by its probability, its log-probability and random signs. Over many seeds, the
+        mean scores must be as expected under `q`. A token that was picked deterministically, such as the likeliest one,
+        needs no `q` and has -1 in q_rows.
         """
         drafts = _sampled(specdec_situations)
         if any(existence_faults(drafts, learns=self.learns)):
@@ -171,10 +174,9 @@ def excess(drafts: list[SeededDraft], score: Score) -> float:
 
 
 def first_decided(tree: list[Node]) -> list[Node | None]:
-    """The nodes that are known to be drafted in this order: those of a chain, then None for its end; or a tree's first
-    node.
+    """The nodes of a draft whose drafting order is known: all of a chain, or the first of a tree.
 
-    The node is None if it is padding.
+    None stands for the end of a chain, and for a tree's first node if it is padding.
     """
     alive = [node for node in tree if node.parent != DEAD]
     above = [-1, *(node.index for node in alive)]
@@ -186,8 +188,8 @@ def first_decided(tree: list[Node]) -> list[Node | None]:
 def existence_faults(drafts: list[SeededDraft], *, learns: bool) -> Iterator[str]:
     """Yield an error wherever a sampled node exists for some seeds only, or its row of `q` differs between seeds.
 
-    Only drafts after the same tokens are compared, as long as they agree. Chains are followed to their end; trees only
-    to the first node, because the order in which the others were drafted is unknown.
+    Only drafts for the same request tokens are compared, and only up to their first differing draft token. Chains are
+    compared to their end, trees only at their first node, because the drafting order of the others is unknown.
 
     learns: drafts may also depend on the acceptance of the request's earlier drafts, so compare only requests whose
         earlier drafts were equal.

@@ -125,7 +125,7 @@ def depths(tree: list[Node]) -> list[int]:
 
 
 def is_live(proposal: Proposal) -> torch.Tensor:
-    """For each node, whether it is a draft token, not padding or below padding: bool [num_nodes]."""
+    """For each node, whether it is a draft token: neither padding nor below padding. bool [num_nodes]."""
     return torch.tensor([depth > 0 for tree in trees(proposal) for depth in depths(tree)], dtype=torch.bool)
 
 
@@ -163,8 +163,8 @@ def is_a_chain(tree: list[Node]) -> bool:
 
 
 def host_copies(proposal: Proposal) -> Iterator[str]:
-    """Compare the draft's host copies with their tensors. The engine reads them only for drafts that are not on a
-    CPU."""
+    """Compare the draft's host copies with the device tensors. The engine reads the copies only for drafts that are not
+    on a CPU."""
     if is_readable(proposal):
         for copy in proposal.draft.host_copies:
             if copy.values.dtype != copy.of.cpu().numpy().dtype or not np.array_equal(copy.values, copy.of.cpu()):

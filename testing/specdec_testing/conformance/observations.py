@@ -12,8 +12,7 @@ from specdec_testing.conformance.situations import Situations
 
 
 def cached_difference(situations: Situations, group: str) -> str | None:
-    """Compare drafts made with and without prefix caching. Returns the first that differs, as text; None if all are
-    equal.
+    """Compare drafts made with and without prefix caching. Returns the first difference as text, None if there is none.
 
     group: requests with common prefixes, a key of `beginnings.asks`.
 

@@ -127,7 +127,8 @@ def own_name(request: RequestView) -> str:
 
 @attrs.define(eq=False)
 class Journal:
-    """What was recorded of a proposer in one run. name: returns the id under which the proposer sees a request."""
+    """What was recorded of a proposer in one run. name: a function from a request to the id that the proposer is
+    shown."""
 
     name: Callable[[RequestView], str] = own_name
     proposals: list[Proposal] = attrs.field(factory=list)
@@ -143,8 +144,11 @@ class Journal:
 
 
 class RecordingProposer(Proposer):
-    """Sits between the engine and a proposer, and records the calls. A draft that breaks a rule is recorded, but the
-    engine gets an empty one, so that one fault does not cause others."""
+    """Sits between the engine and a proposer, and records the calls.
+
+    If a draft breaks a rule, it is recorded, but the engine gets an empty draft instead, so that the fault causes no
+    further errors.
+    """
 
     def __init__(self, inner: Proposer, context: BuildContext, journal: Journal) -> None:
         self._inner: Any = inner

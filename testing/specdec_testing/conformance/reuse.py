@@ -25,8 +25,10 @@ class ReuseRounds:
 
 
 def run_rounds(llm: LLM, journal: Journal, some: list[Ask], others: list[Ask], last: list[Ask]) -> ReuseRounds:
-    """Run the requests `some` once and then `others` twice, all with the same ids. After each round, run the request in
-    `last`."""
+    """Run the requests `some` once and then `others` twice, all with the same ids.
+
+    After each of the three runs, run the request in `last` and measure what the proposer holds.
+    """
     names = [f"reused-{i}" for i in range(len(some))]
     name_of = {ask.params.seed: name for asks in (some, others) for ask, name in zip(asks, names, strict=True)}
     journal.name = lambda request: name_of.get(request.seed, "last")

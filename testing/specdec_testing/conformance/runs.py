@@ -57,7 +57,8 @@ def _trees(proposal: Proposal) -> list[tuple[Asked, bool, Any, Any]]:
 
 
 def quietly(load: Callable[[], P]) -> P:
-    """Call `load` without warnings about plugins that cannot be loaded. test_is_offered checks the one in question."""
+    """Call `load` and ignore warnings about plugins that cannot be loaded. The kit reports the checked plugin's own
+    load error in test_is_offered."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)
         return load()

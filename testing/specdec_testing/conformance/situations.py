@@ -99,7 +99,7 @@ class Situations:
 
     @cached_property
     def rearranged(self) -> Run:
-        """One of the requests alone, then all of them in one batch in reverse order."""
+        """Drafts for one of the requests alone, then for all of them in one batch in reverse order."""
         journal = Journal()
         llm = self.llm(journal)
         for asked in ([self.asks[8]], self.asks[::-1]):

@@ -35,8 +35,8 @@ CASES = [
 def breaks(*tests, is_variant=False, **spec):
     """Register the decorated proposer class under its name in lower case.
 
-    tests: the test of the kit that must fail for it, or the parametrized variants of that test that must.
-    is_variant: another case of the test before it: the kit's other tests are not run for it.
+    tests: the kit test that must fail for it. If only some of its parametrized variants must fail, these.
+    is_variant: the class registered before it fails the same kit test. Only that test is run for this one.
     spec: arguments of `offer`, which makes its ProposerSpec.
     """
 

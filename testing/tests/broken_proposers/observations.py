@@ -41,7 +41,8 @@ class Remembering(Presuming):
 
 
 class Tallying(Attending):
-    """Keeps for each request the end of the KV-cache slots that it has filled. Subclasses advance it."""
+    """Keeps for each request the end of its stored keys and values in the KV cache. Subclasses store them and move the
+    end."""
 
     def __init__(self, config, context):
         super().__init__(config, context)
@@ -93,8 +94,10 @@ class Shortsighted(Attending):
 
 
 class Hasty(Feeling):
-    """Assumes that `observe` is called after every forward pass: once it has drafted for a request, it expects hidden
-    states from the request's last known token on."""
+    """Assumes that `observe` is called after every forward pass.
+
+    Once it has drafted for a request, it expects the next hidden states to begin at the request's last known token.
+    """
 
     def __init__(self, config, context):
         super().__init__(config, context)
@@ -113,14 +116,14 @@ class Hasty(Feeling):
         self.drafted.discard(request.id)
 
     def num_behind(self, observation, i):
-        """How many tokens of request i in the observation come before the one that this class expects first."""
+        """How many of request i's tokens in the observation precede the first one that this class expects."""
         request = observation.requests[i]
         return len(request.token_ids) - 1 - observation.starts[i] if request.id in self.drafted else 0
 
 
 @breaks("test_draft_after_late_observations", plan=plan_features)
 class Forgetful(Hasty):
-    """Skips the tokens before the expected one, as if their hidden states had been observed already."""
+    """Skips hidden states of tokens before the one that it expects first, as if it had seen them already."""
 
     def new_rows(self, observation, i):
         rows = super().new_rows(observation, i)

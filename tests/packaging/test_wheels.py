@@ -63,14 +63,7 @@ def test_a_wheel_has_the_license(distribution, wheels):
 
 
 def test_wheels_agree(wheels):
-    for key in (
-        "Version",
-        "License-Expression",
-        "License-File",
-        "Requires-Python",
-        "Classifier",
-        "Description-Content-Type",
-    ):
+    for key in AGREED:
         values = {tuple(metadata_in(wheel_of(distribution, wheels))[key]) for distribution in FOLDERS}
         assert len(values) == 1, (key, values)
         assert () not in values, key

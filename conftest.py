@@ -15,13 +15,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny: more threa
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Freeze all objects that imports made (gc.freeze), so that garbage collections skip them."""
+    """After test collection, freeze all objects that imports created (gc.freeze), so that garbage collections skip
+    them."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests marked `nightly`, unless SPECDEC_NIGHTLY=1."""
+    """Deselect tests marked `nightly`, unless the environment variable SPECDEC_NIGHTLY is set."""
     if not os.environ.get("SPECDEC_NIGHTLY"):
         left_out = [item for item in items if item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=left_out)

@@ -1,6 +1,6 @@
-"""`pip install .` installs every package of this repository, each as a distribution of its own.
+"""`pip install .` installs every package of this repository, each as a separate distribution.
 
-The distribution `specdec` has no files of its own. It requires the packages in the folders here, by their paths.
+The distribution `specdec` contains no code. It only requires the other packages, by the paths of their folders.
 """
 
 import glob

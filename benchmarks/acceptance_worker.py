@@ -1,13 +1,13 @@
 """Worker process of vllm_acceptance.py: runs specdec or vLLM with an EAGLE-3 head that drafts chains.
 
 vllm_acceptance.py starts it as `acceptance_worker.py ENGINE SETTINGS`, with the Python that has the engine installed.
-ENGINE is `specdec` or `vllm`. SETTINGS is a JSON object: model, head (null: plain decoding), num_speculative_tokens,
-dtype, threads, prompts (lists of token ids), max_tokens and, for specdec only, context_tokens (its option
-`eagle_context_tokens`).
+ENGINE is `specdec` or `vllm`. SETTINGS is a JSON object with the keys model, head (the EAGLE-3 head's folder; null: no
+speculation), num_speculative_tokens, dtype, threads, prompts (lists of token ids), max_tokens and, for specdec only,
+context_tokens (the value of specdec's option `eagle_context_tokens`).
 
-The worker first prints the engine's version. For each line on standard input it completes all prompts greedily, one at
-a time, and prints a line of JSON with the seconds, the outputs, and the counts of drafts, draft tokens and accepted
-tokens.
+The worker first prints the versions of the engine and torch. For each line on standard input it completes all prompts
+greedily, one at a time. Then it prints a line of JSON with the seconds that this took, the outputs (lists of token
+ids), and the numbers of drafts, draft tokens and accepted draft tokens.
 """
 
 from __future__ import annotations

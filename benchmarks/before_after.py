@@ -2,11 +2,16 @@
 
     python benchmarks/before_after.py --before DIR/bin/python        # writes benchmarks/results/before_after.json
 
-The side "before" is the specdec of DIR/bin/python, "after" that of the Python which runs the script. Each side has its
-own process. The sides alternate every STEPS_OF_TURN engine steps (a "turn"), so that other load on the machine affects
-both: the times of whole runs vary by more than the effects of interest. Each round repeats the whole run. A turn's time
-is the median over the rounds, without the first, which warms up. The script reports the sum of these medians after the
-change relative to the sum before (below 1: faster), and whether both sides generated the same tokens.
+The two installations are called "sides". The side "before" is the specdec that DIR/bin/python imports, the side "after"
+the one that the Python of this script imports. Each side runs in its own worker process.
+
+A setting is a method, a batch size and a temperature. For each setting there are several rounds, and in each round both
+sides complete the same requests. They alternate every STEPS_OF_TURN engine steps (a "turn"), so that other load on the
+machine slows both sides alike: the times of whole runs vary by more than the effects of interest. The time of a turn is
+the median over the rounds, without the first round, which warms up.
+
+For each setting the script reports the sum of these medians of the side "after" divided by that of "before" (below 1:
+the change made specdec faster), and whether both sides generated the same tokens.
 """
 
 from __future__ import annotations
@@ -43,11 +48,12 @@ WAYS: dict[str, dict[str, Any] | None] = {
 
 
 def work() -> None:
-    """Run the loop of a worker process, which is one side of the comparison.
+    """Run the loop of a worker process, which measures one installation of specdec.
 
-    A line [way, batch, temperature] on standard input begins a run; `way` is a key of WAYS, the configurations. For
-    each further line the worker runs the next STEPS_OF_TURN engine steps and prints how many milliseconds they took.
-    When all requests are finished, it prints a digest of their tokens instead, which ends the run.
+    A line of JSON [way, batch size, temperature] on standard input begins a run; `way` is a key of WAYS, the
+    speculative configurations. For each further line the worker runs the next STEPS_OF_TURN engine steps and prints how
+    many milliseconds they took. When all requests are finished, it prints a digest of their output tokens instead,
+    which ends the run.
     """
     answers = os.fdopen(os.dup(1), "w")  # libraries print to standard output, too
     os.dup2(2, 1)
@@ -62,8 +68,12 @@ def work() -> None:
         print(json.dumps(what), file=answers, flush=True)
 
     def turns(way: str, batch: int, temperature: float) -> Iterator[list[tuple[int, StreamOutput]]]:
-        """Complete the prompts in batches. Yields, for every STEPS_OF_TURN engine steps, the streamed outputs as
-        (index of the prompt, output). way: a key of WAYS."""
+        """Complete the prompts in batches and yield the streamed outputs of every STEPS_OF_TURN engine steps.
+
+        way: a key of WAYS, the speculative configurations.
+        batch: number of requests in a batch.
+        Each yielded list has pairs (index of the prompt, output).
+        """
         if way not in llms:
             llms[way] = LLM("tiny", speculative_config=WAYS[way])
         texts_of_way = edit_prompts().values() if way == "ngram" else texts()
@@ -93,7 +103,10 @@ def work() -> None:
 
 
 class Side:
-    """A worker process (see `work`). python: the interpreter of the installation to measure."""
+    """A worker process that measures one of the two installations of specdec (see `work`).
+
+    python: path of the installation's Python interpreter.
+    """
 
     def __init__(self, python: str) -> None:
         command = [python, str(HERE / Path(__file__).name), "--work"]
@@ -119,9 +132,11 @@ class Run:
 
 
 def run(sides: Mapping[str, Side], setting: Setting) -> dict[str, Run]:
-    """Run one setting on both sides, which alternate every few steps. Returns {side: its run}.
+    """Run one setting on both sides (worker processes), which alternate every few engine steps.
 
+    sides: {name of the side: its worker process}.
     setting: (key of WAYS, batch size, temperature).
+    Returns {name of the side: Run with the time of each turn and the digest of the output tokens}.
     """
     runs = {name: Run() for name in sides}
     for side in sides.values():
@@ -141,9 +156,9 @@ def run(sides: Mapping[str, Side], setting: Setting) -> dict[str, Run]:
 
 
 def compare(rounds: Sequence[Mapping[str, Run]]) -> dict[str, Any]:
-    """Compute one setting's results: the time ratio after / before, and whether all tokens are the same.
+    """Compute one setting's results: the time ratio after / before, and whether all output tokens are the same.
 
-    rounds: {side: its run} for each round.
+    rounds: for each round, the runs of both sides as {"before": Run, "after": Run}.
     """
     turns = {
         side: [median(times) for times in zip(*(each[side].turns for each in rounds), strict=True)] for side in SIDES

@@ -1,4 +1,4 @@
-"""End-to-end comparison of speculative with plain decoding, shared by several benchmarks."""
+"""Functions that time speculative against plain decoding end to end, shared by several benchmarks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from specdec_core.api.outputs import RequestOutput
 
 
 def arguments(description: str | None, result: str) -> argparse.ArgumentParser:
-    """Make the parser of the options that all comparisons share. result: default file name of the results."""
+    """Make an argument parser with the options that all end-to-end benchmarks share.
+
+    description: the text that --help shows.
+    result: name of the file in benchmarks/results to which results are written by default.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--rounds", type=int, default=3)
@@ -27,7 +31,10 @@ def arguments(description: str | None, result: str) -> argparse.ArgumentParser:
 
 
 def ways_to_sample(max_tokens: int) -> tuple[SamplingParams, SamplingParams]:
-    """Return parameters of greedy decoding and of sampling at temperature 1, where text repeats itself least."""
+    """Return two sets of sampling parameters: for greedy decoding, and for sampling at temperature 1.
+
+    Outputs repeat themselves less at temperature 1 than with greedy decoding.
+    """
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     return greedy, SamplingParams(temperature=1.0, seed=0, max_tokens=max_tokens)
 
@@ -47,13 +54,14 @@ def complete(llm: LLM, prompt: str, params: SamplingParams) -> Run:
 def measure(
     plain: LLM, renew: Callable[[], dict[str, LLM]], prompts: dict[str, str], params: SamplingParams, rounds: int
 ) -> dict[str, Any]:
-    """Time each prompt with plain decoding and with every speculative setting. Returns {setting: its results}.
+    """Time each prompt with plain decoding and with every speculative configuration.
 
-    plain: the engine without speculation.
-    renew: returns {setting: engine} for the next round. It may return the same engines again if they keep nothing
-        between requests, such as a cache of outputs.
-    prompts: {name: text}.
-    rounds: number of rounds after the warm-up round.
+    plain: the LLM without speculation.
+    renew: called at the start of every round. It returns the LLMs to measure, {name of the configuration: LLM}. It may
+        return the same LLMs again, unless they keep something between requests, such as a cache of outputs.
+    prompts: {name of the prompt: text}.
+    rounds: number of timed rounds. One more round before them warms up.
+    Returns {name of the configuration: its results}.
     """
     pairs: dict[str, dict[str, list[tuple[Run, Run]]]] = {}
     for round_ in range(rounds + 1):  # the first one warms up

@@ -3,13 +3,15 @@
     python benchmarks/gpu.py            # writes benchmarks/results/gpu.json; needs a GPU of 80 GB
     python benchmarks/gpu.py --small    # a quick test, also on a CPU: small models and short runs
 
-There are two models: "tiny", the embedded one, and "llama", which has the shape of Llama 3 8B, random weights, and a
-random EAGLE-3 head. That head's acceptance rate is near 0, so "llama" shows the cost of a step, not the gain from
-drafts. With --small, "llama" has a few narrow layers, and the results go to gpu_small.json: they do not measure speed.
+There are two target models: "tiny" is specdec's embedded model; "llama" has the shape of Llama 3 8B, random weights,
+and a random EAGLE-3 head. The acceptance rate of a random head is near 0, so "llama" shows the cost of a step, not the
+gain from drafts. With --small, "llama" has a few narrow layers, and the results go to gpu_small.json: they only show
+that the script works, not how fast specdec is.
 
 One process holds an engine for each method. The engines take turns, so that other load on the machine affects all. Only
-decode steps are timed, and results are medians over the rounds. CUDA calls are counted in separate steps under the
-profiler, which slows these down: see `count_calls`. On a CPU no calls are counted, and their results are null.
+decode steps are timed, and results are medians over the rounds. CUDA calls are counted in other steps than the timed
+ones, since the profiler slows steps down: see `count_calls`. On a CPU no calls are counted, and the counts in the
+results are null.
 """
 
 from __future__ import annotations
@@ -62,18 +64,20 @@ synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: N
 
 
 def count_calls(events: Iterable[Any], num_steps: int) -> dict[str, Any]:
-    """Count the CUDA calls per step among a profiler's events, as far as they begin within the event REGION.
+    """Count the CUDA calls per step in a profile of several steps.
 
-    num_steps: steps in the region.
-    Returns a value for each key of COUNTED, all None if the profiler recorded no call:
-    - blocking_calls_per_step: calls that make the host wait for the GPU. These are cudaStreamSynchronize,
-      cudaEventSynchronize, cudaDeviceSynchronize, cudaMemcpy, and cudaMemcpyAsync to or from pageable memory. Such an
-      asynchronous copy and a cudaStreamSynchronize right after it count as one call (in `.item()`, `.cpu()`,
-      `nonzero()` and `torch.tensor(..., device="cuda")`). A cudaMemcpyAsync to or from pinned memory returns at once
-      and does not count; a later call that waits for it does. cudaMalloc, cudaFree and cudaHostAlloc never count,
-      though they may wait.
+    events: the profiler's events. Only calls that begin within the event named REGION count.
+    num_steps: number of steps within that event.
+    Returns a dict with the keys of COUNTED. All values are None if the profiler recorded no CUDA call.
+    - blocking_calls_per_step: calls that make the host wait for the GPU. These are the calls that synchronize with a
+      stream, event, device or context, such as cudaStreamSynchronize, as well as cudaMemcpy with its variants, and
+      cudaMemcpyAsync to or from pageable memory. A cudaMemcpyAsync of that kind and a cudaStreamSynchronize right after
+      it count as one call: `.item()`, `.cpu()`, `nonzero()` and `torch.tensor(..., device="cuda")` make such pairs. A
+      cudaMemcpyAsync to or from pinned memory returns at once and does not count; a later call that waits for it does.
+      cudaMalloc, cudaFree and cudaHostAlloc never count, though they may wait.
     - kernel_launches_per_step: launches of a kernel or of a CUDA graph.
-    - calls_per_step: {name: number} of all calls; cudaMemcpyAsync is split by the kinds of memory.
+    - calls_per_step: {name of the call: calls per step} of all CUDA calls. The name of a cudaMemcpyAsync includes the
+      kinds of memory that it copies from and to.
     """
     events = sorted(events, key=lambda event: event.time_range.start)
     on_host = [event for event in events if event.device_type == DeviceType.CPU]
@@ -92,7 +96,11 @@ def count_calls(events: Iterable[Any], num_steps: int) -> dict[str, Any]:
 
 
 def prefill(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[str]:
-    """Submit requests and run engine steps until all prompts are prefilled. Returns the requests' ids."""
+    """Submit a request for each prompt and run engine steps until all prompts are prefilled.
+
+    prompts: token ids of each prompt.
+    Returns the ids of the requests.
+    """
     request_ids = [engine.add_request(token_ids, params) for token_ids in prompts]
     left = sum(map(len, prompts))
     while left > 0 and engine.has_unfinished:
@@ -102,9 +110,10 @@ def prefill(engine: Engine, prompts: list[list[int]], params: SamplingParams) ->
 
 
 def run(engine: Engine, groups: list[list[list[int]]], params: SamplingParams) -> dict[str, float]:
-    """Complete each group of prompts (token ids) as one batch.
+    """Complete each group of prompts as one batch and time the decode steps, without prefill.
 
-    Returns the tokens/s and ms per step of decoding alone.
+    groups: batches of prompts, each prompt as token ids.
+    Returns {"tokens_per_s": output tokens per second, "ms_per_step": milliseconds per decode step}.
     """
     seconds, num_tokens, num_steps = 0.0, 0, 0
     for prompts in groups:
@@ -140,7 +149,12 @@ def complete(llm: LLM, groups: list[list[list[int]]], params: SamplingParams) ->
 
 
 def measure(llms: dict[str, LLM], groups: list[list[list[int]]], params: SamplingParams, args: Any) -> Iterator[Any]:
-    """Yield the results of each method. llms: {method: engine}. groups: batches of prompts, as token ids."""
+    """Measure all methods on the same prompts, and yield a row of results for each method.
+
+    llms: {name of the method: LLM}.
+    groups: batches of prompts, each prompt as token ids.
+    args: the parsed command line.
+    """
     drafts = {name: complete(llm, groups, params) for name, llm in llms.items()}  # also the warm-up
     rounds = [{name: run(llm.engine, groups, params) for name, llm in llms.items()} for _ in range(args.rounds)]
     for name, llm in llms.items():
@@ -164,10 +178,11 @@ def random_llama(shape: dict[str, int], device: str) -> PreTrainedModel:
 
 
 def save_head(folder: Path, shape: dict[str, int], device: str) -> None:
-    """Save a random EAGLE-3 head with the tensor names that the EAGLE authors' checkpoints have.
+    """Save a random EAGLE-3 head with the tensor names of the checkpoints that EAGLE's authors published.
 
-    It is one Llama layer whose q, k and v projections read twice the hidden size: token embedding and hidden state. Its
-    vocabulary is every fourth token of the target's. shape: sizes of the target (see LARGE).
+    The head is one Llama layer whose q, k and v projections read token embedding and hidden state, concatenated. Its
+    vocabulary has every fourth token of the target model's.
+    shape: the target model's sizes (see LARGE).
     """
     layer, vocab_size = {**shape, "num_hidden_layers": 1}, shape["vocab_size"] // 4
     state = random_llama({**layer, "vocab_size": vocab_size}, device).state_dict()
@@ -184,7 +199,11 @@ def save_head(folder: Path, shape: dict[str, int], device: str) -> None:
 
 
 def load(model: str, args: Any, folder: Path) -> dict[str, LLM]:
-    """Build an engine for each method. model: "tiny", or "llama" for random weights, which are saved in `folder`."""
+    """Build an LLM for each method. Returns {name of the method: LLM}.
+
+    model: "tiny" for the embedded model, or "llama" for a Llama with random weights and a random EAGLE-3 head.
+    folder: where the random weights are saved.
+    """
     keywords = {key: vars(args)[key] for key in ("device", "dtype", "max_model_len", "max_num_seqs")}
     if model == "llama":
         torch.manual_seed(0)
@@ -197,7 +216,11 @@ def load(model: str, args: Any, folder: Path) -> dict[str, LLM]:
 
 
 def prompts_for(llm: LLM, num_prompts: int, num_tokens: int) -> list[list[int]]:
-    """Return prompts' token ids: code to edit and code to continue, alternately. Arbitrary ids without a tokenizer."""
+    """Return the token ids of prompts that are alternately code to edit and code to continue.
+
+    num_tokens: most tokens of a prompt.
+    If the LLM has no tokenizer, the token ids are arbitrary.
+    """
     if (tokenizer := llm.get_tokenizer()) is None:
         return [prompt(num_tokens, i) for i in range(num_prompts)]
     texts = cycle(chain.from_iterable(zip(edit_prompts().values(), plain_prompts().values(), strict=True)))

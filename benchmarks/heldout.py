@@ -1,9 +1,9 @@
 """Prompts of Python code that neither the embedded model nor its drafts were trained on.
 
 They are beginnings of functions from the running Python's standard library, in the modules that are listed under
-`[heldout]` in models/tiny/training/corpus.toml. A prompt begins at a top-level statement, at most 40 lines above the
-function's body, and ends where the body begins. At most two functions of a file are selected, by hashes of their line
-numbers.
+`[heldout]` in models/tiny/training/corpus.toml. A prompt begins at a top-level statement, at most 40 lines above its
+end, and ends before the first statement of the function, or after its docstring if there is one. At most two functions
+of a file are selected, by hashes of their line numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FEWEST_LINES_OF_BODY = 6  # that the model has to write
 
 
 def write_prompts(file: Path) -> None:
-    """Write the prompts as JSON lines with `task_id` and `prompt`."""
+    """Write the prompts to a .jsonl file. The object in each line has the keys `task_id` and `prompt`."""
     file.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts()), encoding="utf-8")
 
 
@@ -43,7 +43,10 @@ def prompts() -> Iterator[dict[str, str]]:
 
 
 def _places(source: str) -> Iterator[tuple[int, int]]:
-    """Yield the line range [begin, end), counted from 1, of every possible prompt in a file's source."""
+    """Yield the lines of every possible prompt in a Python file as a range [begin, end), counted from 1.
+
+    source: the file's text.
+    """
     module = ast.parse(source)
     for node in ast.walk(module):
         if not isinstance(node, ast.FunctionDef):

@@ -2,10 +2,12 @@
 
     python benchmarks/identity.py            # writes benchmarks/results/identity.json
 
-Plain decoding runs one prompt at a time. Speculative decoding runs all prompts as one batch, with chains and with
-trees. In the trees the correct branch comes last, so that its tokens have other KV-cache slots than in plain decoding.
-Both run with and without the compiled operations of specdec-kernels. At the first token that differs, the script
-records the gap between the float32 logits of the two tokens: rounding errors of this size can exchange them.
+Plain decoding completes one prompt at a time. Speculative decoding then completes all prompts as one batch, with draft
+chains and with draft trees that contain most tokens of the plain output (known_output.py). In a tree the correct branch
+comes last, so that its tokens have other KV-cache slots than in plain decoding. Plain and speculative decoding are
+compared with and without the compiled operations of specdec-kernels. At the first token that differs, the script
+records the gap between the two tokens' float32 logits: a rounding error of this size is enough to choose the other
+token.
 """
 
 from __future__ import annotations
@@ -70,7 +72,10 @@ def compare(dtype: str, *, kernels: bool, max_tokens: int) -> dict[str, Any]:
 
 
 def summary(outputs: list[tuple[list[int], list[int], list[int]]]) -> dict[str, Any]:
-    """Compute one setting's results. outputs: (prompt, plain output, speculative output) of each, as token ids."""
+    """Compute one setting's results: the share of outputs that are identical, and the logit gaps of the others.
+
+    outputs: (prompt, plain output, speculative output) of each request, as token ids.
+    """
     parted = [each for each in outputs if each[1] != each[2]]
     reference = AutoModelForCausalLM.from_pretrained(resolve_model("tiny"), dtype=torch.float32).eval()
     gaps = [gap(reference, *each) for each in parted]
@@ -84,10 +89,11 @@ def summary(outputs: list[tuple[list[int], list[int], list[int]]]) -> dict[str, 
 
 @torch.inference_mode()
 def gap(reference: Any, prompt: list[int], want: list[int], got: list[int]) -> float:
-    """Return the absolute difference between the reference's logits of the first two tokens that differ.
+    """Find the first position at which two outputs differ, and return the gap between the two tokens' logits there.
 
-    reference: the model in float32.
-    want, got: token ids of two different outputs after the prompt.
+    reference: the model in float32, which computes the logits.
+    prompt: token ids.
+    want, got: two different outputs of this prompt, as token ids.
     """
     i = next(i for i, pair in enumerate(zip(want, got, strict=True)) if pair[0] != pair[1])
     logits = reference(torch.tensor([[*prompt, *want[:i]]]), use_cache=False).logits[0, -1]

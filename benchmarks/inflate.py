@@ -4,8 +4,11 @@
 
 Drafts then have the same acceptance rate as with the original, while a forward pass costs as much as a larger model's.
 Layer i becomes layer TIMES * i. The added layers between have random weights, but their output projections are zero, so
-they add nothing to the residual stream. DRAFTS has a folder of weights for each method; by default these are the
-model's own drafts. EAGLE-3 heads are configured to read the same hidden states; other drafts are copied unchanged.
+they add nothing to the residual stream.
+
+DRAFTS is a folder that has a subfolder of weights for each method, such as eagle3; by default it is the model's own
+folder `drafts`. Draft models and EAGLE heads are copied unchanged. EAGLE-3 heads are copied with a changed config: they
+read the same hidden states as with the original, which now come from layers with other numbers.
 """
 
 from __future__ import annotations
@@ -31,10 +34,12 @@ DEFAULT_TIMES = 6
 
 
 def inflate(model: Path, folder: Path, times: int, drafts: Path | None = None, seed: int = 0) -> None:
-    """Write a copy of `model` with `times` as many layers. Raises SystemExit if it is not a Llama.
+    """Write a copy of a Llama model with several times as many layers, and copies of its drafts, into `folder`.
 
-    drafts: a folder with a folder of weights for each method, which is copied along; None: the model's own.
-    seed: for the added layers' weights.
+    model: folder of the model to copy. Raises SystemExit if it is not a Llama.
+    times: factor by which the number of layers grows.
+    drafts: a folder that has a subfolder of weights for each method; None: the model's own folder `drafts`.
+    seed: seed of the added layers' random weights.
     """
     checkpoint = Checkpoint(str(model))
     config = checkpoint.config
@@ -50,10 +55,12 @@ def inflate(model: Path, folder: Path, times: int, drafts: Path | None = None, s
 
 
 def inflate_draft(draft: Path, folder: Path, target: TargetInfo, times: int) -> None:
-    """Copy a draft. If it is an EAGLE-3 head, change the ids of the target's layers whose hidden states it reads.
+    """Copy a draft model or an EAGLE head, and adapt the config of an EAGLE-3 head to the target model's added layers.
 
-    target: the original model's sizes.
-    times: how many times as many layers the copy of the target has.
+    An EAGLE-3 head's config lists the ids of the target's layers whose hidden states the head reads; these ids change.
+    draft, folder: the folder to copy and the folder to write.
+    target: sizes of the target model before layers were added.
+    times: factor by which the target's number of layers has grown.
     """
     from specdec_proposer_eagle import head_config, published
 
@@ -85,10 +92,12 @@ def _deeper(tensors: Mapping[str, torch.Tensor], times: int, seed: int) -> dict[
 
 
 def _added(name: str, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Make a weight of an added layer. like: the same weight of the original layer.
+    """Make one tensor of an added layer.
 
-    It is zero if it writes to the residual stream, and a copy of `like` if that is a vector. Otherwise it is random,
-    with the standard deviation of `like`.
+    name: the tensor's name within the layer.
+    like: the tensor of this name in the original layer.
+    Returns zeros for the weights of an output projection, which writes to the residual stream, and a copy of `like` if
+    `like` is a vector. Any other tensor is random, with the standard deviation of `like`.
     """
     if name.startswith(OUTPUTS):
         return torch.zeros_like(like)

@@ -1,4 +1,4 @@
-"""A proposer for benchmarks that drafts each request's known output, with wrong tokens at a chosen rate."""
+"""A proposer for benchmarks that drafts outputs which are known in advance, with wrong tokens at a chosen rate."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ OUTPUTS: dict[tuple[int, ...], list[int]] = {}
 
 @frozen
 class KnownOutputConfig:
-    """Options of the proposer.
+    """Options of the proposer `known_output`.
 
-    known_branches: number of wrong siblings before each token of the known output; 0: the draft is a chain.
-    known_right: probability that a token of the known output is drafted as it is, not replaced by a random one.
+    known_branches: number of random siblings that the draft tree has before each token of the known output; 0: the
+        draft is a chain.
+    known_right: probability that a token of the known output is drafted as it is, not replaced by a random token.
     """
 
     known_branches: int = 0

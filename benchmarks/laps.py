@@ -15,7 +15,7 @@ from streams import Replay
 
 @frozen
 class Lap:
-    """Times and token counts of one proposer over a lap, which is a few consecutive steps of a batch."""
+    """Times and token counts of one proposer over a lap, which is a few consecutive steps of a batch of requests."""
 
     us: dict[str, float]  # microseconds per request and step, by part and in total
     num_drafts: int  # requests times steps
@@ -26,7 +26,8 @@ class Lap:
 def run(peer: Peer, requests: Sequence[Replay], most_steps: int | None = None, *, num_before: int = 0) -> Lap | None:
     """Time a proposer on a batch of requests, for at most `most_steps` steps or until a request is finished.
 
-    num_before: untimed steps before these. They warm the CPU caches after other proposers have run.
+    most_steps: most steps to time; None: no limit.
+    num_before: number of untimed steps before the timed ones. They warm the CPU caches after other proposers have run.
     Returns None if a request was finished before the first timed step.
     """
     seconds: dict[str, float] = {}
@@ -51,9 +52,9 @@ def run(peer: Peer, requests: Sequence[Replay], most_steps: int | None = None, *
 def in_turn(peers: Sequence[Peer], laps: Iterable[Callable[[Peer], Lap | None]]) -> dict[str, list[Lap]]:
     """Call each function of `laps` with every peer (proposer). The peer that goes first changes with every function.
 
-    laps: functions that time a few steps of a peer; None if there were no steps to time.
-    Returns {name of a peer: its results}. If a function returned None for any peer, its results are left out for all.
-    Garbage collection is disabled meanwhile.
+    laps: functions that time a few steps of the given peer. They return a Lap, or None if there were no steps to time.
+    Returns {name of the peer: its Laps}. If a function returns None for one peer, the Laps that it returned for the
+    other peers are left out, too. Garbage collection is disabled during the calls.
     """
     done: dict[str, list[Lap]] = {peer.name: [] for peer in peers}
     gc.collect()
@@ -70,9 +71,11 @@ def in_turn(peers: Sequence[Peer], laps: Iterable[Callable[[Peer], Lap | None]])
 
 
 def all_figures(done: dict[str, list[Lap]]) -> dict[str, Any]:
-    """Summarize the laps of every peer (proposer), also relative to the first peer's: the median ratio of their times.
+    """Summarize the laps of every peer (proposer), and compare each peer with the first one.
 
-    done: {name of a peer: its laps}.
+    done: {name of the peer: its Laps}.
+    Returns {name of the peer: its results}. The results are those of `figures` and, for all peers but the first, the
+    median over the laps of the ratio of this peer's time to the first peer's time. A peer without laps is left out.
     """
     first, laps_of_first = next(iter(done.items()), ("", []))
     found = {name: figures(laps) for name, laps in done.items() if laps}
@@ -87,7 +90,10 @@ def all_figures(done: dict[str, list[Lap]]) -> dict[str, Any]:
 
 
 def figures(laps: Sequence[Lap]) -> dict[str, Any]:
-    """Summarize one peer's laps: the median over laps of the mean time per request and step, and tokens per draft."""
+    """Summarize one peer's laps: microseconds per request and step, and draft tokens and accepted ones per draft.
+
+    The time is the median over the laps of the mean time in a lap.
+    """
     parts = laps[0].us
     totals = sorted(lap.us["total"] for lap in laps)
     num_drafts = sum(lap.num_drafts for lap in laps)

@@ -2,10 +2,10 @@
 
     python benchmarks/learned.py [--drafts DIR] [--humaneval FILE]     # writes benchmarks/results/learned.json
 
-The prompts are not in the training data. DIR has the weights for each method, in DIR/eagle3 and so on; by default the
-engine uses the model's own drafts. FILE is HumanEval's, or another .jsonl with `prompt`. A copy of the model with the
-same outputs, but several times as deep (inflate.py), also continues the held-out prompts greedily. It shows the
-speed-up where a forward pass costs more.
+The prompts are not in the training data. DIR has a subfolder of weights for each method, such as DIR/eagle3; by default
+the engine uses the drafts that come with the model. FILE is HumanEval's .jsonl file, or another one with the key
+`prompt`. The held-out prompts are also continued greedily by a copy of the model that generates the same tokens, but
+has several times as many layers (inflate.py). The copy shows the speed-up for a model whose forward pass costs more.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ WAYS = (
 
 @frozen
 class Bench:
-    """Runs `spec-decode bench` in a separate process and returns its JSON results.
+    """A callable that runs `spec-decode bench` in a separate process and returns its JSON results.
 
-    folder: for the process's configuration and results.
+    folder: where the configuration file and the results of that process are written.
     runs, max_tokens, batch_size: options of `spec-decode bench`.
     """
 
@@ -107,7 +107,10 @@ def arguments() -> argparse.Namespace:
 
 
 def prompt_files(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
-    """Write each set of prompts to a file in the folder. Returns {name of the set: file}."""
+    """Write each set of prompts to a file in `folder`: the held-out prompts and, if FILE is given, those of HumanEval.
+
+    Returns {name of the set: file}.
+    """
     files = {"held-out": folder / "held-out.jsonl"}
     heldout.write_prompts(files["held-out"])
     if args.humaneval is not None:
@@ -128,10 +131,11 @@ def targets(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
 
 @frozen
 class Setting:
-    """What one row of the results measures.
+    """What one row of the results measures: a target model, a set of prompts, a configuration and a temperature.
 
-    target: AS_IT_IS or "deep", the copy with more layers.
+    target: AS_IT_IS for the model itself, or "deep" for its copy with more layers.
     prompts: name of the set of prompts.
+    way: the speculative configuration.
     """
 
     target: str
@@ -154,7 +158,10 @@ def settings(args: argparse.Namespace, prompts: Iterable[str], targets: Iterable
 
 
 def measure(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> None:
-    """Measure all settings that the record lacks. The file is written after each, since a whole run takes hours."""
+    """Measure all settings that `record` lacks, and add a row of results to `record` for each.
+
+    The output file is written after every setting, since a whole run takes hours.
+    """
     bench, models, files = Bench(folder, args.runs, args.max_tokens), targets(args, folder), prompt_files(args, folder)
     done = [{key: row[key] for key in ("target", "prompts", "way", "temperature")} for row in record["rows"]]
     for setting in settings(args, files, models):

@@ -36,7 +36,11 @@ def machine(distributions: tuple[str, ...] = DISTRIBUTIONS) -> dict[str, Any]:
 
 
 def version_of(distribution: str) -> str:
-    """Return a distribution's version. For a specdec distribution that is not installed it is specdec-core's."""
+    """Return the version of an installed distribution.
+
+    For a distribution of specdec that is not installed, returns the version of specdec-core. Raises
+    PackageNotFoundError if any other distribution is not installed.
+    """
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -46,7 +50,11 @@ def version_of(distribution: str) -> str:
 
 
 def command(script: str) -> str:
-    """Return the command line. Absolute paths become PATH/name, so that this machine's folders do not show."""
+    """Return the command line of the running benchmark, as the results record it.
+
+    script: the benchmark's file name.
+    Absolute paths among the arguments become PATH/name, so that the results do not show this machine's folders.
+    """
     return shlex.join(["python", f"benchmarks/{script}", *map(_without_folder, sys.argv[1:])])
 
 

@@ -3,10 +3,10 @@
     python benchmarks/ngram.py                     # writes benchmarks/results/ngram.json and ngram.png
     python benchmarks/ngram.py --prompts FILE      # {"id", "prompt"} a line, reported beside the built-in prompts
 
-The prompts are code to edit, whose completion repeats the prompt, and code to continue, with greedy decoding and at
-temperature 1, where text repeats least. Each round runs every prompt with plain decoding and then with `ngram`, one
-request at a time, so that changes of the machine's speed affect both. A prompt's speed-up is the median over the rounds
-of the ratio of these two times.
+The prompts are code to edit, whose completion repeats the prompt, and code to continue. They are decoded greedily; code
+to continue is also sampled at temperature 1, where outputs repeat themselves least. Each round runs every prompt with
+plain decoding and then with `ngram`, one request at a time, so that changes of the machine's speed affect both. A
+prompt's speed-up is the median over the rounds of the ratio of these two times.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python benchmarks/ngram_options.py      # writes benchmarks/results/ngram_options.json
 
-It measures no times.
+It counts tokens and does not measure times.
 """
 
 from __future__ import annotations

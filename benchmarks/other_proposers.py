@@ -1,4 +1,7 @@
-"""Proposers of other libraries, to compare with specdec's: arctic-inference, vLLM's n-gram and transformers' lookup."""
+"""Proposers of other libraries, each wrapped in the interface `Peer`, to compare with specdec's proposers.
+
+These are arctic-inference's suffix decoding, vLLM's n-gram proposer and transformers' prompt lookup.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from streams import Replay
 
 
 class Arctic(Peer):
-    """arctic-inference's suffix decoding. A step makes two calls per request, with the arguments that vLLM passes."""
+    """arctic-inference's suffix decoding. A step makes two calls per request, with the arguments that vLLM passes.
+
+    The first call adds the request's new tokens, the second one drafts.
+    """
 
     name = "arctic-inference"
     distribution = "arctic_inference"

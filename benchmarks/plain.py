@@ -2,9 +2,9 @@
 
     python benchmarks/plain.py [--vllm-python DIR/bin/python]
 
-The model is a Llama of 82M random weights in bfloat16. Each engine runs in its own process, with its own Python; they
-take turns. The time per token is the difference between a long and a one-token completion, divided by the difference in
-tokens, so that prefill does not count.
+The model is a Llama of 82M random weights in bfloat16. Each engine runs in its own process, and the processes take
+turns. vLLM's process is started with DIR/bin/python. The time per token is the difference between the times of a long
+completion and a completion of one token, divided by the difference in tokens, so that prefill does not count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ NUM_RUNS = 5
 
 
 class Engine:
-    """A worker process that runs one engine (plain_worker.py). python: the interpreter that has it installed."""
+    """A worker process that runs one engine (plain_worker.py).
+
+    name: a key of ENGINES in plain_worker.py.
+    python: path of a Python interpreter that has the engine installed.
+    model: the model's folder.
+    """
 
     def __init__(self, name: str, python: str, model: Path) -> None:
         command = [python, str(HERE / "plain_worker.py"), name, str(model), str(PROMPT_TOKENS)]
@@ -76,7 +81,12 @@ def save_random_llama(folder: Path) -> None:
 
 
 def measure(engines: dict[str, Engine]) -> dict[str, dict[str, Any]]:
-    """Time the engines in turn. Returns {batch: {engine: milliseconds per token of each run}} without the first run."""
+    """Time the engines in turn, for every batch size.
+
+    engines: {name of the engine: its worker process}.
+    Returns {batch size: {name of the engine: milliseconds per token of each run}}. The first run, which warms up, is
+    left out.
+    """
     results: dict[str, dict[str, Any]] = {}
     for batch in BATCHES:
         runs = [

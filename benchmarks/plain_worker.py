@@ -1,8 +1,8 @@
 """Worker process of plain.py: runs one engine.
 
 plain.py starts it as `plain_worker.py ENGINE MODEL PROMPT_TOKENS`, with the Python that has the engine installed (names
-are in ENGINES). For each line {"batch": n, "max_tokens": m} on standard input it completes n prompts with m tokens each
-and prints the seconds.
+are in ENGINES). For each line {"batch": n, "max_tokens": m} on standard input it completes n prompts of PROMPT_TOKENS
+tokens with m tokens each, and prints how many seconds this took.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Run = Callable[[int, int], None]
 
 
 def prompt(num_tokens: int, request: int) -> list[int]:
-    """Make up a prompt's token ids.
+    """Make up the token ids of a prompt.
 
-    The first id differs between requests (indices), so that prefix caches have no hits.
+    request: index of the request. The first token id depends on it, so that prefix caches have no hits.
     """
     return [3 + (7 * request + 31 * i + i * i // 5) % 8000 for i in range(num_tokens)]
 

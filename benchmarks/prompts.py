@@ -145,7 +145,10 @@ ALIKE = [  # class, place, what is counted
 
 
 def edit_prompts() -> dict[str, str]:
-    """Return prompts in the format of the edits in the embedded model's training data, which has none of this code."""
+    """Return prompts that ask for an edit of given code, {name: text}.
+
+    They have the format of the edits in the embedded model's training data, which contains none of this code.
+    """
     return {name: f"# Task: {task}\n{code}\n# Result:\n" for name, (task, code) in EDITS.items()}
 
 
@@ -160,7 +163,10 @@ def read_prompts(path: Path) -> dict[str, str]:
 
 
 def renames_alike() -> dict[str, str]:
-    """The same renaming task for ten classes that differ in a few names and a number."""
+    """Return prompts with the same renaming task for ten classes that differ in a few names and a number.
+
+    The keys of the dict are "1" to "10".
+    """
     prompts = {}
     for i, (name, place, part) in enumerate(ALIKE, start=1):
         code = INVENTORY.replace("Inventory", name).replace("warehouse", place).replace("part", part)
@@ -170,7 +176,10 @@ def renames_alike() -> dict[str, str]:
 
 
 def removals_alike() -> dict[str, str]:
-    """The same task for ten classes that differ in a few names: remove the type hints."""
+    """Return prompts with the task to remove the type hints from ten classes that differ in a few names and a number.
+
+    The keys of the dict are "1" to "10".
+    """
     return {
         str(i): "# Task: remove the type hints\n"
         + CACHE.replace("TimedCache", f"{name}Cache").replace("entry", part).replace("60.0", f"{i}.5")
@@ -180,7 +189,10 @@ def removals_alike() -> dict[str, str]:
 
 
 def functions_alike() -> dict[str, str]:
-    """The first lines of ten functions that differ in what they are about. No prompt contains their continuations."""
+    """Return prompts with the first lines of ten functions that differ in a noun: `median_part`, `median_food`.
+
+    The keys of the dict are "1" to "10". The functions' bodies are in none of the prompts.
+    """
     return {
         str(i): f'def median_{part}(values):\n    """Return the middle {part} of a sequence of numbers."""\n'
         for i, (_, _, part) in enumerate(ALIKE, start=1)
@@ -188,7 +200,10 @@ def functions_alike() -> dict[str, str]:
 
 
 def readers_alike() -> dict[str, str]:
-    """The first lines of ten functions that read different files. No prompt contains their continuations."""
+    """Return prompts with the first lines of ten functions that read different files: `read_parts`, `read_foods`.
+
+    The keys of the dict are "1" to "10". The functions' bodies are in none of the prompts.
+    """
     return {
         str(i): f"import csv\nfrom pathlib import Path\n\n\ndef read_{part}s(path):\n"
         for i, (_, _, part) in enumerate(ALIKE, start=1)

@@ -1,8 +1,9 @@
 """Measures how much memory a suffix proposer takes to cache outputs, in bytes per cached token.
 
-proposers.py runs it in a separate process, as `proposer_memory.py NUM_CACHED NUM_TOKENS specdec|arctic`. It caches
-NUM_CACHED outputs of NUM_TOKENS tokens and prints {"rss", "own"}: the growth of the process's RSS, and of the size that
-the proposer reports (left out if it reports no size).
+proposers.py runs it in a separate process, as `proposer_memory.py NUM_CACHED NUM_TOKENS specdec|arctic`. The proposer
+caches NUM_CACHED outputs of NUM_TOKENS tokens. The script prints a JSON object: "rss" is the growth of the process's
+RSS (resident set size), "own" the growth of the size that the proposer itself reports, both per cached token. "own" is
+left out if the proposer reports no size.
 """
 
 from __future__ import annotations

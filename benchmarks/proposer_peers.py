@@ -2,7 +2,7 @@
 
 `Peer.step` passes the proposer the new tokens of some started requests and lets it draft once for each request. It
 returns the drafts and {phase of the step: seconds}. Only calls that an engine would make are timed. Data that an engine
-has anyway is prepared before timing.
+would hold in any case, such as the requests' token ids, is prepared before timing.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ TARGET = TargetInfo("none", "none", 8192, 64, 2, 2**20, torch.float32, CPU)
 
 
 class Peer:
-    """A proposer in a comparison.
+    """Interface of a proposer in the comparison.
 
     name: its name in the results.
-    distribution: the distribution whose version is recorded.
-    settings: its options, which are recorded, too.
+    distribution: the installed distribution whose version the results record.
+    settings: its options, which the results record, too.
     """
 
     name: str
@@ -47,7 +47,10 @@ class Peer:
         return
 
     def cache(self, request: Replay) -> float:
-        """Cache a whole output: start a request and finish it. Returns the seconds that this took."""
+        """Let the proposer cache the whole output of a request, and return how many seconds this took.
+
+        request: holds the prompt and the output. It is started and then finished without a step.
+        """
         started = perf_counter()
         self.start(request)
         request.advance(len(request.text) - request.num_tokens)
@@ -55,14 +58,15 @@ class Peer:
         return perf_counter() - started
 
     def cached_bytes(self) -> int | None:
-        """The size of the cache of outputs as the proposer reports it; None if it reports no size."""
+        """Return the bytes of the proposer's cache of outputs, as the proposer reports them; None if it does not."""
         return None
 
 
 class Ours(Peer):
     """A specdec proposer. The timed part of a step is one call of `propose`, which includes creating the `Draft`.
 
-    max_nodes: most draft tokens of a request.
+    method: the proposer's name, such as `ngram`.
+    max_nodes: most draft tokens per request and step.
     """
 
     def __init__(self, method: str, options: dict[str, Any], max_nodes: int, max_num_seqs: int) -> None:
@@ -105,8 +109,11 @@ class Ours(Peer):
 
 
 class OursSuffix(Ours):
-    """specdec's `suffix`. A step is timed in three phases: preparing the arguments, appending tokens and drafting (what
-    arctic-inference's two calls do), and creating the `Draft`."""
+    """specdec's proposer `suffix`, which is timed in three phases of a step.
+
+    The phases are preparing the arguments, appending tokens and drafting (what arctic-inference's two calls do), and
+    creating the `Draft`.
+    """
 
     @torch.inference_mode()
     def step(self, requests: Sequence[Replay]) -> tuple[Drafts, Seconds]:
@@ -125,7 +132,11 @@ class OursSuffix(Ours):
 
 
 def make_peers(makers: Iterable[Callable[[], Peer]], say: Callable[[str], None] = lambda _: None) -> list[Peer]:
-    """Create the peers (proposers to compare). For one that is not installed, `say` gets a message instead."""
+    """Create the peers (proposers to compare) whose libraries are installed.
+
+    makers: functions that create one peer each.
+    say: called with a message for each peer whose library is not installed.
+    """
     peers = []
     for make in makers:
         try:

@@ -1,4 +1,4 @@
-"""The plot of proposers.py."""
+"""Plots the results of proposers.py: time per request and step over the context length."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ LOOKS = {
 
 
 def plot(contexts: dict[str, dict[str, Any]], path: Path) -> None:
-    """Plot microseconds per request and step over the context length, both logarithmic, with a panel per batch size.
+    """Plot each peer's microseconds per request and step over the context length, with a panel for each batch size.
 
-    contexts: {batch size: {context length: {peer: its results}}}.
+    Both axes are logarithmic.
+    contexts: {batch size: {context length: {name of the peer: its results}}}.
     """
     import matplotlib as mpl
 

@@ -3,11 +3,13 @@
     python benchmarks/proposers.py         # writes benchmarks/results/proposers.json and proposers.png
 
 The proposers ("peers") are specdec's `suffix` and `ngram`, arctic-inference's suffix decoding, vLLM's n-gram proposer
-and transformers' prompt lookup. Streams are files of Python's standard library in the embedded model's tokens. Requests
-replay them as a target's output: a proposer drafts, the draft tokens that match the stream are accepted, and one more
-token is added. All peers run in one process, on one thread, and alternate every few steps (a "lap"); peers that
-are not installed are left out. A result is the mean time in a lap, as a median over the laps. CPU caches are warm: the
-first steps of a lap do not count.
+and transformers' prompt lookup. A token stream is a source file of Python's standard library, tokenized for the
+embedded model. A request replays such a stream as a target model's output: in each step the proposer drafts, the draft
+tokens that match the stream are accepted, and one more token of the stream is added.
+
+All peers run in one process, on one thread, and alternate every few steps (a "lap"). Peers that are not installed are
+left out. A result is the median over the laps of the mean time in a lap. CPU caches are warm: the first steps of a lap
+do not count.
 """
 
 from __future__ import annotations
@@ -42,9 +44,10 @@ NUM_ALONE = 8  # requests at batch 1, one after the other
 
 
 def fill(peers: list[Peer], texts: list[np.ndarray]) -> dict[str, float]:
-    """Let the peers (proposers) cache finished requests: a text's first token is the prompt, the rest is the output.
+    """Let each of the peers (proposers) cache the outputs of finished requests, and time it.
 
-    Returns {peer: median microseconds per token}.
+    texts: token ids of each request. The first token is the prompt, the rest is the output.
+    Returns {name of the peer: median microseconds per output token}.
     """
     us: dict[str, list[float]] = {peer.name: [] for peer in peers}
     for i, text in enumerate(texts):
@@ -54,7 +57,10 @@ def fill(peers: list[Peer], texts: list[np.ndarray]) -> dict[str, float]:
 
 
 def online(texts: list[np.ndarray], number: int, peer: Peer) -> Lap | None:
-    """Time a peer (proposer) on one request, which replays texts[number], from the first output token to the last."""
+    """Time a peer (proposer) on one request, which replays the token ids texts[number], until the request is finished.
+
+    Returns None if the request is too short for a step.
+    """
     request = Replay(f"online-{number}", texts[number], PROMPT_TOKENS)
     peer.start(request)
     request.advance(1)
@@ -64,7 +70,12 @@ def online(texts: list[np.ndarray], number: int, peer: Peer) -> Lap | None:
 
 
 def batches(peers: list[Peer], texts: list[np.ndarray], num_laps: int) -> dict[str, list[Lap]]:
-    """Time the peers (proposers) on one batch of requests, one per text. Each peer has its own copy of the requests."""
+    """Time the peers (proposers) on one batch of requests. Each peer has its own copy of the requests.
+
+    texts: token ids of each request, prompt and output.
+    num_laps: number of laps to time for each peer.
+    Returns {name of the peer: its Laps}.
+    """
     requests = {
         peer.name: [Replay(f"batch-{i}", text, PROMPT_TOKENS) for i, text in enumerate(texts)] for peer in peers
     }
@@ -112,9 +123,10 @@ def memory(name: str, num_cached: int) -> dict[str, float]:
 
 
 def equality(quick: int) -> dict[str, Any]:
-    """Compare the chains that the suffix proposers draft after the same tokens: see suffix_differences.
+    """Compare the chains that the suffix proposers draft after the same tokens (see suffix_differences.py).
 
-    quick: divides the number of cached requests.
+    quick: divisor of the number of cached requests; above 1 for a short test of the script.
+    Returns {kind of token stream: counts of equal and different drafts}.
     """
     length, num_cached = PROMPT_TOKENS + ONLINE_TOKENS, NUM_CACHED // quick
     number = num_cached + NUM_COMPARED
@@ -134,7 +146,12 @@ def equality(quick: int) -> dict[str, Any]:
 
 
 def at_context(length: int, batch: int, num_laps: int) -> dict[str, Any]:
-    """Measure every peer (proposer) on requests whose prompts have `length` tokens."""
+    """Measure every peer (proposer) on requests whose prompts have `length` tokens.
+
+    batch: number of requests in a step. If it is 1, several requests take turns.
+    num_laps: number of laps to time for each peer.
+    Returns {name of the peer: its results}.
+    """
     together = batch > 1
     texts = stretches(batch if together else NUM_ALONE, length + ROOM)
     found: dict[str, Any] = {}

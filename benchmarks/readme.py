@@ -232,7 +232,10 @@ def overview(record: dict[str, Any]) -> str:
 
 
 def headline(record: dict[str, Any]) -> str:
-    """Write the README's headline: the speed-up of EAGLE-3 for one greedy request, at temperature 1 and in a batch."""
+    """Return the README's headline: the speed-up of EAGLE-3 for one greedy request, at temperature 1 and in a batch.
+
+    record: the results of overview.py.
+    """
     cells = {
         (cell["batch_size"], cell["temperature"]): cell
         for row in record["rows"]

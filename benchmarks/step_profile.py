@@ -2,9 +2,9 @@
 
     python benchmarks/step_profile.py
 
-One process holds an engine per variant, a set of optimizations. The engines step in turn, so that other load on the
-machine affects all. The model is the random 82M Llama of plain.py, in bfloat16. Every row of the result includes the
-optimizations of the rows above it.
+A variant is an engine with some of the optimizations. Each of VARIANTS has the optimizations of the variant before it
+and one more. One process holds the engines of all variants. The engines step in turn, so that other load on the machine
+affects all. The model is the random 82M Llama of plain.py, in bfloat16.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ VARIANTS = (
 
 
 class SomeOps:
-    """The installed plugins, but of their compiled operations only those in `names` are offered."""
+    """A stand-in for the installed plugins that offers only some of their compiled operations.
+
+    names: names of the operations to offer.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names, self._installed = names, Plugins.load()
@@ -75,10 +78,10 @@ class SomeOps:
 
 @contextmanager
 def packing(linears: str) -> Iterator[None]:
-    """A context in which models are loaded with the given kind of linear layers.
+    """Within this context, models are loaded with the given kind of linear layers.
 
-    linears: "plain": as in transformers; "packed": weights packed for oneDNN; "shared": packed, and layers that read
-        the same input (such as q, k and v) are fused.
+    linears: "plain": the layers of transformers; "packed": layers whose weights are packed for oneDNN; "shared": packed
+        layers, where layers that read the same input (such as q, k and v) are also fused into one.
     """
     original = target_model.pack_linears
     chosen = {
@@ -94,7 +97,7 @@ def packing(linears: str) -> Iterator[None]:
 
 
 class Timed:
-    """Wraps a function and sums up the time spent in it."""
+    """Wraps a function and adds up the time spent in its calls, in `seconds`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function, self.seconds = function, 0.0
@@ -118,9 +121,10 @@ def engine_of(variant: Variant, folder: str) -> Engine:
 
 
 def measure(engines: Mapping[str, Engine], batch: int) -> dict[str, list[tuple[float, float]]]:
-    """Run the variants' engines in turn on `batch` requests.
+    """Run the engines in turn, each on the same `batch` requests, and time their decode steps.
 
-    Returns for each variant the milliseconds of every step: (in total, outside of the target's forward pass).
+    engines: {name of the variant: its engine}.
+    Returns for each variant a pair per step: the milliseconds in total, and those outside of the target's forward pass.
     """
     params = SamplingParams(temperature=0, max_tokens=NUM_WARM + NUM_STEPS + MOST_PREFILLS, ignore_eos=True)
     for engine in engines.values():

@@ -1,4 +1,7 @@
-"""Token streams that requests replay as a model's output: Python's standard library in the embedded model's tokens."""
+"""Token streams that requests replay as a model's output: source files of Python's standard library, tokenized.
+
+The tokenizer is the embedded model's.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ MARGIN = 32  # unused tokens at the end of a replay, so that no draft exceeds it
 
 
 def source_files() -> list[Path]:
-    """The files of the standard library without tests and data, shuffled in a fixed order."""
+    """Return the paths of the standard library's Python files, without tests and data, shuffled in a fixed order."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [path for path in sorted(root.rglob("*.py")) if not NOT_TAKEN & set(path.relative_to(root).parts)]
     Random(0).shuffle(files)
@@ -35,13 +38,16 @@ def _tokenizer() -> Tokenizer:
 
 @cache
 def token_ids(path: Path) -> np.ndarray:
-    """Token ids of a whole file, int64 [num_tokens]."""
+    """Return the token ids of a whole file, int64 [num_tokens]."""
     text = path.read_text(encoding="utf-8", errors="replace")
     return np.array(_tokenizer().encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
 
 def documents(number: int, num_tokens: int) -> list[np.ndarray]:
-    """Return the first num_tokens tokens of each of `number` files."""
+    """Return the first num_tokens token ids of each of `number` files of the standard library.
+
+    Shorter files are skipped. Raises SystemExit if there are not enough files.
+    """
     long_enough = (tokens for path in source_files() if len(tokens := token_ids(path)) >= num_tokens)
     found = [tokens[:num_tokens] for tokens in islice(long_enough, number)]
     if len(found) < number:
@@ -52,7 +58,10 @@ def documents(number: int, num_tokens: int) -> list[np.ndarray]:
 
 
 def stretches(number: int, num_tokens: int) -> list[np.ndarray]:
-    """Join the tokens of all files and return `number` slices of num_tokens at even distances. They may overlap."""
+    """Join the token ids of all files and return `number` slices of num_tokens at even distances. They may overlap.
+
+    Raises SystemExit if the files have fewer than num_tokens tokens in total.
+    """
     everything = np.concatenate([token_ids(path) for path in source_files()])
     if len(everything) < num_tokens:
         raise SystemExit(f"the standard library has {len(everything)} tokens here; {num_tokens} are needed")
@@ -61,7 +70,10 @@ def stretches(number: int, num_tokens: int) -> list[np.ndarray]:
 
 
 def random_documents(number: int, num_tokens: int) -> list[np.ndarray]:
-    """Make up texts from 400 random words of 1 to 8 tokens each, some far more frequent than others."""
+    """Return `number` sequences of num_tokens token ids that are made of random words.
+
+    There are 400 words of 1 to 8 tokens each, some far more frequent than others.
+    """
     random = Random(0)
     words = [[random.randrange(64) for _ in range(random.randint(1, 8))] for _ in range(400)]
     found = []
@@ -79,9 +91,11 @@ def digest(streams: Sequence[np.ndarray]) -> str:
 
 @define(eq=False)
 class Replay:
-    """A request, with the attributes of `RequestView` that proposers read, which replays a text as the target's output.
+    """A stand-in for a request, which replays given token ids as the target model's output.
 
-    num_tokens: tokens known so far: the prompt's and those of the output that were replayed.
+    It has the attributes of `RequestView` that proposers read.
+    text: token ids of the prompt and the whole output.
+    num_tokens: number of tokens known so far: those of the prompt, and the output tokens that were replayed.
     """
 
     id: str
@@ -113,7 +127,10 @@ class Replay:
         self.num_new = num_new
 
     def verify(self, draft: Sequence[int]) -> int:
-        """Accept the draft tokens that match the text, and add one token. Returns the number of accepted ones."""
+        """Accept the draft tokens up to the first that differs from the known output, and add the next output token.
+
+        Returns the number of accepted draft tokens.
+        """
         truth = self.text[self.num_tokens : self.num_tokens + len(draft)].tolist()
         num_accepted = next((i for i, (a, b) in enumerate(zip(draft, truth, strict=True)) if a != b), len(draft))
         self.advance(num_accepted + 1)

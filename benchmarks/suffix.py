@@ -2,11 +2,11 @@
 
     python benchmarks/suffix.py                    # writes benchmarks/results/suffix.json
 
-The prompts are code to edit, similar requests in sequence, and code to continue, with greedy decoding and at
-temperature 1, where text repeats least. Each round runs every prompt with plain and with suffix decoding, one request
-at a time. The engine is new in each round, so it drafts from earlier outputs of the same round only. A prompt's
-speed-up is the median over the rounds of the ratio of the two times. The benchmark stops if an output differs from
-plain decoding's.
+The prompts are code to edit, sequences of similar requests, and code to continue. They are decoded greedily; code to
+continue is also sampled at temperature 1, where outputs repeat themselves least. Each round runs every prompt with
+plain and with suffix decoding, one request at a time. The suffix engine is new in each round, so it drafts from earlier
+outputs of the same round only. A prompt's speed-up is the median over the rounds of the ratio of the two times. The
+benchmark stops if an output differs from plain decoding's.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ NUM_LAST = 3
 def in_a_row(figures: dict[str, Any]) -> dict[str, Any]:
     """Compare the last requests of a sequence with the first one, before which no output was cached.
 
-    It compares times per token, since outputs differ in length, and speed-ups, which do not depend on the machine's
-    current speed. figures: the results of `end_to_end.measure` for the sequence.
+    Outputs differ in length, so it compares times per token. It also compares speed-ups, which do not depend on the
+    machine's current speed.
+    figures: the results of `end_to_end.measure` for the sequence.
     """
     requests = list(figures["prompts"].values())
     ms = [round(1e3 / request["speculative_tokens_per_s"], 2) for request in requests]

@@ -1,7 +1,7 @@
 """Compares the drafts of two suffix proposers, step by step, after the same tokens.
 
-Two correct drafts may differ where tokens are equally frequent. So each draft that differs is looked up among those of
-a slow reference implementation, which returns the drafts of all ways to break such ties.
+Two correct drafts may differ where tokens are equally frequent. So if the drafts differ, the script checks that each is
+among the drafts of a slow reference implementation, which returns one draft for each way to break such ties.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def differences(
     max_nodes: int,
     options: Options,
 ) -> dict[str, Any]:
-    """Replay texts and count the steps in which the proposers draft differently.
+    """Let the proposers draft for the same requests and count the steps in which their drafts differ.
 
-    peers: two new proposers, or one that is compared with the reference only.
-    cached: texts of requests that are finished before, whose outputs the proposers cache.
-    online: texts that are replayed step by step.
-    prompt_tokens: how many tokens of each text are its prompt.
+    peers: two new proposers, or one that is compared with the reference implementation only.
+    cached: token ids of requests that are finished first, so that the proposers cache their outputs.
+    online: token ids of requests that are then replayed step by step.
+    prompt_tokens: how many token ids of each request are its prompt.
     max_nodes: most tokens of a draft.
-    options: the reference's options.
-    Raises SystemExit if a draft is not among those of the reference.
+    options: options of the reference implementation.
+    Raises SystemExit if a draft is not among those of the reference implementation.
     """
     reference = Reference(options, ScannedTree)
     for i, text in enumerate(cached):

@@ -2,9 +2,9 @@
 
     python benchmarks/verifiers.py            # writes benchmarks/results/verifiers.json
 
-At every token of a draft, the target's logits are normally distributed, and the draft's are the target's plus noise:
-the more noise, the worse the draft. Draft tokens are sampled from the draft's logits. Every verifier gets the same
-drafts. Results are means over NUM_REQUESTS requests.
+No model runs. At every node of a draft, the target's logits are drawn from a normal distribution, and the draft model's
+logits are the target's plus normal noise: the more noise, the worse the draft. Draft tokens are sampled from the draft
+model's logits. Every verifier gets the same drafts. Results are means over NUM_REQUESTS requests.
 """
 
 from __future__ import annotations
@@ -65,11 +65,12 @@ SHAPES = {
 
 
 def draw(shape: Shape, noise: float, generator: torch.Generator) -> tuple[torch.Tensor, Draft]:
-    """Draw target logits and drafts for BATCH requests.
+    """Draw random target logits and drafts for BATCH requests.
 
-    noise: standard deviation of the difference between the draft's logits and the target's.
-    Returns logits, float32 [BATCH * (1 + draft tokens of a request), VOCAB], and the drafts. Each request has a row of
-    logits for its last token and one for every draft token.
+    shape: shape of every request's draft tree.
+    noise: standard deviation of the difference between the draft model's logits and the target's.
+    Returns the target's logits, float32 [BATCH * (1 + draft tokens of a request), VOCAB], and the drafts. Each request
+    has a row of logits for its last token and one for every draft token.
     """
     parents = shape.parents
     num_nodes = len(parents)
@@ -96,9 +97,10 @@ def draw(shape: Shape, noise: float, generator: torch.Generator) -> tuple[torch.
 
 
 def measure(shape: Shape, noise: float) -> dict[str, float]:
-    """Return {verifier: mean number of accepted draft tokens per request}.
+    """Return {name of the verifier: mean number of accepted draft tokens per request}.
 
-    Verifiers that accept only chains get no trees.
+    shape: shape of the draft trees. If it is not a chain, verifiers that accept only chains are left out.
+    noise: standard deviation of the difference between the draft model's logits and the target's.
     """
     plugins = Plugins.load()
     specs = {name: plugins.verifier(name) for name in VERIFIERS}

@@ -2,11 +2,13 @@
 
     python benchmarks/vllm_acceptance.py --vllm-python DIR/bin/python [--head FOLDER] [--dtype bfloat16]
 
-Each engine runs in its own process. They complete the same prompts in turn, one request at a time. vLLM drafts only
-tokens of the head's reduced vocabulary, so specdec is compared with `eagle_context_tokens` 0; it is also measured with
-this option's default, which adds tokens of the context. vLLM drafts beyond the end of an output and counts these draft
-tokens, specdec does not: with outputs of 128 tokens vLLM's acceptance length is a percent lower. In float32 the outputs
-are equal; in bfloat16 rounding may lead to different texts.
+Each engine runs in its own process. The engines complete the same prompts in turn, one request at a time.
+
+vLLM drafts only tokens of the head's reduced vocabulary, so specdec is compared with `eagle_context_tokens` 0. It is
+also measured with this option's default, which lets the head draft recent tokens of the request that its vocabulary
+lacks. vLLM drafts beyond the end of an output and counts these draft tokens; specdec does not. This makes vLLM's
+acceptance length about one percent lower for outputs of 128 tokens. In float32 both engines generate the same tokens;
+in bfloat16 they may differ by rounding.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ class Engine:
     """A worker process (acceptance_worker.py) that completes all prompts each time `run` is called.
 
     name: "specdec" or "vllm".
-    python: the interpreter that has the engine installed.
-    settings: see acceptance_worker.py.
+    python: path of a Python interpreter that has the engine installed.
+    settings: the JSON object that acceptance_worker.py describes.
     """
 
     def __init__(self, name: str, python: str, settings: dict[str, Any]) -> None:
@@ -78,7 +80,10 @@ def arguments() -> argparse.Namespace:
 
 
 def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Compute an engine's results. runs: the worker's answers of all rounds, which differ only in time."""
+    """Compute one engine's results.
+
+    runs: the worker's answer in each round. The answers differ only in time.
+    """
     num_tokens = sum(map(len, runs[0]["outputs"]))
     counts = {name: runs[0][name] for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")}
     accepted = counts["num_accepted_tokens"] / counts["num_drafts"] if counts["num_drafts"] else 0

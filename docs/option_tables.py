@@ -30,14 +30,20 @@ REGION = re.compile(r"<!-- options: (?P<what>(?!end\b)[^>]*?) -->\n.*?" + re.esc
 
 
 def config_class(what: str, plugins: Plugins) -> type:
-    """The config class that a comment names. what: the comment's X, without `, its own`."""
+    """Return the config class that the comment `<!-- options: X -->` names.
+
+    what: the text X of that comment, without `, its own`.
+    """
     kind, _, name = what.partition(" ")
     found: type = getattr(plugins, kind)(name).config if name else getattr(specdec_core, what)
     return found
 
 
 def options_in(what: str, plugins: Plugins) -> list[Option]:
-    """The options that the table of a comment has. what: the comment's X."""
+    """Return the options to show in the table below the comment `<!-- options: X -->`.
+
+    what: the text X of that comment.
+    """
     name, comma, _ = what.partition(", its own")
     config = config_class(name, plugins)
     return [option for option in options_of(config) if not comma or option.name in own_names(config)]
@@ -54,7 +60,11 @@ def table(options: list[Option]) -> str:
 
 
 def written(text: str, plugins: Plugins) -> str:
-    """The text of a document with its tables updated. Raises ValueError if a table has no end comment."""
+    """Return the text of a document with its option tables updated.
+
+    text: the document's text.
+    Raises ValueError if a table has no end comment.
+    """
     if text.count(BEGIN.partition("{")[0]) != 2 * len(REGION.findall(text)):
         raise ValueError(f"a table of options does not end: write {END!r} below each")
 

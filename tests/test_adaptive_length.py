@@ -1,4 +1,5 @@
-"""Adaptive draft lengths on real text: fewer draft tokens are wasted, a token costs less, and outputs stay the same."""
+"""Adaptive draft lengths on real text: fewer draft tokens are rejected, the cost per token falls, and outputs stay the
+same."""
 
 from __future__ import annotations
 
@@ -16,8 +17,10 @@ ADAPTIVE = {"adaptive_draft_length": True, "draft_level_cost": 0.05, "draft_node
 
 
 def noisy_tiny(folder: Path, noise: float) -> str:
-    """Save the embedded model with noise on its weights; return its folder. noise: relative to each weight's standard
-    deviation."""
+    """Save the embedded model with noise on its weights, and return its folder.
+
+    noise: the standard deviation of the noise, relative to that of each weight tensor.
+    """
     from specdec_model_tiny import model_path
 
     source, generator = Path(model_path()), torch.Generator().manual_seed(0)
@@ -44,8 +47,11 @@ class Run:
 
     @property
     def cost(self) -> float:
-        """The run's cost, in forward passes of the target: those that it made, and the configured cost of each draft
-        token (draft_level_cost + draft_node_cost)."""
+        """The cost of the run, in units of one forward pass of the target.
+
+        It is the number of these forward passes, plus the configured cost (draft_level_cost + draft_node_cost) of each
+        draft token.
+        """
         num_passes = sum(map(len, self.token_ids)) - self.accepted
         return num_passes + (ADAPTIVE["draft_level_cost"] + ADAPTIVE["draft_node_cost"]) * self.drafted
 

@@ -1,8 +1,8 @@
-"""Bad input is refused at once with an error that names it and what is allowed, and the engine goes on.
+"""Bad input is refused at once with an error that names the input and what is allowed. The engine keeps working.
 
-More such tests are beside the code: values of options in core/tests (test_validators.py, test_config.py,
-test_sampling_params.py), files and the command line there as well (test_config_file.py, test_cli_config.py,
-test_cli_check.py), broken checkpoints and careless proposers in tests/losslessness.
+More such tests are in core/tests: option values (test_validators.py, test_config.py, test_sampling_params.py), files
+and the command line (test_config_file.py, test_cli_config.py, test_cli_check.py). Broken checkpoints and faulty
+proposers are tested in tests/losslessness.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ def expected() -> list[int]:
 
 @pytest.fixture
 def untouched(llm: LLM, expected: list[int]) -> Callable[[], Any]:
-    """A function that returns a context manager, in whose body bad input can be given while a request is running.
+    """Return a function that makes a context manager. The `with` block gives bad input to the LLM while a request is
+    running.
 
-    At the end of the body, the outputs of that request and of a new one must be right, and all blocks free.
+    At the end of the block, the context manager asserts that the outputs of this request and of a new one are right,
+    and that all blocks are free.
     """
 
     @contextmanager
@@ -125,7 +127,7 @@ PROMPTS = [
 
 @pytest.mark.parametrize(("prompt", "error", "says"), PROMPTS, ids=names(PROMPTS))
 def test_prompts(llm: LLM, untouched: Any, prompt: Any, error: type[Exception], says: str) -> None:
-    """A bad prompt is refused. If it is the last one in a list, no prompt of the list is run."""
+    """A bad prompt is refused. If it is the last one in a list, none of the prompts is run."""
     given = ["text", {"prompt_token_ids": [1]}, prompt] if isinstance(prompt, str | dict) else prompt
     with untouched(), pytest.raises(error, match=says) as caught:
         llm.generate(given, GREEDY)
@@ -365,7 +367,10 @@ class Counted:
 
 
 def nested(depth: int, inner: Any) -> Any:
-    """Lists of 9 elements nested `depth` deep: few objects, but 9**depth values."""
+    """Nest `inner` in lists of 9 elements, `depth` levels deep.
+
+    There are few objects, as each list holds the same object 9 times, but 9**depth values.
+    """
     for _ in range(depth):
         inner = [inner] * 9
     return inner
@@ -402,7 +407,8 @@ def test_no_key_of_speculative_config_writes_a_whole_value(keyword: str, place: 
 
 
 def test_a_prompt_of_lists_in_lists_is_not_written_out(llm: LLM, untouched: Any) -> None:
-    """A prompt of nested lists is refused without making an array of its 9**9 values, or a text for the error."""
+    """A prompt of nested lists is refused without creating an array of its 9**9 values, or their text for the error
+    message."""
     for prompt in (nested(9, 5), tuple(nested(8, (5,) * 9)), [1, 2, nested(9, 5)]):
         with untouched(), pytest.raises(ConfigError, match="is not a list of one or more whole numbers") as caught:
             llm.generate({"prompt_token_ids": prompt}, use_tqdm=False)
@@ -410,7 +416,7 @@ def test_a_prompt_of_lists_in_lists_is_not_written_out(llm: LLM, untouched: Any)
 
 
 def test_one_function_shows_values() -> None:
-    """No module but that of `shown` shortens the repr of a value for a message."""
+    """Only the module that defines `shown` shortens the repr of a value for an error message."""
     sources = [path for path in ROOT.glob("**/specdec_*/**/*.py") if "build" not in path.parts]
     assert len(sources) > 100
     for path in sources:

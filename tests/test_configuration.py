@@ -1,4 +1,4 @@
-"""Every option is described at its field, and the documents show these descriptions."""
+"""The help text of every option is at its field in a config class, and the documents show these texts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def plugins() -> Plugins:
 
 
 def core_classes() -> Iterator[type]:
-    """The config classes of `specdec_core.config` whose fields are options, without classes for values of options."""
+    """Yield the config classes of `specdec_core.config` whose fields are options. Classes that are values of options
+    are left out."""
     for module in pkgutil.iter_modules(specdec_core.config.__path__, "specdec_core.config."):
         for found in vars(importlib.import_module(module.name)).values():
             if isinstance(found, type) and found.__module__ == module.name and attrs.has(found):
@@ -45,7 +46,8 @@ def core_classes() -> Iterator[type]:
 
 
 def provided(plugins: Plugins) -> dict[str, type]:
-    """{"proposer ngram": its config class}, for everything that installed plugins offer with options."""
+    """Return the config class of everything with options that the installed plugins offer. Keys are such as "proposer
+    ngram"."""
     offers = [offer for plugin in plugins.listing() for offer in plugin.options]
     return {offer: option_tables.config_class(offer, plugins) for offer in offers}
 
@@ -56,7 +58,7 @@ def training_classes(plugins: Plugins) -> list[type]:
 
 
 def faults(config: type) -> list[str]:
-    """Messages about missing or unclear help texts of the fields of a config class."""
+    """Return a message for each field of a config class whose help text is missing or unclear."""
     found = []
     for attribute in attrs.fields(config):
         text, where = attribute.metadata.get("help", ""), f"{config.__name__}.{attribute.name}"
@@ -95,14 +97,19 @@ def test_a_field_that_is_not_described_is_noticed(metadata, says):
 
 
 def names_read(sources: Iterable[str]) -> set[str]:
-    """Names of the attributes that the code in `sources` reads, of any object."""
+    """Return the names of all attributes that the code in `sources` reads, of whatever object."""
     nodes = (node for source in sources for node in ast.walk(ast.parse(source)))
     return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
 
 
 def ignored(options: Iterable[Option], read: set[str]) -> list[str]:
-    """Names of options that no code reads. Left out are options with one allowed value, and those whose help says that
-    they change nothing or are refused."""
+    """Return the names of options that no code reads.
+
+    Options with only one allowed value are left out, and so are those whose help text declares that they change nothing
+    or are refused.
+
+    read: names of all attributes that code reads.
+    """
     return [
         option.name
         for option in options
@@ -137,8 +144,11 @@ def test_the_documents_say_what_the_fields_say():
 
 
 def undocumented(text: str, classes: Iterable[type], resolve: Callable[[str], type]) -> list[str]:
-    """Names of the classes with options of their own that no table in a document's text shows. resolve: name in a table
-    -> class."""
+    """Return the names of the classes that define options but have no table in a document.
+
+    text: the document.
+    resolve: a function that takes the name in a table and returns the class.
+    """
     shown = {resolve(what.removesuffix(", its own")) for what in TABLE.findall(text)}
     parents = {parent for each in classes for parent in each.__mro__ if own_names(parent)}
     return sorted(each.__name__ for each in parents - shown)

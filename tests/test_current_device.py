@@ -1,7 +1,7 @@
-"""With device="cuda:1", all that an engine runs finds that GPU as torch's current device, in any thread.
+"""With device="cuda:1", all code that an engine runs has that GPU as torch's current device, in every thread.
 
-Code outside the engine does not. No GPU is used: the engine computes on the CPU but is told that its device is cuda:1,
-and a stand-in for torch's `cuda.device` records which device is current.
+Code outside the engine is unaffected. No GPU is needed: the engine computes on the CPU but is told that its device is
+cuda:1, and a stand-in for `torch.cuda.device` records which device is current.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SEEN: list[tuple[str, int]] = []
 
 
 class CudaDevice:
-    """Stands in for `torch.cuda.device`; keeps the current index in CURRENT."""
+    """Stands in for `torch.cuda.device`, and keeps the index of the current device in CURRENT."""
 
     def __init__(self, device: torch.device) -> None:
         self.index, self.before = device.index, -1
@@ -53,7 +53,7 @@ def see(what: str) -> None:
 
 
 def seen() -> set[str]:
-    """Assert that device 1 was current in every recorded call; return the names of the calls."""
+    """Assert that device 1 was current in every recorded call. Returns the names of the calls."""
     assert {index for _, index in SEEN} == {1}, SEEN
     return {what for what, _ in SEEN}
 
@@ -87,7 +87,7 @@ def plan(config: Any, target: Any, num_speculative_tokens: int) -> Plan:
 
 
 def process(logits: torch.Tensor, token_ids: Any) -> torch.Tensor:
-    """A logits processor, which runs when drafts are verified."""
+    """A logits processor that records the current device. It runs when drafts are verified."""
     see("verify")
     return logits
 
@@ -174,7 +174,7 @@ def test_threads_of_async_llm(settings: dict) -> None:
 
 
 def test_a_step_that_fails(settings: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a failed step, `finish` of its requests also runs with the engine's device."""
+    """After a failed step, the proposer's `finish` also runs with the engine's device as current device."""
     llm = LLM("tiny", **settings)
     llm.engine.add_request([1, 2, 3], ENDLESS)
     llm.engine.step()
@@ -204,7 +204,8 @@ def test_a_cpu_costs_nothing() -> None:
 
 
 def test_the_device_is_found_with_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """find_device("cuda") adds an index, since "cuda" is another GPU in a thread with another current device."""
+    """find_device("cuda") returns a device with an index, since "cuda" without one means another GPU in each thread
+    that has another current device."""
     empty = torch.empty
 
     def third_gpu(*size: int, device: Any) -> Any:

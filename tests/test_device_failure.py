@@ -1,6 +1,6 @@
-"""After an error from which a GPU does not recover, every call and health check reports it, and no request goes on.
+"""After an error from which a GPU does not recover, every call and health check reports it, and all requests end.
 
-No GPU is used: where a plugin's kernel would run, the plugin raises what a device would raise.
+No GPU is needed: a plugin raises the error of a device where its kernel would run.
 """
 
 from __future__ import annotations
@@ -41,12 +41,16 @@ MEMORY = "CUDA error: out of memory\nCUDA kernel errors might be asynchronously 
 
 
 class KernelError(RuntimeError):
-    """An error type that a kernel library defines itself."""
+    """An exception class of a kernel library, unknown to the engine."""
 
 
 class Device:
-    """A simulated device. Once `error` is set, the next call named `where` ("": any call) raises it; if is_final, so do
-    all later calls."""
+    """A simulated device whose calls can be made to fail.
+
+    error: the exception to raise; None: no call fails.
+    where: the name of the call that raises it; "": any call.
+    is_final: whether all later calls raise it as well.
+    """
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -143,8 +147,8 @@ def fail(where: str, error: Exception | None = None, *, is_final: bool = True) -
 
 
 def check_dead(llm: LLM) -> None:
-    """Assert that every call raises DeviceError with a complete message, no request is left, and the engine can be
-    closed."""
+    """Assert that every call of the LLM raises DeviceError with a complete message, that no request is left, and that
+    the engine can be closed."""
     assert llm.engine.is_dead
     assert not llm.is_healthy
     assert not llm.engine.has_unfinished
@@ -170,7 +174,7 @@ def check_dead(llm: LLM) -> None:
 
 
 def check_words(error: BaseException) -> None:
-    """Check the error's message, and the traceback that is printed with it."""
+    """Assert that the error's message is complete, and so is the traceback printed with it."""
     message = str(error)
     assert "device cpu failed" in message or "device cuda:1 failed" in message
     assert "\n" not in message
@@ -254,8 +258,8 @@ def test_what_a_device_recovers_from(settings: dict, error: Exception) -> None:
 
 @pytest.fixture
 def second_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make engines believe that their device is cuda:1. Its synchronization fails once the simulated device has failed
-    for good."""
+    """Make engines believe that their device is cuda:1. Synchronizing this device fails once the simulated device has
+    failed for good."""
 
     def synchronize(device: torch.device) -> None:
         assert device == torch.device("cuda", 1)
@@ -269,8 +273,8 @@ def second_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("where", ["propose", "operation"])
 def test_a_plugins_own_type_of_error(settings: dict, second_gpu: None, where: str) -> None:
-    """If a plugin raises an error of its own type, the engine synchronizes the device. If that fails, too, the engine
-    raises DeviceError."""
+    """If a plugin raises an exception of its own class, the engine synchronizes the device. If synchronizing fails as
+    well, the engine raises DeviceError."""
     llm = LLM("tiny", **settings)
     fail(where, KernelError("an illegal memory access was encountered"))
     with pytest.raises(DeviceError, match=r"cuda:1 failed.*device-side assert") as caught:
@@ -288,7 +292,7 @@ def test_an_error_beside_a_device_that_works(settings: dict, second_gpu: None) -
 
 
 def test_async_llm(settings: dict) -> None:
-    """With AsyncLLM, two running requests and a waiting one end with the DeviceError, and so does every later one."""
+    """With AsyncLLM, two running requests and a waiting one end with DeviceError, and so does every later request."""
 
     async def read(llm: AsyncLLM, prompt: Any) -> None:
         async for _ in llm.generate(prompt, PARAMS):

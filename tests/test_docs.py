@@ -1,8 +1,8 @@
-"""Every code block of the READMEs and of docs/ runs.
+"""Every code block in the READMEs and in docs/ is run.
 
-The python, bash and console blocks of a file run in their order, in an empty directory. Its python blocks share one
-namespace, and one that begins with `# name.py` is saved under that name as well. Of a console block, the lines after
-"$ " run. `<!-- not run: reason -->` on the line before a block exempts it.
+The python, bash and console blocks of a file run in order, in an empty directory. The python blocks of a file share one
+namespace; a block that begins with `# name.py` is also saved under that name. In a console block, the lines after "$ "
+are run. The line `<!-- not run: reason -->` before a block exempts it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Block(NamedTuple):
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """The code blocks of a document that are to be run."""
+    """Yield the code blocks of a document that are to be run."""
     for match in BLOCK.finditer(text):
         if not match["mark"]:
             line = text.count("\n", 0, match.start("code")) + 1
@@ -49,8 +49,8 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def commands(block: Block) -> str:
-    """The commands of a shell block. In a console block these are the lines after "$ ", and lines continued by a
-    backslash."""
+    """Return the commands of a shell block. In a console block these are the lines after "$ ", with their continuation
+    lines after a backslash."""
     if block.language == "bash":
         return block.code
     chosen = []
@@ -118,7 +118,7 @@ not = run
 
 @pytest.fixture
 def sample(tmp_path, monkeypatch):
-    """A function that runs a text as if it were a document."""
+    """Return a function that takes a Markdown text and runs its code blocks as if it were a document."""
     monkeypatch.chdir(tmp_path)
 
     def run_text(text: str) -> None:

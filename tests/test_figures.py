@@ -1,4 +1,4 @@
-"""The README's figures are those in the result files of the benchmarks."""
+"""The benchmark figures in the README equal those in the benchmarks' result files."""
 
 import subprocess
 import sys

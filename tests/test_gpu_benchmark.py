@@ -1,4 +1,4 @@
-"""The GPU benchmark runs in its small mode, and counts the CUDA calls that it reports."""
+"""The GPU benchmark runs in its small mode, and counts CUDA calls correctly."""
 
 import json
 import subprocess
@@ -27,10 +27,10 @@ def event(name, start, end=None, device_type=DeviceType.CPU, **ids):
 
 
 def events(*calls):
-    """Profiler events of a step that ends at time 1000, among others that must not be counted.
+    """Make profiler events of a step that ends at time 1000, and other events that must not be counted.
 
-    calls: the step's CUDA calls, from time 10 on. Each is a name, or a pair (cudaMemcpyAsync's name, name of the copy
-        on the GPU).
+    calls: the CUDA calls of the step, from time 10 on. Each is a name, or a pair: the name of the cudaMemcpyAsync call,
+        and the name of its copy on the GPU.
     """
     found = [
         event(gpu.REGION, 5, 1000),

@@ -1,5 +1,5 @@
-"""After Ctrl-C anywhere, and a second Ctrl-C while the engine cleans up after the first, the engine works like a new
-one."""
+"""After Ctrl-C at any point, and after a second Ctrl-C while the engine cleans up after the first one, the engine works
+like a new one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ METHODS = {
 
 
 def make_llm(speculative_config: dict | None, **more: Any) -> LLM:
-    """An LLM that runs two requests at a time."""
+    """Make an LLM that runs two requests at a time."""
     settings = {"dtype": "float32", "max_num_seqs": 2, "max_model_len": 64, "disable_log_stats": True, **more}
     return LLM("tiny", speculative_config=speculative_config, **settings)
 
@@ -46,13 +46,13 @@ def expected() -> list[list[int]]:
 
 @pytest.fixture(autouse=True)
 def silent_finalizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide interrupts that come in a finalizer, where Python can only print them."""
+    """Hide KeyboardInterrupts raised in a finalizer, which Python only prints."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
 
 
 class Tracer:
-    """Raises KeyboardInterrupt at the k-th point after `begin` at which Python handles signals, in specdec's code and
-    contextlib."""
+    """Raises KeyboardInterrupt at the k-th point at which Python handles signals, counted from the call of `begin`.
+    Only points in the code of specdec and contextlib count."""
 
     def __init__(self, k: int) -> None:
         self._k = k
@@ -86,11 +86,11 @@ def _is_ours(path: str) -> bool:
 
 @cache
 def _places(code: CodeType) -> frozenset[int]:
-    """Offsets of the instructions before which Python handles signals.
+    """Return the offsets of the bytecode instructions before which Python handles signals.
 
-    Python does so after calls, at the starts of functions and at the ends of loops. Left out are instructions under
-    another exception handler than the call (as where a `with` ends in `return f()`), since what is raised there goes
-    elsewhere.
+    Python handles them after calls, at the starts of functions and at the ends of loops. An instruction is left out if
+    its exception handler is not that of the call before it (as where a `with` block ends in `return f()`), because a
+    real interrupt would reach the other handler.
     """
     instructions = list(dis.get_instructions(code))
     handlers = {
@@ -112,8 +112,10 @@ def _places(code: CodeType) -> frozenset[int]:
 
 
 def generate(llm: LLM, tracer: Tracer, is_second: bool) -> None:
-    """Generate, interrupted by the tracer. is_second: raise a first interrupt in the third step of the first request,
-    and count the tracer's points from there on."""
+    """Generate while the tracer raises KeyboardInterrupt, and catch it.
+
+    is_second: first raise a KeyboardInterrupt in the third step of the first request, and start the tracer there.
+    """
 
     def interrupt(logits: torch.Tensor, token_ids: Any) -> torch.Tensor:
         if len(token_ids) > 8 and not tracer.num_places:
@@ -137,10 +139,11 @@ CASES = [(method, is_second) for is_second in (True, False) for method in METHOD
 
 @pytest.mark.parametrize(("method", "is_second"), CASES, ids=str)
 def test_interrupts_wherever_they_come(method: str, is_second: bool, expected: list) -> None:
-    """Wherever an interrupt comes, later outputs are right and no request or block is left.
+    """After an interrupt at any point, later outputs are right, no request is left, and all blocks are free.
 
-    Interrupts are raised at evenly spaced points at which Python handles signals, either in the whole call or only
-    after a first interrupt (is_second). Nightly runs take all of the latter points and more of the former.
+    The test raises interrupts at evenly spaced points at which Python handles signals: anywhere in the call, or only
+    after a first interrupt (is_second). Nightly runs use every point after a first interrupt, and more of the points in
+    the whole call.
     """
     llm = make_llm(METHODS[method])
     tokens_of(llm)
@@ -166,7 +169,10 @@ CALLS: list[str] = []
 
 
 class Interrupted(Proposer):
-    """Raises KeyboardInterrupt at the end of each call that `at` lists, once per entry."""
+    """A proposer that raises KeyboardInterrupt at the end of certain calls.
+
+    at: the calls, such as "propose" or "finish abort". Each entry raises once.
+    """
 
     at: list[str] = []  # noqa: RUF012
 
@@ -247,7 +253,7 @@ def test_what_was_left_halfway_is_ended_before_a_new_request(interrupted: Callab
 
 
 def test_a_request_that_never_reached_the_queue_is_ended() -> None:
-    """If an interrupt keeps a new request from the waiting queue, the next call aborts the request."""
+    """If an interrupt comes before a new request is in the waiting queue, the next call aborts the request."""
     llm = make_llm(None)
     engine, reasons = llm.engine, []
     engine.add_request([5, 6, 7], PARAMS, lambda request, pieces: reasons.append(request.finish_reason))
@@ -257,7 +263,8 @@ def test_a_request_that_never_reached_the_queue_is_ended() -> None:
 
 
 def test_several_are_cancelled_though_an_interrupt_comes(interrupted: Callable[..., LLM]) -> None:
-    """All five requests are cancelled, though an interrupt comes when the first of the two running ones is finished."""
+    """Cancelling five requests cancels all of them, even if an interrupt comes while the first of the two running ones
+    is finished."""
     llm = interrupted("finish abort")
     ids = [llm.engine.add_request([1, i], PARAMS) for i in range(5)]
     llm.engine.step()
@@ -280,8 +287,10 @@ def test_a_step_within_a_step_is_refused(interrupted: Callable[..., LLM], monkey
 
 
 def test_the_block_pool_loses_no_block() -> None:
-    """If KeyboardInterrupt is raised before any bytecode instruction of the pool, no block is lost. Real signals come
-    only after calls."""
+    """If KeyboardInterrupt is raised before any bytecode instruction of the block pool, no block is lost.
+
+    This test is stricter than needed: real signals are handled only after calls.
+    """
 
     def use(pool: BlockPool) -> None:
         pool.add("a")

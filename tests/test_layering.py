@@ -1,7 +1,7 @@
-"""Imports point one way: a module imports none of a later layer in LAYERS, and core imports no plugin.
+"""Imports point one way: no module imports a module of a later layer in LAYERS, and core imports no plugin.
 
-Imports inside functions count, for they put off a dependency without removing it. Those under `if TYPE_CHECKING` do
-not: they never run, so they can neither load a module nor close a cycle. Modules of one layer may import each other.
+Imports inside functions count: they delay a dependency but do not remove it. Imports under `if TYPE_CHECKING` do not
+count: they never run, so they can neither load a module nor close a cycle. Modules of one layer may import each other.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ OUTSIDE = sorted(
 
 
 def sources(package: Path) -> dict[str, str]:
-    """{dotted module name: source}; a package's own file is called package.__init__."""
+    """Return the source code of all modules of a package, by dotted name. The package's own file has the name
+    package.__init__."""
     return {
         ".".join(path.relative_to(package.parent).with_suffix("").parts): path.read_text()
         for path in sorted(package.rglob("*.py"))
@@ -49,7 +50,7 @@ def sources(package: Path) -> dict[str, str]:
 
 
 def imports(module: str, source: str) -> Iterator[str]:
-    """Dotted names of everything that a module imports or reaches through `specdec_core.`."""
+    """Yield the dotted names of everything that a module imports, or accesses as an attribute of specdec_core."""
     for node in _running(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -113,7 +114,7 @@ def faults_outside(modules: Mapping[str, str]) -> list[str]:
 
 
 def cycle_in(modules: Mapping[str, str]) -> list[str]:
-    """Modules that import each other in a cycle; empty if there is none."""
+    """Return modules that import each other in a cycle; empty if there is no cycle."""
     names = {module.removesuffix(".__init__") for module in modules}
     graph: dict[str, set[str]] = {}
     for module, source in modules.items():
@@ -139,14 +140,15 @@ def test_no_modules_of_core_import_each_other():
 
 
 def test_the_landing():
-    """Core's top folder has only three modules beside its packages, so that a reader sees at once what core consists
-    of."""
+    """The top folder of core contains only three modules beside its packages, so that a reader sees the structure of
+    core at once."""
     loose = {path.stem for path in CORE.glob("*.py")}
     assert loose == {"__init__", "__main__", "errors"}
 
 
 def test_what_plugins_are_listed_with_is_light():
-    """Contracts, options and the plugin manager import neither torch nor numpy nor transformers."""
+    """Contracts, options and the plugin manager import neither torch nor numpy nor transformers, so plugins can be
+    listed fast."""
     code = """if True:
         import sys, pkgutil, importlib, specdec_core
         for package in ("contracts", "config", "plugins"):

@@ -1,4 +1,4 @@
-"""`LLM` on the embedded model: vLLM's examples as they are, text, stop strings, streaming."""
+"""`LLM` on the embedded model: vLLM's examples run unchanged; text, stop strings and streaming work."""
 
 from __future__ import annotations
 

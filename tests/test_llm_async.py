@@ -1,4 +1,5 @@
-"""AsyncLLM: concurrent generators share a batch, can be cancelled, get only their own errors, and leave no thread."""
+"""AsyncLLM: concurrent generators share a batch, can be cancelled, raise only their own errors, and leave no thread
+behind."""
 
 from __future__ import annotations
 
@@ -50,7 +51,12 @@ def expected() -> list[tuple[str, list[int]]]:
 
 
 def with_llm(scenario: Callable[[AsyncLLM], Awaitable[None]], **settings: Any) -> AsyncLLM:
-    """Run a scenario with an AsyncLLM in an event loop of its own, and check that it leaves no request or block."""
+    """Run a scenario with an AsyncLLM in a new event loop, and assert that no request and no block is left. Returns the
+    closed AsyncLLM.
+
+    scenario: an async function that takes the AsyncLLM.
+    settings: keywords of AsyncLLM.
+    """
     llm = AsyncLLM("tiny", **{**SETTINGS, **settings})
 
     async def run() -> None:
@@ -96,8 +102,8 @@ def test_generators_that_run_at_once_are_one_batch(expected: list) -> None:
 
 
 def test_one_after_the_other_and_in_between(expected: list) -> None:
-    """Outputs are right for requests that follow each other, between which the engine's thread ends, and for one that
-    runs beside another."""
+    """Outputs are right for requests that follow each other, with the engine's thread ending in between, and for
+    requests that run at the same time."""
 
     async def scenario(llm: AsyncLLM) -> None:
         for prompt, output in zip(PROMPTS[:2], expected, strict=False):
@@ -159,7 +165,7 @@ def test_closing_and_cancelling_end_the_request(expected: list) -> None:
 
 
 def test_a_generator_that_is_forgotten_is_cancelled() -> None:
-    """The event loop closes an unfinished generator at its end, which cancels the request without a shutdown."""
+    """When the event loop ends, it closes unfinished generators, which cancels their requests."""
     llm = AsyncLLM("tiny", **SETTINGS)
 
     async def scenario() -> None:
@@ -198,7 +204,10 @@ class NoOptions:
 
 
 class Failing(Proposer):
-    """Drafts nothing. Raises once a request has 30 tokens, `failures` times."""
+    """A proposer that drafts nothing.
+
+    failures: how many times `propose` still raises an error. It does so only while a request has 30 or more tokens.
+    """
 
     failures = 0
 
@@ -235,7 +244,7 @@ def test_a_failed_step_reaches_every_running_generator_and_the_engine_goes_on(ex
 
 
 def test_a_failed_step_leaves_those_that_wait(expected: list) -> None:
-    """If a step fails, the two running requests get the error, and the two waiting ones generate their outputs."""
+    """If a step fails, the two running requests raise its error, and the two waiting ones generate their outputs."""
     Failing.failures = 1
 
     async def scenario(llm: AsyncLLM) -> None:

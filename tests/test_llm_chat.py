@@ -1,4 +1,4 @@
-"""Conversations through a chat template, and the errors for those that are refused."""
+"""Conversations through a chat template, and the errors for those that the template or LLM refuses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    """The embedded model, whose tokenizer here has a chat template and begins every text with a special token."""
+    """An LLM of the embedded model with a changed tokenizer, which has a chat template and begins every text with a
+    special token."""
     from tokenizers.processors import TemplateProcessing
     from transformers import AutoTokenizer
 

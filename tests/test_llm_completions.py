@@ -1,4 +1,4 @@
-"""Completions: several of one prompt, where and why they stop, what of that their text shows, and their metrics."""
+"""Completions: several for one prompt, why each stops, which tokens its text then includes, and metrics."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def tokenizer(plain: LLM) -> Any:
 
 @pytest.fixture(scope="module")
 def whole(plain: LLM) -> list[CompletionOutput]:
-    """Greedy completions that nothing ends early, so that tests can stop within them."""
+    """Greedy completions that nothing ends before max_tokens, so that tests can stop inside them."""
     return [output.outputs[0] for output in plain.generate(PROMPTS, evolve(GREEDY, ignore_eos=True))]
 
 
 def streamed(llm: LLM, prompts: Any, params: Any) -> dict[tuple[int, int], CompletionOutput]:
-    """{(prompt index, completion index): completion}, put together from what `stream` yields."""
+    """Stream completions and join the pieces. Returns each whole completion by (prompt index, completion index)."""
     texts: dict[tuple[int, int], str] = {}
     token_ids: dict[tuple[int, int], list[int]] = {}
     found = {}
@@ -59,7 +59,8 @@ def streamed(llm: LLM, prompts: Any, params: Any) -> dict[tuple[int, int], Compl
 
 
 def in_all_ways(plain: LLM, speculating: LLM, prompt: str, params: SamplingParams) -> CompletionOutput:
-    """Generate and stream, with and without speculation; assert that all four completions are equal and return one."""
+    """Generate and stream, each with and without speculation. Assert that all four completions are equal, and return
+    one."""
     found = [llm.generate(prompt, params, use_tqdm=False)[0].outputs[0] for llm in (plain, speculating)]
     found += [streamed(llm, prompt, params)[0, 0] for llm in (plain, speculating)]
     assert found.count(found[0]) == 4
@@ -156,8 +157,8 @@ def test_of_two_stop_strings_the_one_that_begins_first_counts(plain: LLM, specul
     ids=str,
 )
 def test_the_end_of_sequence(plain: LLM, speculating: LLM, tokenizer: Any, params: dict, ending: str) -> None:
-    """The end-of-sequence token's id is in the output. Its text is, too, only with skip_special_tokens=False and
-    include_stop_str_in_output=True."""
+    """The output's token ids include the end-of-sequence token. Its text does so only with skip_special_tokens=False
+    and include_stop_str_in_output=True."""
     found = in_all_ways(plain, speculating, PROMPTS[0], SamplingParams(temperature=0.0, max_tokens=48, **params))
     assert (found.finish_reason, found.stop_reason) == ("stop", None)
     assert found.token_ids[-1] == tokenizer.eos_token_id
@@ -209,8 +210,8 @@ def test_figures_of_a_request_and_of_the_engine_agree() -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 17])
 def test_prompt_tokens_are_told_from_decoded_ones(plain: LLM, num_tokens: int) -> None:
-    """All prompt tokens count as prefill tokens, none as decoded ones, even if the last of 17 is a prefill chunk by
-    itself."""
+    """All prompt tokens count as prefill tokens, and no prompt token counts as a decode step, even if the last of 17
+    tokens is a prefill chunk by itself."""
     llm = LLM("tiny", skip_tokenizer_init=True, max_num_batched_tokens=16, max_model_len=64)
     llm.engine.add_request(list(range(5, 5 + num_tokens)), SamplingParams(max_tokens=4, ignore_eos=True))
     reports = []

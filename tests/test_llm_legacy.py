@@ -1,4 +1,4 @@
-"""The speculation keywords of vLLM up to 0.6 work, and their warning shows the new form."""
+"""The speculation keywords of vLLM up to 0.6 still work. A warning shows the speculative_config that replaces them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEW_NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max"
 
 
 def shown(warning: warnings.WarningMessage) -> Any:
-    """The new form that a warning shows, evaluated as Python."""
+    """Return the speculative_config that a warning shows, evaluated as Python."""
     text = str(warning.message)
     return ast.literal_eval(text[text.index("{") : text.rindex("}") + 1])
 

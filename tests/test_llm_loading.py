@@ -1,4 +1,4 @@
-"""Loading: from which revision, on which device, with which dtype, and what is printed and logged meanwhile."""
+"""Loading a model: its revision, device and dtype, and what is printed and logged meanwhile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ except ConfigError as error:
 
 
 def make_hub(folder: Path) -> Path:
-    """Make a cache in huggingface_hub's layout, with two revisions of a model that differ in depth and tokenizer."""
+    """Make a cache folder in huggingface_hub's layout that holds two revisions of a model. They differ in number of
+    layers and in tokenizer."""
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     from specdec_model_tiny import model_path
@@ -98,8 +99,8 @@ def test_lines_in_the_log(is_disabled: bool, caplog: pytest.LogCaptureFixture, m
 
 
 def test_a_prompt_that_is_too_long_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    """Only CapacityError reports a prompt that is too long. transformers' warning about indexing errors is hidden,
-    except in direct calls of the tokenizer."""
+    """A prompt that is too long is reported only by CapacityError. LLM hides transformers' warning about indexing
+    errors, but direct calls of the tokenizer still show it."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     caplog.set_level(logging.WARNING, "transformers")
     warning = "Token indices sequence length is longer"

@@ -1,4 +1,4 @@
-"""A lossy verifier decides only for sampled requests that have drafts, and outputs report which those are."""
+"""A lossy verifier verifies only sampled requests that have drafts, and outputs report which requests it verified."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WITHOUT_DRAFTS = SamplingParams(temperature=0.7, max_tokens=12, ignore_eos=True,
 
 
 class Lenient:
-    """A verifier that accepts every chain whole, followed by token 0."""
+    """A lossy verifier that accepts every draft token of a chain, and then emits token 0."""
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: Any) -> Verdict:
         token_ids = torch.full((draft.batch_size, draft.max_depth + 1), -1)

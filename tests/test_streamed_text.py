@@ -1,4 +1,5 @@
-"""The pieces of a stream make up the whole text, however the request ends, and the end is reported once."""
+"""The pieces of a streamed output make up its whole text, however the request ends. The end is reported exactly
+once."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ class NoOptions:
 
 
 class Failing(Proposer):
-    """Drafts nothing, and raises in the methods that `fails_in` names."""
+    """A proposer that drafts nothing.
+
+    fails_in: names of the methods that raise an error: "propose", "finish".
+    """
 
     fails_in: frozenset[str] = frozenset()
 
@@ -61,7 +65,7 @@ class PluginsWithFailing:
 
 
 class Reader:
-    """A listener (callback) of one request, which collects its text, tokens and finish reasons."""
+    """A listener (callback) of one request that collects the streamed text, token ids and finish reasons."""
 
     def __init__(self) -> None:
         self.text, self.reasons, self.token_ids = "", [], []
@@ -103,7 +107,8 @@ def submit(llm: LLM, params: SamplingParams) -> tuple[str, Reader]:
 
 
 def held_back(reader: Reader) -> bool:
-    """Whether some of the generated text is not streamed yet, as in text that may begin a stop string."""
+    """Return whether some generated text has not been streamed yet, for example because it may be the start of a stop
+    string."""
     return len(reader.text) < len(reader.request.text.text)
 
 
@@ -124,7 +129,7 @@ def test_an_error(llm: LLM) -> None:
 
 
 def test_an_unfinished_character(llm: LLM) -> None:
-    """If a request fails after the first byte of a character, its text ends with a replacement character."""
+    """If a request fails after the first byte of a multi-byte character, its text ends with a replacement character."""
     num_prompt_tokens = len(llm.get_tokenizer()(PROMPT).input_ids)
     first, *others = llm.get_tokenizer()("🐍").input_ids
     assert others, "the tokenizer has bytes"
@@ -161,7 +166,7 @@ def test_a_cancellation(llm: LLM) -> None:
 
 
 def test_a_step_that_fails(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The listeners of requests that a failed step aborted get the rest of the text with the next step."""
+    """If a failed step aborts requests, their listeners (callbacks) get the rest of the text in the next step."""
     readers = [submit(llm, HOLDS_BACK)[1] for _ in range(2)]
     for _ in range(9):
         llm.engine.step()
@@ -178,8 +183,8 @@ def test_a_step_that_fails(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_that_fails_after_all_had_their_tokens(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, ends_first: bool
 ) -> None:
-    """If a step fails while one of two requests is being finished, the last tokens and finish reasons of both are still
-    reported."""
+    """If a step fails while one of its two requests is being finished, the last tokens and the finish reasons of both
+    requests are still reported."""
     readers = [
         submit(llm, attrs.evolve(HOLDS_BACK, max_tokens=most))[1] for most in ((12, 64) if ends_first else (64, 12))
     ]
@@ -195,8 +200,8 @@ def test_a_step_that_fails_after_all_had_their_tokens(
 
 
 def test_the_streams_of_an_aborted_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a step fails that two streams share, the stream that ran the step raises. The other one ends with the text so
-    far."""
+    """Two streams share a step that fails. The stream that ran the step raises; the other ends with the text generated
+    so far."""
     params = attrs.evolve(HOLDS_BACK, max_tokens=60)
     whole = llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].text
     first, second = llm.stream(PROMPT, params), llm.stream(PROMPT, params)

@@ -1,4 +1,4 @@
-"""Documents, docstrings, comments and errors use the field's words, so that a search for a term finds its code.
+"""Documents, docstrings, comments and error messages use the field's words, so that a search for a term finds its code.
 
 python tests/test_words.py [PATH ...]    # lists the words to replace, in all tracked files or in those below the paths
 """
@@ -102,15 +102,14 @@ def tracked(paths: Sequence[str] = ()) -> list[Path]:
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, text) for each piece of prose in a file, with code in backticks masked. A text keeps its line
-    breaks."""
+    """Yield (line, text) for each piece of prose in a file. Code in backticks is masked; line breaks are kept."""
     source = path.read_text()
     for line, text in _markdown(source) if path.suffix == ".md" else _python(source):
         yield line, re.sub(r"`[^`]*`", lambda code: re.sub(r"[^\n]", "~", code[0]), text)
 
 
 def _markdown(source: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, text) for paragraphs, and for the prose in Python examples."""
+    """Yield (line, text) for each piece of prose in a Markdown document, including that in its Python examples."""
     line = 1
     for number, part in enumerate(re.split(r"(?m)^ *```", source)):
         if number % 2 == 0:
@@ -121,7 +120,7 @@ def _markdown(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _python(source: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, text) for docstrings, comments, the strings in errors and the help of options."""
+    """Yield (line, text) for each docstring, comment, error message and help text of an option in Python source."""
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -155,7 +154,7 @@ def _string(node: ast.AST) -> str:
 
 
 def faults(paths: Sequence[str] = ()) -> Iterator[tuple[str, int, str, str]]:
-    """Yield (path, line, key of PUT_AWAY, matched words) for each use of a word that PUT_AWAY replaces."""
+    """Yield each use of a word that PUT_AWAY replaces, as (path, line, the key in PUT_AWAY, the words found)."""
     for path in tracked(paths):
         found = set()
         for line, text in prose(path):
@@ -226,8 +225,8 @@ SAMPLES = {
 
 @pytest.mark.parametrize("name", PUT_AWAY)
 def test_patterns(name, tmp_path, monkeypatch):
-    """Each pattern finds its bad sample in a docstring, comment, error and document, and does not find its good
-    sample."""
+    """Each pattern matches its bad sample in a docstring, comment, error message and document. It does not match its
+    good sample."""
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     monkeypatch.setattr(sys.modules[__name__], "tracked", lambda paths=(): sorted(tmp_path.iterdir()))
     bad, good = SAMPLES[name]

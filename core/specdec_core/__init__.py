@@ -1,7 +1,7 @@
 """specdec-core: speculative decoding for PyTorch language models, where every way of drafting is a plugin.
 
-`__init__.pyi` lists the public names. Each is imported when it is first used, so that `import specdec_core`, and hence
-a plugin's module, does not import torch.
+`__init__.pyi` lists the public names. Each name is imported when it is first used. So `import specdec_core` does not
+import torch, and neither does importing a plugin's module.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 def reason(error: BaseException) -> str:
-    """The message of another library's error, or its type if it has none. A final period is removed, so that our
-    message can continue after it."""
+    """Return the message of another library's error, or its type if it has none. A final period is removed, so that
+    specdec's message can continue after it."""
     return str(error).rstrip(". \n") or type(error).__name__
 
 
@@ -22,7 +22,7 @@ class PluginError(SpecdecError):
 
 
 class CapacityError(SpecdecError):
-    """A request needs more KV blocks or a longer context than there are."""
+    """A request needs more KV blocks or a longer context than the engine has."""
 
 
 class DeviceError(SpecdecError):

@@ -1,4 +1,5 @@
-"""A test proposer with an attention layer of its own, whose KV blocks the prefix cache can reuse."""
+"""A test proposer with an attention layer and a KV cache of its own, whose KV-cache blocks the prefix cache can
+reuse."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from specdec_core import Draft, DraftTree, KVLayout, Plan, Proposer
 class Attending(Proposer):
     """Drafts a flat tree: the tokens that score highest after one layer of attention, all children of the root.
 
-    The key and value in KV-cache slot i depend on tokens i and i + 1, as in EAGLE. The slot of the root (the request's
-    last token) is scratch, because the token after it is not known yet. The weights are random and large, so that a
-    wrong slot changes the draft.
+    The key and value in KV-cache slot i depend on tokens i and i + 1, as in EAGLE. The token after the root (the
+    request's last token) is not known yet, so the root's slot is a scratch slot: it is overwritten later. The weights
+    are random and large, so that reading a wrong slot changes the draft.
     """
 
     WIDTH = 16
@@ -35,9 +36,9 @@ class Attending(Proposer):
         self.attention.fill(observation.requests, [start + num_valid for start, num_valid in pairs])
 
     def store(self, requests, starts, lengths, token_ids, following, positions):
-        """Compute and store keys and values in the KV-cache slots [start, start + length) of each request.
+        """Store keys and values, computed from tokens, in each request's KV-cache slots [start, start + length).
 
-        token_ids, following (the token after each), positions: int64 [sum of lengths].
+        token_ids, positions: int64 [sum of lengths]. following: the token after each of token_ids, in the same shape.
         """
         import torch
 

@@ -1,4 +1,5 @@
-"""Attention that reads only the device tensors of an AttentionPlan, as a kernel does, and two faulty variants."""
+"""Paged attention in plain torch that reads only the device tensors of an AttentionPlan, as a kernel does, and two
+variants with deliberate bugs."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def attention_by_bits(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Paged attention in float64, with the plan's block tables and ancestor bits (the tree attention mask).
+    """Compute paged attention in float64 from the plan's block tables and ancestor bits (the tree attention mask).
 
     KV-cache slots that a query row does not attend to cannot change its output, even if they hold NaN.
     """
@@ -43,10 +44,10 @@ def attention_by_bits(
 
 
 def seen_slots(plan: AttentionPlan, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The KV-cache slots that each query row attends to.
+    """Return the KV-cache slots that each query row attends to, as two tensors [num_tokens, num_slots].
 
-    Returns two tensors [num_tokens, num_slots]: slot indices, and whether the row attends to that slot. Where it does
-    not, the index is 0.
+    The first has the slot indices, the second whether the row attends to that slot. Where it does not, the index is 0.
+    num_slots is the largest context length of the batch.
     """
     owners, size = plan.token_requests.clamp(min=0), plan.metadata.block_size
     local = torch.arange(int(plan.context_lens.max())).expand(len(owners), -1)
@@ -63,12 +64,12 @@ def seen_slots(plan: AttentionPlan, window: int | None) -> tuple[torch.Tensor, t
 
 
 def attention_without_bits(query: Any, keys: Any, values: Any, plan: AttentionPlan, *args: Any, **features: Any) -> Any:
-    """A deliberate bug: tree nodes attend to the text before the tree, but to no tree node."""
+    """Attention with a deliberate bug: tree nodes attend to the tokens before the draft tree, but to no tree node."""
     return attention_by_bits(query, keys, values, Changed(plan, ancestors=plan.ancestors[:, :0]), *args, **features)
 
 
 def attention_to_all_nodes(query: Any, keys: Any, values: Any, plan: AttentionPlan, *args: Any, **features: Any) -> Any:
-    """A deliberate bug: causal attention, as if every tree were a chain."""
+    """Attention with a deliberate bug: a tree node attends to all earlier nodes, as if the draft tree were a chain."""
     own = torch.cat([torch.arange(end - n, end) for end, n in zip(plan.context_lens, lengths(plan), strict=True)])
     prefixes = plan.prefix_lens.clone()
     prefixes[: len(own)] = own + 1

@@ -1,4 +1,5 @@
-"""A plugin that declares an unsupported plugin API version. The conformance kit must report it."""
+"""A plugin that declares an unsupported plugin API version. The conformance kit (the tests for plugins) must report
+it."""
 
 from example_proposer import RecentConfig, build, plan
 

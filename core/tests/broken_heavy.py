@@ -1,4 +1,4 @@
-"""A plugin whose entry point imports torch. The conformance kit must report it."""
+"""A plugin whose entry point imports torch. The conformance kit (the tests for plugins) must report it."""
 
 import torch  # noqa: F401
 from example_proposer import RecentConfig, build, plan

@@ -11,8 +11,11 @@ def p_value(statistic: float, degrees_of_freedom: int) -> float:
 
 
 def fit_p_value(draws: torch.Tensor, weights: torch.Tensor, min_expected: float = 8.0) -> float:
-    """The p-value that draws int64 [n] follow weights [k]. Outcomes expected less than min_expected times are
-    pooled."""
+    """Return the p-value of a chi-square test that random draws follow the given weights.
+
+    draws: int64 [n], outcomes from 0 to k - 1. weights: [k], not normalized.
+    min_expected: outcomes that are expected less often are counted together.
+    """
     expected = weights.double() / weights.double().sum() * draws.numel()
     observed = torch.bincount(draws, minlength=weights.numel()).double()
     assert observed.numel() == weights.numel(), "a draw lies outside the weights"
@@ -29,6 +32,9 @@ def fit_p_value(draws: torch.Tensor, weights: torch.Tensor, min_expected: float 
 
 
 def independence_p_value(first: torch.Tensor, second: torch.Tensor, num_outcomes: int) -> float:
-    """The p-value that two equally long draws, each uniform over range(num_outcomes), are independent."""
+    """Return the p-value of a chi-square test that two series of draws are independent.
+
+    first, second: int64 [n], each uniform over range(num_outcomes).
+    """
     pairs = first * num_outcomes + second
     return fit_p_value(pairs, torch.ones(num_outcomes**2))

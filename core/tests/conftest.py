@@ -14,5 +14,5 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def bigram_site(tmp_path_factory):
-    """A folder that has the throw-away plugin `bigram` installed once it is on sys.path."""
+    """A folder with an installed test plugin, the proposer `bigram`. Tests must add the folder to sys.path."""
     return install_bigram(tmp_path_factory.mktemp("site"))

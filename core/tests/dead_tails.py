@@ -12,8 +12,10 @@ from specdec_core.contracts.draft import DEAD, Draft
 
 
 def with_dead_tails(draft: Draft, num_nodes: Sequence[int]) -> Draft:
-    """The draft, with dead (padding) nodes appended until request i has num_nodes[i] nodes. Their tokens, scores and
-    rows of `q` are arbitrary."""
+    """Return the draft with dead (padding) nodes appended to each request i, until it has num_nodes[i] nodes.
+
+    The tokens, the scores and the rows of `q` of these nodes are arbitrary.
+    """
     counts = [max(n, most) for n, most in zip(draft.num_nodes_per_request, num_nodes, strict=True)]
     requests = np.repeat(np.arange(draft.batch_size), counts)
     ends = np.cumsum(counts)

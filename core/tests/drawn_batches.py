@@ -1,4 +1,4 @@
-"""Batches of several drafts, and the exact joint output distribution of two requests over all random draws."""
+"""Joins drafts into batches, and computes the exact joint output distribution of two requests over all random draws."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specdec_core.contracts.verifier import RandomSource, Stream, Verdict
 
 
 def joined(drafts: list[Draft]) -> Draft:
-    """Join drafts that have `q`, each of one request, into one batch."""
+    """Join drafts of one request each into one batch. Every draft must have `q`, the draft probabilities."""
     first_rows = np.cumsum([0, *(len(draft.q) for draft in drafts)]).tolist()
     return evolve(
         drafts[0],
@@ -35,8 +35,10 @@ def joined(drafts: list[Draft]) -> Draft:
 
 @frozen
 class NoiseOf:
-    """A batch's random source, restricted to one request: used to draft that request alone with the noise it has in the
-    batch."""
+    """A random source for drafting one request alone. It draws the same noise that the request has in its batch.
+
+    random: the batch's random source. request: index of the request in the batch.
+    """
 
     random: RandomSource
     request: int
@@ -48,10 +50,11 @@ class NoiseOf:
 
 
 def joint_error(verifier: Any, models: Sequence[tuple[Model, Model]], shapes: Sequence[Shape]) -> float:
-    """The largest error in the joint probability of two requests' output sequences, over all random draws.
+    """Return the largest error in the joint probability of two requests' output sequences, over all random draws.
 
-    Each sequence is one token longer than its draft tree is deep. Tokens that the step does not emit are sampled from
-    the target. models: (target, draft model) of each request. shapes: the draft tree of each request.
+    models: (target, draft model) of each request. shapes: the draft tree of each request. An output sequence is one
+    token longer than its draft tree is deep; tokens that the verifier does not emit are sampled from the target. The
+    error is the difference from the product of the target's probabilities.
     """
     emitted: dict[tuple[History, ...], float] = {}
 

@@ -1,4 +1,5 @@
-"""Drafts sampled from a small model and verified: the exact output distribution over all random draws."""
+"""Samples drafts from small random models, verifies them, and computes the exact output distribution over all random
+draws."""
 
 from __future__ import annotations
 
@@ -23,10 +24,12 @@ SAMPLED = None
 
 @frozen
 class Shape:
-    """The shape of a draft tree.
+    """The shape of a draft tree, and how its tokens are picked.
 
-    parents: each node's parent; -1 for the root, DEAD for padding.
-    tokens: for each node, SAMPLED, or the token if it is picked deterministically.
+    parents: index of each node's parent; -1 for the root, DEAD for padding.
+    tokens: for each node a fixed token id, or SAMPLED if its token is drawn from the draft model.
+    with_replacement: whether siblings are drawn with replacement.
+    is_chain: whether the draft is marked as a chain.
     """
 
     parents: tuple[int, ...]
@@ -43,10 +46,9 @@ class Shape:
 
 
 def random_model(vocab: int, length: int, seed: int, impossible: float = 0.15) -> Model:
-    """Random next-token distributions for all histories shorter than `length`, with impossible and nearly certain
-    tokens.
+    """Return a random model: the next-token distribution after every sequence of fewer than `length` tokens.
 
-    impossible: the share of tokens that get probability 0.
+    Some tokens are nearly certain. impossible: the share of tokens that get probability 0.
     """
     rng = np.random.default_rng(seed)
     model = {}
@@ -59,7 +61,7 @@ def random_model(vocab: int, length: int, seed: int, impossible: float = 0.15) -
 
 
 def histories(tokens: list[int], parents: tuple[int, ...]) -> list[History]:
-    """For each node whose token is known, its path: the tokens from the root's child down to the node."""
+    """Return the path of each of the first len(tokens) nodes: the tokens from the root's child down to the node."""
     found: list[History] = []
     for token, parent in zip(tokens, parents, strict=False):
         found.append((*(found[parent] if parent >= 0 else ()), token))
@@ -67,8 +69,11 @@ def histories(tokens: list[int], parents: tuple[int, ...]) -> list[History]:
 
 
 def draw(shape: Shape, q: Model, random: RandomSource) -> Draft:
-    """Draft as a proposer would. Nodes with a token in `shape` get it; the others are sampled in order from the draft
-    model `q`."""
+    """Draft one request, as a proposer would.
+
+    Nodes with a fixed token in `shape` get that token. The tokens of the others are drawn from the draft model `q`, in
+    the order of the nodes.
+    """
     tokens: list[int] = []
     rows: dict[int, np.ndarray] = {}  # of each parent with sampled children
     weights: dict[int, np.ndarray] = {}  # of the tokens that its next child may be
@@ -99,7 +104,7 @@ def _drawn(weights: np.ndarray, node: int, random: RandomSource) -> int:
 
 
 def target_logits(target: Model, draft: Draft) -> torch.Tensor:
-    """float64 [num_nodes + 1, vocab]   the target's logits after the root and after every node.
+    """Return the target's logits after the root and after every draft node: float64 [num_nodes + 1, vocab].
 
     Rows of dead (padding) nodes are wrong on purpose, so that a verifier that uses them fails.
     """
@@ -114,10 +119,11 @@ def target_logits(target: Model, draft: Draft) -> torch.Tensor:
 
 @frozen
 class Emitted:
-    """How a verifier performs over all outcomes of drafting and verification.
+    """Exact results of a verifier over all outcomes of the random draws for drafting and verification.
 
-    error: the largest error in the probability of an output sequence one token longer than the tree is deep. Tokens
-        that the step does not emit are sampled from the target.
+    error: the largest difference between an output sequence's probability and its probability under the target. A
+        sequence is one token longer than the draft tree is deep. Tokens that the verifier does not emit are sampled
+        from the target.
     num_accepted: the expected number of accepted draft tokens.
     """
 

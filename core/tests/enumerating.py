@@ -1,4 +1,4 @@
-"""A random source that enumerates all outcomes of a step, to get their exact probabilities."""
+"""A random source that enumerates all outcomes of a function's random draws, to get their exact probabilities."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Result = TypeVar("Result")
 
 
 class Split(Exception):  # noqa: N818
-    """Raised when a draw's outcome depends on where in its interval the noise of `key` lies.
+    """Raised by a random draw if the known interval of its noise allows several outcomes.
 
-    `enumerate_outcomes` then splits the interval at `point` and runs the step once for each half.
+    `enumerate_outcomes` then divides the interval at `point` and calls its function once with each part. key:
+    identifies the draw.
     """
 
     def __init__(self, key: Hashable, point: float) -> None:
@@ -25,11 +26,11 @@ class Split(Exception):  # noqa: N818
 
 @define
 class EnumeratingRandom:
-    """A random source for exact enumeration: a draw's noise is known only as an interval within [0, 1).
+    """A random source for exact enumeration. Of each draw's noise, a number in [0, 1), it knows only an interval.
 
-    A draw inverts the cumulative weights at its noise, and raises Split if the interval allows several outcomes. Draws
-    with the same key (stream, request, node or depth) share their noise, as in the real source, so a verifier that uses
-    one draw twice is detected.
+    A draw returns the token at which the cumulative weights exceed the noise. If the interval allows several tokens, it
+    raises Split. Draws with the same key (stream, request, node or depth) share their noise, as in the engine's random
+    source, so a verifier that uses one draw twice gives wrong probabilities.
     """
 
     intervals: dict[Hashable, tuple[float, float]] = field(factory=dict)
@@ -78,8 +79,10 @@ class EnumeratingRandom:
 
 
 def enumerate_outcomes(step: Callable[[EnumeratingRandom], Result]) -> Iterator[tuple[float, Result]]:
-    """Yield (probability, result) for every outcome of `step`, which draws only from the random source that it is
-    given."""
+    """Yield (probability, result of `step`) for every outcome of the random draws in `step`.
+
+    step: a function that takes a random source and draws from no other.
+    """
     pending: list[dict[Hashable, tuple[float, float]]] = [{}]
     while pending:
         intervals = pending.pop()

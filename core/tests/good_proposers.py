@@ -1,4 +1,5 @@
-"""More proposers that keep the contract: trees, sampled draft tokens, hidden states, a KV cache of their own."""
+"""Test proposers that keep the proposer contract. They draft trees, sample draft tokens, use hidden states or have a KV
+cache."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class NoOptions:
 
 
 class Branching(Proposer):
-    """Drafts a tree: the children of a token are the last two different tokens that followed it. Keeps no state."""
+    """Drafts a tree: the children of a token are the last two different tokens that followed it in the request. The
+    proposer keeps no state."""
 
     def __init__(self, config, context):
         self.context = context
@@ -43,11 +45,11 @@ class Branching(Proposer):
 
 
 class Sampling(Proposer):
-    """Samples from the request's bigram counts: two sampled children of the root, a third that is the most frequent
-    token, and a sampled chain below the first.
+    """Samples draft trees from the request's bigram counts.
 
-    Its draft vocabulary is a part of the target's, in another order. At temperature 0 it samples nothing: every token
-    is the most frequent one.
+    The root has three children: two sampled tokens, and the most frequent next token. A sampled chain follows the first
+    child. The draft vocabulary is a part of the target's vocabulary, in another order. At temperature 0 every node gets
+    the most frequent next token instead.
     """
 
     NUM_TOKENS = 32
@@ -117,8 +119,10 @@ class Sampling(Proposer):
 
 
 class Fading(Sampling):
-    """Samples a chain that stops at a token without a known follower. As on a GPU, a draft always has max_draft_tokens
-    nodes, the last ones dead (padding)."""
+    """Samples a chain of draft tokens, which ends early if no follower of its last token is known.
+
+    As on a GPU, a draft always has max_draft_tokens nodes: those after the end of the chain are dead (padding).
+    """
 
     def propose(self, batch):
         import torch
@@ -154,8 +158,10 @@ class Fading(Sampling):
 
 
 class Selecting(Sampling):
-    """Samples from the likeliest tokens, with a sparse `q` (q_ids): two different children of the root, and a chain
-    below the first."""
+    """Samples draft tokens from the four likeliest tokens, so that `q`, the draft probabilities, is sparse (q_ids).
+
+    The root has two different children, and a chain follows the first one.
+    """
 
     NUM_SELECTED = 4
 
@@ -194,8 +200,8 @@ class Selecting(Sampling):
 
 
 class Feeling(Proposer):
-    """Drafts a flat tree. It applies the target's LM head to the mean of all hidden states so far and drafts the tokens
-    that score highest."""
+    """Drafts a flat tree: the tokens that score highest if the target's LM head is applied to the mean of all hidden
+    states of the request so far."""
 
     def __init__(self, config, context):
         self.context = context
@@ -231,7 +237,8 @@ class Feeling(Proposer):
 
 
 class Addressing(Branching):
-    """Drafts like Branching. Its own KV cache is reserved and addressed, but never written or read."""
+    """Drafts like Branching. It also has a KV cache of its own and asks for its slot addresses, but never writes or
+    reads it."""
 
     def propose(self, batch):
         roots = batch.root_positions.tolist()

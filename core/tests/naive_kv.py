@@ -1,7 +1,8 @@
-"""A naive model of a KV manager: the contents of each request's KV-cache slots, kept in Python lists.
+"""A naive KV manager, compared with the real one in tests: it keeps the contents of each request's KV-cache slots in
+Python lists.
 
-Every write uses a new value. `assert_matches` reads the committed slots back through `metadata` and `cache`, so it
-detects any slot that was lost, moved wrongly, aliased or shared.
+Every write uses a new value. `assert_matches` reads the committed slots back through the real manager's `metadata` and
+`cache`, so it detects any slot that was lost, moved wrongly, aliased or shared.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class NaiveRequest:
 
 @frozen
 class View:
-    """The part of a RequestView that `KVManager.advance` needs."""
+    """A stand-in for a RequestView (a request as plugins see it), with the two attributes that `KVManager.advance`
+    reads."""
 
     id: str
     token_ids: np.ndarray
@@ -53,10 +55,10 @@ NO_TREE = DraftTree([], [])
 class Pass:
     """One request's part of a forward pass.
 
-    num_known: number of known tokens (not drafts) that are computed.
+    num_known: number of known tokens (not draft tokens) that are computed.
     tree: the draft tokens.
-    path: the draft tokens that will be accepted, in order.
-    extra_scratch: KV-cache slots to reserve beyond those of the tree.
+    path: indices of the tree nodes that will be accepted, from the root's child downwards.
+    extra_scratch: number of KV-cache slots to reserve beyond those of the tree.
     """
 
     request_id: str
@@ -67,8 +69,10 @@ class Pass:
 
 
 def path_to(tree: DraftTree, node: int) -> tuple[int, ...]:
-    """The nodes from the root's child to `node`. Empty for the root (-1), dead (padding) nodes and their
-    descendants."""
+    """Return the indices of the nodes from the root's child down to `node`.
+
+    The path is empty for the root (-1), for dead (padding) nodes and for their descendants.
+    """
     path: list[int] = []
     while node >= 0:
         path.append(node)
@@ -90,7 +94,7 @@ def build_verdict(passes: Sequence[Pass], extra_width: int = 0) -> Verdict:
 
 
 class NaiveKV:
-    """Runs a KV manager and its naive model through the same operations."""
+    """Applies the same operations to the real KV manager and to its naive model."""
 
     def __init__(self, manager: KVManager, num_blocks: int, block_size: int) -> None:
         self.manager = manager
@@ -105,9 +109,9 @@ class NaiveKV:
         return self.num_blocks - sum(request.owned_blocks for request in self.requests.values())
 
     def reserve(self, request_id: str, num_tokens: int, num_scratch: int) -> bool:
-        """Reserve KV-cache slots for a request in the manager and in the naive model.
+        """Reserve KV-cache slots for a request in the real manager and in the naive model.
 
-        Returns False if too few blocks are free; the manager must then raise CapacityError.
+        Returns False if too few blocks are free, after asserting that the real manager raises CapacityError.
         """
         request = self.requests.get(request_id, NaiveRequest())
         if request_id not in self.requests:
@@ -129,8 +133,8 @@ class NaiveKV:
         """Simulate a forward pass: reserve KV-cache slots, then write keys and values of known and draft tokens.
 
         commit: also accept each request's `path`.
-        observe: after that, write the known and accepted tokens of the cache groups that do not keep draft tokens, as a
-            draft model does when it observes them.
+        observe: after the commit, also write keys and values of the known and accepted tokens to the cache groups that
+            keep no entries of draft tokens, as a draft model does.
 
         Returns the entries of `passes` for which enough blocks were free; the others are skipped.
         """
@@ -192,14 +196,20 @@ class NaiveKV:
 
 
 def _fill(values: torch.Tensor, layer: int, shape: Sequence[int]) -> torch.Tensor:
-    """float32 [n, *shape]   a different number for each value, layer, head and dimension."""
+    """Return keys or values to write for n tokens, all numbers different: float32 [n, *shape].
+
+    values: a number for each token, which no other write uses. layer: index of the layer in its cache group.
+    """
     pattern = torch.arange(torch.Size(shape).numel()).view(1, *shape) / 64 + layer / 4
     return values.view(-1, *(1 for _ in shape)).to(torch.float32) + pattern
 
 
 def assert_matches(naive: NaiveKV) -> None:
-    """Assert that the manager agrees with the naive model: cached values, slot addresses and the number of free blocks.
-    The manager's own integrity check must pass too."""
+    """Assert that the real manager agrees with the naive model: cached values, slot addresses and the number of free
+    blocks.
+
+    The real manager's own integrity check must succeed too.
+    """
     manager, size = naive.manager, naive.block_size
     manager.check_integrity()
     assert manager.num_free_blocks == naive.num_free

@@ -12,8 +12,11 @@ from specdec_core import DraftTree, SamplingParams
 
 
 def histories(known: Sequence[int], tree: DraftTree) -> list[list[int] | None]:
-    """The tokens before each row of logits (the root's, then each tree node's): prompt, output and the nodes on its
-    path. None for dead (padding) nodes."""
+    """Return the tokens that precede the prediction of each row of logits: the root's row, then one row per tree node.
+
+    They are the known tokens (prompt and output) and the draft tokens on the path to the node, including its own token.
+    Dead (padding) nodes and their descendants get None.
+    """
     found: list[list[int] | None] = [list(known)]
     for token, parent in zip(*tree, strict=True):
         above = None if parent == -2 else found[parent + 1]
@@ -29,7 +32,11 @@ def naive_logits(
     bad_words: Sequence[Sequence[int]],
     eos_token_ids: frozenset[int],
 ) -> list[float]:
-    """One row of logits after penalties, bias, masks and processors, before temperature, min_p, top_k and top_p."""
+    """Return one row of logits after penalties, bias, masks and logits processors.
+
+    Temperature, min_p, top_k and top_p are not applied yet. history: prompt and output tokens before the predicted one.
+    bad_words: as token ids.
+    """
     values, output = list(logits), list(history[num_prompt_tokens:])
     if params.allowed_token_ids is not None:
         values = [x if token in params.allowed_token_ids else -math.inf for token, x in enumerate(values)]
@@ -52,7 +59,7 @@ def naive_logits(
 
 
 def naive_probs(values: Sequence[float], params: SamplingParams) -> list[float]:
-    """The sampling probabilities for a result of naive_logits that has at least one finite value."""
+    """Return the sampling probabilities for one row from naive_logits, which must have at least one finite value."""
     if params.is_greedy:
         best = values.index(max(values))
         return [float(token == best) for token in range(len(values))]

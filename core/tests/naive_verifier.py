@@ -1,5 +1,5 @@
-"""A naive verifier, which draws the target's token at each node and goes to the child with that token, and random test
-batches."""
+"""A naive verifier, and random test batches. At each node the verifier draws the target's token and goes to the child
+that has this token."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ def is_bad(row: torch.Tensor) -> bool:
 
 
 def walk(logits: torch.Tensor, tree: DraftTree, root_row: int, draw: Callable[[torch.Tensor, int], int]) -> list | None:
-    """[(row of logits, token drawn there), ...] along the accepted path, from the root. None if the path reaches a row
-    with NaN, with +inf, or with only -inf."""
+    """Verify one draft tree. Return a list of (index of a row of logits, token drawn from that row).
+
+    The rows are those of the root and of the accepted nodes, in order. Returns None if the accepted path reaches a row
+    with NaN, with +inf, or with only -inf. root_row: index of the root's row. draw: called with a row of logits and its
+    node's depth, returns a token.
+    """
     node, path = -1, []
     while True:
         row = root_row + 1 + node
@@ -39,7 +43,8 @@ def walk(logits: torch.Tensor, tree: DraftTree, root_row: int, draw: Callable[[t
 
 
 def assert_verdict(verdict: Verdict, logits: torch.Tensor, draft: Draft, draw: DrawToken) -> None:
-    """Assert that every entry of a verdict that the contract defines equals the result of the naive walk."""
+    """Assert that a verdict equals the naive verifier's result, except in entries that the contract leaves
+    undefined."""
     width = draft.max_depth + 1
     assert verdict.token_ids.shape == verdict.rows.shape == (draft.batch_size, width)
     assert verdict.num_accepted.shape == (draft.batch_size,)
@@ -61,8 +66,10 @@ def assert_verdict(verdict: Verdict, logits: torch.Tensor, draft: Draft, draw: D
 
 @st.composite
 def draft_trees(draw: st.DrawFn, vocab: int, max_nodes: int = 9) -> DraftTree:
-    """Random draft trees: chains, bushy and empty ones. Few different tokens, so that siblings are often equal; some
-    nodes are dead (padding)."""
+    """Hypothesis strategy for draft trees: chains, branching trees and empty ones.
+
+    There are few different tokens, so that siblings are often equal. Some nodes are dead (padding).
+    """
     num_nodes = draw(st.integers(0, max_nodes))
     kind = draw(st.sampled_from(["chain", "chain with a dead tail", "tree", "tree with dead nodes"]))
     lowest = {"tree": -1, "tree with dead nodes": DEAD}.get(kind)
@@ -74,16 +81,17 @@ def draft_trees(draw: st.DrawFn, vocab: int, max_nodes: int = 9) -> DraftTree:
 
 
 def is_a_chain(tree: DraftTree) -> bool:
-    """Whether the nodes that are not dead (padding) come first and form a chain."""
+    """Whether the live (not padding) nodes come before all dead ones and form a chain."""
     length = next((i for i, parent in enumerate(tree.parents) if parent != i - 1), len(tree.parents))
     return all(parent == DEAD or parent >= length for parent in tree.parents[length:])
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[torch.Tensor, Draft]:
-    """Random target logits and a draft.
+    """Hypothesis strategy for target logits and a batch of drafts.
 
-    The logits, float32 [num_rows, vocab], have no ties. Some entries are masked, and some rows are not finite.
+    The logits, float32 [num_rows, vocab], have no ties. Some entries are -inf, and some rows have NaN, +inf or only
+    -inf.
     """
     import attrs
 
@@ -108,9 +116,10 @@ def cases(draw: st.DrawFn) -> tuple[torch.Tensor, Draft]:
 
 
 class SmallestHash:
-    """A random source that draws, for each (request, depth), the first token of positive weight in a random order.
+    """A random source that puts the tokens in a random order and draws the first one whose weight is positive.
 
-    The order depends only on the key, and the draw only on which weights are positive, so rounding makes no difference.
+    The order depends only on request and depth, and the draw only on which weights are positive. So rounding of the
+    weights changes no draw.
     """
 
     def __init__(self, num_requests: int, max_depth: int, vocab: int, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Whether this is the nightly run, `make test-all`: it adds the tests marked `nightly` and uses larger numbers."""
+"""Whether the tests run as `make test-all`, which adds the tests marked `nightly` and runs others on more requests."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""A pretend CUDA device: its tensors report device "cuda" but have their data on the CPU, and CUDA's rules are
-enforced.
+"""A pretend CUDA device for tests without a GPU: its tensors report device "cuda" but have their data on the CPU.
 
-It raises where a real device does: for tensors of both devices in one operation, for an index on the device into a
-tensor on the host, for numpy without a copy. It handles torch functions called in its `with` block; modules' parameters
-cannot be moved to it.
+It raises where a real device does: for host and device tensors in one operation, for a device tensor as an index into a
+host tensor, and for conversion to numpy without a copy to the host. It handles torch functions that are called in the
+`with` block of PretendCuda. A module's parameters cannot be moved to it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 
 
 class OnCuda(torch.Tensor):
-    """A tensor on the pretend device. data: the same tensor on the CPU."""
+    """A tensor on the pretend device. data: a CPU tensor with its values."""
 
     data_on_cpu: torch.Tensor
 
@@ -51,7 +50,7 @@ class OnCuda(torch.Tensor):
 
 
 class PretendCuda(TorchFunctionMode):
-    """A context manager inside which factories with device="cuda", `.to` and `.cuda` make tensors on the pretend
+    """A context manager in which tensor factories with device="cuda", `.to` and `.cuda` make tensors on the pretend
     device."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -59,7 +58,8 @@ class PretendCuda(TorchFunctionMode):
 
 
 def run(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run a torch function on the CPU and wrap its result if it would be on the CUDA device."""
+    """Run a torch function on the CPU, and wrap the result tensors in OnCuda if a real run returned them on the CUDA
+    device."""
     if function in get_default_nowrap_functions():
         return _plainly(function, args, kwargs)
     leaves = tree_leaves((args, kwargs))
@@ -85,7 +85,8 @@ def run(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _check(function: Callable[..., Any], args: Any, leaves: list[Any]) -> None:
-    """Raise CUDA's error if an operation mixes tensors of both devices, or takes a device tensor to numpy."""
+    """Raise the error that CUDA raises if an operation mixes host and device tensors or converts a device tensor to
+    numpy."""
     if function is torch.Tensor.numpy:
         raise TypeError("can't convert cuda:0 device type tensor to numpy: copy it to the host first")
     if function in INDEXING:

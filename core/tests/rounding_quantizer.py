@@ -15,7 +15,7 @@ MISSING = "rounding to 0 bits requires a package (`pip install a-package`)"
 
 
 class RoundingConfig(QuantizationConfigMixin):
-    """The method's configuration. bits: how many to keep after the binary point."""
+    """The configuration of the rounding method. bits: number of binary digits that are kept after the point."""
 
     def __init__(self, bits: int = 2, **kwargs: Any) -> None:
         self.quant_method, self.bits = NAME, bits
@@ -23,10 +23,10 @@ class RoundingConfig(QuantizationConfigMixin):
 
 @contextmanager
 def rounding_quantizer() -> Iterator[list[str]]:
-    """A context in which transformers knows the method.
+    """A context manager in which transformers knows the rounding method.
 
-    Yields a list of events: "made 2" when weights are quantized on load to 2 bits, "read 2" when a quantized checkpoint
-    is loaded.
+    Yields a list of events: "made 2" is added when weights are quantized to 2 bits on load, "read 2" when a checkpoint
+    that is already quantized is loaded.
     """
     ran: list[str] = []
 

@@ -1,4 +1,5 @@
-"""An AttentionPlan's segments (rectangles of query rows and keys): each token is in one, with its request's keys."""
+"""Each token of an AttentionPlan is in exactly one of its segments (rectangles of query rows and keys), with its
+request's keys."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ REQUESTS = st.lists(
 
 
 def plan_of(requests: list[tuple[int, int]], num_padding: int, padding: Padding) -> AttentionPlan:
-    """A plan for requests (start, length) without draft trees, with each one's KV-cache blocks in descending order."""
+    """Return a plan for requests without draft trees, whose KV-cache block numbers descend.
+
+    requests: (number of cached tokens, number of query tokens) of each. num_padding: number of padding tokens at the
+    end.
+    """
     starts, lengths = zip(*requests, strict=True)
     num_blocks = max(-(-sum(request) // BLOCK_SIZE) for request in requests)
     tables = torch.arange(len(requests) * num_blocks).flip(0).view(len(requests), num_blocks)

@@ -1,4 +1,5 @@
-"""Loading a draft checkpoint into a module: tensors are loaded by name, and one error lists all that do not fit."""
+"""Loading a draft checkpoint into a module: tensors are loaded by name, and one error lists all tensors that do not
+fit."""
 
 from __future__ import annotations
 

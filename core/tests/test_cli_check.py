@@ -1,4 +1,4 @@
-"""`spec-decode check` on a random model: what it reports is what the engine does when it is loaded."""
+"""`spec-decode check` on a random model: its report agrees with the engine that loads the model."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_what_is_wrong_is_said(check, arguments, says):
 
 
 def test_weights_are_not_read(check, checkpoint, tmp_path):
-    """The check succeeds with NaN weights, which the engine refuses."""
+    """The command succeeds on a checkpoint with NaN weights, which the engine refuses."""
     for file in checkpoint.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     weights = tmp_path / "model.safetensors"

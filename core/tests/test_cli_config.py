@@ -29,7 +29,10 @@ SPECULATION = {"method": "one", "num_speculative_tokens": 3, "size": 2}
 
 @pytest.fixture
 def keywords(tmp_path):
-    """Runs a command with a config file, options and defaults. Returns the keywords for LLM, or (exit code, error)."""
+    """Return a function that runs a test command with a config file, command-line arguments and defaults.
+
+    The function returns the keyword arguments for LLM, or (exit code, error) if the command fails.
+    """
     (tmp_path / "some.toml").write_text(FILE)
     (tmp_path / "plain.toml").write_text('model = "from-file"\n')
 

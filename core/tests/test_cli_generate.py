@@ -22,7 +22,8 @@ SUMMARY = r"^\d+ tokens in \d+\.\d\d s, \d+\.\d tokens/s"
 
 @pytest.fixture
 def generate(checkpoint, bigram_site, monkeypatch):
-    """Runs the command in this process, by default on the random model in float32."""
+    """Return a function that runs the command in this process, with the random model in float32 unless its arguments
+    name others."""
     monkeypatch.syspath_prepend(bigram_site)
     monkeypatch.delenv("SPECDEC_DISABLE", raising=False)
 
@@ -35,7 +36,8 @@ def generate(checkpoint, bigram_site, monkeypatch):
 
 @pytest.fixture(scope="session")
 def expected(checkpoint):
-    """The text of the first 24 tokens of plain greedy decoding after PROMPT, and a newline."""
+    """The command's expected output: the text of the first 24 tokens of plain greedy decoding after PROMPT, and a
+    newline."""
     (output,) = LLM(checkpoint, dtype="float32").generate(PROMPT, SamplingParams(temperature=0, max_tokens=24))
     return output.outputs[0].text + "\n"
 
@@ -165,7 +167,7 @@ def test_logits_that_are_not_finite(generate, tmp_path, arguments):
 
 @pytest.fixture
 def process(checkpoint, bigram_site):
-    """The installed command as a running process, in the middle of a long completion."""
+    """A process that runs the installed command and is in the middle of a long completion."""
     command = [Path(sys.executable).with_name("spec-decode"), "generate", "--model", checkpoint]
     options = ["--method", "bigram", "--max-tokens", "4000", "--temperature", "2", PROMPT]
     env = {**os.environ, "PYTHONPATH": str(bigram_site)}

@@ -1,4 +1,4 @@
-"""Closing a proposer: its engine is closed or garbage-collected, or the interpreter exits."""
+"""A proposer is closed when its engine is closed or garbage-collected, or when the interpreter exits."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_one_that_is_dropped(make: Any, num_steps: int) -> None:
 
 
 def test_one_that_is_dropped_in_a_cycle(make: Any) -> None:
-    """The garbage collector closes an engine that its own requests refer to."""
+    """An engine in a reference cycle with its own requests is closed by the garbage collector."""
     llm = make()
     model = weakref.ref(llm.engine.target)
     llm.engine.add_request([1, 2], ENDLESS, partial(nothing, llm.engine))
@@ -262,7 +262,8 @@ def test_async(folder: Path) -> None:
 
 
 def test_async_that_is_dropped(folder: Path) -> None:
-    """A dropped AsyncLLM is closed, although its proposer still holds requests whose listeners refer to it."""
+    """An AsyncLLM without references is closed, although its proposer keeps requests whose callbacks refer to the
+    AsyncLLM."""
 
     async def run() -> Any:
         llm = AsyncLLM(folder, **settings("diary"))

@@ -1,4 +1,5 @@
-"""Config classes of the engine and of speculative decoding: their keys, which class a key belongs to, and the hash."""
+"""Config classes of the engine and of speculative decoding: their keys, the class that a key belongs to, and their
+hashes."""
 
 from __future__ import annotations
 

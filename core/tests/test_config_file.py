@@ -38,7 +38,7 @@ most = 2
 
 @pytest.fixture(scope="module")
 def load_text(tmp_path_factory):
-    """Writes `content` to a file with that suffix and loads it as a config file."""
+    """Return a function that writes `content` to a file with the given suffix and loads this config file."""
     folder = tmp_path_factory.mktemp("config")
 
     def load(suffix, content):

@@ -143,7 +143,7 @@ def test_a_dead_node_that_is_tried_is_noticed(rule: Any, monkeypatch: Patch) -> 
 
 
 def with_tail(chains: list[list[int]], lengths: list[int]) -> Draft:
-    """A draft of chains, chain i padded with dead nodes to lengths[i]."""
+    """Return a batch of chains. Chain i is followed by dead (padding) nodes, so that it has lengths[i] nodes."""
     trees = [
         DraftTree(chain + [0] * (n - len(chain)), [i - 1 if i < len(chain) else DEAD for i in range(n)])
         for chain, n in zip(chains, lengths, strict=True)

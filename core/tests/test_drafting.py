@@ -1,4 +1,5 @@
-"""DraftBuilder: its drafts keep max_draft_tokens, the order of nodes and the distributions of the sampled tokens."""
+"""DraftBuilder: the number and the order of the nodes in its drafts, and the draft probabilities `q` of sampled
+tokens."""
 
 from __future__ import annotations
 
@@ -125,7 +126,7 @@ def test_chains_are_marked() -> None:
 
 
 def grown_draft(shape: Shape, q: Model, random: RandomSource) -> Draft:
-    """A draft like that of `drawn_trees.draw`, grown by DraftBuilder: two children of the root, and two of the first
+    """Return a draft that DraftBuilder samples from the draft model `q`: two children of the root, and two of the first
     child."""
     builder = DraftBuilder(batch_of([4], [1.0], random), "probabilistic")
     request = torch.zeros(1, dtype=torch.int64)
@@ -149,5 +150,6 @@ def test_what_it_draws_is_verified_losslessly(rule: Any, monkeypatch: pytest.Mon
 
 
 def first_key_again(draw: Any) -> Any:
-    """A deliberate bug: every draw uses the noise of the first one."""
+    """Return the sampling method `draw` with a deliberate bug: all draws have the same key, so they share their
+    noise."""
     return lambda self, left, requests, keys, num_children: draw(self, left, requests, 0 * keys, num_children)

@@ -78,7 +78,11 @@ def save(family: str, folder: Path) -> Path:
 
 @attrs.frozen(eq=False)
 class Stock:
-    """Reference values that transformers computes for TOKEN_IDS, each [num_tokens, width]."""
+    """Reference values that transformers computes for TOKEN_IDS, one row per token.
+
+    first_input: the input of the first layer. learned_positions: the learned position embeddings, or 0 if the model has
+    none. final: the hidden states that enter the LM head.
+    """
 
     first_input: torch.Tensor
     learned_positions: torch.Tensor | int
@@ -116,7 +120,8 @@ def test_as_the_model_computes_them(family: tuple[str, Path], dtype: torch.dtype
 
 
 def check_raw(name: str, folder: Path, dtype: torch.dtype) -> None:
-    """Assert that `embed` and `output_head` with raw=True leave out exactly the model family's scaling and softcap."""
+    """Assert that `Model.embed` and `Model.output_head` with raw=True leave out exactly the model family's scaling and
+    softcap."""
     target = Model(ModelSource(model=folder, device=torch.device("cpu"), dtype=dtype))
     stock = Stock.of(folder, dtype)
     head_scale, logits_scale, cap = SCALES[name][1:]
@@ -141,7 +146,8 @@ def test_raw_ends_are_without_what_the_family_adds(family: tuple[str, Path], dty
 def test_raw_ends_that_are_scaled_are_noticed(
     end: str, family: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test detects an `embed` or `output_head` that ignores `raw`, for each family that scales there."""
+    """check_raw detects an `embed` or `output_head` that ignores raw=True, for each model family that scales the
+    embedding or the logits."""
     name = family[0]
     original = getattr(Model, end)
     monkeypatch.setattr(Model, end, lambda self, given, raw=False: original(self, given))

@@ -1,4 +1,5 @@
-"""Models given by a hub id: a local model hub serves them, or no hub can be reached and the errors say so."""
+"""Models named by a hub id: a local model hub serves them, or no hub can be reached and the error messages explain
+that."""
 
 from __future__ import annotations
 
@@ -40,12 +41,12 @@ for name in sys.argv[1:]:
 
 
 def ask(folder: Path, port: int, *names: str) -> list[dict[str, str]]:
-    """Run `check` on each model name, and load it as a tokenizer and as a draft checkpoint.
+    """Run `spec-decode check` on each model name, and try to load a tokenizer and a draft checkpoint of that name.
 
-    Returns for each name the command's output ("model") and the two error messages ("tokenizer", "draft"; None: no
-    error).
+    folder: holds the download cache. port: the local port of the model hub.
 
-    port: local port of the model hub. folder: holds the download cache.
+    Returns a dictionary for each name: "model" has the command's output, "tokenizer" and "draft" the error messages, or
+    None where loading raised no error.
     """
     own = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HUB_CACHE": str(folder / "hub"), "HF_HUB_OFFLINE": "0",
            "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}  # fmt: skip
@@ -71,7 +72,7 @@ def serving(served: Path | None) -> Iterator[tuple[int, list[str]]]:
 
     If `served` is None, the hub drops every connection.
 
-    Yields the port and a list to which each request for that model is appended.
+    Yields the hub's port and a list, to which each HTTP request for that model is appended.
     """
     asked: list[str] = []
 

@@ -1,4 +1,4 @@
-"""PagedKVManager compared with a naive model, and deliberate faults that the comparison notices."""
+"""Compares PagedKVManager with a naive model, and checks that the comparison detects deliberate bugs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def paged(num_blocks: int, block_size: int) -> Any:
 
 @st.composite
 def trees(draw: st.DrawFn, max_nodes: int = 7) -> DraftTree:
-    """Chains half of the time, otherwise random trees with dead (padding) nodes."""
+    """Hypothesis strategy for draft trees: chains half of the time, otherwise random trees with dead (padding)
+    nodes."""
     num_nodes = draw(st.integers(0, max_nodes))
     if draw(st.booleans()):
         parents = list(range(-1, num_nodes - 1))
@@ -78,7 +79,7 @@ class PagedMachine(RuleBasedStateMachine):
 
     @rule(request_id=st.sampled_from([*IDS, "new"]))
     def reserve_too_much(self, request_id: str) -> None:
-        """A reservation that fails changes nothing; the invariant `matches` checks this afterwards."""
+        """A failing reservation changes nothing, as the invariant `matches` checks after this step."""
         blocks = self.naive.num_free + 1
         if request_id in self.naive.requests:
             blocks += self.naive.requests[request_id].owned_blocks
@@ -127,7 +128,7 @@ del machine
 
 
 class Faulty:
-    """A KV manager behind its public interface; each subclass adds one fault."""
+    """Wraps a PagedKVManager. Each subclass adds one deliberate bug."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.inner = paged(num_blocks, block_size)
@@ -169,8 +170,8 @@ class MovesTheWrongNode(Faulty):
 
 
 class OverlapsSourceAndDestination(Faulty):
-    """A fault: moves the accepted nodes one after the other, last first, so that a move may overwrite a later one's
-    source."""
+    """A deliberate bug: the cache entries of accepted nodes are moved one by one, last node first. So a move may
+    overwrite an entry that has yet to be moved."""
 
     def compact(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
         before = [cache.clone() for cache in self.kept_caches()]
@@ -198,21 +199,21 @@ class LeaksABlock(Faulty):
 
 
 class SharesABlock(Faulty):
-    """A fault: `metadata` returns the first request's KV-cache slots for every request of a batch."""
+    """A deliberate bug: `metadata` returns the first request's KV-cache slots for every request of a batch."""
 
     def metadata(self, request_ids: Sequence[str], starts: Sequence[int], lengths: Sequence[int]) -> Any:
         return self.inner.metadata([request_ids[0]] * len(request_ids), starts, lengths)
 
 
 class ForgetsToAdvance(Faulty):
-    """A fault: commits one token too few for each request."""
+    """A deliberate bug: `advance` commits one token too few for each request."""
 
     def advance(self, requests: Sequence[Any], counts: Sequence[int]) -> None:
         super().advance(requests, [max(0, count - 1) for count in counts])
 
 
 def run_scenario(manager: Any, num_blocks: int, block_size: int, seed: int) -> None:
-    """Run 40 random batches through a manager and its naive model, comparing after each."""
+    """Run 40 random batches through a KV manager and its naive model, and compare them after each batch."""
     rng = np.random.default_rng(seed)
     naive = NaiveKV(manager, num_blocks, block_size)
     for _ in range(40):

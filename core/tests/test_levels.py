@@ -1,4 +1,4 @@
-"""Trees grown in levels of a fixed size, padded with dead entries, equal trees grown without padding."""
+"""Draft trees grown in levels of a fixed size, padded with dead entries, equal draft trees grown without padding."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Patch = pytest.MonkeyPatch
 
 
 class Stops(Stopping):
-    """Stops each request's draft at a given depth.
+    """A stop rule that ends each request's draft at a given depth.
 
-    Asserts that the argument `rows` of `goes_on` gives each node's parent as an index into the previous level's nodes.
+    Its `goes_on` asserts that the argument `rows` has the index of each node's parent in the previous level.
     """
 
     def __init__(self, depths: list[int]) -> None:

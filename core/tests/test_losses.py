@@ -1,4 +1,4 @@
-"""soft_cross_entropy, the loss for drafts that are trained on a distribution, equals torch's."""
+"""soft_cross_entropy, a loss for draft models that learn a distribution, equals the same loss computed by torch."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ MIB = 2**20
 
 @pytest.fixture
 def plan(monkeypatch):
-    """Makes memory plans with free_bytes of free memory, and twice as much in total."""
+    """Return a function that plans memory for a device with free_bytes of free memory and twice as much in total."""
 
     def make(free_bytes, *, draft=None, device=CPU, target_weight_bytes=0, max_model_len=64, **config):
         monkeypatch.setattr(memory_module, "free_memory", lambda device: (free_bytes, 2 * free_bytes))

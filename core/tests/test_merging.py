@@ -1,4 +1,4 @@
-"""merge_drafts compared with a naive merge: a dictionary of the paths of all drafts."""
+"""merge_drafts compared with a naive merge, which collects the paths of all drafts in a dictionary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Path = tuple[int, ...]
 
 @st.composite
 def trees(draw: Any) -> DraftTree:
-    """Random trees with few tokens, so that paths repeat, and dead (padding) nodes; any earlier node can be parent."""
+    """Hypothesis strategy for draft trees with few different tokens, so that paths repeat, and with dead (padding)
+    nodes."""
     size = draw(st.integers(0, 7))
     tokens = draw(st.lists(st.integers(0, VOCAB - 1), min_size=size, max_size=size))
     parents = [draw(st.sampled_from([-1, *range(i), *range(i), DEAD])) for i in range(size)]
@@ -44,7 +45,8 @@ def batches(draw: Any) -> tuple[list[Draft], list[int]]:
 
 
 def paths(draft: Draft, request: int) -> list[Path | None]:
-    """The tokens from the root to each node; None for dead (padding) nodes and their descendants."""
+    """Return the path of each node: the tokens from the root's child to the node, or None for dead (padding) nodes and
+    their descendants."""
     found: list[Path | None] = []
     for token, parent in zip(*draft.tree(request), strict=True):
         above = () if parent == -1 else None if parent == DEAD else found[parent]
@@ -58,7 +60,11 @@ def scores(draft: Draft, request: int) -> list[float]:
 
 
 def naive(drafts: list[Draft], request: int) -> dict[Path, float]:
-    """{path: score} of all nodes that are not dead (padding), the path with the highest joint score first."""
+    """Merge one request's drafts. Return the score of each path that does not lead to a dead (padding) node.
+
+    Paths come in descending order of the product of the scores along them. A path in several drafts gets its highest
+    score.
+    """
     score: dict[Path, float] = {}
     origin: dict[Path, int] = {}
     for number, draft in enumerate(drafts):

@@ -1,4 +1,4 @@
-"""The engine's counters, the draft counts of one request, and the line in the log."""
+"""The engine's counters, the draft counts of one request, and the line that the engine writes to the log."""
 
 from __future__ import annotations
 

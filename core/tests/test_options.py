@@ -13,7 +13,7 @@ from specdec_core.config.options import PARSED, Option, options_of
 
 @frozen(kw_only=True)
 class Shown:
-    """A config class with a field of each kind; the test below has the expected descriptions."""
+    """A config class with a field of each kind. test_what_is_shown has the expected descriptions."""
 
     required: int = field(validator=whole_number(1, 64), metadata={"help": "One."})
     optional: int | None = field(default=None, validator=whole_number(1, optional=True))

@@ -1,4 +1,5 @@
-"""Streamed pieces of text join to the whole text, wherever it is cut and wherever a stop string ends it."""
+"""Streamed pieces of text join to the whole text, wherever the stream is cut and wherever a stop string ends the
+text."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def test_a_stop_string_longer_than_the_text_holds_all_of_it_back(tokenizer: Any)
 def test_a_stop_string_within_the_first_tokens_is_text(
     tokenizer: Any, stops: list[str], min_tokens: int, includes: bool
 ) -> None:
-    """Within min_tokens a stop string is ordinary text. It ends the output only if a later token completes it."""
+    """Within the first min_tokens tokens a stop string is ordinary text. It ends the output only if a later token
+    completes it."""
     token_ids = tokenizer(TEXT).input_ids
     params = SamplingParams(stop=stops, min_tokens=min_tokens, max_tokens=None, include_stop_str_in_output=includes)
     text = OutputText(tokenizer, np.array([], dtype=np.int64), params)

@@ -39,7 +39,7 @@ def random_linear(num_in: int, num_out: int, dtype: torch.dtype = torch.float32,
 
 
 class Branches(nn.Module):
-    """Three linear layers on the same input. With `other`, the third gets that as its input."""
+    """Three linear layers on the same input. If `other` is given, it is the third layer's input."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -85,7 +85,10 @@ def test_bfloat16_is_the_same_to_the_last_bit(size: tuple[int, int], bias: bool)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_a_row_is_the_same_among_others(size: tuple[int, int], dtype: torch.dtype) -> None:
     """A row's result is bit for bit the same whatever the batch's other rows are, if the number of rows is a multiple
-    of 4 (to which the engine pads). In bfloat16 with AMX this holds for up to 32 rows."""
+    of 4.
+
+    The engine pads batches to such a number. In bfloat16 with AMX this holds for up to 32 rows.
+    """
     most = 32 if dtype == torch.bfloat16 and HAS_AMX else 64
     original = random_linear(*size, dtype)
     layer, rows = alone(original), torch.randn(most, size[0]).to(dtype)
@@ -111,8 +114,8 @@ CALLS = st.lists(st.tuples(st.sampled_from(["left", "right", "third"]), st.integ
 @settings(deadline=None, max_examples=50)
 @given(calls=CALLS)
 def test_a_group_computes_right_however_it_is_called(calls: list) -> None:
-    """Layers that are computed as one product give the right results when called in any order, some left out, with
-    several inputs whose values may change between two calls."""
+    """Linear layers that are computed as one matrix product give the right results when called in any order, some left
+    out, with several inputs whose values may change between two calls."""
     original, inputs = Branches(), list(torch.randn(3, 4, 32))
     model = packed(original, inputs[0])
     last: tuple[str, int] | None = None
@@ -170,7 +173,8 @@ def test_a_layer_in_two_places_is_packed_once() -> None:
 
 
 class Reading(nn.Module):
-    """Calls one layer three times and only reads the weight of another, as some MoE routers do."""
+    """A module that calls one of its linear layers three times and only reads the weight of the other, as some MoE
+    routers do."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""The attention mask as kernels read it (prefix lengths and ancestor bits) equals the reference's dense mask."""
+"""The attention mask as kernels read it (prefix lengths and ancestor bits) equals the dense mask of core's reference
+attention."""
 
 from __future__ import annotations
 
@@ -26,8 +27,11 @@ WINDOWS = st.none() | st.integers(1, 120)
 
 @frozen
 class Request:
-    """A request with num_computed filled KV-cache slots, num_known tokens to compute, and a draft tree with
-    `parents`."""
+    """A request in one forward pass.
+
+    num_computed: number of filled KV-cache slots. num_known: number of known tokens to compute. parents: index of each
+    draft node's parent.
+    """
 
     num_computed: int
     num_known: int
@@ -55,7 +59,7 @@ class Tensors:
         return cls(**{name: getattr(plan, name).numpy() for name in names})
 
     def local_slots(self, row: int) -> list[int]:
-        """The slots that a query row attends to, counted within its own request."""
+        """Return the KV-cache slots that a query row attends to, numbered within its own request."""
         prefix = list(range(self.prefix_lens[row]))
         if self.token_requests[row] < 0:
             return prefix
@@ -66,14 +70,21 @@ class Tensors:
         return prefix + [first + bit for bit in bits]
 
     def slots(self, row: int, block_size: int, window: int | None = None) -> list[int]:
-        """The KV-cache rows that a query row attends to. window: of sliding-window attention."""
+        """Return the KV-cache slots that a query row attends to, numbered over the whole cache.
+
+        window: length of the sliding window, or None for full attention.
+        """
         local = self.local_slots(row)[-(window or 0) :]
         table = self.block_tables[self.token_requests[row]].tolist()
         return sorted(table[slot // block_size] * block_size + slot % block_size for slot in local)
 
 
 def dense(plan: AttentionPlan, window: int | None = None) -> dict[int, list[int]]:
-    """{query row of the flat batch: KV-cache rows that the reference's dense mask allows}."""
+    """Return the KV-cache slots that each query row may attend to, by the dense mask of core's reference attention.
+
+    The keys of the result are query rows of the flat batch; padding rows are left out. window: length of the sliding
+    window, or None for full attention.
+    """
     found: dict[int, list[int]] = {}
     for segment in plan.segments:
         num_rows = segment.token_rows.shape[1]
@@ -93,8 +104,10 @@ def agree(plan: AttentionPlan, tensors: Tensors | None = None, window: int | Non
 
 @st.composite
 def parents(draw: Any) -> tuple[int, ...]:
-    """The parents of an empty draft, a chain, or a tree with dead (padding) nodes. Some drafts have more than 64 nodes,
-    so that a row's ancestor bits need several 64-bit words."""
+    """Hypothesis strategy for the parents in an empty draft, a chain, or a tree with dead (padding) nodes.
+
+    Some drafts have more than 64 nodes, so that a row's ancestor bits need several 64-bit words.
+    """
     num_nodes = draw(st.sampled_from([0, 0, 1, 5, 20, 63, 64, 65, 150]))
     kind, rng = draw(st.sampled_from(["chain", "tree"])), draw(st.randoms(use_true_random=False))
     if kind == "chain":
@@ -114,7 +127,8 @@ def plans(draw: Any) -> AttentionPlan:
 def plan_of(
     requests: list[Request], num_padding: int = 3, padding: Padding | None = None, block_size: int = 4
 ) -> AttentionPlan:
-    """A plan as the engine makes it, with KV-cache blocks in random order. num_padding: padding tokens at the end."""
+    """Return a plan as the engine makes it, with KV-cache blocks in random order. num_padding: number of padding tokens
+    at the end."""
     num_blocks = [-(-request.num_slots // block_size) for request in requests]
     blocks = iter(np.random.default_rng(len(requests)).permutation(sum(num_blocks)).tolist())
     tables = torch.zeros(len(requests), max(num_blocks), dtype=torch.int64)
@@ -164,8 +178,8 @@ def test_what_a_kernel_may_rely_on(plan: AttentionPlan) -> None:
 @settings(deadline=None, max_examples=40)
 @given(plan=plans())
 def test_the_number_of_words(plan: AttentionPlan) -> None:
-    """Each row has one 64-bit word per 64 slots of the largest tree. Without num_tree_slots the plan counts them, with
-    the same result."""
+    """The ancestor bits of each row have one 64-bit word per 64 slots of the largest draft tree. If num_tree_slots is
+    not given, the plan counts these slots, with the same result."""
     seen = plan.visibility
     assert seen.num_tree_slots is not None
     assert plan.ancestors.shape[1] == (0 if seen.more_slots is None else -(-seen.num_tree_slots // 64))
@@ -196,8 +210,8 @@ def test_chains_and_prefill_have_no_bits(parents: tuple[int, ...]) -> None:
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_a_level_of_a_draft(data: Any) -> None:
-    """The bits are right in a draft model's forward pass over nodes of one depth, whose ancestors were stored by
-    earlier forward passes."""
+    """The ancestor bits are right in a draft model's forward pass over nodes of one depth, whose ancestors are in the
+    KV cache from earlier forward passes."""
     block_size, batch = 4, data.draw(st.integers(1, 4))
     firsts = [data.draw(st.integers(0, 60)) for _ in range(batch)]  # the nodes' first slots
     before = [data.draw(st.integers(1, 90)) for _ in range(batch)]  # nodes of earlier levels
@@ -290,7 +304,7 @@ def test_they_are_made_once_and_not_for_those_who_do_not_ask(monkeypatch: pytest
 
 
 def test_the_host_does_not_wait_for_the_device() -> None:
-    """With num_tree_slots, no value is read from the device. On the meta device reading would raise."""
+    """If num_tree_slots is given, the plan reads no value from the device. On the meta device, reading would raise."""
     plan = plan_of(TREES)
     metadata = evolve(plan.metadata, block_tables=plan.metadata.block_tables.to("meta"))
     seen = plan.visibility

@@ -1,4 +1,4 @@
-"""Logprobs are computed from logits on a (pretend) GPU and a verdict on the host."""
+"""Logprobs are computed from logits on a (pretend) GPU and from a verdict, a verifier's result, on the host."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from specdec_core.sampling.process import process_logits
 
 
 def reference(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Probabilities [vocab] that transformers computes from logits [vocab]."""
+    """Return the probabilities [vocab] that transformers computes from logits [vocab]."""
     if params.temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(), len(logits)).float()
     warpers = LogitsProcessorList([TemperatureLogitsWarper(float(params.temperature))])
@@ -53,7 +53,8 @@ def test_greedy_beside_sampled_is_a_point_mass() -> None:
 
 
 def test_all_tokens_stay_beside_a_request_with_top_p() -> None:
-    """A request with top_p=1 keeps every token, although rounded probabilities may sum to 1 before the last one."""
+    """A request with top_p=1 keeps every token, although the sum of rounded probabilities may reach 1 before the last
+    token."""
     logits = torch.randn(2, 151936, generator=torch.Generator().manual_seed(0))
     logits[1] = logits[0]
     kept = process_logits(logits, torch.arange(2), [SamplingParams(), SamplingParams(top_p=0.9)]).isfinite()

@@ -42,7 +42,7 @@ def over_positions_categorical() -> torch.Tensor:
 
 
 def over_nodes_bernoulli() -> torch.Tensor:
-    """Bernoulli draws at neighboring tree nodes. Each three bits form one outcome of 0 to 7."""
+    """Return Bernoulli draws at neighboring tree nodes. Each three draws form one outcome from 0 to 7."""
     bits = source([3], [41]).bernoulli(torch.full((3 * N,), 0.5), Stream.ACCEPT, zeros(3 * N), ids(3 * N))
     return (bits.view(N, 3).long() * torch.tensor([1, 2, 4])).sum(1)
 
@@ -95,7 +95,7 @@ def test_neighboring_seeds_are_independent_at_every_position() -> None:
 
 @pytest.mark.parametrize("vocab", [2, 7, 64])
 def test_two_different_rows_of_weights_at_neighboring_nodes(vocab: int) -> None:
-    """Draws at neighboring tree nodes from different weights jointly have the product distribution."""
+    """Draws at two neighboring tree nodes, with different weights, are independent."""
     generator = torch.Generator().manual_seed(vocab)
     first, second = torch.rand(2, vocab, generator=generator)
     random = source(range(N), [9] * N)
@@ -105,7 +105,8 @@ def test_two_different_rows_of_weights_at_neighboring_nodes(vocab: int) -> None:
 
 
 def test_small_probabilities_are_reached() -> None:
-    """A token of probability 1 in 20,000 is drawn about 20 times in 400,000. Too coarse noise would never draw it."""
+    """A token of probability 1 in 20,000 is drawn about 20 times in 400,000. If the random numbers had too few bits, it
+    would never be drawn."""
     n = 400_000
     random = source([11], [0])
     drawn = random.categorical(torch.tensor([1.0, 19_999.0]).expand(n, -1), Stream.DRAFT, zeros(n), ids(n))

@@ -86,8 +86,8 @@ def agreement(first: torch.Tensor, second: torch.Tensor) -> float:
 
 
 def test_each_key_changes_the_draw() -> None:
-    """Draws with different seeds, positions, streams or nodes are unrelated: of 1,000 equally likely tokens they agree
-    about once in 1,000 times."""
+    """Draws with different seeds, positions, streams or nodes are unrelated: two draws from 1,000 equally likely tokens
+    agree about once in 1,000 times."""
     n = 2000
     weights = uniform(n)
     draws = {
@@ -152,7 +152,8 @@ def test_draws_follow_the_weights(draw: Callable[..., torch.Tensor], weights: li
 def test_draws_follow_the_weights_of_any_vocabulary(
     vocab: int, chunk: int, num_chunks: int, dtype: torch.dtype
 ) -> None:
-    """Draws follow the weights. Large vocabularies are compared in up to 32 bins, strided and contiguous."""
+    """Draws follow the weights. The tokens of large vocabularies are counted in 32 bins: first every 32nd token in one
+    bin, then neighboring tokens."""
     weights = torch.rand(vocab, generator=torch.Generator().manual_seed(vocab), dtype=dtype)
     drawn = torch.cat([target_tokens(weights, range(i * chunk, (i + 1) * chunk)) for i in range(num_chunks)])
     assert int(drawn.min()) >= 0

@@ -1,4 +1,5 @@
-"""Norms and rotary embeddings of transformers models are replaced by given operations where these compute the same."""
+"""Norms and rotary embeddings of transformers models are replaced by given operations if these compute the same
+results."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from specdec_core.ops import REFERENCE
 
 
 class Recording:
-    """Counts calls of the reference operations, which stand in for those of a plugin."""
+    """Wraps core's reference operations, which stand in for a plugin's operations, and counts their calls."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()

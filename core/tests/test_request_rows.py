@@ -1,4 +1,4 @@
-"""RequestRows assigns each request a row of a proposer's arrays, and no interrupt loses a row."""
+"""RequestRows assigns each request a row of a proposer's arrays, and no KeyboardInterrupt loses a row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def request_of(name: str) -> Any:
 
 
 class FreeList(RequestRows):
-    """A deliberate bug: it keeps a list of free rows beside the assigned ones, so an interrupt can lose a row."""
+    """RequestRows with a deliberate bug: it also keeps a list of free rows, so an interrupt between two changes can
+    lose a row."""
 
     def __init__(self, num_rows: int) -> None:
         super().__init__(num_rows)

@@ -59,7 +59,7 @@ class Ruled:
 
 
 def cool_the_newest(logits: torch.Tensor, token_ids: np.ndarray) -> torch.Tensor:
-    """A logits processor whose result depends on the order of the history."""
+    """A logits processor that lowers the logit of the last token, so its result depends on the order of the tokens."""
     logits = logits.clone()
     logits[token_ids[-1]] -= 0.25 * len(token_ids)
     return logits
@@ -105,7 +105,8 @@ def requests(draw: st.DrawFn) -> Ruled:
 
 
 def check(batch: list[Ruled], seed: int, dtype: torch.dtype = torch.float64, tolerance: float = 1e-9) -> None:
-    """Assert that every row of processed logits equals the definitions, except rows of dead (padding) nodes."""
+    """Assert that every row of processed logits equals the naive implementation's, except rows of dead (padding)
+    nodes."""
     draft = Draft.from_trees([request.tree for request in batch])
     generator = torch.Generator().manual_seed(seed)
     logits = (3 * torch.randn(draft.num_nodes + len(batch), VOCAB, generator=generator, dtype=torch.float64)).to(dtype)
@@ -151,7 +152,7 @@ def test_chains_are_trees(batch: list[Ruled], seed: int) -> None:
 
 
 def many(**asked: Any) -> list[Ruled]:
-    """Two requests whose prompt, output and draft tree share tokens. asked: their sampling parameters."""
+    """Return two requests with the sampling parameters `asked`, in which prompt, output and draft tree share tokens."""
     params = SamplingParams(**asked)
     tree = DraftTree([1, 2, 1, 3, 3, 2, 1], [-1, -1, 0, 1, 2, -2, 4])
     return [Ruled(params, [5, 6, 1], [7, 2, 8], tree, [[1, 4], [8, 2, 3], [2, 8, 1, 1], [1, 1, 5]]) for _ in range(2)]
@@ -213,7 +214,8 @@ SOUND: list[dict[str, Any]] = [
 def test_a_row_that_is_not_finite_fails_whatever_hides_it(
     asked: dict[str, Any], temperature: float, wrong: float
 ) -> None:
-    """A row of logits with NaN or +inf fails, and no other row does, even if a sampling parameter masks that token."""
+    """A row of logits with a NaN or +inf fails even if a sampling parameter masks the token with that logit. No other
+    row fails."""
     params = SamplingParams(temperature=temperature, **asked)
     batch = [Ruled(params, [5, 6, 1], [7, 2, 8], DraftTree([1], [-1]), [[3]] if params.bad_words else [])] * 2
     draft = Draft.from_trees([request.tree for request in batch])
@@ -225,7 +227,7 @@ def test_a_row_that_is_not_finite_fails_whatever_hides_it(
 
 
 def test_a_processor_that_fails_fails_its_own_rows() -> None:
-    """If a logits processor raises for some histories, only their rows of logits fail. The error message is kept if the
+    """If a logits processor raises on some rows of logits, only those rows fail. The error message is kept if the
     root's row is one of them."""
 
     def careless(logits: torch.Tensor, token_ids: np.ndarray) -> torch.Tensor:

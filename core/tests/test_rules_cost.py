@@ -33,7 +33,7 @@ def counted(work: Callable[[], Any]) -> list[str]:
 
 
 def bare(logits: torch.Tensor, row_requests: torch.Tensor, params: Sequence[SamplingParams], *rest: Any) -> Any:
-    """Stands in for process_logits and applies only the temperature."""
+    """Replaces process_logits in tests. It applies only the temperature."""
     logits = logits.float()
     if params[0].is_greedy:
         return logits
@@ -73,7 +73,8 @@ def llm(checkpoint: Any) -> LLM:
 
 
 def decode_step(llm: LLM, **asked: Any) -> list[str]:
-    """The operations of one decode step with two requests, of which one uses the sampling parameters `asked`."""
+    """Return the names of the torch operations in one decode step of two requests. One is sampled plainly, the other
+    with the sampling parameters `asked`."""
     plain = {"temperature": 0.8, "max_tokens": 40, "seed": 1}
     each = [llm.engine.add_request([5, 6, 7, 8], SamplingParams(**plain, **wanted)) for wanted in ({}, asked)]
     for _ in range(3):
@@ -85,7 +86,8 @@ def decode_step(llm: LLM, **asked: Any) -> list[str]:
 
 
 def test_a_plain_step_has_no_more_operations(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of plain sampling runs no more operations than with `bare`, even after steps that used every parameter."""
+    """A decode step of plain sampling runs no more operations than if only the temperature were applied, even after
+    steps that used every sampling parameter."""
     before = decode_step(llm)
     for asked in ASKED:
         assert len(decode_step(llm, **asked)) > len(before), asked
@@ -97,6 +99,7 @@ def test_a_plain_step_has_no_more_operations(llm: LLM, monkeypatch: pytest.Monke
 
 
 def test_parameters_pay_for_themselves_alone(llm: LLM) -> None:
-    """Two parameters together add no more operations to a plain step than the sum of what each adds."""
+    """The operations that two sampling parameters together add to a plain decode step are at most the sum of what each
+    adds alone."""
     plain, bias, penalty = (len(decode_step(llm, **asked)) for asked in ({}, ASKED[6], ASKED[3]))
     assert len(decode_step(llm, **ASKED[6], **ASKED[3])) <= bias + penalty - plain

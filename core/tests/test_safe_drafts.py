@@ -1,4 +1,4 @@
-"""Drafts are checked on the device with the same result as on the host, and the host does not wait for the device."""
+"""Checking drafts on the device gives the same result as on the host, and the host does not wait for the device."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def draft_of(seed: int, num_changes: int) -> Draft:
 
 
 def check(draft: Draft) -> bool:
-    """Whether the check on the device finds a draft wrong.
+    """Return whether the check on the device finds the draft invalid.
 
     Asserts that the check on the host agrees, and that the draft returned for further use has no invalid ids.
     """
@@ -77,7 +77,8 @@ def test_many_are_right_and_many_are_wrong() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_nothing_is_waited_for(seed: int) -> None:
-    """The check reads no value and no shape that depends on values: on the meta device either would raise."""
+    """The check on the device reads no tensor values and makes no shapes that depend on values. On the meta device
+    either would raise."""
     draft = draft_of(seed, seed % 3)
     if draft.num_nodes:
         safe, flag = SafeDrafts(VOCAB).of(draft.to(META))
@@ -187,7 +188,8 @@ def refuse() -> Any:
 
 @pytest.mark.parametrize("is_wrong", [True, False])
 def test_one_download_settles_a_doubt(is_wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The verdict and the result of the draft check are copied to the host together, once. A wrong draft raises."""
+    """The verdict and the result of the draft check are copied to the host together, in one copy. An invalid draft then
+    raises."""
     given = Verdict(
         torch.tensor([[5, 6, -1], [7, -1, -1]]),
         torch.tensor([[0, 1, 1], [3, 3, 3]], dtype=torch.int32),

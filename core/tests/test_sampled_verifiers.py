@@ -49,7 +49,8 @@ CASES = [
 
 
 def models(vocab: int, seed: int, shape: Shape) -> tuple[Model, Model]:
-    """A random target and draft model. Without replacement, no token is impossible in the draft model."""
+    """Return a random target and draft model. If siblings are sampled without replacement, the draft model gives no
+    token probability 0."""
     q = random_model(vocab, 4, seed + 1000, impossible=0.15 if shape.with_replacement else 0)
     return random_model(vocab, 4, seed), q
 
@@ -82,7 +83,8 @@ def test_extreme_distributions(rule: Any, kind: str) -> None:
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
-    """Trees of up to 4 nodes and 3 levels, some nodes dead (padding); sampled siblings before deterministic ones."""
+    """Hypothesis strategy for trees of up to 4 nodes and 3 levels, some nodes dead (padding), sampled siblings before
+    deterministic ones."""
     depths: list[int] = []
     parents: list[int] = []
     tokens: list[int | None] = []
@@ -159,8 +161,11 @@ def test_earlier_siblings_that_are_not_taken_out_are_noticed(rule: Any, monkeypa
 
 
 def test_the_known_wrong_traversal_rule_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong rule of a public implementation biases the output: after a rejection, the path's probability is the sum
-    of the target's residual (at most 1) without normalization."""
+    """An error in a public implementation of traversal verification biases the output.
+
+    After a draft token is rejected, the acceptance probability of the path to its parent is set to the sum of the
+    target's residual, at most 1. This sum must be normalized.
+    """
     right = traversal._State.refuse
 
     def wrong(self: Any, leaf: torch.Tensor, is_refused: torch.Tensor, draft: Draft, *rest: Any) -> torch.Tensor:
@@ -200,7 +205,7 @@ class Rekeyed:
 
 
 class With:
-    """A verifier that draws from a Rekeyed source."""
+    """A verifier that draws from a Rekeyed random source."""
 
     def __init__(self, rule: Any, **confusion: Any) -> None:
         self._rule, self._confusion = rule, confusion
@@ -229,8 +234,8 @@ def test_dropping_an_unlikely_sampled_node_is_noticed(rule: Any) -> None:
 
 
 class DrawsFirst:
-    """A deliberate bug: draws the target's token and, if no child equals it, does rejection sampling against the
-    unchanged target."""
+    """A verifier with a deliberate bug: it draws the target's token first. If no child has that token, it does
+    rejection sampling against the unchanged target."""
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         verdict = ChosenVerifier().verify(logits, draft, random)
@@ -245,7 +250,8 @@ def test_drawing_before_rejecting_is_noticed() -> None:
 
 
 def random_batch(shapes: list[Shape], vocab: int, seed: int) -> tuple[torch.Tensor, Draft]:
-    """Random target logits (float32) and drafts with `q` close to them, one request per shape."""
+    """Return random target logits (float32) and one draft per shape, sampled from draft probabilities `q` close to the
+    target's."""
     generator = torch.Generator().manual_seed(seed)
     drafts, rows = [], []
     for shape in shapes:
@@ -315,8 +321,8 @@ def test_what_is_not_finite_fails_its_request_alone(rule: Any, poison: float) ->
 @pytest.mark.parametrize("rule", VERIFIERS.values(), ids=VERIFIERS.keys())
 @pytest.mark.parametrize("row", [1, 2, 3])
 def test_no_coin_decides_whether_a_request_fails(rule: Any, row: int) -> None:
-    """Whether a request fails depends on no random draw. A request that fails starts over without a draft, so a draw
-    would bias the output."""
+    """Whether a request fails depends on no random draw. A failed request starts over without a draft, so a random
+    failure would bias the output."""
     logits, draft = random_batch([CHAINS["chain"]], 5, 0)
     logits[row] = torch.nan
     for is_possible in (True, False):

@@ -1,4 +1,4 @@
-"""SamplingParams: refused values, comparison and copies, and the parameters of each of several samples."""
+"""SamplingParams: refused values, comparison and copies, and the parameters of each of a request's n samples."""
 
 from __future__ import annotations
 
@@ -114,6 +114,7 @@ def test_samples_have_seeds_of_their_own(seed: int, n: int) -> None:
 
 
 def test_the_mixed_seed_never_changes() -> None:
-    """A seed promises the same output in later versions, so the seeds derived for several samples are fixed."""
+    """A seed must give the same output in later versions. So the seeds of a request's n samples, derived from it, are
+    fixed."""
     seeds = [SamplingParams(n=3, seed=7).of_sample(index).seed for index in range(3)]
     assert seeds == [7, 4595731978703777594, 61001066745621607]

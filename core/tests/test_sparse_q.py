@@ -1,4 +1,5 @@
-"""Sparse `q` (q_ids): every verifier of sampled drafts stays lossless, over all random draws."""
+"""Verifiers stay lossless, over all random draws, if the draft probabilities `q` are sparse: some tokens per row,
+listed in q_ids."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def models(seed: int) -> tuple[Model, Model]:
 
 
 def in_few_columns(draft: Draft, num_columns: int = MOST) -> Draft:
-    """The same draft with a sparse `q`: each row keeps its num_columns likeliest tokens, in an order of its own."""
+    """Return the draft with a sparse `q`. Each row keeps its num_columns likeliest tokens, in an order that differs
+    between rows."""
     order = draft.q.argsort(dim=1, descending=True)[:, :num_columns]
     ids = torch.stack([row.roll(i) for i, row in enumerate(order)]) if len(order) else order
     return evolve(draft, q=draft.q.gather(1, ids), q_ids=ids)

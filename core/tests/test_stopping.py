@@ -1,4 +1,5 @@
-"""Adaptive draft length: losslessness, the trees that are left, learned acceptance rates, and measured costs."""
+"""Adaptive draft length: lossless output, the draft trees after a stop, learned acceptance rates, and measured
+costs."""
 
 from __future__ import annotations
 
@@ -48,10 +49,11 @@ def request_of(name: str = "any", num_tokens: int = 5) -> Any:
 
 
 def stopped_draft(tree: TokenTree, level: float, node: float) -> Callable[[Shape, Model, RandomSource], Draft]:
-    """A function that drafts with adaptive length, for a request whose unlikely draft tokens were rejected so far.
+    """Return a function that samples a draft with adaptive length, for a request whose unlikely draft tokens were
+    rejected so far.
 
     tree: the shape of a draft that is not stopped early. level, node: draft_level_cost and draft_node_cost. The
-    function's attribute `drawn` collects the drafts.
+    returned function appends each draft to its attribute `drawn`.
     """
 
     def draw(shape: Shape, q: Model, random: RandomSource) -> Draft:
@@ -80,7 +82,7 @@ def stopped_draft(tree: TokenTree, level: float, node: float) -> Callable[[Shape
 
 
 def errors(rule: Any, tree: TokenTree, level: float, node: float) -> tuple[float, set[tuple[int, int]]]:
-    """The error of the output distribution, and the (depth, number of nodes) of all drafts that occurred."""
+    """Return the error of the output distribution, and (depth, number of nodes) of every draft that was sampled."""
     shape = Shape(tuple(range(-1, tree.depth - 1)), (None,) * tree.depth)
     draw = stopped_draft(tree, level, node)
     error = emit(rule(), random_model(3, 4, 1), random_model(3, 4, 10, 0), shape, draw).error
@@ -124,7 +126,8 @@ def test_a_stop_by_a_nodes_own_token_is_noticed(rule, tree, monkeypatch):
 
 
 class StopsAt(Stopping):
-    """Stops each request's draft at a given depth (0: before it drafts). Drops no nodes."""
+    """A stop rule that ends each request's draft at a given depth (0: the request drafts nothing). It drops no
+    nodes."""
 
     def __init__(self, depths: list[int]) -> None:
         self._depths = np.array(depths)
@@ -222,7 +225,7 @@ def test_dead_nodes_are_worth_nothing(in_place):
 
 
 def test_dead_nodes_are_not_learned_from():
-    """Acceptance statistics ignore a dead (padding) node, even if its token equals the text."""
+    """Acceptance statistics leave out dead (padding) nodes, even those whose token the request emits next."""
     draft = attrs.evolve(draft_of([([7, 7, 8], [DEAD, -1, 1])]), scores=torch.tensor([0.01, 0.9, 0.9]))
     nodes = Nodes.of(draft)
     assert [level.tolist() for level in nodes.levels] == [[1], [2]]
@@ -234,7 +237,8 @@ def test_dead_nodes_are_not_learned_from():
 
 
 class Simulated:
-    """A request whose draft tokens all have the draft probability `claim` and are accepted at a given rate."""
+    """A request in a simulation. The draft model gives each of its draft tokens the probability `claim`; the caller of
+    `step` sets their acceptance rate."""
 
     def __init__(self, stop: DraftStop, budget: int = 6, claim: float = 0.9, seed: int = 0) -> None:
         self.stop, self.budget, self.request = stop, budget, request_of()
@@ -243,8 +247,11 @@ class Simulated:
         stop.start(self.request)
 
     def step(self, right: float, costs: StepCosts | None = None) -> tuple[int, int]:
-        """Run one step. Returns the numbers of drafted and accepted tokens. right: the probability that a draft token
-        is accepted."""
+        """Simulate one step. Returns the numbers of drafted and accepted tokens.
+
+        right: the probability that a draft token is accepted. costs: measured costs of the target's forward pass, if
+        known.
+        """
         batch = attrs.evolve(batch_of([self.budget], [0.0]), requests=[self.request], costs=costs)
         grower: TreeGrower = StaticTree(batch, TokenTree.chain(self.budget), stopping=self.stop.begin(batch))
         roots = self.logits.expand(len(grower.roots), -1)
@@ -338,8 +345,8 @@ def test_drafts_of_one_node_are_measured_too():
 
 @pytest.mark.parametrize(("level_s", "num_levels"), [(0.9, 4), (1.5, 4), (2.5, 0)])
 def test_requests_share_the_cost_of_a_level(level_s, num_levels):
-    """Three requests share the cost of a draft level: all go on drafting as long as a level takes less time than one
-    forward pass of the target."""
+    """Three requests share the cost of a draft level: all go on drafting if a level takes less time than one forward
+    pass of the target."""
     stop = DraftStop(DraftStopConfig(adaptive_draft_length=True), 3, forwards_roots=True)
     requests = [request_of(name) for name in "abc"]
     for request in requests:

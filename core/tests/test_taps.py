@@ -1,4 +1,4 @@
-"""Taps: the hidden states of the target that a proposer sees."""
+"""Taps: the hidden states of the target that a proposer asks for and receives."""
 
 from __future__ import annotations
 

@@ -30,14 +30,15 @@ SHAPES = [
 
 
 def logits_after(request: int, path: Path) -> torch.Tensor:
-    """The draft model's logits after a path of tokens below the root, different for every path."""
+    """Return the draft model's logits after the draft tokens of a path, which are different for every path."""
     generator = torch.Generator().manual_seed(hash((request, path)) % 2**31)
     return 2 * torch.randn(VOCAB, generator=generator)
 
 
 @contextmanager
 def levels(*, of_fixed_size: bool) -> Iterator[None]:
-    """A context that sets whether the levels of a tree have a fixed size, padded with dead entries, as on a GPU."""
+    """A context manager that sets whether a draft tree's levels have a fixed size, padded with dead entries, as on a
+    GPU."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (static, dynamic):
             patch.setattr(module, "may_shrink", lambda device: not of_fixed_size)
@@ -45,10 +46,10 @@ def levels(*, of_fixed_size: bool) -> Iterator[None]:
 
 
 def grown(grower: TreeGrower, num_requests: int, model: Callable[[int, Path], torch.Tensor] = logits_after) -> Draft:
-    """Grow a draft with a model that finds each node's path from the levels' parents, and check the levels.
+    """Grow a draft tree, and check on each level that its parents and ancestors lead to the right path.
 
-    After a dead (padding) entry the logits are extreme or NaN, so that a tree that grows below it is detected. model:
-    (request, path below the root) -> logits.
+    model: returns logits for a request's index and the draft tokens on a path. After a dead (padding) entry it is not
+    called: the logits are extreme or NaN there, so that a tree that grows below the entry is detected.
     """
     entries: list[tuple[int, Path]] = [(b, ()) for b in grower.roots]
     by_number: list[dict[int, int]] = [{} for _ in range(num_requests)]
@@ -115,8 +116,8 @@ def test_a_static_tree_has_the_likeliest_tokens_in_its_shape(shape, budgets, of_
 
 
 def dynamic_reference(request: int, top_k: int, depth: int, budget: int) -> tuple[list[Path], list[float]]:
-    """One request's dynamic tree without tensors: the paths and log probabilities of its nodes, in the order of
-    growth."""
+    """Return one request's dynamic draft tree, computed without tensors: the paths and log probabilities of its nodes,
+    in the order in which they were added."""
 
     def children(score: float, path: Path) -> list[tuple[float, Path]]:
         log_probs = logits_after(request, path).log_softmax(0).tolist()

@@ -1,4 +1,4 @@
-"""Drafts from arrays equal drafts from lists, and a draft that was sent to a device keeps copies on the host."""
+"""Drafts made from arrays equal drafts made from lists. A draft that was sent to a device keeps copies on the host."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ MAKERS: dict[str, Callable[[Any], Draft]] = {
 
 
 class Downloads(TorchFunctionMode):
-    """Counts reads of values of tensors on the meta device. data: (tensor, the values that reading it returns)."""
+    """A context manager that counts reads of tensor values from the meta device, as copies from a device to the host.
+
+    data: pairs of a meta tensor and a host tensor. Reading the first returns the values of the second.
+    """
 
     READ = (torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.__bool__)
 

@@ -95,7 +95,7 @@ class Counted:
     ids=["list", "tuple", "dict"],
 )
 def test_no_more_of_a_value_is_written_than_is_shown(nest: Any) -> None:
-    """Formatting a nested value stops at the length shown. The whole repr would have 9 ** 5 entries."""
+    """Formatting a nested value stops at the maximum length. The whole repr would have 9 ** 5 entries."""
     value: Any = Counted()
     for _ in range(5):
         value = nest(value)
@@ -133,7 +133,8 @@ def test_a_list_within_itself_is_shown() -> None:
 
 
 def raising(base: type, *args: Any, module: str = __name__) -> Any:
-    """An object of a subclass of `base` that raises when it is converted to text. module: the subclass's __module__."""
+    """Return an object of a new subclass of `base` that raises when it is converted to text. module: the subclass's
+    __module__."""
 
     def fail(self: Any, *args: Any) -> Any:
         raise OSError("no text")

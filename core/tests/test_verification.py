@@ -1,4 +1,4 @@
-"""The choice of the verifier, and what the verifiers do with requests that have no draft."""
+"""The choice of the verifier, and the verifiers' results for requests that have no draft."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_the_choice(draft: Draft, auto: str, named: str) -> None:
 
 @pytest.mark.parametrize("name", ["auto", "rejection", "block", "traversal", "typical"])
 def test_what_others_draft_changes_no_tokens(name: str) -> None:
-    """Whatever others in the batch draft, requests without a draft get the tokens of plain decoding. If no verifier is
-    named, so do requests with deterministic (not sampled) drafts."""
+    """Whatever other requests in the batch draft, a request without a draft gets the tokens of plain decoding. If no
+    verifier is named, so does a request with a deterministic (not sampled) draft."""
     check_that_others_do_not_matter(name, [[1], []] if name == "auto" else [[], []])
 
 
@@ -74,11 +74,12 @@ def test_dead_nodes_that_count_are_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def check_that_others_do_not_matter(name: str, chosen: list[list[int]], num_dead: int = 0) -> None:
-    """Assert that two requests get the tokens that they get without a third one, which has a sampled draft.
+    """Assert that two requests get the same tokens with and without a third request in the batch, which has a sampled
+    draft.
 
-    name: of the verifier.
+    name: the verifier's name.
     chosen: the deterministic draft tokens of the two requests.
-    num_dead: dead (padding) nodes of the first request, after its draft tokens.
+    num_dead: number of dead (padding) nodes of the first request, after its draft tokens.
     """
     num_nodes = sum(map(len, chosen)) + num_dead
     draft = Draft.from_chains([[*chosen[0], *[3] * num_dead], *chosen[1:], [2]])
@@ -119,8 +120,8 @@ class Lenient:
 
 
 def test_a_lossy_verifier_does_not_decide_on_greedy_requests() -> None:
-    """Greedy requests are not verified by a lossy verifier, even in a batch with others that sample. A request that
-    never drafts counts as lossless."""
+    """A lossy verifier does not verify greedy requests, even in a batch with requests that sample. A request that never
+    drafts counts as lossless."""
     plugins = Plugins.load()
     plugins.verifier = lambda name: VerifierSpec(name, Lenient, 1, lossless=False)  # type: ignore[method-assign]
     rule = Verification(plugins, SpeculativeConfig(method="mine", num_speculative_tokens=2, verifier="lenient"))
@@ -191,8 +192,10 @@ class FirstToken:
 
 
 def test_typical_acceptance_against_its_definition() -> None:
-    """Accepted is the longest path of tokens with a probability above min(threshold, alpha * exp(-entropy)); of equally
-    long ones, the first."""
+    """The verifier `typical` accepts the longest path of typical tokens, or the first of several such paths.
+
+    A token is typical if its probability is above min(threshold, alpha * exp(-entropy)).
+    """
     generator = torch.Generator().manual_seed(0)
     rule = verification(verifier="typical")
     found = []

@@ -28,8 +28,8 @@ TREES = {
 
 
 def random_target(vocab: int, length: int, seed: int) -> Target:
-    """Random next-token distributions for all histories shorter than `length`, with impossible and nearly certain
-    tokens."""
+    """Return random next-token distributions after every sequence of fewer than `length` tokens. Some tokens are
+    impossible, some nearly certain."""
     rng = np.random.default_rng(seed)
     target = {}
     for n in range(length):
@@ -41,8 +41,10 @@ def random_target(vocab: int, length: int, seed: int) -> Target:
 
 
 def target_logits(target: Target, tree: DraftTree) -> torch.Tensor:
-    """float64 [num_nodes + 1, vocab]   logits after the root and after every node; arbitrary at dead (padding)
-    nodes."""
+    """Return the target's logits after the root and after every draft node: float64 [num_nodes + 1, vocab].
+
+    Rows of dead (padding) nodes are arbitrary.
+    """
     histories: list[tuple[int, ...]] = []
     for token, parent in zip(*tree, strict=True):
         histories.append((*(histories[parent] if parent >= 0 else ()), token))
@@ -55,9 +57,11 @@ def sequence_probability(target: Target, sequence: tuple[int, ...], start: int =
 
 
 def largest_error(verifier: Any, target: Target, tree: DraftTree, vocab: int) -> float:
-    """The largest error in the probability of a sequence one token longer than the tree is deep, over all random draws.
+    """Return the largest difference between an output sequence's exact probability and its probability under the
+    target.
 
-    Tokens that a step does not emit are sampled from the target.
+    A sequence is one token longer than the draft tree is deep. Tokens that the verifier does not emit are sampled from
+    the target.
     """
     draft = Draft.from_trees([tree])
     logits = target_logits(target, tree)
@@ -114,8 +118,10 @@ def test_chosen_verifier_is_lossless_on_random_trees(seed: int) -> None:
 
 
 class Walker:
-    """A verifier that walks down the tree. `step` returns the token to emit at a node, and the child to go to or None
-    to stop."""
+    """A verifier that walks down the draft tree from the root.
+
+    Its method `step` returns the token to emit at a node, and the index of the child to go to, or None to stop.
+    """
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         tree, node, tokens, rows = draft.tree(0), -1, [], []
@@ -156,7 +162,8 @@ class ReusesTheRootsDraw(Walker):
 
 
 class FollowsAChildWithoutDrawing(Walker):
-    """A deliberate bug: follows any child with a probability above 0.05, without a draw."""
+    """A verifier with a deliberate bug: without a random draw, it accepts any child whose token has a probability above
+    0.05."""
 
     def step(self, probs, children, token_ids, draw):  # type: ignore[no-untyped-def]
         for child in children:

@@ -1,4 +1,4 @@
-"""ChosenVerifier and GreedyVerifier compared with a naive walk down the tree."""
+"""ChosenVerifier and GreedyVerifier compared with a naive verifier that walks down the draft tree."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_chosen_equals_greedy_on_one_hot_logits(case: tuple[torch.Tensor, Draft]
 
 
 def test_chosen_with_the_shipped_source_equals_the_naive_walk() -> None:
-    """ChosenVerifier with the engine's CounterRandom equals the naive walk on larger trees and batches."""
+    """ChosenVerifier with the engine's CounterRandom equals the naive verifier on larger trees and batches."""
     rng = np.random.default_rng(0)
     vocab, num_accepted = 3, 0
     for _ in range(40):
@@ -129,7 +129,8 @@ def test_q_is_ignored() -> None:
 
 @pytest.mark.parametrize("verifier", [chosen, greedy])
 def test_the_first_of_duplicate_siblings_wins(verifier: Any) -> None:
-    """Of two equal siblings the first is accepted, although only the second has a child that would match next."""
+    """Of two siblings with the same token the first is accepted, even if only the second has a child that would be
+    accepted too."""
     draft = draft_of([([1, 1, 2], [-1, -1, 1])])
     logits = torch.full((4, 3), -math.inf)
     logits[0, 1] = logits[1, 2] = logits[2, 2] = logits[3, 0] = 0.0

@@ -34,8 +34,10 @@ LATENT = {
 
 
 def tiny_model(model_type: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
-    """A random model of that transformers type, with random biases and norms too. options: fields of its
-    configuration."""
+    """Return a tiny random model of a transformers model type. Its biases and norm weights are random too.
+
+    options: fields of its configuration.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]):
@@ -48,6 +50,6 @@ def tiny_model(model_type: str, dtype: torch.dtype = torch.float32, **options: A
 
 
 def logits(model: Any, num_tokens: int = 8) -> torch.Tensor:
-    """[num_tokens, vocab]   the model's logits in one forward pass over fixed tokens."""
+    """Return the model's logits [num_tokens, vocab] in one forward pass over fixed tokens."""
     with torch.inference_mode():
         return model(7 * torch.arange(num_tokens).unsqueeze(0) % SIZES["vocab_size"], use_cache=False).logits[0]

@@ -1,4 +1,5 @@
-"""A random checkpoint with a tokenizer, and a proposer: core is tested without specdec's other packages."""
+"""Makes a random checkpoint with a tokenizer and installs a test proposer, so core's tests need no other package of
+specdec."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def specdec_proposers():
 
 
 def install_bigram(folder: Path) -> Path:
-    """Install a distribution with the proposer `bigram` into `folder`, and return the folder for sys.path."""
+    """Install a distribution with the proposer `bigram` into `folder`. Returns `folder`, which the caller adds to
+    sys.path."""
     info = folder / "dist_bigram-1.0.dist-info"
     info.mkdir(parents=True)
     (folder / "dist_bigram_module.py").write_text(BIGRAM)
@@ -57,7 +59,7 @@ def install_bigram(folder: Path) -> Path:
 def save_checkpoint(folder: Path, *, seed: int = 0, is_broken: bool = False) -> Path:
     """Save a Llama with two layers of random weights and a byte-level BPE tokenizer. Returns the folder.
 
-    is_broken: the logits become NaN at tokens from id 16 on.
+    is_broken: the embeddings of token ids from 16 on are NaN, and so are the logits after such a token.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast

@@ -1,4 +1,4 @@
-"""The method `watching` drafts nothing and keeps the target's hidden states that it sees."""
+"""A test plugin: its method `watching` drafts nothing and records the target's hidden states that it receives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random drafts that keep the contract of `Draft`, and changes that may break it."""
+"""Random drafts that keep the contract of `Draft`, and random changes to drafts that may break the contract."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ VOCAB, MOST = 6, 7
 
 
 def random_draft(rng: np.random.Generator) -> Draft:
-    """Chains or trees with dead (padding), deterministic and sampled nodes. `q` is missing, over all tokens, over some
-    (q_to_target), or over some for each row (q_ids)."""
+    """Return a batch of chains or trees with dead (padding), deterministic and sampled nodes.
+
+    The draft probabilities `q` are missing, or cover all tokens, a part of the vocabulary (q_to_target), or other
+    tokens in each row (q_ids).
+    """
     is_chain, with_replacement = bool(rng.integers(2)), bool(rng.integers(2))
     kind = rng.choice(["none", "dense", "mapped", "sparse"])
     width = VOCAB if kind in ("none", "dense") else 4
@@ -86,7 +89,8 @@ STRANGE = {
 
 
 def changed_somewhere(draft: Draft, rng: np.random.Generator) -> Draft:
-    """Set one entry of a tensor to a strange value, or change another field. The result may still keep the contract."""
+    """Return a copy of the draft with one tensor entry set to an unusual value, or another field changed. The copy may
+    still keep the contract."""
     names = [name for name in STRANGE if (tensor := getattr(draft, name)) is not None and tensor.numel()]
     name = rng.choice([*names, "is_chain", "max_depth", "with_replacement"])
     if name == "max_depth":

@@ -1,4 +1,4 @@
-"""Makes helper modules in this folder importable in any import mode of pytest."""
+"""Adds this folder to the module search path, so that tests import its helper modules in any import mode of pytest."""
 
 import sys
 from pathlib import Path

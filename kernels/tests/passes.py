@@ -1,5 +1,5 @@
-"""Random forward passes such as the engine makes them, to test attention with: requests with context, new tokens and
-draft trees, each in KV blocks of its own."""
+"""Makes random forward passes like those of the engine, to test attention with. Their requests have cached tokens, new
+tokens and draft trees, and each request has KV blocks of its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Request:
         return self.num_computed + self.num_known + len(self.parents)
 
     def path(self, token: int) -> list[int]:
-        """The KV-cache slots that one token of the forward pass attends to, in the order of positions.
+        """Return the KV-cache slots, counted within the request, that one token of the forward pass attends to, in the
+        order of positions.
 
         token: its index among the request's tokens in the forward pass.
         """
@@ -58,7 +59,8 @@ class Pass:
         return self.query, self.keys, self.values, self.plan
 
     def slots(self, request: int, places: list[int]) -> torch.Tensor:
-        """The rows of the caches that hold these slots of a request. places: the slots, counted within the request."""
+        """Return the rows of `keys` and `values` that hold these slots of a request. places: the slots, counted within
+        the request."""
         metadata, local = self.plan.metadata, torch.tensor(places)
         size = metadata.block_size
         return metadata.block_tables[request, local // size] * size + local % size
@@ -81,8 +83,9 @@ class Heads:
 
 @st.composite
 def parents(draw: Any, most: int = 12) -> tuple[int, ...]:
-    """The parent of each draft token of a chain or of a tree with dead (padding) nodes. -1 is the root (the request's
-    last token). All descendants of a dead node are dead, as in the engine."""
+    """Draw the parent of each draft token, for a chain or for a tree with dead (padding) nodes. A parent is the index
+    of a draft token, -1 for the root (the request's last token) or DEAD for a dead node. All descendants of a dead node
+    are dead, as in the engine."""
     num_nodes = draw(st.integers(0, most))
     if draw(st.booleans()):
         return tuple(range(-1, num_nodes - 1))
@@ -120,8 +123,8 @@ def make_pass(
     seed: int = 0,
     num_padding: int = 0,
 ) -> Pass:
-    """Make a forward pass with random query, keys and values, and with KV blocks in random order. Rows of the caches
-    that must not be read are NaN."""
+    """Make a forward pass of these requests with random queries, keys and values, and with KV blocks in random order.
+    Cache rows that hold no token of a request are NaN, so that reading them would show in the results."""
     heads = heads or Heads()
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     num_blocks = [-(-request.num_tokens // block_size) for request in batch]

@@ -1,4 +1,5 @@
-"""Attention equals the reference, and a token's result has the same bits whatever else is in the forward pass."""
+"""Compiled attention agrees with the reference implementation, and a token's result has the same bits whatever else is
+in the forward pass."""
 
 from __future__ import annotations
 
@@ -163,7 +164,7 @@ def test_keys_and_values_are_stored(dtype: torch.dtype) -> None:
 
 
 def test_numbers_of_another_type_are_not_stored() -> None:
-    """float32 keys and values are refused by a cache in bfloat16: their bits must not be stored as bfloat16."""
+    """Storing float32 keys and values in a bfloat16 cache raises an error, so no wrong bits are stored."""
     caches = [torch.zeros(11, 2, 7, dtype=torch.bfloat16) for _ in range(2)]
     with pytest.raises(RuntimeError, match="dtype"):
         OPS["store_kv"](*caches, torch.tensor([1]), torch.ones(1, 2, 7), torch.ones(1, 2, 7))

@@ -1,4 +1,5 @@
-"""For authors of proposer plugins: run a proposer on lists of token ids, and check that it keeps the contract."""
+"""Tools for authors of proposer plugins: run a proposer on lists of token ids, and test that it keeps the rules of the
+plugin contracts (`specdec_core.contracts`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a proposer through one step on lists of tokens, without a model or an engine."""
+"""Runs a proposer for one decode step on lists of token ids, without a target model or an engine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def _frozen_int64(token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
 
 @attrs.frozen(eq=False)
 class SimpleRequest:
-    """A request as a proposer sees it (`RequestView`), made without an engine. Its token_ids are a read-only copy."""
+    """A request as a proposer sees it (`RequestView`), made without an engine. Its token_ids are a read-only copy of
+    those given."""
 
     id: str
     token_ids: np.ndarray = attrs.field(converter=_frozen_int64)  # int64 [num_tokens]   the last one is the root
@@ -73,11 +74,11 @@ def propose(
     seed: int = 0,
     **speculative_config: Any,
 ) -> list[DraftTree]:
-    """Run an installed, model-free proposer once on a batch of contexts, and return its drafts.
+    """Run an installed proposer that needs no model once on a batch of contexts, and return its drafts.
 
-    contexts: token ids. The last token of each is the root, which the draft continues.
+    contexts: the token ids of each context. The last token is the root of the draft tree, which continues the context.
     num_speculative_tokens: the largest number of draft tokens for each context.
-    temperature: of every request; 0 is greedy.
+    temperature: the sampling temperature of all contexts; 0 is greedy.
     seed: context i is drafted with the seed `seed + i`.
     speculative_config: the method's own options.
 
@@ -108,7 +109,8 @@ def propose(
 def batch_of(
     requests: Sequence[SimpleRequest], max_draft_tokens: Sequence[int], *, temperature: float
 ) -> ProposerBatch:
-    """Build the batch that the engine would pass to `propose`. max_draft_tokens: of each request."""
+    """Build the batch that the engine would pass to `propose`. max_draft_tokens: the largest number of draft tokens for
+    each request. temperature: the sampling temperature of all requests."""
     root_positions = torch.tensor([len(request.token_ids) - 1 for request in requests], dtype=torch.int64)
     return ProposerBatch(
         requests=requests,
@@ -122,9 +124,10 @@ def batch_of(
 
 @torch.inference_mode()
 def one_step(proposer: Proposer, batch: ProposerBatch, *, observes: bool) -> Draft:
-    """Call `start`, `observe`, `propose` and `finish` once for a batch, as the engine does for a prefill and one step.
+    """Call `start`, `observe`, `propose` and `finish` once for a batch, as the engine does for a prefill and one decode
+    step. Returns the draft.
 
-    observes: whether to call `observe` (`Plan.observes`).
+    observes: whether to call `observe`, as the proposer declares in `Plan.observes`.
     """
     for request in batch.requests:
         proposer.start(request)
@@ -180,8 +183,8 @@ def _build_context(num_speculative_tokens: int, state: Any) -> BuildContext:
 
 
 def _observe(proposer: Proposer, requests: Sequence[RequestView]) -> None:
-    """Call `observe` as after a prefill of every token but each request's last one, without hidden states. Requests of
-    one token have nothing to observe and are left out."""
+    """Call `observe` as the engine does after it has prefilled all tokens but each request's last one, only without
+    hidden states. Requests with a single token are left out, because none of their tokens was prefilled."""
     seen = [request for request in requests if len(request.token_ids) > 1]
     if not seen:
         return

@@ -1,4 +1,5 @@
-"""The pytest plugin of the conformance kit: its command-line options, its fixtures, and skips that need a reason.
+"""The pytest plugin of the conformance kit: its command-line options and fixtures, and the skips for which a
+conformance class gives a reason.
 
 pytest imports this module at every start, through an entry point, so it imports nothing heavy.
 """
@@ -43,7 +44,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def specdec_targets(tmp_path_factory: pytest.TempPathFactory) -> Targets:
-    """The random target models, shared by all conformance classes of the test session."""
+    """The target models with random weights, which all conformance classes of the test session share."""
     from specdec_testing.conformance.targets import Targets
 
     return Targets(tmp_path_factory)
@@ -53,7 +54,7 @@ def specdec_targets(tmp_path_factory: pytest.TempPathFactory) -> Targets:
 def specdec_situations(
     request: pytest.FixtureRequest, specdec_targets: Targets, tmp_path_factory: pytest.TempPathFactory
 ) -> Situations:
-    """The engine runs with one conformance class's proposer, shared by the tests of that class."""
+    """The engine runs with the proposer that a conformance class checks. The tests of that class share them."""
     from specdec_testing.conformance.situations import Situations
 
     subject = request.cls.subject(request.config)

@@ -1,4 +1,5 @@
-"""A tiny random target model for tests. Its weights are large enough that faults change its output."""
+"""A tiny target model with random weights, for tests. Its weights are so large that errors in its inputs change its
+output."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ def tiny_target(folder: str | Path, *, seed: int = 0, **config: Any) -> Path:
     """Save a small random Llama without a tokenizer in `folder`, and return the folder.
 
     Its weights are large (`initializer_range`), so that a wrong position, mask or hidden state changes its output. Its
-    vocabulary is small, so that the output sometimes repeats itself. It has no end-of-text token. config: fields of
-    transformers' LlamaConfig to override, such as hidden_size, num_hidden_layers or vocab_size.
+    vocabulary is small, so that the output sometimes repeats itself. It has no end-of-text token.
+
+    seed: the seed of the random weights.
+    config: fields of transformers' LlamaConfig to override, such as hidden_size, num_hidden_layers or vocab_size.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging

@@ -1,4 +1,4 @@
-"""For broken proposers, inverts the kit test that must detect the fault: it counts as passed if it fails."""
+"""Inverts one kit test for each broken proposer: the test that must detect its fault counts as passed if it fails."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A broken proposer marked is_variant runs only the kit test that must detect it. Its other kit tests are
-    removed."""
+    """For a broken proposer marked is_variant, keep only the kit test that must detect its fault, and remove its other
+    kit tests."""
     cases = [getattr(getattr(item, "cls", None), "case", None) for item in items]
     items[:] = [
         item

@@ -1,4 +1,5 @@
-"""The conformance kit's command line, and what it refuses in subclasses. test_conformance_cases.py tests its checks."""
+"""Tests of the conformance kit's command line, and of the errors for wrong subclasses of its test class.
+test_conformance_cases.py tests the kit's checks."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def test_from_the_command_line(tmp_path: Path) -> None:
 
 
 def command_line(**options: object) -> SimpleNamespace:
-    """A stand-in for pytest's config, with these options of the kit."""
+    """Return a stand-in for pytest's configuration object, in which these command-line options of the kit are set."""
     given = {"--specdec-proposer": None, "--specdec-option": [], "--specdec-module": [], "--specdec-skip": []}
     return SimpleNamespace(getoption=(given | {f"--specdec-{name}": value for name, value in options.items()}).get)
 

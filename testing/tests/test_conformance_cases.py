@@ -1,5 +1,5 @@
-"""The kit's checks: each fails for proposers with its fault and passes for all others. conftest.py counts the expected
-failures as successes."""
+"""Tests of the conformance kit's checks: each check fails for proposers with the fault that it looks for, and passes
+for all other proposers. conftest.py counts the expected failures as passed."""
 
 from __future__ import annotations
 

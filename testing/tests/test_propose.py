@@ -16,8 +16,8 @@ class EchoConfig:
 
 
 class Echo(Proposer):
-    """Drafts copies of the token `echo_back` positions before the last one. With `echo_sampled`, samples random tokens
-    instead."""
+    """A proposer that drafts copies of one token of the context, the token `echo_back` positions before the last. With
+    the option `echo_sampled` it samples random tokens instead."""
 
     def __init__(self, config, context):
         self.config, self.context = config, context
@@ -48,7 +48,7 @@ class Echo(Proposer):
 
 @pytest.fixture
 def echo(monkeypatch):
-    """Makes `echo` the only installed method. Returns a function that sets its Plan."""
+    """Make `echo` the only installed method. The fixture's value is a function that sets the `Plan` of that method."""
     CALLS.clear()
 
     def install(plan):

@@ -1,4 +1,5 @@
-"""Fixtures for the tests of contracts: a tiny random target, an LLM on it, and a KV cache filled with NaN."""
+"""Fixtures for the tests of contracts: a tiny random target model, an LLM that runs it, and KV caches filled with
+NaN."""
 
 from __future__ import annotations
 
@@ -20,13 +21,16 @@ SETTINGS = {"dtype": "float32", "block_size": 4, "num_kv_blocks": 200, "max_num_
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny random model without an end-of-text token."""
+    """The folder of a tiny target model with random weights and without an end-of-sequence token."""
     return tiny_target(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(scope="session")
 def make_llm(target: Path) -> Callable[..., LLM]:
-    """A function (speculative_config or None, **keywords of LLM) -> an LLM on the target."""
+    """Return a function that makes an LLM with the tiny target model.
+
+    The function takes a speculative_config (None: plain decoding), and keywords of LLM that replace those in SETTINGS.
+    """
 
     def make(speculative_config: dict[str, Any] | None = None, **keywords: Any) -> LLM:
         return LLM(target, speculative_config=speculative_config, **{**SETTINGS, **keywords})
@@ -36,7 +40,10 @@ def make_llm(target: Path) -> Callable[..., LLM]:
 
 @pytest.fixture(scope="session")
 def generate() -> Callable[..., list[list[int]]]:
-    """A function (llm, prompts as token ids, sampling parameters) -> token ids of each output."""
+    """Return a function that generates with an LLM.
+
+    The function takes the LLM, the prompts as token ids, and sampling parameters. It returns each output's token ids.
+    """
 
     def run(llm: LLM, prompts: list[list[int]], params: Any) -> list[list[int]]:
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -47,7 +54,7 @@ def generate() -> Callable[..., list[list[int]]]:
 
 @pytest.fixture
 def never_written_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fills every new KV cache with NaN, so that reading unwritten memory shows in the output."""
+    """Fill every new KV cache with NaN, so that reading an unwritten slot makes the output NaN."""
     add_group = PagedKVManager.add_group
 
     def filled(self: Any, layout: Any, *others: Any) -> int:

@@ -1,4 +1,4 @@
-"""A test proposer that records all observations and asserts that they cover every request that it drafts for."""
+"""A test proposer that records its observations and asserts that these cover every request that it drafts for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LedgerConfig:
 
 @define(eq=False)
 class Page:
-    """The tokens and hidden states of one request that were observed so far."""
+    """What a proposer has observed of one request so far: its tokens and their hidden states."""
 
     token_ids: list[int] = field(factory=list)
     features: list[torch.Tensor] = field(factory=list)  # [hidden] of each token

@@ -1,4 +1,4 @@
-"""The installed plugins, with some added or replaced by a test."""
+"""A stand-in for `Plugins`: the installed plugins, some of them replaced by a test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from specdec_core import KVManagerSpec, Plugins, ProposerSpec, VerifierSpec
 
 
 class Offered:
-    """Stands in for `Plugins`. The plugin specs given here replace installed ones of the same kind and name."""
+    """Stands in for `Plugins`. The plugin specs that a test passes in replace installed ones of the same kind and name,
+    or are added."""
 
     def __init__(self, *specs: ProposerSpec | VerifierSpec | KVManagerSpec) -> None:
         self._installed = Plugins.load()

@@ -1,7 +1,8 @@
-"""Late observations: requests for which drafting is turned off for a while.
+"""Late observations: a proposer observes a request for which drafting was turned off for a while.
 
-The engine keeps the target's hidden states of such a request. The proposer sees them all at once before its next draft.
-If the engine has dropped them instead, the proposer is not asked to draft for that request again.
+Meanwhile the engine keeps the target's hidden states of that request. The proposer observes all of them at once before
+its next draft for the request. If the engine has dropped the hidden states instead, it does not ask the proposer to
+draft for that request again.
 """
 
 from __future__ import annotations
@@ -45,9 +46,11 @@ def pages(llm: Any, prompts: list[list[int]] = PROMPTS) -> list[Page]:
 
 
 def assert_alike(found: list[Page], expected: list[Page]) -> None:
-    """Compare observed tokens and hidden states, up to the end of the shorter record.
+    """Assert that two records of the same requests hold equal tokens and hidden states, up to the end of the shorter
+    one.
 
-    The last tokens of a request are never observed if drafting is turned off at its end.
+    Lengths may differ: the last tokens of a request are never observed if drafting is turned off at the end of its
+    output.
     """
     for one, other in zip(found, expected, strict=True):
         common = min(len(one.token_ids), len(other.token_ids))
@@ -58,7 +61,10 @@ def assert_alike(found: list[Page], expected: list[Page]) -> None:
 
 
 def phases(seed: int) -> Callable[[Any], bool]:
-    """Return a random function (request) -> whether drafting is turned off: true at 60% of each request's lengths."""
+    """Return a random function that takes a request and returns whether drafting is turned off for it.
+
+    It returns True for 60% of the lengths that each request can have.
+    """
     rng = np.random.default_rng(seed)
     plan = rng.random((len(PROMPTS), 64)) < 0.6
     return lambda request: bool(plan[int(request.token_ids[7]), request.num_tokens])
@@ -95,8 +101,8 @@ def test_a_request_that_asks_for_no_drafts_is_not_observed(ledger_llm: Any) -> N
 
 
 def test_what_became_of_nodes_is_observed_at_once(ledger_llm: Any, generate: Any) -> None:
-    """If a request had draft tokens in a forward pass, the proposer sees its hidden states right after it, even if
-    drafting was turned off meanwhile."""
+    """If a request has draft tokens in a forward pass, the proposer observes their hidden states right after that
+    forward pass, even if drafting was turned off meanwhile."""
     llm = ledger_llm()
     observer, proposer = observer_of(llm), proposer_of(llm)
     drafted: set[str] = set()
@@ -132,8 +138,11 @@ def test_at_the_bound_a_chunk_is_observed_if_it_pays(ledger_llm: Any, generate: 
 
 
 def test_at_the_bound_it_is_dropped_if_it_does_not_pay(ledger_llm: Any, generate: Any) -> None:
-    """If too many tokens are kept and observing them is not worth its cost, they are dropped. The proposer is then not
-    asked to draft for their request again."""
+    """If too many hidden states are kept, and observing those of a request costs more than it gains, the engine drops
+    them.
+
+    The proposer is then not asked to draft for that request again.
+    """
     llm = ledger_llm()
     observer, lost = observer_of(llm), []
     observer._max_tokens = 20

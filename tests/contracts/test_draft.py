@@ -1,5 +1,7 @@
-"""Drafts with dead (padding) nodes or a sparse `q` (draft probabilities of a few tokens), read by the engine on the
-host or checked on their device only."""
+"""Drafts with dead (padding) nodes, or with draft probabilities `q` of only a few tokens per row (sparse).
+
+The engine either reads these drafts on the host, or only checks them on their device.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,11 @@ class Ran:
 
 
 def run(target: Path, method: str | None, patch: pytest.MonkeyPatch, *, is_read: bool = True, **options: Any) -> Ran:
-    """Run four requests to their end; return outputs, step reports and drafts.
+    """Generate for four requests until all are finished; return outputs, step reports and drafts.
 
-    method: the drafting method; None: plain decoding.
-    is_read: whether the engine reads drafts on the host. Otherwise it checks them on their device.
-    options: sampling parameters, and `verifier`.
+    method: name of the draft method; None: plain decoding.
+    is_read: True: the engine reads drafts on the host. False: it only checks them on their device.
+    options: sampling parameters, and the name of the `verifier`.
     """
     verifier = options.pop("verifier", "auto")
     speculative_config = {"method": method, "num_speculative_tokens": 5, "verifier": verifier}
@@ -78,8 +80,11 @@ def run(target: Path, method: str | None, patch: pytest.MonkeyPatch, *, is_read:
 def test_chosen_as_in_plain_decoding(
     target: Path, monkeypatch: pytest.MonkeyPatch, method: str, temperature: float, is_read: bool
 ) -> None:
-    """With the verifier "chosen", outputs equal plain decoding's for the same seeds, although draft tokens are sampled.
-    That verifier samples the target's own tokens and accepts the draft tokens that equal them."""
+    """With the verifier "chosen", outputs equal those of plain decoding with the same seeds, even if draft tokens are
+    sampled.
+
+    The verifier "chosen" samples the target's own tokens, and accepts the draft tokens that equal them.
+    """
     plain = run(target, None, monkeypatch, temperature=temperature)
     found = run(target, method, monkeypatch, is_read=is_read, verifier="chosen", temperature=temperature)
     assert found.outputs == plain.outputs
@@ -104,7 +109,8 @@ def test_the_device_check_changes_nothing(
 
 
 def wrong_counts(found: Ran) -> list[Any]:
-    """Return the step reports whose counts of draft tokens include dead (padding) nodes or miss others."""
+    """Return the step reports that count draft tokens wrongly: dead (padding) nodes are counted, or live nodes are
+    not."""
     reports = [report for report in found.reports if report.verifier]
     drafts = [draft for draft in found.drafts if (draft.parents != -2).any()]
     assert len(found.drafts) > len(drafts) or len(reports) > 3

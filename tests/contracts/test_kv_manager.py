@@ -34,7 +34,8 @@ class StrictConfig:
 
 
 class StrictKVManager(PagedKVManager):
-    """A KV manager that raises AssertionError where the engine breaks the contract, such as the order of calls."""
+    """A KV manager that raises AssertionError if the engine breaks the contract, for example by calls in the wrong
+    order."""
 
     def __init__(self, config: StrictConfig, context: KVContext) -> None:
         super().__init__(context)
@@ -145,8 +146,10 @@ def test_the_memory_plan_asks_it(target: Path) -> None:
 
 
 def test_a_request_that_waits_is_admitted_again_once_blocks_are_free(strict: Any, generate: Any) -> None:
-    """A waiting request is not tried in every step, since `admit` may search a large or remote prefix cache for its
-    tokens."""
+    """The engine calls `admit` for a waiting request only once blocks are free, not in every step.
+
+    A call may be slow: it may search a large or remote prefix cache for the request's tokens.
+    """
     llm = strict(num_kv_blocks=16, max_model_len=64)
     generate(llm, PROMPTS, GREEDY)
     calls = llm.engine.kv.calls
@@ -155,10 +158,10 @@ def test_a_request_that_waits_is_admitted_again_once_blocks_are_free(strict: Any
 
 @pytest.mark.parametrize("found", [9, 8, 3, -4])
 def test_what_admit_returns_is_checked(found: int, strict: Any, generate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine refuses cached prefix lengths that `admit` may not return.
+    """The engine refuses a cached prefix length that `admit` must not return.
 
-    For the prompt of 9 tokens these are: the whole prompt, partial blocks (of 4 tokens), negative lengths, and any
-    length but 0 if prompt logprobs are wanted.
+    The prompt has 9 tokens. Wrong lengths are: the whole prompt, lengths that are no multiple of the block size 4,
+    negative lengths, and any length but 0 if prompt logprobs are requested.
     """
     llm = strict()
     monkeypatch.setattr(PagedKVManager, "admit", lambda *arguments: found)
@@ -168,7 +171,7 @@ def test_what_admit_returns_is_checked(found: int, strict: Any, generate: Any, m
 
 
 def test_a_manager_that_never_has_room_is_an_error(strict: Any, generate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A KV manager that never has enough free blocks is reported; otherwise the engine would loop forever."""
+    """If a KV manager never has enough free blocks, the engine raises an error instead of looping forever."""
     llm = strict()
     monkeypatch.setattr(StrictKVManager, "num_free_blocks", 1)
     with pytest.raises(PluginError, match="StrictKVManager has 1 free blocks while no request runs, and the next"):
@@ -217,7 +220,7 @@ def reserve_without_admission(patch: pytest.MonkeyPatch) -> None:
 
 
 class _Admitting:
-    """A KV manager whose `admit` never calls the real one, and returns 0 (no cached tokens)."""
+    """Wraps a KV manager. Its `admit` returns 0 (no cached tokens) without calling the wrapped manager's `admit`."""
 
     def __init__(self, kv: Any) -> None:
         self._kv = kv
@@ -230,8 +233,8 @@ class _Admitting:
 
 
 def finished_before_it_advances(patch: pytest.MonkeyPatch) -> None:
-    """A fault: a finished request is released before `advance`, so its blocks can no longer be published to the prefix
-    cache."""
+    """A deliberate fault: the engine releases a finished request before it calls `advance`, so the request's blocks can
+    no longer be published to the prefix cache."""
     emit = engine_module.Engine._emit
 
     def early(self: Any, *arguments: Any) -> Any:

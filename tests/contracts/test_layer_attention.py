@@ -1,5 +1,5 @@
-"""Attention as a proposer's own layers call it: for selected query rows only, with sliding windows, softcaps or sinks,
-or `store` without attention."""
+"""Attention calls from a proposer's own layers: for selected query rows only, with sliding windows, softcaps or sinks,
+and `store`, which writes keys and values without computing attention."""
 
 from __future__ import annotations
 
@@ -42,13 +42,19 @@ ASKED: list[dict[str, Any]] = [
 
 
 def vectors(of: int, token_ids: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """[n, num_heads, DIM]   vectors determined by the token ids [n]. of: 0 for queries, 1 for keys, 2 for values."""
+    """Return queries, keys or values [n, num_heads, DIM] that depend only on the token ids [n].
+
+    of: 0 for queries, 1 for keys, 2 for values.
+    """
     places = torch.arange(num_heads * DIM, device=token_ids.device)
     return torch.sin(1.7 * of + 0.37 * (token_ids[:, None] + 1) * (places + 1)).view(-1, num_heads, DIM)
 
 
 def expected(history: torch.Tensor, window: int | None = None, softcap: float | None = None, sinks: Any = None) -> Any:
-    """The output [HEADS, DIM] at the last token of history (token ids [n]), computed directly from the definition."""
+    """Compute attention at the last token of a history directly from its definition. Returns [HEADS, DIM].
+
+    history: token ids [n].
+    """
     query = vectors(0, history[-1:], HEADS)[0]
     key, value = (vectors(kind, history, KV_HEADS).repeat_interleave(HEADS // KV_HEADS, 1) for kind in (1, 2))
     scores = (key * query).sum(-1) * DIM**-0.5
@@ -68,15 +74,17 @@ class Config:
 
 
 class Layered(Proposer):
-    """Drafts nothing. Queries, keys and values are functions of the token id, so that every attention output is
-    known."""
+    """A proposer that drafts nothing and checks attention outputs.
+
+    Its queries, keys and values are functions of the token id, so every output can be computed without a KV cache.
+    """
 
     def __init__(self, config: Config, context: Any) -> None:
         self.config, self.attention, self.device = config, context.attention, context.device
 
     def observe(self, observation: Observation) -> None:
-        """Store keys and values in all layers. Then check the attention output of each request's last token, with each
-        set of attention features in ASKED."""
+        """Write keys and values to all layers. Then check the attention output at each request's last token, once for
+        each set of attention features in ASKED."""
         token_ids, positions = observation.token_ids, observation.positions
         lengths = np.diff(observation.offsets).tolist()
         starts: Any = torch.tensor(observation.starts) if self.config.starts_are_tensors else observation.starts
@@ -119,8 +127,10 @@ class Layered(Proposer):
 
 
 class WithLayers:
-    """The installed plugins and the proposer `Layered`. has_kernels: use the installed plugins' operations (kernels)
-    instead of core's reference."""
+    """Stands in for `Plugins`: the installed plugins and the proposer `Layered`.
+
+    has_kernels: True: attention comes from the installed plugins' operations; False: from core's reference operations.
+    """
 
     def __init__(self, has_kernels: bool) -> None:
         self._installed, self._has_kernels = Plugins.load(), has_kernels
@@ -139,7 +149,7 @@ class WithLayers:
 
 @pytest.fixture(autouse=True)
 def _blank_cache(never_written_is_nan: None) -> None:
-    """In all tests here, unwritten cache memory is NaN."""
+    """Fill new KV caches with NaN in all tests of this module."""
 
 
 def faults(target: Any, *, has_kernels: bool = False, **options: Any) -> list[str]:

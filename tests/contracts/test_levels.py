@@ -1,4 +1,4 @@
-"""Drafting a tree level by level over the engine's KV cache: dead (padding) entries of a level change no output."""
+"""Draft trees grown level by level over the engine's KV cache: dead (padding) entries of a level change no output."""
 
 from __future__ import annotations
 
@@ -38,14 +38,20 @@ PROMPTS = [[3, 5, 7, 5, 7, 5], [11, 2], [13, *range(30)], [4]]
 
 
 def vectors(of: int, token_ids: torch.Tensor) -> torch.Tensor:
-    """[n, HEADS, DIM]   vectors determined by the token ids [n]. of: 0 for queries, 1 for keys, 2 for values."""
+    """Return queries, keys or values [n, HEADS, DIM] that depend only on the token ids [n].
+
+    of: 0 for queries, 1 for keys, 2 for values.
+    """
     places = torch.arange(HEADS * DIM)
     return torch.sin(1.7 * of + 0.37 * (token_ids[:, None] + 1) * (places + 1)).view(-1, HEADS, DIM)
 
 
 def logits_after(history: list[int]) -> torch.Tensor:
-    """Random logits [VOCAB] determined by the history. After a third of all histories only one token is possible, so
-    that its siblings in the tree are dead (padding)."""
+    """Return random logits [VOCAB] that depend only on the history (token ids).
+
+    After a third of all histories only one token has a probability above 0, so its siblings in the tree are dead
+    (padding).
+    """
     generator = torch.Generator().manual_seed(hash(tuple(history)) % 2**31)
     logits = torch.randn(VOCAB, generator=generator)
     is_only = hash((*history, 1)) % 3 == 0
@@ -62,8 +68,8 @@ class Config:
 
 
 class Levels(Proposer):
-    """Drafts as a function of the tokens alone. Its draft tokens also pass through one attention layer, whose outputs
-    are checked."""
+    """A proposer whose draft tokens depend only on the request's tokens. It also runs the draft tokens through one
+    attention layer, and checks the outputs."""
 
     def __init__(self, config: Config, context: Any) -> None:
         self.config, self.attention = config, context.attention
@@ -113,8 +119,12 @@ class Levels(Proposer):
         return grow(tree, torch.stack([logits_after(text) for text in texts]), forward)
 
     def _check(self, outputs: torch.Tensor, histories: list[list[int]]) -> None:
-        """Record a fault where an output [HEADS, DIM] is not the attention over its token's history. An empty history
-        marks a dead (padding) entry, which is not checked."""
+        """Compare each output [HEADS, DIM] with attention over its token's history, and record a message for each
+        difference.
+
+        histories: the token ids up to and including each output's token; empty for a dead (padding) entry, which is
+            skipped.
+        """
         window = min((n for n in (self.config.window, self.config.pass_window) if n), default=0)
         for found, history in zip(outputs, histories, strict=True):
             if not history:
@@ -126,8 +136,10 @@ class Levels(Proposer):
 
 
 class WithLevels:
-    """The installed plugins and the proposer `Levels`. has_kernels: use the installed plugins' operations (kernels)
-    instead of core's reference."""
+    """Stands in for `Plugins`: the installed plugins and the proposer `Levels`.
+
+    has_kernels: True: attention comes from the installed plugins' operations; False: from core's reference operations.
+    """
 
     def __init__(self, has_kernels: bool) -> None:
         self._installed, self._has_kernels = Plugins.load(), has_kernels
@@ -148,7 +160,7 @@ class WithLevels:
 
 @pytest.fixture(autouse=True)
 def _blank_cache(never_written_is_nan: None) -> None:
-    """In all tests here, unwritten cache memory is NaN."""
+    """Fill new KV caches with NaN in all tests of this module."""
 
 
 def run(target: Any, *, has_kernels: bool = False, **options: Any) -> Config:
@@ -185,12 +197,14 @@ def test_nodes_see_their_history(
 def test_windows_count_ancestors(
     window: int | None, pass_window: int | None, has_kernels: bool, target: Any, monkeypatch: Patch
 ) -> None:
-    """A sliding window counts a draft token's ancestors, not the KV-cache slots of other branches between them."""
+    """In a draft tree, a sliding window counts a token's ancestors. It does not count the KV-cache slots of other
+    branches that lie between them."""
     assert not run(target, has_kernels=has_kernels, window=window, pass_window=pass_window).faults
 
 
 def dead_entries_are_stored_nowhere(patch: Patch) -> None:
-    """A fault: keys and values of dead (padding) entries are not written, and attention reads their slots."""
+    """A deliberate fault: keys and values of dead (padding) entries are not written, but attention still reads their
+    slots."""
     over_level = DraftPass.over_level.__func__  # type: ignore[attr-defined]
 
     def unstored(cls: Any, attention: Any, batch: Any, first_slots: Any, level: Level) -> DraftPass:
@@ -203,7 +217,8 @@ def dead_entries_are_stored_nowhere(patch: Patch) -> None:
 
 
 def dead_entries_come_first(patch: Patch) -> None:
-    """A fault: dead (padding) entries take the slots in which the next level looks for its ancestors."""
+    """A deliberate fault: dead (padding) entries of a tree level take the slots in which the next level looks for its
+    ancestors."""
     level_of = StaticTree._level
 
     def reversed_(self: Any, *args: Any) -> Level:
@@ -219,7 +234,8 @@ def dead_entries_come_first(patch: Patch) -> None:
 
 
 def levels_begin_where_the_last_ended(patch: Patch) -> None:
-    """A fault: dead (padding) entries count as draft tokens, so the next level begins at a later slot."""
+    """A deliberate fault: dead (padding) entries are counted as draft tokens, so the next tree level begins at a later
+    slot."""
     level_of = StaticTree._level
 
     def counted(self: Any, *args: Any) -> Level:

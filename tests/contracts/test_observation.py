@@ -1,4 +1,5 @@
-"""An observation has equal values on the device and on the host, and using it copies nothing from the device."""
+"""The fields of an observation that exist both on the device and on the host are equal, and reading the host fields
+copies nothing from the device."""
 
 from __future__ import annotations
 
@@ -25,8 +26,10 @@ class Config:
 
 
 class Checking(Proposer):
-    """Drafts the tokens that followed the previous occurrence of the request's last token. Compares each observation
-    with the requests' own tokens."""
+    """A proposer that compares each observation with the requests' own tokens.
+
+    It drafts the tokens that followed the previous occurrence of the request's last token.
+    """
 
     def __init__(self, config: Config, context: Any) -> None:
         self.config, self.device = config, context.device
@@ -65,7 +68,7 @@ class Checking(Proposer):
 
 
 class WithChecking:
-    """The installed plugins and the proposer `Checking`."""
+    """Stands in for `Plugins`: the installed plugins and the proposer `Checking`."""
 
     def __init__(self) -> None:
         self._installed = Plugins.load()
@@ -106,8 +109,7 @@ def test_host_and_device_say_the_same(folder: Any) -> None:
 
 
 def test_nothing_is_fetched(folder: Any, monkeypatch: Patch) -> None:
-    """Reading `following_token_ids`, or the counts of an observation that are on the host, copies no tensor from the
-    device."""
+    """Reading an observation's `following_token_ids`, or its counts on the host, copies no tensor from the device."""
     observation_of = observer.observation_of
     num_made = 0
 

@@ -1,4 +1,4 @@
-"""A plugin's operations in the real engine: attention that reads only the device tensors of an `AttentionPlan`."""
+"""Operations from a plugin in a real engine: an attention that uses only the device tensors of an `AttentionPlan`."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class GuessConfig:
 
 
 class Guess(Proposer):
-    """Drafts the right continuation with some wrong tokens. Its trees also have wrong branches and dead (padding)
-    nodes."""
+    """A proposer that drafts the right continuation with some wrong tokens in it. Its trees also have wrong branches
+    and dead (padding) nodes."""
 
     def __init__(self, config: GuessConfig, context: Any) -> None:
         self.config, self.vocab_size, self.device = config, context.target.vocab_size, context.device
@@ -90,7 +90,7 @@ GUESS = ProposerSpec(
 
 
 class Used:
-    """A stand-in for an operation (by default attention), which counts its calls."""
+    """A callable operation that counts its calls and passes them on to a function, by default an attention function."""
 
     def __init__(self, function: Callable[..., Any] = attention_by_bits) -> None:
         self.function, self.num_calls = function, 0
@@ -102,9 +102,10 @@ class Used:
 
 @pytest.fixture
 def offering(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plugins]:
-    """A function (*specs) -> the installed plugins without `kernels`, and a made-up plugin for each given OpsSpec.
+    """Return a function that takes OpsSpecs and returns plugins that offer them.
 
-    On a CPU, that plugin's hook `specdec_ops` returns the spec.
+    Each spec gets a plugin module of its own, whose hook `specdec_ops` returns the spec for the device "cpu" and None
+    for others. The installed plugins are there as well, except `kernels`.
     """
 
     def load(*offered: Any) -> Plugins:
@@ -132,7 +133,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mistral(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model in which every layer has a sliding window of 7 tokens."""
+    """The folder of a tiny model in which every layer has a sliding window of 7 tokens."""
     from transformers import MistralConfig, MistralForCausalLM
 
     config = MistralConfig(
@@ -234,7 +235,8 @@ def test_windows(mistral: Path, offering: Any) -> None:
 
 
 def test_eagle3(offering: Any) -> None:
-    """With the plugin's attention in the target and in the EAGLE-3 head, outputs are plain decoding's."""
+    """With a plugin's attention in both the target and the EAGLE-3 draft head, outputs equal those of plain
+    decoding."""
     pytest.importorskip("specdec_model_tiny")
     asked: list[OpsContext] = []
 
@@ -267,8 +269,8 @@ def test_a_fault_is_noticed(fault: Any, llama: Path, plain: list, offering: Any)
     "features", [{}, {"window": 3}, {"softcap": 0.7}, {"sinks": torch.linspace(-1, 2, 4)}], ids=str
 )
 def test_each_call_agrees_with_the_reference(features: dict, llama: Path, plain: list, offering: Any) -> None:
-    """With each attention feature, every attention call of an engine that drafts trees returns what the reference
-    returns."""
+    """In an engine that drafts trees, every attention call returns what core's reference returns, with each attention
+    feature."""
 
     num_words: set[int] = set()
 
@@ -322,8 +324,8 @@ CONTEXT = OpsContext(torch.device("cpu"), torch.float32, KVLayout(2, 1, 64, 64, 
 
 
 def test_features_are_told_apart(offering: Any) -> None:
-    """Two plugins can serve one model's attention: here one takes calls without features, the other one those with a
-    sliding window. Core's reference takes the rest."""
+    """Two plugins can share the attention of one model. Here one plugin takes the calls without features, and the other
+    those with a sliding window. Core's reference takes all other calls."""
     whole, windowed = Used(lambda *args, **features: "whole"), Used(lambda *args, **features: "windowed")
     plugins = offering(
         OpsSpec(1, {"paged_attention": whole}, lambda name, context: not context.features),

@@ -1,5 +1,5 @@
-"""A proposer's `build` reuses what its `plan` loaded before: no draft file is read twice, and vocabularies are compared
-once."""
+"""A proposer's `build` reuses what its `plan` has loaded: no checkpoint file of a draft is read twice, and vocabularies
+are compared only once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6)
 
 
 def count_reads(patch: Patch, folder: Path) -> Counter[str]:
-    """Return a counter that is filled from now on: how often the code that reads drafts opens each file of a folder."""
+    """Patch the functions that read checkpoints so that they count reads, and return the counter.
+
+    Its keys are file names in the folder, its values how often each file was opened since this call.
+    """
     reads: Counter[str] = Counter()
     for holder, name in ((checkpoint_module, "safe_open"), (torch, "load"), (Path, "read_text")):
         original = getattr(holder, name)
@@ -58,7 +61,8 @@ def test_a_head_is_read_once(method: str, tmp_path: Path, monkeypatch: Patch) ->
 
 
 class Forgetful(Plugins):
-    """The installed plugins with a fault: `build` calls `plan` again instead of using the first call's `state`."""
+    """The installed plugins with a deliberate fault: a proposer's `build` calls `plan` again instead of using the
+    `state` that the first `plan` returned."""
 
     def proposer(self, name: str) -> Any:
         spec = super().proposer(name)
@@ -79,7 +83,8 @@ def test_a_head_that_is_planned_twice_is_noticed(tmp_path: Path, monkeypatch: Pa
 
 @pytest.fixture
 def models(tmp_path: Path) -> tuple[Path, Path]:
-    """The folders of a target, and of a draft whose tokenizer has the target's words in reverse order."""
+    """The folders of a target and of a draft model. The draft model's tokenizer has the target's words in reverse
+    order."""
     words = [f"w{i}" for i in range(48)]
     folders = []
     for name, own in (("target", words), ("draft", [*reversed(words)])):
@@ -92,8 +97,8 @@ def models(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def count_pairings(models: tuple[Path, Path], patch: Patch, plugins: Any = None) -> tuple[int, int]:
-    """Run a draft model with another vocabulary. Returns how often tokenizers were loaded, and how often vocabularies
-    were compared."""
+    """Run a draft model whose vocabulary differs from the target's. Returns how often tokenizers were loaded, and how
+    often vocabularies were compared."""
     calls: Counter[str] = Counter()
     of, tokenizer = Meanings.of, vocabulary._tokenizer
     patch.setattr(Meanings, "of", lambda *args: calls.update(["meanings"]) or of(*args))

@@ -1,4 +1,5 @@
-"""Raw embeddings and logits as a proposer gets them, without the scale and softcap of families such as Gemma 2."""
+"""Unscaled input embeddings and uncapped logits for proposers: without the embedding scale and the logit softcap of
+families such as Gemma 2."""
 
 from __future__ import annotations
 
@@ -25,8 +26,11 @@ class NoOptions:
 
 
 class Bare(Proposer):
-    """Drafts the argmax of the raw LM head, applied to the last observed hidden state plus the last token's raw
-    embedding."""
+    """A proposer that drafts one token: the argmax of the LM head without softcap.
+
+    The LM head is applied to the sum of the last observed hidden state and the unscaled input embedding of the last
+    token.
+    """
 
     seen: list[tuple[torch.Tensor, ...]]
 
@@ -52,7 +56,8 @@ BARE = ProposerSpec(
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
-    """A target that scales its embeddings and caps its logits, and its embedding matrix [VOCAB, HIDDEN]."""
+    """The folder of a target that scales its input embeddings and caps its logits, and its embedding matrix [VOCAB,
+    HIDDEN]."""
     folder = tmp_path_factory.mktemp("gemma")
     torch.manual_seed(0)
     config = Gemma2Config(

@@ -1,5 +1,5 @@
-"""Several proposers in one engine: their plans (what they need from it) are united, and their drafts are verified as
-one tree."""
+"""Several proposers in one engine: the engine meets the needs in all their plans, and verifies their drafts as one
+tree."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DrawnConfig:
 
 
 class Drawn(Proposer):
-    """Samples a small tree whose tokens all come from one fixed distribution."""
+    """A proposer of a small tree. It samples all draft tokens from one fixed distribution."""
 
     def __init__(self, config: DrawnConfig, context: BuildContext) -> None:
         self.logits = torch.linspace(0, 2, context.target.vocab_size)
@@ -66,7 +66,7 @@ class GuessConfig:
 
 
 class Guess(Proposer):
-    """Drafts the last token, up to four times."""
+    """A proposer that drafts the request's last token, repeated up to four times."""
 
     def __init__(self, config: GuessConfig, context: BuildContext) -> None:
         self.device = context.device
@@ -87,10 +87,11 @@ class KnowingConfig:
 
 
 class Knowing(Proposer):
-    """Drafts plain decoding's next tokens if the prompt's last token id has the config's parity, otherwise wrong
-    tokens.
+    """A proposer that knows the right outputs of half of the requests, and drafts wrong tokens for the others.
 
-    text: {last token of the prompt: plain decoding's output}.
+    It knows a request if the parity of the prompt's last token id is that in the config.
+
+    text: plain decoding's output of each request, by the last token id of its prompt.
     """
 
     text: ClassVar[dict[int, list[int]]] = {}
@@ -168,7 +169,10 @@ def sampled(i: int) -> SamplingParams:
 
 
 def one_sampled(i: int) -> SamplingParams:
-    """Only request 0 samples, so that the batch has one sampled tree, which combining must keep whole."""
+    """Return sampling parameters for request i: request 0 samples, all others are greedy.
+
+    So the batch has exactly one sampled tree, which must stay whole when drafts are combined.
+    """
     return greedy(i) if i else sampled(i)
 
 
@@ -194,7 +198,8 @@ def num_accepted(engine: Engine, params: Callable[[int], SamplingParams] = greed
 
 @pytest.fixture
 def accepted_of(engine_of: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """A function (*configs) -> how many draft tokens are accepted with these proposers in one engine."""
+    """Return a function that takes configs of proposers, runs all these proposers in one engine, and returns how many
+    draft tokens were accepted."""
     monkeypatch.setattr(
         Knowing, "text", {prompt[-1]: text for prompt, text in zip(PROMPTS, outputs(engine_of(), greedy), strict=True)}
     )
@@ -211,8 +216,8 @@ def loses_the_other(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) ->
 
 @pytest.mark.parametrize("fault", [None, loses_one, loses_the_other])
 def test_both_are_drafted_and_accepted(fault: Any, accepted_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two proposers, each of which knows the outputs of other requests, get far more accepted together than alone,
-    unless the draft of one is lost."""
+    """Together, two proposers that know different requests get far more draft tokens accepted than either alone, unless
+    a fault drops one of their drafts."""
     if fault is not None:
         monkeypatch.setattr(speculation, "combine_drafts", fault)
     alone = [accepted_of(EVEN_CONFIG), accepted_of(ODD_CONFIG)]
@@ -254,7 +259,7 @@ def test_each_has_what_its_own_plan_says(engine_of: Any) -> None:
 def test_parents_that_are_mixed_up_are_noticed(
     engine_of: Any, accepted_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wrong parents in the second proposer's tree reduce acceptance; they never change the output."""
+    """Wrong parents in the second proposer's tree reduce the acceptance rate, but never change a greedy output."""
     both = DRAWN_CONFIG, EVEN_CONFIG
     expected, accepted = outputs(engine_of(), one_sampled), accepted_of(*both, params=one_sampled)
     original = combining._Tree.hang_on
@@ -286,7 +291,7 @@ def test_what_an_engine_has_once_may_not_differ(key: str, value: Any, engine_of:
 
 
 def test_a_cache_of_nodes_is_not_combined(engine_of: Any) -> None:
-    """A proposer that keeps the keys and values of its draft tokens cannot draft beside others: their KV-cache slots
-    would differ in the combined tree."""
+    """A proposer that keeps the keys and values of its draft tokens cannot run beside other proposers. In the combined
+    tree, its draft tokens would have other KV-cache slots."""
     with pytest.raises(ConfigError, match="'keeping' cannot draft beside other methods"):
         engine_of(config_of("keeping", GuessConfig()), DRAWN_CONFIG)

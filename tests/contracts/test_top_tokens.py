@@ -1,4 +1,5 @@
-"""The top tokens that a proposer observes after each root (last token) and draft token equal transformers'."""
+"""The top tokens after each root (the request's last token) and after each draft token, as a proposer observes them,
+equal those of transformers."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ PARAMS = [
 
 @pytest.fixture(scope="module")
 def reference(target: Path) -> Callable[[list[int]], torch.Tensor]:
-    """A function (token ids) -> transformers' logprobs [vocab] after the last one."""
+    """Return a function that takes token ids and returns transformers' logprobs [vocab] for the next token."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
@@ -37,8 +38,12 @@ def reference(target: Path) -> Callable[[list[int]], torch.Tensor]:
 
 
 def check(make_llm: Any, reference: Any, chunk: int) -> int:
-    """Compare all observed top tokens with the reference's. Returns how many draft tokens were compared. chunk:
-    max_num_batched_tokens."""
+    """Generate with a proposer that observes top tokens, and compare them with those of transformers. Returns the
+    number of draft tokens compared.
+
+    reference: the fixture `reference`.
+    chunk: the engine's max_num_batched_tokens.
+    """
     config = {"method": "ledger", "num_speculative_tokens": 2, "top_tokens": 3}
     llm = make_llm(config, plugins=Offered(LEDGER), max_num_batched_tokens=chunk)
     ledger = llm.engine._speculation.drafters[0].proposer.proposer

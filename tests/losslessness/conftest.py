@@ -1,4 +1,5 @@
-"""Fixtures of the losslessness tests: models, transformers' outputs, and LLMs that can run test-only proposers."""
+"""Fixtures of the losslessness tests: models, transformers' outputs for them, and LLMs that can run test-only
+proposers."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ PROMPT_LENGTHS = [1, 23, 60, 2, 7, 8, 15, 16, 17, 31, 32, 33, 5, 48, 3, 11]
 
 
 class PluginsForTests:
-    """The installed plugins and the test-only proposers."""
+    """Stands in for `Plugins`: the installed plugins and the test-only proposers."""
 
     def __init__(self) -> None:
         from specdec_core import Plugins
@@ -45,8 +46,12 @@ class PluginsForTests:
 
 
 def _make_llm(model_dir: Path, method: str | None, *, options: dict[str, Any] | None = None, **kw: Any) -> Any:
-    """Make an LLM that drafts with `method` (None: plain decoding). options: the method's own keys of
-    speculative_config. kw: keywords of LLM."""
+    """Make an LLM.
+
+    method: the draft method; None: plain decoding.
+    options: the method's own keys of speculative_config.
+    kw: keywords of LLM.
+    """
     from specdec_core import LLM
 
     settings = {
@@ -73,7 +78,8 @@ def make_llm() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def generate() -> Callable[..., list[Any]]:
-    """A function (llm, prompts, one SamplingParams or one per prompt) -> [CompletionOutput]."""
+    """Return a function that takes an LLM, prompts, and one SamplingParams for all prompts or one for each. It returns
+    one CompletionOutput per prompt."""
 
     def run(llm: Any, prompts: Sequence[Sequence[int]], params: Any) -> list[Any]:
         outputs = llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False)
@@ -84,7 +90,8 @@ def generate() -> Callable[..., list[Any]]:
 
 @pytest.fixture(scope="session")
 def counter() -> Callable[[Any, str], float]:
-    """A function (llm, name without "specdec:spec_decode_") -> the value of that metric in `llm.get_metrics()`."""
+    """Return a function that takes an LLM and a metric's name without the prefix "specdec:spec_decode_". It returns the
+    metric's value from `llm.get_metrics()`."""
 
     def read(llm: Any, name: str) -> float:
         return next(metric.value for metric in llm.get_metrics() if metric.name == f"specdec:spec_decode_{name}")
@@ -94,7 +101,8 @@ def counter() -> Callable[[Any, str], float]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Run torch on one thread: models this small are faster so, above all where cores are shared."""
+    """Run torch on one thread, on which models of this size run fastest, above all if other processes use the same CPU
+    cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -103,8 +111,8 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def kv_manager() -> Iterator[str]:
-    """The KV manager's name. SPECDEC_KV_MANAGER=NAME runs the whole suite on that one, but for tests that name
-    another."""
+    """The name of the KV manager that the tests use. The environment variable SPECDEC_KV_MANAGER sets it for the whole
+    suite, except for tests that choose a KV manager themselves."""
     name = os.environ.get("SPECDEC_KV_MANAGER", "paged")
     choose = build._kv_manager
 
@@ -156,8 +164,8 @@ def prompts(target: Any) -> list[list[int]]:
 
 @pytest.fixture(scope="session")
 def references(target: Any, prompts: list[list[int]]) -> list[list[int]]:
-    """transformers' greedy continuation of each prompt. No two top logits are so close that rounding could swap
-    them."""
+    """The greedy continuation of each prompt by transformers. In none of them are the two top logits so close that
+    rounding could swap the tokens."""
     found = [reference.greedy(target, prompt, reference.NUM_TOKENS) for prompt in prompts]
     assert min(r.margin for r in found) > 2e-5, "a near tie: choose other prompts"
     return [r.token_ids for r in found]

@@ -1,5 +1,7 @@
-"""What the proposer in probe_draft.py must draft, computed from scratch: the target by transformers over the whole
-text, and the draft's layer by dense attention, without KV cache, blocks or batches."""
+"""Computes from scratch what the proposer in probe_draft.py must draft, without KV cache, blocks or batches.
+
+transformers runs the target over a request's whole text, and dense attention runs the draft layer.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ class DenseDraft:
 
     @torch.inference_mode()
     def read(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Compute the target's hidden states for a request's whole text, and keep them. Their first n rows are those of
-        the text's first n tokens."""
+        """Run the target over all tokens of a request, and keep the hidden states. As attention is causal, their first
+        n rows are also those of the first n tokens alone."""
         states = self.target(torch.tensor([list(token_ids)]), output_hidden_states=True, use_cache=False).hidden_states
         self.features[request_id] = torch.cat([states[i][0] for i in (1, 2, -1)], dim=-1).double()
 
@@ -78,14 +80,15 @@ class DenseDraft:
         shape: list[int],
         outputs: dict[int, torch.Tensor],
     ) -> torch.Tensor:
-        """The draft layer's output [hidden] at a node (draft token), or at the root (-1).
+        """Compute the draft layer's output [hidden] at a node (draft token), or at the root (-1).
 
-        It is computed over a sequence of only the observed entries and the node's ancestors, so no sibling can be
+        The layer runs over a sequence of only the observed tokens and the node's ancestors, so that no sibling can be
         attended to.
 
-        tokens, fused: token ids and features of the observed entries.
-        drafted, shape: the nodes' token ids and parents.
-        outputs: those computed so far, by node.
+        tokens, fused: token ids of the observed tokens, and the features (from the target's hidden states) that enter
+            the layer with them.
+        drafted, shape: token ids and parents of the nodes.
+        outputs: the layer's outputs computed so far, by node.
         """
         path = []
         while node >= 0:
@@ -126,7 +129,7 @@ def unit(hidden: torch.Tensor) -> torch.Tensor:
 
 
 def turned(heads: torch.Tensor) -> torch.Tensor:
-    """Apply rotary embedding to heads [length, n, width]; the row index is the position."""
+    """Apply rotary embedding to queries or keys [length, n, width]. A row's index is its position."""
     angles = torch.arange(len(heads))[:, None, None] / ROTARY_BASE ** (torch.arange(0, KEY_DIM, 2) / KEY_DIM)
     even, odd = heads[..., 0::2], heads[..., 1::2]
     result = torch.empty_like(heads)
@@ -136,8 +139,10 @@ def turned(heads: torch.Tensor) -> torch.Tensor:
 
 
 def drawn(random: CounterRandom, probs: torch.Tensor, node: int) -> tuple[int, bool]:
-    """Draw a node's token from probs [vocab] with the engine's random numbers. Returns the token, and whether it stays
-    the same if probabilities change by PROBABILITY_MARGIN."""
+    """Sample a node's token from probs [vocab] with the engine's random numbers.
+
+    Returns the token, and whether the token would be the same if probabilities changed by PROBABILITY_MARGIN.
+    """
     request, nodes = torch.zeros(1, dtype=torch.int64), torch.tensor([node])
     token = int(random.categorical(probs.unsqueeze(0), Stream.DRAFT, request, nodes))
     end = float(probs[: token + 1].sum())

@@ -1,5 +1,7 @@
-"""What the method `draft_model` must draft, computed by transformers without a KV cache, each time over the whole text
-and the tree path behind it."""
+"""Computes from scratch what the method `draft_model` must draft.
+
+transformers runs the draft model without a KV cache, for each draft token over all tokens before it.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ LOGIT_MARGIN = 1e-3
 
 
 def with_window(llama: LlamaForCausalLM, window: int) -> MistralForCausalLM:
-    """The Llama as a Mistral with equal weights, in whose layers each token attends to the last `window` positions
-    only."""
+    """Convert a Llama to a Mistral with equal weights and a sliding window: each token attends only to the last
+    `window` positions."""
     config = MistralConfig(**{**llama.config.to_dict(), "model_type": "mistral", "sliding_window": window})
     config._attn_implementation = "eager"
     mistral = MistralForCausalLM(config)
@@ -30,7 +32,7 @@ def with_window(llama: LlamaForCausalLM, window: int) -> MistralForCausalLM:
 
 
 class Reader:
-    """A model that computes logits without a KV cache. Logits are cached by text."""
+    """Computes a model's logits without a KV cache, and keeps them by token sequence."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -38,7 +40,10 @@ class Reader:
 
     @torch.inference_mode()
     def logits(self, text: tuple[int, ...]) -> torch.Tensor:
-        """Logits of the token after a text, float64 [vocab]. The forward pass also gives those after all prefixes."""
+        """Return the logits float64 [vocab] for the token after a token sequence.
+
+        The forward pass also gives the logits after each prefix of the sequence, which are kept for later calls.
+        """
         if text not in self._known:
             rows = self.model(torch.tensor([text]), use_cache=False).logits[0].double()
             for i, row in enumerate(rows):
@@ -48,17 +53,20 @@ class Reader:
 
 @cache
 def reader(model_dir: Path, window: int | None) -> Reader:
-    """One Reader for each draft model and window, shared by all tests, since many of their texts are equal."""
+    """Return the Reader of a draft model with a sliding window (None: the model's own attention).
+
+    All tests share these Readers, since they ask for the logits after the same token sequences.
+    """
     model = reference.load(model_dir)
     return Reader(model if window is None else with_window(model, window))
 
 
 @frozen
 class Words:
-    """How the vocabularies of target and draft correspond.
+    """How the vocabularies of a target and a draft model correspond.
 
-    stand_in: for each of the target's token ids, the draft's id that replaces it.
-    shared: the target's token ids that the draft can propose, ascending.
+    stand_in: for each token id of the target, the draft model's token id that replaces it.
+    shared: the target's token ids that the draft model can propose, ascending.
     """
 
     stand_in: list[int]
@@ -66,12 +74,12 @@ class Words:
 
 
 class DraftModelFromScratch:
-    """Called with a recorded draft, it returns the draft that was expected.
+    """A callable that takes a recorded draft and returns the draft that the proposer should have made.
 
     shape: the shape of the draft tree.
-    is_sampled: above temperature 0, draft tokens are sampled. The recorded tokens are then taken as given, and only
-        their probabilities are computed.
-    words: how the vocabularies correspond; None: they are equal.
+    is_sampled: draft tokens are sampled if the temperature is above 0. The recorded tokens are then not recomputed,
+        only their probabilities.
+    words: how the vocabularies of target and draft model correspond; None: they are equal.
     window: how many positions each token attends to; None: all.
     """
 
@@ -90,12 +98,14 @@ class DraftModelFromScratch:
         self.words = words or Words(list(range(size)), list(range(size)))
 
     def logits(self, text: list[int]) -> torch.Tensor:
-        """Logits after a text of the target's token ids, float64 [num_shared], one for each of `words.shared`."""
+        """Return the draft model's logits after a sequence of the target's token ids: float64 [num_shared], one for
+        each token in `words.shared`."""
         logits = self.reader.logits(tuple(self.words.stand_in[token] for token in text))
         return logits[[self.words.stand_in[token] for token in self.words.shared]]
 
     def _read_ahead(self, drafted: Drafted, text: list[int]) -> None:
-        """Compute the logits of the whole text and of each path through the drafted tree, in one forward pass each."""
+        """Compute and cache the logits after a request's whole text, and after each root-to-leaf path of the draft
+        tree. Each takes one forward pass."""
         self.logits(text)
         paths: dict[int, list[int]] = {-1: []}
         for number, (token, parent) in enumerate(zip(drafted.token_ids, drafted.parents, strict=True)):

@@ -1,5 +1,8 @@
-"""What the methods `eagle` and `eagle3` must draft: the target by transformers over the whole text, then reference
-implementations of the heads and of dynamic trees, written from the papers, without a KV cache."""
+"""Computes from scratch what the methods `eagle` and `eagle3` must draft, without a KV cache.
+
+transformers runs the target over a request's whole text. Reference implementations of the draft heads and of dynamic
+trees, written from the papers, then make the draft.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,15 @@ Path_ = tuple[int, ...]
 
 
 class EagleFromScratch:
-    """Called with a recorded draft, it returns the draft that was expected.
+    """A callable that takes a recorded draft and returns the draft that the proposer should have made.
 
-    taps: indices of transformers' hidden states that the head reads; [-1]: EAGLE, others: EAGLE-3.
+    taps: indices of the target's hidden states in transformers that the draft head reads. [-1] means EAGLE, others
+        EAGLE-3.
     shape: the shape of static trees; None: trees are dynamic, with top_k and depth.
-    is_sampled: above temperature 0, draft tokens are sampled. The recorded tokens are then taken as given, and only
-        their probabilities are computed.
-    context_tokens: how many tokens outside the head's vocabulary can also be drafted, the latest ones in the request's
-        text. If it is set, draft probabilities are over the target's vocabulary.
+    is_sampled: draft tokens are sampled if the temperature is above 0. The recorded tokens are then not recomputed,
+        only their probabilities.
+    context_tokens: how many tokens outside the draft head's vocabulary can also be drafted. These are the latest such
+        tokens in the request's text. If not 0, draft probabilities are over the target's vocabulary.
     window: how many positions each token attends to; None: all.
     """
 
@@ -93,8 +97,11 @@ class EagleFromScratch:
         return self._dynamic(drafted, after, tensors)
 
     def _with_context(self, history: list[int]) -> dict[str, torch.Tensor]:
-        """The head's tensors, with the target's LM head rows for the latest context_tokens tokens that the head's
-        vocabulary lacks."""
+        """Return the draft head's tensors with an LM head extended by rows of the target's LM head.
+
+        The rows are those of the latest context_tokens tokens in history (token ids) that the draft head's vocabulary
+        lacks.
+        """
         tensors = self.head.tensors
         if not self.context_tokens:
             return tensors
@@ -143,8 +150,10 @@ class EagleFromScratch:
     def _dynamic(
         self, drafted: Drafted, after: Callable[[Path_], torch.Tensor], tensors: dict[str, torch.Tensor]
     ) -> Expected:
-        """The expected dynamic tree. Its is_clear is true if slightly different log-probs give the same nodes in the
-        same order."""
+        """Build the dynamic tree that the proposer should have drafted.
+
+        The result's is_clear is true if slightly different log-probs lead to the same nodes in the same order.
+        """
 
         def next_log_probs(path: Path_) -> dict[int, float]:
             log_probs = after(path).log_softmax(dim=-1)
@@ -160,7 +169,8 @@ class EagleFromScratch:
 
 
 def _inner_paths(drafted: Drafted) -> list[Path_]:
-    """Token paths from the root (the request's last token) to the nodes that have children, the longest first."""
+    """Return the token paths from the root (the request's last token) to all nodes that have children, longest path
+    first."""
     paths: dict[int, Path_] = {-1: ()}
     for number, (token, parent) in enumerate(zip(drafted.token_ids, drafted.parents, strict=True)):
         if parent in paths:  # others are dead
@@ -169,5 +179,5 @@ def _inner_paths(drafted: Drafted) -> list[Path_]:
 
 
 def _nudged(next_log_probs: Callable[[Path_], dict[int, float]], amount: float, path: Path_) -> dict[int, float]:
-    """The log-probs of the token after a path, each raised (to 0 at most) or lowered by `amount`."""
+    """Return the log-probs of the token after a path, each raised or lowered by `amount`. Raised ones are at most 0."""
     return {token: min(0.0, p + amount * (-1) ** (token + sum(path))) for token, p in next_log_probs(path).items()}

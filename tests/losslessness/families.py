@@ -161,7 +161,10 @@ UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 def save_family(name: str, folder: Path) -> Path:
-    """Save a random model. name: a key of FAMILIES or UNSUPPORTED. Norms and biases are random, too."""
+    """Save a tiny model with random weights, norms and biases included.
+
+    name: the family, a key of FAMILIES or UNSUPPORTED.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model_type, options, _ = UNSUPPORTED.get(name, (name, FAMILIES.get(name, {}), ""))

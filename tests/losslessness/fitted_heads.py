@@ -1,4 +1,4 @@
-"""Tiny EAGLE heads that are trained on their target for a moment, so that some of their drafts are accepted."""
+"""Tiny EAGLE draft heads that are trained briefly on their target, so that some of their draft tokens are accepted."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ NUM_STEPS, NUM_TEXTS, LENGTH = 60, 24, 24
 
 
 def fitted(written: TinyHead, target_dir: Path, folder: Path, taps: list[int]) -> TinyHead:
-    """Train a head on texts that the target generated, and save it in `folder`. taps: indices of transformers' hidden
-    states that enter the head."""
+    """Train a draft head on token sequences that the target generated, and save it in `folder`.
+
+    written: the untrained draft head.
+    taps: indices of the target's hidden states in transformers that enter the draft head.
+    """
     torch.manual_seed(0)
     target = reference.load(target_dir)
     config = target.config

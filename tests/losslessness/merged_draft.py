@@ -1,4 +1,5 @@
-"""A test proposer that merges the drafts of random_tree.py with chains copied from the text so far."""
+"""A test proposer that merges two drafts into one tree: a random tree (random_tree.py), and a chain copied from the
+request's earlier tokens."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class MergedDraft(RandomTree):
 
 
 def looked_up(request: RequestView) -> list[int]:
-    """The tokens that followed the previous occurrence of the request's last token; empty if there is no previous
-    one."""
+    """Return the tokens that followed the previous occurrence of the request's last token, or an empty list if it has
+    not occurred before."""
     *before, root = request.token_ids.tolist()
     last = max((i for i, token in enumerate(before) if token == root), default=len(before))
     return before[last + 1 :][:CHAIN_LEN]

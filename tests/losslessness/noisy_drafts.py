@@ -1,4 +1,4 @@
-"""Draft models that are their targets with noise on the weights, with the target's vocabulary or another."""
+"""Draft models made from their targets by adding noise to the weights, with the target's vocabulary or another one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from transformers import PreTrainedTokenizerFast
 
 
 def save_noisy(target: Path, folder: Path, ids: Sequence[int | None]) -> Path:
-    """Save the target with noise on its weights. ids: the new vocabulary, as token ids of the target; None: a token
-    that the target lacks."""
+    """Save a draft model: the target with noise on its weights and a new vocabulary.
+
+    ids: for each token of the new vocabulary, its token id in the target; None if the target lacks the token.
+    """
     generator = torch.Generator().manual_seed(3)
     weights = load_file(target / "model.safetensors")
     for name, weight in weights.items():
@@ -31,15 +33,20 @@ def save_noisy(target: Path, folder: Path, ids: Sequence[int | None]) -> Path:
 
 
 def save_words(folder: Path, words: Sequence[str]) -> None:
-    """Save a tokenizer whose tokens are these words. Decoded words follow each other without spaces."""
+    """Save a tokenizer with these words as its tokens. It decodes token ids to text without spaces between the
+    words."""
     tokenizer = Tokenizer(BPE({word: i for i, word in enumerate(words)}, []))
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
 def save_in_other_words(target: Path, folder: Path, target_words: Sequence[str], words: Sequence[str]) -> Path:
-    """Save a noisy draft whose tokenizer has the tokens `words`, not target_words. Its embedding matrix has two rows
-    more than the tokenizer has tokens."""
+    """Save a draft model, made from the target with noise, whose tokenizer has the tokens `words`.
+
+    The embedding matrix has two rows more than the tokenizer has tokens.
+
+    target_words: the tokens of the target's tokenizer.
+    """
     ids = [target_words.index(word) if word in target_words else None for word in words]
     save_words(save_noisy(target, folder, [*ids, None, None]), words)
     return folder

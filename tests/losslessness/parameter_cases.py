@@ -1,5 +1,8 @@
-"""Test cases for sampling parameters. They are made from the outputs without these parameters, so that each parameter
-changes the outputs."""
+"""Test cases for sampling parameters.
+
+Their values are chosen from the outputs that a model generates without these parameters, so that each one changes the
+outputs.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,10 @@ NAMES = (
 
 @frozen
 class Case:
-    """Sampling parameters whose effect is tested.
+    """One test case: sampling parameters whose effect on the output is tested.
 
     asked: the parameters under test.
-    without: the sampling parameters of the baseline run.
+    without: the parameters of the run to compare with, in which those under test have no effect.
     """
 
     asked: dict[str, Any]
@@ -45,15 +48,17 @@ class Case:
 
 
 def lean_on_history(logits: torch.Tensor, token_ids: np.ndarray) -> torch.Tensor:
-    """A logits processor whose result depends on every token and on their order."""
+    """A logits processor whose result depends on the values and the order of the tokens so far."""
     places = (token_ids[-6:] * np.arange(3, 9)[-len(token_ids) :] + token_ids.sum()) % len(logits)
     logits[torch.from_numpy(places)] += 0.4 * logits.amax().abs()  # others may be -inf
     return logits
 
 
 def cases(outputs: Sequence[Sequence[int]], tokenizer: Any) -> dict[str, Case]:
-    """{name: test case} for each sampling parameter, and for all together. outputs: token ids that the model generates
-    without these parameters."""
+    """Return test cases by name: one for each sampling parameter, and one for all parameters together.
+
+    outputs: token ids that the model generates without these parameters.
+    """
     common = [token for token, _ in Counter(t for output in outputs for t in output).most_common(6)]
     stops = [output[3] for output in outputs]
     alone = {
@@ -73,7 +78,7 @@ def cases(outputs: Sequence[Sequence[int]], tokenizer: Any) -> dict[str, Case]:
 
 
 def words_in(outputs: Sequence[Sequence[int]], tokenizer: Any) -> list[str]:
-    """Words that occur in the outputs, some of one token and some of two, for `bad_words`."""
+    """Return words from the outputs for the parameter `bad_words`. Some are one token long, some two."""
     singles = [(token,) for token, _ in Counter(t for output in outputs for t in output).most_common(20)]
     pairs = [pair for pair, _ in Counter(p for output in outputs for p in pairwise(output)).most_common(60)]
     found: list[str] = []

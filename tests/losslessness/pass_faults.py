@@ -1,8 +1,8 @@
-"""Faults in a draft's forward passes over its own draft tokens, which the tests of every proposer with layers must
-notice.
+"""Deliberate faults in a draft model's forward passes over its own draft tokens. The tests of every proposer with
+layers must notice these faults.
 
-`fix_levels` pads the levels of a tree to a fixed size with dead (padding) entries, as on a GPU, and fills the KV cache
-with NaN, so that reading unwritten memory shows.
+`fix_levels` pads each level of a draft tree to a fixed size with dead (padding) entries, as on a GPU. It also fills the
+KV cache with NaN, so that reading unwritten memory changes the output.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def fix_levels(patch: Patch) -> None:
 
 
 def num_dead(patch: Patch) -> list[int]:
-    """Return a list that gets, while drafts are made, each tree level's number of dead (padding) entries."""
+    """Return a list that records the number of dead (padding) entries in each tree level that is drafted from now
+    on."""
     seen: list[int] = []
     over_level = DraftPass.over_level.__func__
 

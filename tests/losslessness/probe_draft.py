@@ -1,8 +1,9 @@
-"""A test proposer that drafts as EAGLE does, with random weights. It uses every feature of the contract for learned
-drafts.
+"""A test proposer that drafts as EAGLE does, with random weights. It uses every feature that the proposer contract has
+for draft models and draft heads.
 
-Entry i of its KV cache is computed from the embedding of token i + 1 and the target's features of token i, at rotary
-position i. Its drafts depend only on a request's tokens, seed and temperature, so they can be recomputed from scratch.
+Entry i of its KV cache is computed from the input embedding of token i + 1 and the target's hidden states of token i,
+at rotary position i. Its drafts depend only on a request's tokens, seed and temperature, so tests can compute them from
+scratch.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Probe(Proposer):
         self.free.append(self.rows.pop(request.id))
 
     def observe(self, observation: Observation) -> None:
-        """Store the KV-cache entries of tokens that became final. Entries past num_valid are overwritten before they
-        are read."""
+        """Write the KV-cache entries of the observed tokens. Entries past num_valid are invalid; they are overwritten
+        before they are read."""
         assert len(observation.requests) <= self.context.max_num_seqs
         offsets = np.array(observation.offsets)
         counts = np.diff(offsets)
@@ -114,8 +115,11 @@ class Probe(Proposer):
         return self._draft(batch, trees, tokens, weights, sets)
 
     def _pick(self, batch: ProposerBatch, level: Level, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pick the tokens of a level. logits: [num_sets, vocab], a row per set of siblings. Returns token ids int64 [n]
-        and draft probabilities [num_sets, vocab]."""
+        """Pick the draft tokens of one tree level.
+
+        logits: [num_sets, vocab], one row for each set of siblings.
+        Returns token ids int64 [n] and draft probabilities [num_sets, vocab].
+        """
         requests, sets = self._to_device(level.requests), self._to_device(level.sets)
         ranked = logits.topk(int(level.ranks.max()) + 1, dim=-1).indices
         chosen = ranked[sets, self._to_device(level.ranks)]
@@ -129,10 +133,10 @@ class Probe(Proposer):
     def _forward_nodes(
         self, batch: ProposerBatch, level: Level, tokens: torch.Tensor, feature: torch.Tensor
     ) -> torch.Tensor:
-        """Run one level of draft tokens (nodes) through the layer.
+        """Run the draft tokens (nodes) of one tree level through the draft layer.
 
-        Node j is stored in the j-th KV-cache slot from the root's on, and attends to the observed slots and its
-        ancestors. A request without nodes in this level has an empty interval of slots.
+        A request's node j (counted from 0) is written to the j-th KV-cache slot behind the observed ones. It attends to
+        the observed slots and to its ancestors. If a request has no nodes in this level, it writes to no slot.
         """
         roots = np.array([len(request.token_ids) - 1 for request in batch.requests])
         counts = np.bincount(level.requests, minlength=len(roots))
@@ -180,7 +184,7 @@ class Probe(Proposer):
         weights: list[torch.Tensor],
         sets: np.ndarray,
     ) -> Draft:
-        """Make the Draft from each tree's first nodes, as many as max_draft_tokens allows."""
+        """Make the Draft. Each tree is cut to its first nodes, as many as max_draft_tokens allows."""
         counts = [min(len(tree), most) for tree, most in zip(trees, batch.max_draft_tokens, strict=True)]
         requests = np.repeat(np.arange(len(trees)), counts)
         nodes = np.concatenate([np.arange(n) for n in counts])
@@ -208,7 +212,8 @@ class Probe(Proposer):
 
 
 def node_positions(root_positions: np.ndarray, depth: int) -> np.ndarray:
-    """Rotary positions of nodes `depth` levels below the root. The draft runs one position behind the target."""
+    """Return the rotary positions of nodes `depth` levels below the root. The draft layer's positions are one less than
+    the target's."""
     return root_positions - 1 + depth
 
 

@@ -1,7 +1,7 @@
-"""The model of the test proposer in probe_draft.py: one decoder layer, written here or taken from transformers.
+"""The draft model of the test proposer in probe_draft.py: one decoder layer, written here or taken from transformers.
 
-Its heads and widths differ from the target's. Its random weights are large, so that a wrong mask, KV-cache slot or
-position changes what it drafts.
+Its number of heads and its widths differ from the target's. Its random weights are large, so that a wrong attention
+mask, KV-cache slot or position changes its draft tokens.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class OwnLayer(nn.Module):
 
 
 def rotated(heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Apply rotary embedding to heads [num_tokens, n, width] at positions [num_tokens]; neighboring elements are a
-    pair."""
+    """Apply rotary embedding to queries or keys [num_tokens, n, width] at positions [num_tokens]. Neighboring elements
+    form a pair."""
     width = heads.shape[-1]
     frequencies = ROTARY_BASE ** (torch.arange(0, width, 2, device=heads.device) / -width)
     angles = positions.unsqueeze(-1) * frequencies
@@ -82,11 +82,11 @@ class LlamaLayer(nn.Module):
 
 
 class ProbeModel(nn.Module):
-    """The draft's model.
+    """A draft model of two linear layers and one decoder layer.
 
-    layer: "own" or "llama".
-    fuse: a linear layer from three features of the target, side by side, to one.
-    enter: a linear layer from an embedding and a feature, side by side, to the decoder layer's input.
+    layer: the decoder layer: "own" (OwnLayer) or "llama" (LlamaLayer).
+    fuse: the linear layer that combines three hidden states of the target into one feature vector.
+    enter: the linear layer from an input embedding and a feature vector, concatenated, to the decoder layer's input.
     """
 
     def __init__(self, layer: str, hidden_size: int, implementation: str) -> None:
@@ -105,6 +105,9 @@ class ProbeModel(nn.Module):
     def forward(
         self, embedded: torch.Tensor, feature: torch.Tensor, positions: torch.Tensor, attention: LayerAttention
     ) -> torch.Tensor:
-        """Run the layer: embedded and feature [num_tokens, hidden], positions [num_tokens] -> [num_tokens, hidden]."""
+        """Run the draft model on input embeddings and features [num_tokens, hidden] at positions [num_tokens].
+
+        Returns the decoder layer's output [num_tokens, hidden].
+        """
         hidden = self.enter(torch.cat([norm(embedded), norm(feature)], dim=-1))
         return self.layer(hidden, positions, attention)

@@ -1,4 +1,5 @@
-"""Faults in the proposer of probe_draft.py, or in what the engine does for it. The target is unaffected."""
+"""Deliberate faults in the proposer of probe_draft.py, or in what the engine does for this proposer. The target is
+unaffected."""
 
 from __future__ import annotations
 
@@ -20,8 +21,11 @@ Patch = pytest.MonkeyPatch
 
 
 def _change_metadata(patch: Patch, during: str, change: Callable[..., tuple[Any, ...]]) -> None:
-    """Change which KV-cache slots forward passes use in one of the proposer's methods. during: the method's name.
-    change: a function (requests, starts, lengths) -> these three arguments of `metadata`, changed."""
+    """Patch one method of the proposer so that its forward passes use other KV-cache slots.
+
+    during: the method's name.
+    change: a function that takes and returns the three arguments of `metadata`: requests, starts, lengths.
+    """
     metadata, method = PagedAttention.metadata, getattr(Probe, during)
     within = []
 
@@ -37,7 +41,7 @@ def _change_metadata(patch: Patch, during: str, change: Callable[..., tuple[Any,
 
 
 def zero_the_cache(patch: Patch) -> None:
-    """Fill new KV caches with zeros, since some faults read unwritten memory, which could hold anything."""
+    """Fill new KV caches with zeros. Some faults read unwritten memory, which could otherwise hold any values."""
     add_group = PagedKVManager.add_group
 
     def zeroed(self: Any, layout: Any, *others: Any) -> int:
@@ -51,8 +55,8 @@ def zero_the_cache(patch: Patch) -> None:
 
 
 def a_drafted_entry_stays_when_its_node_is_accepted(patch: Patch) -> None:
-    """A fault: in decode steps `observe` stores only the root's entry, so accepted draft tokens keep the entries from
-    drafting."""
+    """A deliberate fault: in decode steps `observe` writes only the root's KV-cache entry, so accepted draft tokens
+    keep the entries written while drafting."""
     observe, forwarding = Probe.observe, PagedAttention.forwarding
     skipped: list[torch.Tensor] = []
 
@@ -143,8 +147,8 @@ def padding_is_stored_in_the_first_slot(patch: Patch) -> None:
 
 
 def what_follows_a_slot_is_ignored(patch: Patch) -> None:
-    """A fault: the prefix cache ignores `lookahead`, so a block's last entry may hold the embedding of the token that
-    followed in another request."""
+    """A deliberate fault: the prefix cache ignores `lookahead`, so the last entry of a shared block may have been
+    computed from the next token of another request."""
     add_group = PrefixKVManager.add_group
 
     def blind(self: Any, layout: Any, owner: str = "target", lookahead: int = 0) -> int:
@@ -154,7 +158,8 @@ def what_follows_a_slot_is_ignored(patch: Patch) -> None:
 
 
 def more_is_filled_than_was_stored(patch: Patch) -> None:
-    """A fault: only a prompt's first chunk is stored, but the KV manager is told that all chunks are."""
+    """A deliberate fault: only the first chunk of a prompt is written to the KV cache, but the KV manager is told that
+    all chunks are."""
     forwarding, observe = PagedAttention.forwarding, Probe.observe
     within: list[bool] = []
 
@@ -177,8 +182,8 @@ def more_is_filled_than_was_stored(patch: Patch) -> None:
 
 
 def observing_begins_at_0(patch: Patch) -> None:
-    """A fault: tokens found in the prefix cache are ignored, so observed entries are stored from the prompt's start
-    on."""
+    """A deliberate fault: the proposer ignores that the request's first tokens are in the prefix cache, and writes
+    observed entries from slot 0 on."""
 
     def from_0(seen: Any) -> Any:
         cached = [request.num_cached_tokens for request in seen.requests]

@@ -1,4 +1,4 @@
-"""Records all that a proposer drafts in an engine, and the calls that it gets."""
+"""Records everything that a proposer drafts in an engine, and the calls that the proposer gets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdec_core.plugins.operations import OfferedOps
 
 @frozen(eq=False)
 class Drafted:
-    """One proposed tree, and everything that it may depend on."""
+    """One recorded draft tree, and all data that it may depend on."""
 
     request_id: str
     seed: int
@@ -39,7 +39,8 @@ class Journal:
 
 
 class Recorder(Proposer):
-    """Wraps a proposer: records its drafts and asserts that the engine calls it in inference mode."""
+    """Wraps a proposer. It records the drafts, and asserts that the engine calls the proposer in torch's inference
+    mode."""
 
     def __init__(self, proposer: Proposer, journal: Journal) -> None:
         self.proposer, self.journal = proposer, journal
@@ -88,7 +89,8 @@ class Recorder(Proposer):
 
 
 class RecordingPlugins:
-    """The installed plugins and the proposer of probe_draft.py, each proposer wrapped in a Recorder."""
+    """Stands in for `Plugins`: the installed plugins and the proposer of probe_draft.py. Each proposer is wrapped in a
+    Recorder."""
 
     def __init__(self, journal: Journal) -> None:
         self._installed, self._journal = Plugins.load(), journal

@@ -1,4 +1,4 @@
-"""The shapes of the trees that probe_draft.py drafts, determined by a request's seed and position."""
+"""The shapes of the draft trees in probe_draft.py, determined by a request's seed and the root's position."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ MOST_NODES, MOST_DEPTH = 12, 5
 
 
 def shape_of(seed: int, root_position: int) -> list[int]:
-    """The parents of a random tree's nodes (-1: the root), level by level, siblings side by side. A tenth of all trees
-    are empty."""
+    """Return the parents of a random tree's nodes (-1: the root), level by level, siblings side by side. The list is
+    empty for a tenth of all arguments."""
     rng = np.random.default_rng([seed % 2**64, root_position])
     num_nodes = 0 if rng.random() < 0.1 else int(rng.integers(1, MOST_NODES + 1))
     parents: list[int] = []
@@ -27,7 +27,8 @@ def shape_of(seed: int, root_position: int) -> list[int]:
 
 @frozen(eq=False)
 class Level:
-    """The nodes (draft tokens) at one depth of all trees in a batch, ordered by tree. All arrays are int64 [n]."""
+    """The nodes (draft tokens) at one depth of all draft trees in a batch, tree by tree. All arrays except `ancestors`
+    are int64 [n]."""
 
     requests: np.ndarray  # index in the batch
     nodes: np.ndarray  # index in the request's tree

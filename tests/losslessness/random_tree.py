@@ -1,6 +1,7 @@
-"""A test proposer of random trees, which contain the right continuation often enough to be accepted and rejected.
+"""A test proposer of random trees. They contain the right continuation often enough for tokens to be both accepted and
+rejected.
 
-It also checks that the engine keeps the proposer contract, and raises where it does not.
+It also raises an error if the engine breaks the proposer contract.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TRUTH: dict[tuple[int, ...], list[int]] = {}
 
 @frozen
 class Drafted:
-    """One tree that was proposed."""
+    """Record of one draft tree."""
 
     request_id: str
     prompt: tuple[int, ...]
@@ -58,7 +59,7 @@ class RandomTreeConfig:
 
 @define
 class Seen:
-    """What the proposer observed of one request since it started or was preempted."""
+    """What the proposer has observed of one request since the request started or was last preempted."""
 
     token_ids: list[int] = field(factory=list)
     next_token_id: int | None = None
@@ -157,11 +158,11 @@ def grow_chain(
 def grow_tree(
     rng: np.random.Generator, num_nodes: int, right: Sequence[int], vocab_size: int, correct: float
 ) -> DraftTree:
-    """Make a random tree: the right path, down to a random depth, among wrong and duplicate siblings and dead (padding)
-    nodes.
+    """Make a random draft tree that may contain the right path, down to a random depth. Wrong tokens, duplicate
+    siblings and dead (padding) nodes surround it.
 
-    right: the continuation that the target generates.
-    correct: the chance that the right path is in the tree.
+    right: the tokens that the target will generate.
+    correct: the chance that the tree contains the right path.
     """
     tokens: list[int] = []
     parents: list[int] = []
@@ -187,7 +188,7 @@ def grow_tree(
 
 
 def with_dead_tail(rng: np.random.Generator, tree: DraftTree, num_nodes: int, vocab_size: int) -> DraftTree:
-    """Pad the tree to num_nodes with dead nodes. Some of these are children of the dead node before them."""
+    """Pad a tree to num_nodes with dead (padding) nodes. The parent of some of these is the dead node before them."""
     length = len(tree.token_ids)
     hanging = [i - 1 if i > length and rng.random() < 0.3 else DEAD for i in range(length, num_nodes)]
     more = rng.integers(vocab_size, size=len(hanging)).tolist()
@@ -195,8 +196,10 @@ def with_dead_tail(rng: np.random.Generator, tree: DraftTree, num_nodes: int, vo
 
 
 def salted(tree: DraftTree, token: int, right: Sequence[int]) -> DraftTree:
-    """Replace the last token of the tree that can become `token` without changing `num_right`. If there is none, the
-    tree is returned as it is."""
+    """Return the tree with one token replaced by `token`: the last one whose replacement does not change `num_right`.
+
+    If there is none, the tree is returned unchanged.
+    """
     for node in reversed(range(len(tree.token_ids))):
         changed = DraftTree([*tree.token_ids[:node], token, *tree.token_ids[node + 1 :]], tree.parents)
         if num_right(changed, right) == num_right(tree, right):
@@ -205,8 +208,8 @@ def salted(tree: DraftTree, token: int, right: Sequence[int]) -> DraftTree:
 
 
 def num_right(tree: DraftTree, right: Sequence[int]) -> int:
-    """How many tokens of `right` (the right continuation) the tree follows from its root. Of duplicate siblings the
-    first counts."""
+    """Return how many tokens of `right` (what the target will generate) form a path from the tree's root. Of duplicate
+    siblings only the first is followed."""
     node, depth = -1, 0
     for token in right:
         children = [i for i, p in enumerate(tree.parents) if p == node and tree.token_ids[i] == token]

@@ -1,5 +1,5 @@
-"""Engine runs that cover all that can happen to drafts: prompts are chunked, draft tokens rejected or accepted in part
-or in full, requests preempted or cancelled."""
+"""Engine runs that cover all that can happen to drafts: prompts are split into chunks, drafts are rejected or accepted
+in part or in full, and requests are preempted or cancelled."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ class Outcome:
 
 
 def with_common_beginnings(asked: list[Asked]) -> list[Asked]:
-    """The requests, with prompts that share one of three prefixes and diverge within a block or at its end."""
+    """Return the requests with new prompts. Each begins with one of three prefixes; prompts diverge within a block or
+    at its end."""
     beginnings = reference.prompts(VOCAB_SIZE, [12, 16, 17], seed=5)
     return [
         attrs.evolve(request, prompt=[*beginnings[i % 3], *request.prompt[: 1 + i % 9]])
@@ -75,7 +76,8 @@ def with_common_beginnings(asked: list[Asked]) -> list[Asked]:
 
 
 def off_now_and_then(request: Any) -> bool:
-    """An `is_off` for `run`: (request) -> whether drafting is turned off, true at a third of a request's lengths."""
+    """Return whether drafting is turned off for a request: true at a third of the request's lengths. To be passed to
+    `run` as is_off."""
     is_off: bool = (request.num_tokens // 3 + request.seed) % 3 == 0
     return is_off
 
@@ -89,10 +91,12 @@ def run(
     is_off: Callable[[Any], bool] | None = None,
     **speculative_config: Any,
 ) -> Outcome:
-    """Run requests that arrive at random steps, and cancel some. The verifier is "chosen", so outputs must equal plain
-    decoding's.
+    """Run requests that arrive at random steps, and cancel some of them.
 
-    is_off: whether drafting is turned off for a request in a step.
+    The verifier is "chosen", with which outputs must equal those of plain decoding.
+
+    is_off: a function that takes a request and returns whether drafting is turned off for it; None: drafting is never
+        turned off.
     """
     journal = Journal()
     speculative_config |= {"verifier": "chosen"}
@@ -134,7 +138,7 @@ KNOWN: dict[tuple[Path, tuple[int, ...], SamplingParams], list[int]] = {}
 
 
 def plain_outputs(model_dir: Path, asked: list[Asked]) -> list[list[int]]:
-    """All outputs without speculation, in the order of `asked`."""
+    """Return the outputs of plain decoding, in the order of `asked`."""
     keys = [(model_dir, tuple(each.prompt), attrs.evolve(each.params, num_speculative_tokens=None)) for each in asked]
     new = [key for key in dict.fromkeys(keys) if key not in KNOWN]
     if new:
@@ -147,7 +151,7 @@ def plain_outputs(model_dir: Path, asked: list[Asked]) -> list[list[int]]:
 
 
 def check_outputs(outcome: Outcome, asked: list[Asked], plain: list[list[int]]) -> None:
-    """Assert that each output equals plain decoding's, or is a prefix of it if the request was cancelled."""
+    """Assert that each output equals plain decoding's. The output of a cancelled request must be a prefix of it."""
     for request_id, i in outcome.index_of.items():
         output = outcome.texts[request_id][len(asked[i].prompt) :]
         assert output == plain[i][: len(output)]
@@ -155,8 +159,10 @@ def check_outputs(outcome: Outcome, asked: list[Asked], plain: list[list[int]]) 
 
 
 def save_talkative_model(folder: Path, certainty: float = 3, **config: Any) -> Path:
-    """Save a target that depends mostly on the last token, so that some drafts are accepted. certainty: a factor of the
-    LM head."""
+    """Save a target whose next token depends mostly on the last one, so that some draft tokens are accepted.
+
+    certainty: a factor on the LM head's weights. The larger it is, the more certain are the target's predictions.
+    """
     sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8}
     save_tiny_model("llama", folder, **sizes | config)
     model = reference.load(folder)
@@ -168,10 +174,10 @@ def save_talkative_model(folder: Path, certainty: float = 3, **config: Any) -> P
 
 @frozen(eq=False)
 class Expected:
-    """What a draft must be.
+    """The draft that a proposer should have made, computed from scratch.
 
-    draft_probs: the distribution that each node was sampled from; None if it was picked deterministically.
-    is_clear: no decision was so close that rounding could change it.
+    draft_probs: for each node, the distribution that it was sampled from; None if the node was not sampled.
+    is_clear: whether no choice was so close that rounding could change it.
     """
 
     token_ids: list[int]
@@ -188,9 +194,11 @@ def mismatches(
 ) -> Iterator[str]:
     """Yield a message for each recorded draft that differs from the one computed from scratch.
 
-    A random choice of num_compared drafts is compared, without those that rounding could change.
+    Only num_compared randomly chosen drafts are compared, and of these only those that rounding could not change.
 
-    from_scratch: (draft, the request's whole text) -> the expected draft.
+    from_scratch: a function that takes a recorded draft and the token ids of the request's whole text, and returns the
+        expected draft.
+    tolerance: the largest allowed difference between probabilities.
     """
     trees = [drafted for drafted in outcome.journal.drafts if drafted.token_ids]
     order = np.random.default_rng(6).permutation(len(trees))[:num_compared]
@@ -214,7 +222,8 @@ def mismatches(
 
 
 def accepted_path(drafted: Drafted, text: list[int]) -> tuple[int, bool]:
-    """The length of the tree path that the text follows, and whether this path ends at a leaf."""
+    """Return how many draft tokens of a tree the request's text (token ids) follows, and whether the last of these is a
+    leaf."""
     node, depth = -1, 0
     for token in text[len(drafted.history) :]:
         children = [j for j, parent in enumerate(drafted.parents) if parent == node]
@@ -228,7 +237,8 @@ def accepted_path(drafted: Drafted, text: list[int]) -> tuple[int, bool]:
 
 
 def what_happened(outcome: Outcome) -> dict[str, int]:
-    """Count each kind of event in a run. A test proves something only if all of them occurred."""
+    """Return how often each kind of event occurred in a run. Tests check these counts, since a run proves nothing about
+    events that did not occur."""
     journal = outcome.journal
     paths = [(drafted, *accepted_path(drafted, outcome.texts[drafted.request_id])) for drafted in journal.drafts]
     return {

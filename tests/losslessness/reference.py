@@ -25,7 +25,7 @@ def load(model_dir: Path) -> Any:
 
 
 def greedy(model: Any, prompt: Sequence[int], num_tokens: int) -> Reference:
-    """The greedy continuation of num_tokens tokens, whatever they are: no end-of-sequence token ends it."""
+    """Return the greedy continuation of exactly num_tokens tokens. End-of-sequence tokens do not end it."""
     from transformers import GenerationConfig
 
     inputs = torch.tensor([list(prompt)])
@@ -43,20 +43,23 @@ def greedy(model: Any, prompt: Sequence[int], num_tokens: int) -> Reference:
 
 @torch.inference_mode()
 def logits(model: Any, token_ids: Sequence[int], positions: Sequence[int] | None = None) -> torch.Tensor:
-    """float32 [num_tokens, vocab]   logits of one forward pass over all tokens. positions: None means 0, 1, ..."""
+    """Return logits float32 [num_tokens, vocab] from one forward pass over all tokens.
+
+    positions: position ids; None: 0, 1, 2 and so on.
+    """
     position_ids = torch.tensor([list(range(len(token_ids)) if positions is None else positions)])
     return model(torch.tensor([list(token_ids)]), position_ids=position_ids, use_cache=False).logits[0]
 
 
 @torch.inference_mode()
 def final_hidden_states(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
-    """float32 [num_tokens, hidden]   hidden states after the final norm."""
+    """Return the hidden states float32 [num_tokens, hidden] after the final norm."""
     return model(torch.tensor([list(token_ids)]), output_hidden_states=True, use_cache=False).hidden_states[-1][0]
 
 
 def prompts(vocab_size: int, lengths: Sequence[int], seed: int) -> list[list[int]]:
-    """Random prompts of these lengths. Every other one repeats a short pattern, for proposers that look for
-    repetitions."""
+    """Make random prompts of the given lengths. Every other prompt repeats a pattern of at most 5 tokens, for proposers
+    that search for repetitions."""
     generator = torch.Generator().manual_seed(seed)
     made = []
     for i, length in enumerate(lengths):

@@ -1,4 +1,5 @@
-"""A test proposer that samples draft tokens, with core's DraftBuilder, from a table of perturbed target logits."""
+"""A test proposer that samples draft tokens from known logits: those of the target after each output, precomputed and
+perturbed. It builds its drafts with core's DraftBuilder."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ TABLE: dict[int, torch.Tensor] = {}
 class TableConfig(DraftSamplingConfig):
     """Options of the proposer.
 
-    quality: of the draft logits. "good": the target's with a little noise; "bad": noise alone; "adversarial": the
-        target's, negated.
-    widths: children per node, level by level.
-    dead_tails: fill every other draft with dead (padding) nodes up to max_draft_tokens.
-    sparse: each row of `q` has probabilities of a few tokens only, whose ids are in `q_ids`.
+    quality: which logits to draft from. "good": the target's logits with a little noise; "bad": only noise;
+        "adversarial": the negated logits of the target.
+    widths: number of children of each node, level by level.
+    dead_tails: whether to fill every other draft with dead (padding) nodes up to max_draft_tokens.
+    sparse: whether each row of `q` holds the probabilities of a few tokens only, whose ids are in `q_ids`.
     """
 
     quality: str = field(default="good", validator=one_of("good", "bad", "adversarial"))

@@ -1,4 +1,4 @@
-"""A damaged checkpoint is refused with an error that names what is wrong with it."""
+"""The engine refuses a damaged checkpoint with an error that names the damage."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ CONFIGS = {
 
 
 def without_a_part(folder: Path) -> None:
-    """Replace the weights file by a shard index that names a missing file."""
+    """Damage a checkpoint: replace its weights file by an index of shards, one of which does not exist."""
     (folder / "model.safetensors").unlink()
     index = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -1,4 +1,5 @@
-"""A proposer that breaks its contract is named in the error. Running requests are aborted; waiting ones go on."""
+"""If a proposer breaks its contract, the error names the proposer. The engine aborts running requests and continues
+waiting ones."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ class NoOptions:
 
 
 class Careless(Proposer):
-    """Drafts nothing. `faults` is {method: function}; each function is called once, instead of what the method does."""
+    """A proposer that drafts nothing.
+
+    faults: functions by method name. Each is called once, in place of the method, and its result is returned.
+    """
 
     def __init__(self) -> None:
         self.faults: dict[str, Callable[..., Any]] = {}
@@ -90,11 +94,14 @@ def engine(model_dir: Any, proposer: Careless) -> Any:
 def outcome(
     engine: Any, proposer: Careless, prompts: list, references: list, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[str | None, list]]:
-    """A function (is_read, **{method: fault}) -> the error's text or None, and the finish reasons of four requests.
+    """Return a function that runs four requests with faults in the proposer, and returns the error's message and the
+    finish reasons.
 
-    Two of them run and two wait when the faults happen. Afterwards the engine must work as a new one does.
+    The function takes is_read and a fault for each method to replace, by the method's name. A fault is a callable that
+    is called in place of the method. The message is None if no error was raised. Two requests are running and two are
+    waiting when the faults happen. Afterwards the function asserts that the engine works like a new one.
 
-    is_read: whether the engine reads drafts on the host; otherwise it checks them on their device.
+    is_read: True: the engine reads drafts on the host. False: it only checks them on their device.
     """
 
     def run(*, is_read: bool = True, **faults: Callable[..., Any]) -> tuple[str | None, list]:
@@ -138,8 +145,11 @@ def outcome(
 
 @contextmanager
 def untouched(engine: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A context manager for one step. If the step fails, it must emit no token, move no keys or values, and write only
-    to the KV-cache slots of its own forward pass."""
+    """Return a context manager for one engine step that checks what a failed step left behind.
+
+    A step that fails must emit no token, move no keys or values, and write only to the KV-cache slots of its own
+    forward pass.
+    """
     kv, requests = engine.kv, list(engine._requests.values())
     lengths = [request.num_tokens for request in requests]
     before = [storage.clone() for group in kv._groups for storage in (group.keys, group.values)]
@@ -169,8 +179,11 @@ def untouched(engine: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def sound() -> Draft:
-    """A valid draft of two trees: three sampled nodes, of which the first and last are siblings; a sampled and a
-    deterministic node."""
+    """Make a valid draft of two trees.
+
+    The first tree has three sampled nodes, of which the first and the last are siblings. The second tree has a sampled
+    node and a deterministic one.
+    """
     return Draft(
         token_ids=torch.tensor([1, 2, 3, 4, 5]),
         parents=torch.tensor([-1, 0, -1, -1, -1], dtype=torch.int32),
@@ -183,7 +196,7 @@ def sound() -> Draft:
 
 
 def changed(name: str, index: Any, value: Any) -> Draft:
-    """The valid draft of `sound`, with the tensor `name` set to `value` at `index`."""
+    """Return the valid draft of `sound` with one change: at `index`, the tensor called `name` is `value`."""
     tensor = getattr(sound(), name).clone()
     tensor[index] = value
     return evolve(sound(), **{name: tensor})
@@ -194,20 +207,27 @@ def with_changes(**changes: Any) -> Draft:
 
 
 def mapped(mapping: list[int]) -> Draft:
-    """The valid draft, with `q` over a draft vocabulary. mapping: the target's id of each of its tokens."""
+    """Return the valid draft of `sound` with `q` over a draft vocabulary.
+
+    mapping: the target's token id for each token of the draft vocabulary.
+    """
     q = torch.full((3, len(mapping)), 1 / len(mapping))
     return with_changes(q=q, q_to_target=torch.tensor(mapping))
 
 
 def sparse(q_ids: Any = None, **changes: Any) -> Draft:
-    """The valid draft with a sparse `q`: each row has the probabilities of three tokens, whose ids are in q_ids."""
+    """Return the valid draft of `sound` with a sparse `q`: each row holds the probabilities of three tokens, whose ids
+    are in q_ids."""
     q_ids = torch.tensor([[1, 3, 9], [9, 2, 0], [7, 4, 5]]) if q_ids is None else q_ids
     return with_changes(q=torch.full((3, 3), 1 / 3), q_ids=q_ids, **changes)
 
 
 def a_chain(parents: list[int], **changes: Any) -> Draft:
-    """The valid draft as chains of deterministic nodes, the first three of which belong to the first request. parents:
-    the five nodes' parents."""
+    """Return the draft of `sound` as two chains of deterministic nodes. The first three nodes belong to the first
+    request, the last two to the second.
+
+    parents: the parents of the five nodes.
+    """
     parents = torch.tensor(parents, dtype=torch.int32)
     return with_changes(parents=parents, q=None, q_rows=None, is_chain=True, **changes)
 
@@ -352,7 +372,7 @@ def test_a_doubt_that_nobody_settles_is_noticed(outcome: Any, monkeypatch: pytes
 
 
 def test_a_draft_that_is_not_made_safe_is_noticed(engine: Any, outcome: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: if the check on the device leaves a malformed draft as it is, a token id past the
+    """Negative control: if the engine's check on the device does not replace malformed drafts, a token id past the
     vocabulary raises IndexError in the embedding."""
     of = SafeDrafts.of
     monkeypatch.setattr(SafeDrafts, "of", lambda drafts, draft, **more: (draft, of(drafts, draft, **more)[1]))
@@ -373,8 +393,11 @@ def leave(*args: Any) -> Any:
 @pytest.mark.parametrize("method", ["start", "propose", "observe", "reset", "finish"])
 @pytest.mark.parametrize("fault", [fail, leave])
 def test_exceptions(outcome: Any, fault: Callable[..., Any], method: str) -> None:
-    """An exception in any method of the proposer becomes an error that names it. Both running requests are aborted,
-    unless `finish` raises: its request has ended already."""
+    """An exception in any method of the proposer becomes an error that names the proposer.
+
+    Both running requests are aborted. If `finish` raises, its own request has ended already and keeps its finish
+    reason.
+    """
     message, reasons = outcome(**{method: fault})
     assert message is not None
     error = "ZeroDivisionError: a bug in this plugin" if fault is fail else "SystemExit: 3"

@@ -1,8 +1,8 @@
-"""The engine keeps its contract with a proposer that has layers and a KV cache of its own.
+"""The engine keeps its contract with a proposer that has its own layers and KV cache.
 
-The proposer in probe_draft.py runs with chunked prompts, trees that are rejected or accepted in part or in full,
-preemptions and cancellations. Each of its drafts must be what dense_draft.py computes from scratch. SPECDEC_NIGHTLY=1
-runs ten times as many requests.
+The proposer in probe_draft.py runs while prompts are split into chunks, trees are rejected or accepted in part or in
+full, and requests are preempted or cancelled. Each of its drafts must equal the one that dense_draft.py computes from
+scratch. SPECDEC_NIGHTLY=1 runs ten times as many requests.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def test_drafts_are_those_computed_from_scratch(
 
 @pytest.mark.parametrize("fault", [None, *CACHE_FAULTS], ids=lambda fault: getattr(fault, "__name__", None))
 def test_drafts_share_cached_prefixes(fault: Any, probed_model: Path, asked: list[Asked], monkeypatch: Patch) -> None:
-    """With prefix caching, drafts that use cached blocks are still those computed from scratch; faults in the caching
-    change them."""
+    """With prefix caching, drafts computed from cached blocks still equal those computed from scratch. With a
+    deliberate fault in the caching they do not."""
     if fault is not None:
         zero_the_cache(monkeypatch)
         fault(monkeypatch)
@@ -92,7 +92,7 @@ def test_late_observations_make_no_difference(kv_manager: str, probed_model: Pat
 
 
 class Seen:
-    """The attributes of a request that `is_off` reads, as they were when a draft was recorded."""
+    """Stands in for a request as it was when a draft was recorded, with the two attributes that `is_off` reads."""
 
     def __init__(self, drafted: Any) -> None:
         self.num_tokens, self.seed = len(drafted.history), drafted.seed

@@ -1,6 +1,6 @@
-"""The distribution of sampled output under speculation is the target's, as transformers computes it.
+"""Sampled outputs under speculation follow the target's distribution, as transformers computes it.
 
-SPECDEC_NIGHTLY=1 adds more drafts, verifiers and parameters.
+SPECDEC_NIGHTLY=1 adds more draft methods, verifiers and sampling parameters.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @frozen
 class Case:
-    """A draft method, its verifier, and how outputs are sampled.
+    """One test case: a draft method, its verifier, and sampling parameters.
 
     options: keys of speculative_config.
     sampling: keywords of SamplingParams, besides the temperature.
@@ -92,8 +92,10 @@ CASES += [pytest.param(case, id=name, marks=pytest.mark.nightly) for name, case 
 
 
 def raw_logits(model_dir: Path) -> dict[int, torch.Tensor]:
-    """{n: float64 [VOCAB ** n, VOCAB]}   the target's logits after every continuation of n tokens, in lexicographic
-    order."""
+    """Return the target's logits after every continuation of the prompt, by the continuation's length.
+
+    The value for length n is float64 [VOCAB ** n, VOCAB], with the continuations of n tokens in lexicographic order.
+    """
     model = reference.load(model_dir)
     return {
         n: torch.stack(
@@ -104,8 +106,8 @@ def raw_logits(model_dir: Path) -> dict[int, torch.Tensor]:
 
 
 def processed(logits: torch.Tensor, sampling: dict[str, Any], output: Sequence[int]) -> torch.Tensor:
-    """Probabilities [VOCAB] of the token after PROMPT and `output`, by the definitions of the sampling parameters.
-    logits: [VOCAB]."""
+    """Apply sampling parameters to logits [VOCAB], by their definitions. Returns the probabilities [VOCAB] of the token
+    after PROMPT and `output`."""
     logits = logits.clone()
     for token in range(VOCAB):
         if token in PROMPT or token in output:
@@ -127,8 +129,11 @@ def processed(logits: torch.Tensor, sampling: dict[str, Any], output: Sequence[i
 
 
 def exact_probabilities(raw: dict[int, torch.Tensor], sampling: dict[str, Any]) -> torch.Tensor:
-    """float64 [VOCAB ** NUM_SEEN]   the probability of every continuation of NUM_SEEN tokens, in lexicographic order.
-    raw: see `raw_logits`."""
+    """Return the probability of every continuation of NUM_SEEN tokens: float64 [VOCAB ** NUM_SEEN], in lexicographic
+    order.
+
+    raw: the logits from `raw_logits`.
+    """
     probabilities = torch.ones(1, dtype=torch.float64)
     for n in range(NUM_SEEN):
         outputs = product(range(VOCAB), repeat=n)
@@ -138,8 +143,11 @@ def exact_probabilities(raw: dict[int, torch.Tensor], sampling: dict[str, Any]) 
 
 
 def drawn(make_llm: Any, generate: Any, model_dir: Path, case: Case, num_draws: int) -> tuple[Any, torch.Tensor]:
-    """Sample num_draws outputs. Returns the LLM, and int64 [num_draws]: each output's index in the lexicographic order
-    of all."""
+    """Sample num_draws outputs with different seeds.
+
+    Returns the LLM and, for each output, the index int64 [num_draws] of its first NUM_SEEN tokens among all
+    continuations of this length in lexicographic order.
+    """
     from specdec_core import SamplingParams
 
     llm = make_llm(
@@ -161,8 +169,11 @@ def drawn(make_llm: Any, generate: Any, model_dir: Path, case: Case, num_draws: 
 
 
 def p_value(outcomes: torch.Tensor, probabilities: torch.Tensor) -> float:
-    """The p-value of a chi-square test. outcomes: indices into probabilities. Those expected fewer than 10 times are
-    counted together."""
+    """Return the p-value of a chi-square test.
+
+    outcomes: indices into probabilities, one for each draw. All outcomes that are expected fewer than 10 times are
+        counted as one.
+    """
     expected = probabilities * outcomes.numel()
     observed = torch.bincount(outcomes, minlength=probabilities.numel()).double()
     rare = expected < 10
@@ -195,7 +206,7 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 
 @pytest.fixture(scope="module")
 def in_other_words(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The folders of a target and of a draft whose tokenizers have five tokens in common."""
+    """The folders of a target and of a draft model whose tokenizers have five tokens in common."""
     target, draft = tmp_path_factory.mktemp("words"), tmp_path_factory.mktemp("other_words")
     shutil.copytree(small_model, target, dirs_exist_ok=True)
     save_words(target, TARGET_WORDS)
@@ -213,8 +224,8 @@ def tells_another_pairing(patch: pytest.MonkeyPatch) -> None:
 
 
 def draws_from_all_its_tokens(patch: pytest.MonkeyPatch) -> None:
-    """A fault: the draft also samples tokens that the target lacks, as the target's token 0, although `q` covers only
-    the shared tokens."""
+    """A deliberate fault: the draft model also samples tokens that the target lacks, and proposes token 0 in their
+    place. Its draft probabilities `q` do not include them."""
     by_text, propose = SharedVocabulary.by_text, DraftModelProposer.propose
     found: list[SharedVocabulary] = []
 
@@ -254,7 +265,8 @@ def test_drafts_in_other_words(
     counter: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With a draft model of another tokenizer, outputs follow the target's distribution; with faults they do not."""
+    """With a draft model that has another tokenizer, outputs follow the target's distribution. With a deliberate fault
+    they do not."""
     target, draft = in_other_words
     if fault is not None:
         fault(monkeypatch)

@@ -1,6 +1,6 @@
-"""A draft model predicts the same with its KV cache as without, whether earlier drafts were accepted or not.
+"""A draft model predicts the same with its KV cache as without one, whether earlier draft tokens were accepted or not.
 
-No other test would notice a wrong cache: it lowers acceptance, but the output stays right.
+No other test would notice wrong entries in this cache: they lower the acceptance rate, but the output stays right.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target with noise on its weights."""
+    """The folder of a draft model: the target with noise on its weights."""
     return save_noisy(target, tmp_path_factory.mktemp("draft"), range(VOCAB_SIZE))
 
 
@@ -71,7 +71,7 @@ WORDS = Words(stand_in=[2, 7, 8, 5, 4, 7, 1, 3, 0, 4], shared=[0, 1, 2, 3, 4, 6,
 
 @pytest.fixture(scope="module")
 def in_other_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The folders of a target and of a draft whose tokenizers have seven tokens in common."""
+    """The folders of a target and of a draft model whose tokenizers have seven tokens in common."""
     target = save_talkative_model(tmp_path_factory.mktemp("target_of_words"))
     save_words(target, TARGET_WORDS)
     return target, save_in_other_words(target, tmp_path_factory.mktemp("draft_of_words"), TARGET_WORDS, DRAFT_WORDS)
@@ -85,8 +85,11 @@ def asked() -> list[Asked]:
 def drafted_by(
     draft: Path, shape: TokenTree, method: str, target: Path, asked: list[Asked], num_kv_blocks: int = 44, **more: Any
 ) -> Outcome:
-    """Run the requests with a draft model. method: the option draft_sample_method. more: keywords of `run`. Drafting is
-    turned off in steps with more than 7 requests."""
+    """Run requests with a draft model. Drafting is turned off in steps with more than 7 running requests.
+
+    method: the option draft_sample_method.
+    more: further keywords of `run`.
+    """
     return run(
         target,
         asked,
@@ -102,7 +105,7 @@ def drafted_by(
 
 
 def num_plain_steps(outcome: Outcome) -> int:
-    """Count the tokens that were generated without a draft between two drafts of a request."""
+    """Count the tokens that requests generated in steps without a draft, between two of their drafts."""
     last: dict[str, int] = {}
     total = 0
     for drafted in outcome.journal.drafts:
@@ -128,8 +131,8 @@ def test_drafts_are_those_computed_from_scratch(
 
 
 def observed_tokens_are_said_to_be_stored(patch: Patch) -> None:
-    """A fault: the KV manager is told at each observation that its tokens are stored. They are stored only when the
-    request drafts."""
+    """A deliberate fault: at each observation, the proposer reports to the KV manager that the observed tokens are in
+    its KV cache. In fact they are written only when the request drafts."""
     observe = DraftModelProposer.observe
 
     def exaggerated(self: Any, observation: Any) -> None:
@@ -185,7 +188,7 @@ def test_drafts_with_a_window_are_those_computed_from_scratch(
 
 @pytest.mark.parametrize(("own", "window"), [(3, 9), (9, 3)])
 def test_the_smaller_window_counts(own: int, window: int, target: Path, asked: list[Asked], tmp_path: Path) -> None:
-    """Of the draft model's own sliding window and the option draft_window, the smaller applies."""
+    """If a draft model has a sliding window and the option draft_window is set, the smaller of the two applies."""
     (tmp_path / "llama").mkdir()
     llama = save_noisy(target, tmp_path / "llama", range(VOCAB_SIZE))
     with_window(reference.load(llama), own).save_pretrained(tmp_path / "mistral")
@@ -262,8 +265,8 @@ def counts_what_was_never_forwarded(patch: Patch) -> None:
 
 
 def forgets_plain_steps(patch: Patch) -> None:
-    """A fault: all tokens generated since a request's last draft count as accepted tokens of that draft, even those of
-    steps without drafts."""
+    """A deliberate fault: all tokens that a request generated since its last draft count as accepted tokens of that
+    draft, even those from steps without a draft."""
     propose = DraftModelProposer.propose
 
     def infer(self: Any, batch: Any) -> Any:

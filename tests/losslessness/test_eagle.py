@@ -1,5 +1,5 @@
-"""EAGLE heads in an engine draft what the references draft from scratch, whether earlier draft tokens were accepted or
-not."""
+"""EAGLE draft heads in an engine draft what reference implementations draft from scratch, whether earlier draft tokens
+were accepted or not."""
 
 from __future__ import annotations
 
@@ -90,8 +90,11 @@ def drafted_by(head: TinyHead, method: str, way: str, target: Path, asked: list[
 
 
 def from_scratch(head: TinyHead, method: str, way: str, target: Path, **options: Any) -> EagleFromScratch:
-    """The reference implementation of a method. way: how it drafts, such as "sampled chain" or "dynamic tree". options:
-    context_tokens, window."""
+    """Make the reference implementation of a draft method.
+
+    way: how the draft head drafts, such as "sampled chain" or "dynamic tree".
+    options: context_tokens and window.
+    """
     kind: dict[str, Any] = (
         DYNAMIC if way == "dynamic tree" else {"shape": TREE if "tree" in way else TokenTree.chain(6)}
     )
@@ -195,8 +198,8 @@ def test_dead_entries_that_overwrite_others_are_noticed(
 def test_tokens_of_the_context_are_drafted(
     way: str, target: Path, heads: dict[str, TinyHead], asked: list[Asked]
 ) -> None:
-    """Of the two tokens that the head's vocabulary lacks, it can also draft the one that occurred last in the request's
-    text."""
+    """The draft head's vocabulary lacks two tokens of the target. With context_tokens=1, the one that occurred last in
+    the request's text can be drafted, too."""
     head = heads["eagle3"]
     outcome = drafted_by(head, "eagle3", way, target, asked, eagle_context_tokens=1)
     reference = from_scratch(head, "eagle3", way, target, context_tokens=1)
@@ -240,8 +243,8 @@ def test_wrong_tokens_of_the_context_are_noticed(
 
 
 def features_of_drafted_nodes_stay(patch: Patch) -> None:
-    """A fault: in decode steps `observe` stores only the root's entry, so accepted draft tokens keep entries made from
-    the head's own outputs."""
+    """A deliberate fault: in decode steps `observe` writes only the root's KV-cache entry, so accepted draft tokens
+    keep entries computed from the draft head's own outputs instead of the target's hidden states."""
     observe = EagleProposer.observe
     forward = EagleProposer._forward
     seen: list[Observation] = []

@@ -1,6 +1,7 @@
-"""Thousands of random requests in a far too small KV pool all end with the outputs they have alone, and nothing leaks.
+"""Thousands of random requests, with far too few KV blocks for them, generate the outputs that they have when run
+alone. No state of finished requests is left in the engine.
 
-SPECDEC_NIGHTLY=1 makes it ten times as many.
+SPECDEC_NIGHTLY=1 runs ten times as many requests.
 """
 
 from __future__ import annotations
@@ -65,7 +66,11 @@ def make_engine(small_model: Path, make_llm: Any) -> Callable[..., Any]:
 
 @pytest.fixture(scope="module")
 def alone(wishes: list[Wish], make_engine: Any) -> dict[tuple[Wish, int], Outcome]:
-    """{(wish, index of the completion): its outcome when it runs by itself, without speculation}."""
+    """Return the outcome (token ids, finish reason) of each completion when its request runs alone, without
+    speculation.
+
+    Keys are (request, index of the completion).
+    """
     engine = make_engine(None, max_num_seqs=1)
     outcomes: dict[tuple[Wish, int], Outcome] = {}
     for wish in wishes:
@@ -80,8 +85,8 @@ def alone(wishes: list[Wish], make_engine: Any) -> dict[tuple[Wish, int], Outcom
 
 
 def wrong_ones(completions: list[traffic.Completion], alone: dict[tuple[Wish, int], Outcome]) -> list[Any]:
-    """The completions that differ from those of the same requests run alone. A cancelled completion must be a
-    prefix."""
+    """Return the completions that differ from those of the same requests run alone. A cancelled completion must be a
+    prefix of the completion run alone."""
     wrong = []
     for each in completions:
         token_ids, reason = alone[each.wish, each.index]
@@ -96,7 +101,8 @@ def wrong_ones(completions: list[traffic.Completion], alone: dict[tuple[Wish, in
 
 
 def held_for_nobody(engine: Any) -> list[Any]:
-    """Non-empty containers in which an engine without requests holds state of requests; empty if nothing leaked."""
+    """Return the containers of an engine that still hold state of requests after all requests ended; empty if nothing
+    leaked."""
     kept: list[Any] = [engine._requests, engine._scheduler.running, engine._scheduler.waiting, engine._news]
     kept += [engine._cancelled, engine.kv._pool._tables, engine.kv._num_final]
     kept += [vars(drafter.proposer.proposer).get("seen") for drafter in engine._speculation.drafters]
@@ -105,8 +111,11 @@ def held_for_nobody(engine: Any) -> list[Any]:
 
 @pytest.fixture
 def send(wishes: list[Wish], alone: dict, make_engine: Any) -> Callable[..., Traffic]:
-    """A function (method, num_requests) -> the Traffic after its run. The trees of random_tree contain the right
-    continuation."""
+    """Return a function that sends random requests to an engine.
+
+    The function takes the draft method (None: plain decoding) and the number of requests, and returns the Traffic after
+    its run. With the method random_tree, draft trees contain the right continuation.
+    """
     random_tree.TRUTH.update((wish.prompt, token_ids) for (wish, index), (token_ids, _) in alone.items() if index == 0)
 
     def run(method: str | None, num_requests: int) -> Traffic:
@@ -146,7 +155,7 @@ def test_each_is_as_it_would_be_alone(
 
 
 def a_preempted_request_keeps_its_count(patch: Patch) -> None:
-    """A fault: a preempted request has lost its blocks, but keeps its number of computed tokens."""
+    """A deliberate fault: a preempted request loses its KV blocks, but its number of computed tokens is not reset."""
     kept: dict[str, int] = {}
     preempt = Scheduler.preempt
 
@@ -165,7 +174,8 @@ def a_preempted_request_keeps_its_count(patch: Patch) -> None:
 
 
 def block_tables_are_those_of_a_first_pass(patch: Patch) -> None:
-    """A fault: a request that was preempted gets other blocks, but keeps using its old block table."""
+    """A deliberate fault: a preempted request gets new KV blocks when it resumes, but keeps using its old block
+    table."""
     first: dict[str, np.ndarray] = {}
     tables = BlockPool.tables
 

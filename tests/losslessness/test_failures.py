@@ -1,4 +1,5 @@
-"""A request or step that fails affects nothing else: neither other outputs, nor the free blocks, nor later calls."""
+"""A request or step that fails affects nothing else: not the outputs of other requests, not the free blocks, not later
+calls."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ def greedy_params(max_tokens: int = 12) -> Any:
 
 
 def test_a_prompt_that_is_refused_takes_nothing_with_it(tiny_models: dict, make_llm: Any, generate: Any) -> None:
-    """Wherever a bad prompt is in the list, the error is about it, no other prompt stays queued, and the next call
-    works."""
+    """One prompt in a list is invalid. Whatever its index, the error is about it, no other prompt stays queued, and the
+    next call works."""
     from specdec_core import ConfigError, SamplingParams
 
     llm = make_llm(tiny_models["llama"], "random_tree")
@@ -50,7 +51,8 @@ def test_a_request_that_cannot_ever_fit_is_refused(tiny_models: dict, make_llm: 
 
 
 def test_a_request_that_just_fits_is_not_preempted_for_ever(tiny_models: dict, make_llm: Any, generate: Any) -> None:
-    """Each request takes all 16 KV-cache slots, so it runs to its end while the others wait."""
+    """Each request needs all 16 KV-cache slots. It runs to its end, while the other requests wait, instead of being
+    preempted again and again."""
     plain = make_llm(tiny_models["llama"], None)
     prompts = [[1, 2, 3, 4, 5], [9, 8, 7, 6, 5], [1, 1, 2, 2, 3]]
     expected = [output.token_ids for output in generate(plain, prompts, greedy_params(11))]
@@ -90,7 +92,7 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def healthy_prompts(tiny_models: dict) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts and greedy outputs that do not contain POISON."""
+    """Prompts, and their greedy outputs, that do not contain the token POISON."""
     model = reference.load(tiny_models["llama"])
     prompts = reference.prompts(200, [3, 9, 20, 33, 1, 17, 40, 6], seed=3)
     outputs = [reference.greedy(model, prompt, 12).token_ids for prompt in prompts]
@@ -103,8 +105,11 @@ def healthy_prompts(tiny_models: dict) -> tuple[list[list[int]], list[list[int]]
 def test_logits_that_are_not_finite_fail_their_own_request_only(
     method: str | None, poisoned: Path, healthy_prompts: tuple, make_llm: Any, generate: Any
 ) -> None:
-    """Requests that run beside one with NaN logits, or get its KV blocks afterwards, have the right outputs. There are
-    few blocks, so that all are reused."""
+    """If a request has NaN logits, the outputs of other requests are right, both of those beside it and of those that
+    get its KV blocks afterwards.
+
+    There are few blocks, so all of them are reused.
+    """
     prompts, expected = healthy_prompts
     random_tree.TRUTH.update(zip(map(tuple, prompts), expected, strict=True))
     llm = make_llm(poisoned, method, num_kv_blocks=48, block_size=4)

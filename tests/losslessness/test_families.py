@@ -1,5 +1,5 @@
-"""Each model family generates what transformers generates with it, or is refused by name; each of its features
-matters."""
+"""Each model family generates what transformers generates with it, or is refused by name. Each attention feature of a
+family affects the output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def expected(family: tuple[str, Path]) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts, and transformers' greedy continuations."""
+    """Prompts, and transformers' greedy continuation of each."""
     model = reference.load(family[1])
     prompts = reference.prompts(120, LENGTHS, seed=2)
     found = [reference.greedy(model, prompt, NUM_TOKENS) for prompt in prompts]
@@ -61,7 +61,7 @@ FEATURES = ("sliding_window", "softcap", "s_aux")
 def test_its_features_matter(
     family: tuple, expected: tuple, make_llm: Any, generate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control: without any one of the attention features that the family uses, the output differs."""
+    """Negative control: if any one of the family's attention features is left out, the output differs."""
     prompts, outputs = expected
     attend = CacheSite.attend
     used: set[str] = set()

@@ -46,7 +46,8 @@ def test_output_equals_the_reference(
 def test_output_equals_the_reference_without_observation(
     model_dir: Any, make_llm: Any, prompts: list, references: list, generate: Any
 ) -> None:
-    """With observes=False in its plan, a proposer is never shown hidden states, and output stays right."""
+    """If a proposer's plan has observes=False, the engine never passes hidden states to the proposer, and outputs are
+    still right."""
     from specdec_core import SamplingParams
 
     random_tree.TRUTH.update(zip(map(tuple, prompts), references, strict=True))

@@ -1,5 +1,5 @@
-"""With the compiled CPU attention of specdec-kernels, tokens and hidden states are bit-identical with branching trees
-and without drafts, in float32 and bfloat16."""
+"""With the compiled CPU attention of specdec-kernels, tokens and hidden states are bit-identical with and without draft
+trees, in float32 and bfloat16."""
 
 from __future__ import annotations
 

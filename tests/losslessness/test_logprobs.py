@@ -1,4 +1,5 @@
-"""logprobs and prompt_logprobs are transformers' for the target, with and without speculation."""
+"""logprobs and prompt_logprobs of outputs equal those that transformers computes for the target, with and without
+speculation."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ def texts() -> list[list[int]]:
 
 
 def differ(temperature: float = 0.8, **asked: Any) -> list[SamplingParams]:
-    """Parameters for six prompts, with different numbers of logprobs. Temperature, top_k and penalty must not affect
-    these."""
+    """Return sampling parameters for six prompts, with different numbers of logprobs. Temperature, top_k and
+    frequency_penalty are set, but must not affect the logprobs."""
     params = SamplingParams(temperature=temperature, max_tokens=12, top_k=50, frequency_penalty=0.6, **asked)
     numbers = [0, 1, 3, -1, 5, None]
     each = [attrs.evolve(params, seed=i, logprobs=number) for i, number in enumerate(numbers)]
@@ -40,8 +41,11 @@ def differ(temperature: float = 0.8, **asked: Any) -> list[SamplingParams]:
 
 
 def check(position: dict[int, Logprob], token_id: int, number: int, logits: torch.Tensor) -> None:
-    """Compare one position's logprobs with logits [vocab]. token_id: the token at that position. number: how many
-    logprobs were requested; -1: all."""
+    """Compare the logprobs of one position with logits [vocab].
+
+    token_id: the token at that position.
+    number: how many logprobs were requested; -1: all.
+    """
     logprobs = logits.log_softmax(-1)
     number = len(logits) if number < 0 else number
     best = logprobs.topk(number)
@@ -132,7 +136,7 @@ def test_streams_have_them(engines: dict, texts: list) -> None:
 
 
 def test_what_is_cut_off_has_none(engines: dict, texts: list) -> None:
-    """If a stop token cuts off the rest of an accepted draft, the rest has no logprobs."""
+    """If a stop token lies inside an accepted draft, the draft tokens after it have no logprobs."""
     params = SamplingParams(temperature=0, max_tokens=20, logprobs=1)
     (plain,) = run(engines[None], texts[:1], [params])
     truth = plain.outputs[0].token_ids

@@ -1,4 +1,4 @@
-"""Merging drafts leaves the output as it is without speculation."""
+"""Merging several drafts into one tree does not change outputs: they equal those of plain decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A listener (a request's callback) that raises, cancels or steps changes no other request's output."""
+"""If a request's listener (callback) raises, cancels a request or calls the engine's step, no other request's output
+changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the tests: with a deliberate fault in the engine, the comparisons for losslessness must fail."""
+"""Tests of the tests: with a deliberate fault in the engine, the losslessness tests must fail."""
 
 from __future__ import annotations
 
@@ -66,9 +66,10 @@ def the_first_node_is_kept_instead_of_the_accepted_one(patch: Patch) -> None:
 
 
 def a_rejected_node_stays_in_the_cache(patch: Patch) -> None:
-    """A fault: the root's keys and values are not written, so what a rejected draft token left in its slot is read.
+    """A deliberate fault: the root's keys and values are not written, so attention reads what a rejected draft token
+    left in the root's slot.
 
-    The cache begins as ones, since reused memory could hold what an earlier engine computed for the same tokens.
+    New KV caches are filled with ones, since reused memory could hold the right values from an earlier engine.
     """
     metadata, add_group = PagedKVManager.metadata, PagedKVManager.add_group
 
@@ -123,8 +124,12 @@ WRONG_COMPUTATION: list[Callable[[Patch], None]] = [
 
 @pytest.fixture
 def continuations(model_dir: Any, make_llm: Any, prompts: list, generate: Any) -> Callable[..., list]:
-    """A function (method, right outputs, fault, **sampling parameters) -> output token ids of all prompts. random_tree
-    builds its trees from the right outputs; the fault is a function that patches the engine, or None."""
+    """Return a function that generates with a fault in the engine and returns the output token ids of all prompts.
+
+    The function takes the draft method (None: plain decoding), the right outputs, a function that patches the fault
+    into the engine (None: no fault), and sampling parameters. The proposer random_tree builds its trees from the right
+    outputs.
+    """
 
     def run(method: str | None, truth: list, mutation: Any = None, **sampling: Any) -> list:
         from specdec_core import SamplingParams

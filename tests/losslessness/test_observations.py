@@ -1,4 +1,5 @@
-"""The hidden states that a proposer observes are transformers' for the final tokens, with trees and chunked prompts."""
+"""The hidden states that a proposer observes equal those of transformers for the final tokens, with draft trees and
+with prompts split into chunks."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from reference import NUM_TOKENS
 def test_features_of_accepted_tokens(
     model_dir: Any, target: Any, prompts: list, references: list, make_llm: Any, generate: Any
 ) -> None:
-    """Hidden states of the tap "final" equal transformers'. RandomTree itself checks tokens and positions."""
+    """The observed hidden states after the final norm equal those of transformers. The proposer RandomTree itself
+    checks tokens and positions."""
     from specdec_core import SamplingParams
 
     random_tree.TRUTH.update(zip(map(tuple, prompts), references, strict=True))

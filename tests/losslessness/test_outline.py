@@ -1,4 +1,4 @@
-"""The outline of a model (its description and sizes, found without loading weights) equals that of the loaded model."""
+"""A model's outline (its description and sizes, found without loading weights) equals that of the loaded model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""With each sampling parameter, speculative output equals plain decoding's, token for token; each has an effect.
+"""With each sampling parameter, speculative outputs equal those of plain decoding, token for token. Each parameter also
+has an effect.
 
 Half of the requests are greedy. Drafts are n-gram chains, or random trees around the right continuation with dead
 (padding) nodes and duplicate siblings.
@@ -31,7 +32,7 @@ POISON = 7
 
 
 def save_word_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Save a tokenizer whose token 5 is the word t5, and so on."""
+    """Save a tokenizer in which the token with id 5 is the word "t5", and so on."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -62,13 +63,13 @@ def engines(model: Path, make_llm: Any) -> dict[str | None, Any]:
 
 
 def both(**asked: Any) -> list[SamplingParams]:
-    """SamplingParams for eight prompts, greedy and sampled in turn."""
+    """Return sampling parameters for eight prompts, alternately greedy and sampled."""
     return [SamplingParams(max_tokens=NUM_TOKENS, seed=i, temperature=(0.0, 0.8)[i % 2], **asked) for i in range(8)]
 
 
 @pytest.fixture(scope="module")
 def texts() -> list[list[int]]:
-    """Eight prompts, whose token ids are in the vocabularies of both models."""
+    """Eight prompts (token ids) that are valid in the vocabularies of both models."""
     return reference.prompts(200, [4, 9, 17, 30, 12, 25, 1, 40], seed=11)
 
 
@@ -135,8 +136,8 @@ def test_a_wrong_history_is_noticed(
 def test_logits_that_are_not_finite_fail_their_own_request(
     method: str | None, model: Path, tmp_path: Path, texts: list, cases: dict, make_llm: Any, generate: Any
 ) -> None:
-    """With every parameter, NaN logits end their own request with an error, even if a mask hides some of them. Other
-    requests go on."""
+    """With every sampling parameter, NaN logits end their own request with an error, even if a parameter masks some of
+    the NaN values. Other requests continue."""
     from safetensors.torch import load_file, save_file
 
     folder = copytree(model, tmp_path / "poisoned")
@@ -161,8 +162,8 @@ def test_logits_that_are_not_finite_fail_their_own_request(
 def test_parameters_that_leave_no_token_fail_their_own_request(
     method: str | None, engines: dict, texts: list, generate: Any
 ) -> None:
-    """A request ends with an error only where no token is left, or a logits processor raises. It keeps its tokens up to
-    there."""
+    """A request ends with an error once its parameters leave no possible token, or a logits processor raises. It keeps
+    the tokens generated before."""
 
     def give_up(logits: Any, token_ids: Any) -> Any:
         if len(token_ids) == len(texts[2]) + 5:
@@ -208,8 +209,11 @@ def test_min_tokens_puts_off_the_end_of_sequence(
 def test_a_prompt_in_chunks_is_not_processed_before_its_end(
     method: str | None, model: Path, engines: dict, texts: list, make_llm: Any, generate: Any
 ) -> None:
-    """Logits processors are not called for earlier chunks of a prompt, nor for tokens that a preempted request
-    recomputes. They always get the whole prompt."""
+    """Logits processors are called only for tokens to be generated: not for earlier chunks of a prompt, nor for tokens
+    that a preempted request recomputes.
+
+    Each call gets the whole prompt.
+    """
     asked: list[tuple[int, ...]] = []
 
     def listen(logits: Any, token_ids: Any) -> Any:

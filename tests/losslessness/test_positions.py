@@ -1,5 +1,5 @@
-"""Rotary frequencies that in transformers depend on the batch's longest request are fixed, so requests are
-independent."""
+"""Rotary frequencies do not depend on other requests. In transformers, some depend on the longest request of the batch;
+specdec fixes these."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
 
 def save(model_type: str, folder: Path, rope: dict[str, Any], **changes: Any) -> Path:
-    """Save a tiny random model with these RoPE parameters. Models of one model_type have equal weights, whatever their
-    RoPE parameters."""
+    """Save a tiny random model with these RoPE parameters. All models of one model_type have equal weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -66,7 +65,7 @@ def test_output_is_that_of_the_pinned_frequencies(
 
 
 def test_short_and_long_frequencies_differ(folder: Path) -> None:
-    """Negative control: with short and with long frequencies, outputs differ."""
+    """Negative control: outputs with short rotary frequencies differ from outputs with long ones."""
     (prompt,) = reference.prompts(120, [9], seed=2)
     found = [
         reference.greedy(reference.load(folder / name), prompt, 16).token_ids for name in ("longrope", "only_long")
@@ -78,8 +77,8 @@ def test_short_and_long_frequencies_differ(folder: Path) -> None:
 def test_a_longer_request_changes_no_other(
     is_pinned: bool, folder: Path, make_llm: Any, generate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A longer request beside it does not change a request's output; it does if frequencies are not fixed (negative
-    control)."""
+    """A request's output does not change if a longer request runs beside it. Negative control: it does if rotary
+    frequencies are not fixed."""
     if not is_pinned:
         monkeypatch.setattr(target_model, "pin_positions", lambda *args: None)
         monkeypatch.setattr(target_model, "try_out", lambda *args: Findings(keeps_rows=True))
@@ -91,14 +90,15 @@ def test_a_longer_request_changes_no_other(
 
 
 def test_what_is_not_pinned_is_found_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model whose frequencies could not be fixed, such as one with code from elsewhere, is refused."""
+    """A model whose rotary frequencies cannot be fixed, such as one with custom code, is refused."""
     monkeypatch.setattr(target_model, "pin_positions", lambda *args: None)
     with pytest.raises(CompatibilityError, match="max_model_len may help"):
         LLM(str(folder / "longrope"), skip_tokenizer_init=True, dtype="float32")
 
 
 def test_a_scale_that_follows_the_longest_request_is_refused(tmp_path: Path, make_llm: Any) -> None:
-    """PhiMoE also has a scale that depends on the longest request, so it is refused beyond the original length."""
+    """PhiMoE also scales its rotary embedding by a factor that depends on the longest request. So it is refused if
+    max_model_len exceeds the original length."""
     save("phimoe", tmp_path, PHIMOE, num_local_experts=4, original_max_position_embeddings=ORIGINAL)
     with pytest.raises(CompatibilityError, match="max_model_len may help"):
         make_llm(tmp_path, None)
@@ -106,14 +106,15 @@ def test_a_scale_that_follows_the_longest_request_is_refused(tmp_path: Path, mak
 
 
 def test_no_request_is_longer_than_the_model_was_trained_for(folder: Path) -> None:
-    """A max_model_len beyond the trained length is refused, so dynamic frequencies never change."""
+    """A max_model_len above the length that the model was trained for is refused, so dynamic rotary frequencies never
+    change."""
     with pytest.raises(ConfigError, match="max_model_len=257"):
         LLM(str(folder / "dynamic"), skip_tokenizer_init=True, max_model_len=257)
 
 
 def test_temperatures_do_not_follow_the_batch(tmp_path: Path, make_llm: Any, generate: Any) -> None:
-    """Outputs of Llama 4 equal those of each request run alone, although transformers scales its queries by their row
-    in the batch (here from row 160 on)."""
+    """Outputs of Llama 4 equal those of each request run alone. In transformers, Llama 4 scales queries by their row in
+    the batch (here from row 160 on)."""
     folder = save_family("llama4_text", tmp_path)
     prompts = reference.prompts(120, [60, 61, 62, 63], seed=2)
     llm = make_llm(folder, None)

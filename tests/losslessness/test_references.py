@@ -1,6 +1,6 @@
-"""The tiny models of the losslessness tests are sensitive to wrong positions and wrong masks.
+"""The tiny models of the losslessness tests are sensitive to wrong positions and wrong attention masks.
 
-The embedded model is left out: a trained model may well predict the same after a changed context.
+The embedded model is left out: a trained model may predict the same after its context changes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ pytestmark = pytest.mark.parametrize("model_dir", ["llama", "qwen3"], indirect=T
 
 
 def changed(target: Any, tokens: list[int], positions: list[int]) -> float:
-    """The share of tokens whose most likely successor changes with these positions instead of 0, 1, ..."""
+    """Return the fraction of tokens after which another token becomes most likely if these positions replace 0, 1, 2
+    and so on."""
     before, after = reference.logits(target, tokens), reference.logits(target, tokens, positions)
     return float((before.argmax(-1) != after.argmax(-1)).double().mean())
 

@@ -1,4 +1,4 @@
-"""Sampled output with speculation equals sampled output without, token for token, for the same seeds."""
+"""Sampled outputs under speculation equal those of plain decoding with the same seeds, token for token."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_seeds_matter_and_batches_do_not(plain: Any, prompts: list, generate: An
 def test_requests_of_different_settings_share_a_batch(
     plain: Any, speculating: Any, prompts: list, generate: Any
 ) -> None:
-    """Greedy and sampled requests in one batch have the outputs that they have alone."""
+    """Greedy and sampled requests in one batch have the same outputs as alone."""
     from specdec_core import SamplingParams
 
     prompts = prompts[:10]

@@ -39,13 +39,13 @@ def last_draft(prompt: list[int]) -> random_tree.Drafted:
 
 
 def num_past_the_end(prompt: list[int], output: list[int]) -> int:
-    """How many right draft tokens the last tree had beyond the last token of the output."""
+    """Return how many right draft tokens the last draft tree had after the token that ends the output."""
     drafted = last_draft(prompt)
     return drafted.num_tokens + drafted.num_right - len(prompt) - len(output)
 
 
 def ended_in_a_path(prompt: list[int], output: list[int]) -> bool:
-    """Whether the last token was a draft token of the last tree, or followed one."""
+    """Return whether the output's last token was a draft token of the last draft tree, or followed an accepted one."""
     drafted = last_draft(prompt)
     return drafted.num_right > 0 and drafted.num_tokens < len(prompt) + len(output)
 
@@ -58,7 +58,7 @@ def cut_at(tokens: list[int], stop: int) -> list[int]:
 def test_end_of_sequence(
     options: dict, which: int, tmp_path: Path, long_prompts: list, long_references: list, make_llm: Any, generate: Any
 ) -> None:
-    """An end-of-sequence token in the middle of an output is emitted, and nothing after it."""
+    """An end-of-sequence token ends an output even if more draft tokens are right. The output includes the token."""
     from specdec_core import SamplingParams
 
     stop = long_references[which][NUM_TOKENS // 2]
@@ -127,7 +127,7 @@ def test_max_model_len(
 def test_streamed_tokens_are_those_generated_and_only_they_are_counted(
     options: dict, tmp_path: Path, long_prompts: list, long_references: list, make_llm: Any, counter: Any
 ) -> None:
-    """Draft tokens beyond the end are neither streamed nor counted as accepted."""
+    """Draft tokens after the end of an output are neither streamed nor counted as accepted."""
     from specdec_core import SamplingParams
 
     stop = long_references[0][NUM_TOKENS // 2]

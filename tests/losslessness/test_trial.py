@@ -1,5 +1,5 @@
-"""Models that would be silently wrong on the paged KV cache are refused at load. The tests patch each fault into a
-Llama."""
+"""A model that would silently generate wrong outputs on the paged KV cache is refused while it is loaded. The tests
+patch each such fault into a Llama."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def mixes_tokens(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def has_limited_capacity(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A fault: only the first six tokens of a forward pass are computed, as by an expert with limited capacity."""
+    """A deliberate fault: only the first six tokens of a forward pass are computed, as in a mixture-of-experts layer
+    with limited capacity. The others get zeros."""
     return lambda self, x: torch.cat([forward(self, x[:, :6]), torch.zeros_like(x[:, 6:])], dim=1)
 
 
@@ -125,7 +126,7 @@ def test_windows_that_only_the_mask_knows_are_refused(tmp_path: Path, monkeypatc
 
 
 def test_masks_are_compared_at_any_distance() -> None:
-    """An attention mask that hides a single position is refused if max_model_len reaches past it."""
+    """A model whose attention mask hides a single position is refused if max_model_len reaches past that position."""
     mask = telling_mask(
         mask_function=lambda batch, head, query, key: (key <= query) & (key != 50),
         batch_size=1,
@@ -142,7 +143,8 @@ def test_masks_are_compared_at_any_distance() -> None:
 def test_logits_of_all_rows_are_no_obstacle(
     is_parameter: bool, llama: Path, generate: Any, make_llm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Outputs are right with a model that returns the logits of all rows, as it lacks or ignores `logits_to_keep`."""
+    """Outputs are right with a model that returns the logits of all rows, because its forward lacks or ignores the
+    argument `logits_to_keep`."""
     prompts = reference.prompts(120, [1, 9, 33], seed=2)
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     expected = [output.token_ids for output in generate(make_llm(llama, None), prompts, params)]
@@ -162,7 +164,8 @@ def test_logits_of_all_rows_are_no_obstacle(
 
 
 def test_a_model_is_as_it_was_after_the_trial(llama: Path) -> None:
-    """The checks at load leave nothing on the model's modules, and its attention is the paged one."""
+    """The compatibility checks while loading leave no attributes on the model's modules, and its attention is the paged
+    one."""
     model = Model(ModelSource(model=llama, device=torch.device("cpu"), dtype="float32"))._model
     assert model.config._attn_implementation == "specdec"
     assert not [name for module in model.modules() for name in vars(module) if name.startswith("specdec")]

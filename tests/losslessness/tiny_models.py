@@ -1,6 +1,6 @@
 """Tiny random models of real architectures.
 
-Weights are large (`initializer_range`), so that a wrong mask or wrong positions change what is generated.
+Their weights are large (`initializer_range`), so that a wrong attention mask or wrong positions change the output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ SIZES = {
 
 
 def save_tiny_model(family: str, folder: Path, *, seed: int = 0, **changes: Any) -> Path:
-    """Save a tiny random model. family: "llama" or "qwen3". changes: to SIZES."""
+    """Save a tiny random model.
+
+    family: "llama" or "qwen3".
+    changes: config values that replace those in SIZES.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     config_class, model_class, num_layers = {

@@ -1,4 +1,5 @@
-"""Random requests that arrive, wait, are cancelled or preempted, and a record of their results."""
+"""Random traffic for an engine: requests that arrive, wait, are cancelled or preempted, and a record of their
+results."""
 
 from __future__ import annotations
 
@@ -22,22 +23,24 @@ MAX_NUM_SEQS = 64
 
 @frozen
 class Wish:
-    """A request that may be sent many times. A run has few distinct ones, so that each one's expected output can be
-    computed by running it alone."""
+    """A request that may be sent many times.
+
+    A run has few distinct ones, so that each one's expected output can be computed by running it alone.
+    """
 
     prompt: tuple[int, ...]
     params: SamplingParams
 
     @property
     def num_blocks(self) -> int:
-        """How many KV blocks the request needs to run to its end with drafts."""
+        """The number of KV blocks that the request needs to run to its end, draft tokens included."""
         wanted = MAX_MODEL_LEN if self.params.max_tokens is None else len(self.prompt) + self.params.max_tokens
         return -(-min(MAX_MODEL_LEN, wanted + NUM_SPECULATIVE_TOKENS) // BLOCK_SIZE)
 
 
 @define
 class Completion:
-    """One of a request's n completions, in flight or ended."""
+    """One of the n completions of a request (SamplingParams.n), still running or ended."""
 
     wish: Wish
     index: int  # of the n
@@ -49,7 +52,7 @@ class Completion:
 
 @define
 class Figures:
-    """Counts of one run."""
+    """Counters of one run."""
 
     num_requests: int = 0
     num_completions: int = 0
@@ -64,8 +67,8 @@ class Figures:
 
 
 def random_wishes(num_wishes: int, seed: int) -> list[Wish]:
-    """Random requests: greedy and sampled, short and long, some with a limit on draft tokens, several completions or
-    stop tokens."""
+    """Make random requests: greedy and sampled, short and long. Some have a limit on draft tokens, several completions
+    or stop tokens."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, MOST_PROMPT_TOKENS + 1, size=num_wishes)
     prompts = reference.prompts(VOCAB_SIZE, lengths.tolist(), seed)
@@ -87,7 +90,8 @@ def _random_params(rng: np.random.Generator, seed: int) -> SamplingParams:
 
 
 def tenth_of_what_they_want(wishes: Sequence[Wish]) -> int:
-    """A number of KV blocks: a tenth of what MAX_NUM_SEQS average requests need at once."""
+    """Return a number of KV blocks that is far too small: a tenth of what MAX_NUM_SEQS average requests need at
+    once."""
     return MAX_NUM_SEQS * sum(wish.num_blocks for wish in wishes) // len(wishes) // 10
 
 

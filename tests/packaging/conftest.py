@@ -1,4 +1,4 @@
-"""Fixtures that build the packages' wheels, and environments to install them into."""
+"""Fixtures that build the wheels of the packages, and virtual environments in which to install them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ COMMIT = {
 
 
 def run(*command: str, cwd: Path) -> None:
-    """Run a command, which must succeed.
+    """Run a command and assert that it succeeds.
 
-    It does not see the environment variables that make and git set for the commands they run, such as these tests.
+    The command does not get the environment variables that make and git set for their subprocesses, which these tests
+    may be.
     """
     env = {key: value for key, value in os.environ.items() if not key.startswith(("GIT_", "MAKE", "MFLAGS", "SOURCE_"))}
     result = subprocess.run(command, cwd=cwd, env=env | COMMIT, capture_output=True, text=True, check=False)
@@ -34,9 +35,10 @@ def run(*command: str, cwd: Path) -> None:
 
 @pytest.fixture(scope="session")
 def copy_sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
-    """A function that copies the repository's files, as they are now, into a new git repository.
+    """Return a function that copies the repository's files, with uncommitted changes, into a new git repository, and
+    returns its folder.
 
-    setuptools writes beside the sources that it builds, so builds run in such a copy.
+    setuptools writes files beside the sources that it builds, so builds run in such a copy.
     """
 
     def copy() -> Path:
@@ -53,9 +55,9 @@ def copy_sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]
 
 @pytest.fixture(scope="session")
 def make_wheels() -> Callable[..., Path]:
-    """A function (folder of the sources, variables of make) -> folder of the wheels that `make wheels` builds there.
+    """Return a function that runs `make wheels` in a folder of sources and returns the folder with the wheels.
 
-    It builds with the Python that runs the tests, in place of .venv.
+    The function takes the folder and variables for make. It builds with the Python that runs the tests, not with .venv.
     """
 
     def make(sources: Path, **variables: str) -> Path:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 
 def link_third_party(folder: Path) -> Path:
-    """Link everything that is installed here into `folder`, except specdec's packages and .pth files.
+    """Link all packages of this environment into `folder`, except specdec's packages and .pth files.
 
-    Adding this environment's site-packages to another one's path would not do: Python would ignore the .pth files
-    there, but find the metadata of specdec packages that are installed in editable mode.
+    It would not work to add this environment's site-packages to another environment's sys.path: Python would ignore the
+    .pth files there, but still find the metadata of specdec packages that are installed in editable mode.
     """
     for path in sys.path:
         if Path(path).name in {"site-packages", "dist-packages"}:
@@ -34,9 +34,9 @@ class Environment:
         (site / "third_party.pth").write_text(f"{third_party}\n")
 
     def run(self, *command: str | Path, cwd: Path | None = None) -> str:
-        """Run a command, which must succeed, in `cwd` or the folder that holds the environment.
+        """Run a command and assert that it succeeds. Returns its standard output.
 
-        Returns its standard output.
+        cwd: the working directory; None: the folder that contains the environment.
         """
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "PYTEST_", "PYTHON"))}
         alone = {"PIP_CONFIG_FILE": os.devnull, "PYTHONNOUSERSITE": "1", "PATH": f"{self.bin}:{os.environ['PATH']}"}
@@ -47,6 +47,6 @@ class Environment:
         return result.stdout
 
     def install(self, *arguments: str | Path, cwd: Path | None = None) -> None:
-        """Run pip install with these arguments, without the network."""
+        """Run pip install with these arguments, without network access."""
         pip = [self.bin / "python", "-m", "pip", "install", "--no-index", "--disable-pip-version-check"]
         self.run(*pip, *arguments, cwd=cwd)

@@ -1,4 +1,4 @@
-"""The packages of the repository, as their pyproject.toml files describe them."""
+"""The Python packages of this repository, as their pyproject.toml files describe them."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ def name_of(requirement: str) -> str:
 
 
 def package_of(distribution: str) -> str:
-    """The name by which the distribution is imported."""
+    """Return the name under which a distribution is imported."""
     return distribution.replace("-", "_")
 
 
 def with_dependencies(distributions: tuple[str, ...]) -> set[str]:
-    """Return the distributions and all others of the repository that they depend on, without extras."""
+    """Return the distributions and, recursively, all distributions of this repository that they depend on. Optional
+    dependencies (extras) are not included."""
     found: set[str] = set()
     todo = list(distributions)
     while todo:

@@ -1,4 +1,4 @@
-"""`pip install` of folders of the repository."""
+"""Tests of `pip install` for folders of the repository."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def test_single_packages(environment, sources):
 
 
 def test_all_packages(environment, sources):
-    """Installing the root installs every package as a distribution of its own; `specdec` itself has only metadata."""
+    """Installing the repository's root installs every package as a separate distribution. The distribution `specdec`
+    itself holds only metadata."""
     environment.install("--no-build-isolation", ".", cwd=sources)
     listed = environment.run(environment.bin / "python", "-m", "pip", "list", "--format", "json")
     ours = {each["name"]: each["version"] for each in json.loads(listed) if each["name"].startswith("specdec")}

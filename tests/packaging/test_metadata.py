@@ -1,4 +1,4 @@
-"""The packages' metadata agree, and the install commands in documents are right."""
+"""The metadata of the packages agree with each other, and the install commands in documents are right."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def test_a_requirement_is_written_the_same_everywhere():
 
 @pytest.mark.parametrize("distribution", FOLDERS)
 def test_the_license_is_there_once(distribution):
-    """A package's LICENSE links to the root's.
+    """The LICENSE of each package is a symbolic link to the LICENSE in the repository's root.
 
-    setuptools packs no file from outside of a package's folder, but follows links.
+    setuptools packs no file from outside a package's folder, but it follows symbolic links.
     """
     license_file = FOLDERS[distribution] / "LICENSE"
     assert license_file.is_symlink()
@@ -65,9 +65,9 @@ def test_examples_of_a_pyproject_need_the_same_setuptools():
 
 
 def test_documents_install_from_the_clone():
-    """Documents install specdec's packages by path.
+    """Documents install specdec's packages by path, not by name.
 
-    Their names are not registered, and a stranger could register one.
+    The names are not registered on PyPI, so anyone could register one.
     """
     commands = [line for path in DOCUMENTS for line in re.findall(r"pip install ([^`\n]*)", path.read_text())]
     assert len(commands) > 5

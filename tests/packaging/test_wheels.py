@@ -1,4 +1,4 @@
-"""Each distribution works alone when installed from its wheel: all it needs is in the wheel or its dependencies."""
+"""Each distribution works when only its wheel and its dependencies are installed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def metadata_in(wheel: zipfile.ZipFile) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="session")
 def weights(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the embedded model, unpacked from its wheel. The package that finds it by name is not installed."""
+    """The folder with the embedded model's weights, unpacked from its wheel. The package that finds this model by name
+    is not installed."""
     folder = tmp_path_factory.mktemp("weights")
     wheel_of("specdec-model-tiny", wheels).extractall(folder)
     return folder / "specdec_model_tiny" / "weights"

@@ -1,6 +1,7 @@
-"""Tries installed distributions: `python uses.py WEIGHTS NAME ...`, with the Python that has them.
+"""A script that tries out installed distributions: `python uses.py WEIGHTS NAME ...`. Run it with the Python of the
+environment in which they are installed.
 
-WEIGHTS is the folder of the embedded model's weights. The names are the distributions that were installed.
+WEIGHTS is the folder of the embedded model's weights. Each NAME is a distribution to try out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ PROMPT = "def mean(values):\n    return sum(values) / len(values)\n\n\ndef mean(
 
 
 def complete(model: str, **keywords: object) -> object:
-    """Complete PROMPT greedily, without a progress bar. keywords: further arguments of `LLM`."""
+    """Generate greedily from PROMPT with a model. Returns the output.
+
+    keywords: further arguments of `LLM`.
+    """
     from specdec_core import LLM, SamplingParams
 
     (output,) = LLM(model, **keywords).generate(PROMPT, SamplingParams(temperature=0, max_tokens=24), use_tqdm=False)
@@ -24,7 +28,8 @@ def complete(model: str, **keywords: object) -> object:
 
 
 def command(*arguments: str) -> str:
-    """Run the `spec-decode` installed beside this Python, which must succeed. Returns its standard output."""
+    """Run the command `spec-decode` of this Python's environment and assert that it succeeds. Returns its standard
+    output."""
     line = [str(Path(sys.executable).with_name("spec-decode")), *arguments]
     result = subprocess.run(line, capture_output=True, text=True, check=False)
     assert result.returncode == 0, f"{line}: {result.stdout}{result.stderr}"
@@ -64,7 +69,7 @@ def use_prefix(weights: str) -> None:
 
 
 def use_model(weights: str) -> None:
-    """transformers alone, without specdec, loads and runs the model of the package."""
+    """Load and run the embedded model of specdec_model_tiny with transformers alone, without specdec."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from specdec_model_tiny import model_path
@@ -79,9 +84,9 @@ def use_model_by_name(weights: str) -> None:
 
 
 def use_testing(weights: str) -> None:
-    """Run the conformance tests for a proposer that is a module in the working directory.
+    """Run the conformance tests of specdec-testing on a proposer, which is a module in the working directory.
 
-    Their options and fixtures come from specdec-testing's pytest plugin.
+    The options and fixtures of these tests come from the pytest plugin of specdec-testing.
     """
     kit = ["--pyargs", "specdec_testing.conformance", "--specdec-proposer", "recent", "--specdec-module", "recent"]
     line = [

@@ -67,8 +67,8 @@ def command(
 ) -> None:
     """Measure speculative against plain decoding.
 
-    The same model completes the prompts with and without speculation, several times in turn; times are medians. A batch
-    has prompts of one group only. The exit status is 0 even if outputs differ, which the table shows.
+    The same model completes the prompts with and without speculation, several times in turn; times are medians. All
+    prompts of a batch belong to the same group. The exit status is 0 even if outputs differ, which the table shows.
     """
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     prompts = read_prompts(prompts_file) if prompts_file is not None else list(PROMPTS)
@@ -109,7 +109,10 @@ def command(
 
 
 def _what_ran(model: TimedModel, method: str, batch_size: int, temperature: float) -> str:
-    """Describe what was measured, with the values that the engine chose for options left to their defaults."""
+    """Return a line that describes what was measured: model, dtype, method, draft tokens, temperature and batch size.
+
+    For options that were left to their defaults it has the values that the engine chose.
+    """
     engine = model.llm.engine
     return (
         f"{engine.target.info.model} in {str(engine.target.info.dtype).removeprefix('torch.')}, "
@@ -119,7 +122,11 @@ def _what_ran(model: TimedModel, method: str, batch_size: int, temperature: floa
 
 
 def _check_files(output: Path | None, plot_file: Path | None) -> None:
-    """Check the output files before anything is measured. Raises ConfigError if one cannot be written."""
+    """Check, before anything is measured, that the files of --output and --plot can be written.
+
+    output, plot_file: the files; None: the option was not given.
+    Raises ConfigError if a file cannot be written, if the plot's suffix is unknown, or if matplotlib is not installed.
+    """
     check_writable("--output", output)
     check_writable("--plot", plot_file)
     if plot_file is None:

@@ -19,11 +19,11 @@ Groups = Mapping[str, Sequence[Comparison]]
 
 
 def record(groups: Groups, settings: Mapping[str, Any], model: TimedModel) -> dict[str, Any]:
-    """The results as a JSON object. `batches` has the seconds of every run.
+    """Return all results as a dict that can be written as JSON. Its key `batches` has the seconds of every run.
 
-    groups: comparisons by prompt group.
+    groups: {group of prompts: its comparisons}.
     settings: the command's options.
-    model: the speculative model, with all defaults filled in.
+    model: the model with speculation, which has all defaults filled in.
     """
     info = model.llm.engine.target.info
     return {
@@ -87,7 +87,10 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def versions(plugins: Plugins, method: str) -> dict[str, str]:
-    """Versions of Python, torch, transformers, specdec-core, and the plugins with the method or compiled operations."""
+    """Return the versions of the software that ran, {distribution: version}.
+
+    These are Python, torch, transformers, specdec-core, and all plugins that provide the method or compiled operations.
+    """
     parts = {f"proposer {method}", "ops"}
     found = {p.distribution: p.version for p in plugins.listing() if p.status == "ok" and parts & {*p.provides}}
     named = {name: version(name) for name in ("torch", "transformers", "specdec-core")}
@@ -102,9 +105,11 @@ def _processor() -> str:
 
 
 def plot(groups: Groups, method: str, path: Path, *, title: str) -> None:
-    """Plot the speed-up of every batch, and the share of drafts accepted up to each position.
+    """Plot the speed-up of every batch and, for each draft position, the share of drafts accepted up to there.
 
-    method: for the axis label.
+    groups: {group of prompts: its comparisons}.
+    method: the speculative method, for the axis label.
+    path: the file to write.
     title: describes what was measured.
     """
     from matplotlib.figure import Figure

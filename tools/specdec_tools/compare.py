@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ListeningPlugins(Plugins):
-    """The installed plugins, plus a listener that records every step's report."""
+    """The installed plugins, with a callback that adds the report of every engine step to the list `reports`."""
 
     def __init__(self, plugins: Sequence[Plugin], models: Sequence[Plugin] = ()) -> None:
         super().__init__(plugins, models)
@@ -48,9 +48,9 @@ class Run:
     """One timed run of a batch of prompts.
 
     seconds: from submission to the last token.
-    token_ids: the tokens of each completion.
-    reports: the reports of all steps.
-    request_ids: the completions' ids in the reports.
+    token_ids: the output tokens of each completion.
+    reports: the reports of all engine steps.
+    request_ids: the request id of each completion, under which the reports list its tokens.
     """
 
     seconds: float
@@ -59,10 +59,10 @@ class Run:
     request_ids: tuple[str, ...]
 
     def drafts_before(self, ends: Sequence[int]) -> DraftCounts:
-        """Count the drafts whose emitted tokens all lie in the first ends[i] tokens of completion i.
+        """Count the drafts within the first ends[i] output tokens of each completion i, and their accepted tokens.
 
-        The emitted tokens include the recovered or bonus token. The counts leave out rejected draft tokens:
-        num_draft_tokens stays 0.
+        A draft counts if all tokens that its verification emitted are among these, the recovered or bonus token
+        included. Rejected draft tokens are not counted: num_draft_tokens stays 0.
         """
         limits = dict(zip(self.request_ids, ends, strict=True))
         num_emitted = dict.fromkeys(limits, 0)
@@ -78,7 +78,7 @@ class Run:
 
 @frozen(eq=False)
 class TimedModel:
-    """An `LLM` whose steps are recorded."""
+    """An `LLM` whose plugins record a report of every engine step."""
 
     llm: LLM
     plugins: ListeningPlugins
@@ -105,7 +105,11 @@ class TimedModel:
 
 @frozen
 class Comparison:
-    """Several runs of the same batch of prompts, plain and speculative. title: names the batch."""
+    """Several runs of the same batch of prompts, plain and speculative.
+
+    title: name of the batch.
+    plain, speculative: the runs without and with speculation.
+    """
 
     title: str
     plain: tuple[Run, ...]
@@ -113,12 +117,12 @@ class Comparison:
 
     @property
     def first_difference(self) -> int | None:
-        """The first output position at which the runs differ in any completion; None if all are equal."""
+        """The first output position at which the runs differ in any completion; None if all outputs are equal."""
         return min(_differences([run.token_ids for run in (*self.plain, *self.speculative)]), default=None)
 
 
 def load_both(options: ModelOptions) -> tuple[TimedModel, TimedModel]:
-    """Load the model twice: for plain and for speculative decoding."""
+    """Load the model twice. Returns it for plain decoding and for speculative decoding, in this order."""
     return TimedModel.load(options.with_keywords(speculative_config=None)), TimedModel.load(options)
 
 
@@ -129,14 +133,22 @@ def compare(
     params: SamplingParams,
     num_runs: int,
 ) -> Comparison:
-    """Run a batch with both models (plain, speculative) in turn, so that other load on the machine affects both."""
+    """Run a batch with the plain and the speculative model in turn, so that other load on the machine affects both.
+
+    title: name of the batch.
+    models: the plain and the speculative model.
+    num_runs: number of runs of each model.
+    """
     runs = [tuple(model.run(prompts, params) for model in models) for _ in range(num_runs)]
     plain, speculative = zip(*runs, strict=True)
     return Comparison(title, plain, speculative)
 
 
 def first_difference(outputs: Sequence[Sequence[int]]) -> int | None:
-    """The first index at which not all outputs have the same token; None if they are equal."""
+    """Return the first index at which not all outputs have the same token; None if the outputs are equal.
+
+    outputs: token ids of each output.
+    """
     return next((i for i, tokens in enumerate(zip_longest(*outputs)) if len(set(tokens)) > 1), None)
 
 
@@ -147,19 +159,22 @@ def _differences(runs: Sequence[Sequence[Sequence[int]]]) -> list[int]:
 
 @frozen
 class Figures:
-    """The results of one or several comparisons.
+    """The results of one or several comparisons of plain with speculative runs.
 
-    num_tokens: output tokens with speculation.
-    num_plain_tokens: output tokens without speculation; the number may differ if drafts are sampled.
+    num_tokens: output tokens of one run with speculation.
+    num_plain_tokens: output tokens of one run without speculation; the number may differ if drafts are sampled.
     plain_s, speculative_s: sums of the batches' median seconds, prefill included.
-    drafts: counts of drafts and accepted draft tokens.
-    drafting_share: share of the speculative seconds spent on drafting.
-    decoding_speed_up: speed-up without the time of steps that have prefill; None if there are no other steps.
+    drafts: counts of drafts and accepted draft tokens in all speculative runs.
+    drafting_share: share of the speculative runs' seconds that was spent on drafting.
+    decoding_speed_up: speed-up without the forward passes and drafting of steps that have prefill; None if the plain or
+        the speculative runs have no other steps.
     efficiency: decoding_speed_up relative to the best possible one, where only drafting and the target's forward passes
-        take time: tokens per forward pass * T_plain / (T_draft + T_verify). None if decoding_speed_up is.
-    is_identical: whether all runs gave the same tokens.
-    num_unlooped, unlooped: output tokens before each completion's first loop (see `loop_start`), and the drafts there.
-    distinct_ngrams: distinct n-grams of each completion relative to all n-grams; None if all completions are too short.
+        take time: tokens per forward pass * T_plain / (T_draft + T_verify). None if decoding_speed_up is None.
+    is_identical: whether all runs generated the same tokens.
+    num_unlooped: output tokens before each completion's first loop (see `loop_start`).
+    unlooped: counts of the drafts before these loops.
+    distinct_ngrams: number of distinct n-grams, counted in each completion, relative to all n-grams; None if all
+        completions are too short to have one.
     """
 
     num_tokens: int
@@ -177,7 +192,7 @@ class Figures:
 
     @property
     def speed_up(self) -> float:
-        """Seconds per output token without speculation over those with it."""
+        """Seconds per output token without speculation, divided by those with speculation."""
         return (self.plain_s / self.num_plain_tokens) / (self.speculative_s / self.num_tokens)
 
     def cells(self) -> tuple[str, ...]:
@@ -220,7 +235,7 @@ class Figures:
 
 @frozen
 class _Decoding:
-    """Time and tokens of runs, without the time of steps that have prefill."""
+    """Times and token counts of several runs, without the forward passes and drafting of steps that have prefill."""
 
     token_s: float  # all seconds per output token
     pass_s: float  # seconds of drafting and of the target's forward passes

@@ -38,9 +38,10 @@ SEED = 0  # for temperatures above 0: plain and speculative decoding sample with
 def command(ctx: click.Context, options: ModelOptions, max_tokens: int, temperature: float, svg: Path | None) -> None:
     """Compare plain and speculative decoding on a few tasks.
 
-    The model streams each result with and without speculation, and the result is checked. Then both ways are timed
-    without printing, at the end at temperature 1, too. The exit status is 1 if outputs differ, which float32 rules
-    out; README.md explains bfloat16.
+    The model first streams its result of each task, with and without speculation, and the result is checked. Then both
+    kinds of decoding are timed without printing: on each task, and at last on all tasks at temperature 1. The exit
+    status is 1 if outputs differ, except in this last comparison. With float32 they do not differ; README.md explains
+    bfloat16.
     """
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=SEED)
     check_writable("--svg", svg)
@@ -80,7 +81,11 @@ def _print_legend(console: Console, method: str) -> None:
 
 
 def _stream(console: Console, task: Task, models: Mapping[str, LLM], params: SamplingParams) -> Answer:
-    """Print each model's result as it is decoded."""
+    """Complete one task with each model, and print the tokens as they are generated.
+
+    models: {title: LLM}, first for plain and then for speculative decoding.
+    Returns the tokens of both.
+    """
     console.out(task.prompt, style="dim", end="")
     pieces: list[list[Piece]] = []
     for title, llm in models.items():
@@ -98,7 +103,7 @@ def _stream(console: Console, task: Task, models: Mapping[str, LLM], params: Sam
 
 
 def _time(console: Console, models: tuple[TimedModel, TimedModel], params: SamplingParams) -> list[Comparison]:
-    """Compare each task alone."""
+    """Time plain and speculative decoding of each task alone. Returns a comparison for each task."""
     timed = []
     for task in TASKS:
         with working(console, f"Timing {task.title}, {NUM_RUNS} runs each way in turn"):
@@ -107,7 +112,10 @@ def _time(console: Console, models: tuple[TimedModel, TimedModel], params: Sampl
 
 
 def _time_sampled(console: Console, models: tuple[TimedModel, TimedModel], params: SamplingParams) -> Comparison:
-    """Compare all tasks at temperature 1, where few results are right and texts repeat themselves less."""
+    """Time plain and speculative decoding of all tasks at temperature 1. Returns one comparison for all tasks.
+
+    At this temperature few results are right, and outputs repeat themselves less than with greedy decoding.
+    """
     with working(console, f"Timing all at temperature 1, {NUM_RUNS} runs each way in turn"):
         sampled = attrs.evolve(params, temperature=1.0)
         return compare("temperature 1", [task.prompt for task in TASKS], models, sampled, NUM_RUNS)
@@ -118,8 +126,9 @@ def _print_verdict(
 ) -> bool:
     """Print how many results are right, and whether plain and speculative outputs are identical.
 
-    Returns whether they are, without counting `sampled`, the outputs at temperature 1. Those may differ, since methods
-    that sample their drafts use other random numbers.
+    sampled: the comparison at temperature 1.
+    Returns whether all outputs but those at temperature 1 are identical. Outputs at temperature 1 may differ, since
+    methods that sample their drafts use other random numbers.
     """
     console.out(f"right results: {sum(answer.is_right for answer in answers)} of {len(answers)}")
     compared: list[Answer | Comparison] = [*answers, *timed]

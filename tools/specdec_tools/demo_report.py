@@ -1,4 +1,4 @@
-"""What `spec-decode demo` shows of its results: whether they are right, a table, and a picture."""
+"""The report of `spec-decode demo`: checks whether results are right, and shows them as a table and a picture."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDTH = 92
 
 @frozen
 class Answer:
-    """The tokens that were streamed for a task, with their text."""
+    """The tokens that plain and speculative decoding streamed for one task, with their text."""
 
     task: Task
     plain: Sequence[Piece]
@@ -41,12 +41,17 @@ class Answer:
 
     @property
     def first_difference(self) -> int | None:
-        """The first output token that speculation changed; None if it changed none."""
+        """The first position at which plain and speculative output have different tokens; None if they are equal."""
         return first_difference([[piece.token_id for piece in pieces] for pieces in (self.plain, self.speculative)])
 
 
 def table(answers: Sequence[Answer], timed: Sequence[Comparison], sampled: Comparison, method: str) -> Table:
-    """The table of results: a row for each task, one for all tasks, and one for all tasks at temperature 1."""
+    """Make the table of results: a row for each task, one for all tasks, and one for all tasks at temperature 1.
+
+    timed: a comparison of plain with speculative decoding for each task.
+    sampled: the comparison of all tasks at temperature 1.
+    method: name of the speculative method, for the heading of its column.
+    """
     found = Table(box=None, padding=(0, 1, 0, 0))  # fits into 80 columns
     found.add_column("\ntask", no_wrap=True)
     for column in (
@@ -69,7 +74,11 @@ def _cells(*comparisons: Comparison) -> tuple[str, ...]:
 
 
 def picture(answer: Answer, figures: Table, method: str) -> str:
-    """An SVG image of one answer and the table. It embeds no fonts: the viewer's own are used."""
+    """Return an SVG image of one answer and the table of results. It embeds no fonts: the viewer's own fonts are used.
+
+    figures: the table of results.
+    method: name of the speculative method, for the caption.
+    """
     console = Console(
         record=True, file=io.StringIO(), width=WIDTH, force_terminal=True, color_system="truecolor", highlight=False
     )

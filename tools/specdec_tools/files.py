@@ -19,9 +19,9 @@ class TitledPrompt(NamedTuple):
 def read_prompts(path: Path) -> list[TitledPrompt]:
     """Read prompts from a file: one per non-blank line or, in a .jsonl file, one JSON object per line.
 
-    The object's keys are `prompt`, `group` (optional) and `task_id` (optional, the title); others are ignored.
+    An object's keys are `prompt`, `group` (optional) and `task_id` (optional, the prompt's title); others are ignored.
 
-    Raises ConfigError with the file and line that cannot be read.
+    Raises ConfigError if the file or one of its lines cannot be read.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -53,6 +53,10 @@ def _from_json(line: str, where: str, number: int) -> TitledPrompt:
 
 
 def check_writable(option: str, file: Path | None) -> None:
-    """Raise ConfigError, before anything is measured, if an option's file could not be written."""
+    """Raise ConfigError if the file that was given for an option cannot be written. The file itself is not opened.
+
+    option: the option's name, such as --output, for the error.
+    file: None: the option was not given, and there is nothing to check.
+    """
     if file is not None and (file.is_dir() or not file.parent.is_dir()):
         raise ConfigError(f"{option} {str(file)!r} cannot be written: give a file in a folder that exists")

@@ -16,8 +16,11 @@ SECONDS = 2.0
 
 @contextmanager
 def working(console: Console, doing: str) -> Iterator[None]:
-    """Show `doing`, a description of the block, until the block ends: beside a spinner on a terminal with colors,
-    elsewhere in a line that gets a dot every two seconds."""
+    """Show a description of the running block until the block ends.
+
+    doing: the description. On a terminal with colors a spinner turns beside it. Elsewhere its line gets a dot every two
+        seconds.
+    """
     if console.is_terminal and console.color_system:
         with console.status(doing, refresh_per_second=2):  # each refresh takes time from what is measured
             yield

@@ -1,7 +1,8 @@
 """Built-in prompts: edits of code that the embedded model gets right, and a check whether a result is right.
 
-The model was trained on documents that give a task, the code, and the code after the edit; it gets few of such edits
-entirely right. The tasks here are not in its training data: `python -m training.overlap` in models/tiny compares them.
+The embedded model was trained on documents that give a task, some code, and the code after the edit. Of such edits in
+general it gets few entirely right. The tasks here are not in its training data: `python -m training.overlap` in
+models/tiny compares them with it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from specdec_tools.files import TitledPrompt
 
 
 class Task(NamedTuple):
-    """An edit of Python code. instruction: in the words that the embedded model was trained on."""
+    """An edit of Python code.
+
+    instruction: the edit in words, in the wording of the embedded model's training data.
+    code, edited: the code before and after the edit.
+    """
 
     title: str
     instruction: str
@@ -28,12 +33,12 @@ class Task(NamedTuple):
         return f"# Task: {self.instruction}\n{self.code}\n# Result:\n"
 
     def is_right(self, result: str) -> bool:
-        """Whether the result has the same syntax tree and comments as the edited code. The result is not run."""
+        """Return whether a result has the same syntax tree and comments as the edited code. The result is not run."""
         return _syntax_and_comments(result) == _syntax_and_comments(self.edited)
 
 
 def _syntax_and_comments(code: str) -> tuple[str, list[str]] | None:
-    """The dumped syntax tree and the comments of the code; None if it cannot be parsed."""
+    """Return the dumped syntax tree and the comments of Python code; None if the code cannot be parsed."""
     try:
         tokens = tokenize.generate_tokens(io.StringIO(code).readline)
         return ast.dump(ast.parse(code)), [token.string for token in tokens if token.type == tokenize.COMMENT]

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of all commands."""
+"""Fixtures for the tests of `spec-decode bench` and `spec-decode demo`."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def bigram_site(tmp_path_factory):
-    """A folder for sys.path in which the proposer plugin `bigram` is installed."""
+    """A folder in which the proposer plugin `bigram` is installed. Tests prepend it to sys.path."""
     return install_bigram(tmp_path_factory.mktemp("site"))

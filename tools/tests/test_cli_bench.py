@@ -1,4 +1,4 @@
-"""spec-decode bench, on a random model."""
+"""Tests of `spec-decode bench`, on a random model."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def bench(checkpoint, bigram_site, monkeypatch):
 
 
 def row(stdout, name):
-    """Find a row of the printed table.
+    """Find a row of the printed table by its first cell.
 
-    Returns its output tokens, acceptance length, and "yes" if outputs are the same.
+    Returns three cells: the number of output tokens, the acceptance length, and "yes" or "no" for equal outputs.
     """
     figures = r"(\d+) +[\d.]+ +[\d.]+ +[\d.]+x +([\d.]+) +[\d.]+% +[\d.]+ +(yes|no)"
     match = re.search(rf"^{name} +{figures} *$", stdout, re.MULTILINE)
@@ -251,7 +251,7 @@ def test_speculation_that_is_slower_is_told(seconds, says, capsys):
 
 
 def looping_run():
-    """A run of two requests: one that loops from its second token on, and one without a loop."""
+    """Make a run of two requests: the output of one loops from its second token on, the other has no loop."""
     steps = [
         ({"r": 1, "s": 2}, {}),
         ({"r": 3, "s": 2}, {"r": 2, "s": 1}),  # the loop begins here

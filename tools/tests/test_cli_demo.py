@@ -1,4 +1,4 @@
-"""spec-decode demo, on a random model."""
+"""Tests of `spec-decode demo`, on a random model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detection of loops in a text."""
+"""Tests of `loop_start` and `ngram_counts`, which find repetition in token sequences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specdec_tools.repetition import MAX_PERIOD, MIN_COPIED, loop_start, ngram_c
 
 
 def naive_loop_start(tokens: list[int]) -> int:
-    """`loop_start` by brute force over all positions and periods."""
+    """Compute `loop_start` by brute force over all positions and periods."""
     for start in range(len(tokens)):
         for period in range(1, min(MAX_PERIOD, start) + 1):
             end = start + max(period, MIN_COPIED)
@@ -23,7 +23,7 @@ SOME = st.lists(st.integers(0, 2), max_size=50)
 
 @st.composite
 def looping(draw: st.DrawFn) -> list[int]:
-    """Draw random tokens, a segment repeated up to 20 times whose last copy may be cut, and random tokens."""
+    """Draw token ids: random ones, then up to 20 copies of a segment, the last one perhaps cut, then random ones."""
     segment = draw(st.lists(st.integers(0, 40), min_size=1, max_size=MAX_PERIOD + 3))
     repeated = segment * draw(st.integers(1, 20))
     return draw(SOME) + repeated[: len(repeated) - draw(st.integers(0, len(segment)))] + draw(SOME)

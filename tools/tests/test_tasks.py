@@ -1,4 +1,4 @@
-"""The demo's tasks: their edits are right, the embedded model makes them, and `is_right` rejects wrong results."""
+"""Tests of the demo's tasks: their edits are right, the embedded model makes them, `is_right` rejects wrong results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RENAME = TASKS[0]
 
 @pytest.fixture(scope="module")
 def results():
-    """The embedded model's greedy completions, {title of the task: text}."""
+    """The embedded model's greedy completion of each task, {title of the task: text}."""
     with LLM("tiny", dtype="float32") as llm:
         outputs = llm.generate([task.prompt for task in TASKS], GREEDY, use_tqdm=False)
     return {task.title: output.outputs[0].text for task, output in zip(TASKS, outputs, strict=True)}

@@ -1,6 +1,6 @@
-"""specdec-train: `spec-decode train METHOD`, for every installed method that has a training recipe.
+"""specdec-train: the command `spec-decode train METHOD`, for every installed method that has a training recipe.
 
-Core imports this module whenever it lists plugins, so it imports nothing heavy.
+specdec_core imports this module whenever it lists plugins, so it imports nothing heavy.
 """
 
 from __future__ import annotations

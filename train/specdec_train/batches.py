@@ -1,4 +1,5 @@
-"""Batches of training texts. They depend only on the seed and the step, so a resumed run needs no saved state."""
+"""Batches of training texts. The texts in a batch depend only on the seed and the step, so a resumed run needs no saved
+position in the data."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ WINDOW = 16
 
 @define
 class Order:
-    """The order of the texts over all epochs.
+    """Decides which texts are in the batch of each training step.
 
-    lengths: tokens of each text.
-    batch: texts per step.
+    lengths: number of tokens of each text.
+    batch: number of texts per step.
+    seed: the seed of the random order, which differs from epoch to epoch.
     """
 
     lengths: tuple[int, ...]
@@ -32,7 +34,7 @@ class Order:
         return max(1, len(self.lengths) // self.batch)
 
     def rows(self, step: int) -> list[int]:
-        """Indices of the texts of a step, which counts from 0 over all epochs. Each epoch is shuffled anew."""
+        """Return the indices of the texts in the batch of a training step. Steps count from 0 over all epochs."""
         epoch, index = divmod(step, self.batches_per_epoch)
         if self._known[0] != epoch:
             self._known = epoch, self._batches(epoch)
@@ -51,8 +53,8 @@ class Order:
 
 
 def collate(texts: Sequence[Text], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids int64 and loss mask bool of texts, both [number of texts, length of the longest], padded at the end
-    with 0 and False."""
+    """Return the token ids (int64) and the loss masks (bool) of texts, both [number of texts, length of the longest
+    text]. Shorter texts are padded at the end, with token id 0 and mask False."""
     length = max(len(text.token_ids) for text in texts)
     token_ids = torch.zeros(len(texts), length, dtype=torch.int64)
     counts = torch.zeros(len(texts), length, dtype=torch.bool)

@@ -20,7 +20,7 @@ PLAIN = (int, float, str, Path, bool)
 
 
 class Methods(click.Group):
-    """A command group with one command per method that can be trained."""
+    """A click command group with one command per method that has a training recipe."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         plugins = _plugins(ctx)
@@ -39,7 +39,7 @@ class Methods(click.Group):
 
 @click.command(cls=Methods, name="train")
 def train() -> None:
-    """Train a draft for a target.
+    """Train a draft model or draft head for a target model.
 
     Checkpoints have the usual published layout, so other engines load them too. --resume continues a killed run from
     its last save.
@@ -47,9 +47,10 @@ def train() -> None:
 
 
 def command_of(spec: ProposerSpec) -> click.Command:
-    """The command that trains a method, with the options that all runs have and those of the method's recipe.
+    """Return the command that trains a method. Its options are those of every training run and those of the method's
+    recipe.
 
-    Raises PluginError if an option of the recipe has the name of one that all runs have.
+    Raises PluginError if an option of the recipe has the same name as an option of every run.
     """
     assert spec.train is not None
     own = {attribute.name for attribute in attrs.fields(spec.train.options)}
@@ -92,8 +93,8 @@ def _option(owner: type, attribute: attrs.Attribute[Any]) -> click.Option:
 
 
 def _kind(hint: Any) -> tuple[Any, bool]:
-    """click's type for an option with this type annotation, and whether the option may be repeated. Tuples of anything
-    but paths are read as text."""
+    """Return click's type for an option with this type annotation, and whether the option may be given several times.
+    An option with a tuple of paths may be; any other tuple is read as text."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         hint = next(each for each in typing.get_args(hint) if each is not type(None))
     if typing.get_origin(hint) is tuple:
@@ -111,7 +112,7 @@ def _recipe(plugins: Plugins, name: str) -> ProposerSpec | None:
 
 
 def _plugins(ctx: click.Context) -> Plugins:
-    """The installed plugins, loaded once per command line."""
+    """Return the installed plugins. They are loaded once per command line and cached in click's context."""
     root = ctx.find_root()
     if __name__ not in root.meta:
         from specdec_core import Plugins

@@ -1,4 +1,4 @@
-"""Plots of a training run's log."""
+"""Plots of the losses and acceptance lengths in a training run's log."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ def can_draw() -> bool:
 
 
 def draw(lines: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Plot the losses and the measured acceptance lengths over the steps. lines: entries of log.jsonl. file: the PNG to
-    write."""
+    """Plot the losses and the measured acceptance lengths over the training steps.
+
+    lines: the parsed lines of the log file log.jsonl.
+    file: the PNG file to write.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 7), layout="constrained")

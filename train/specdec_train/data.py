@@ -21,16 +21,17 @@ LARGEST_ID = int(np.iinfo(np.int32).max)
 
 @frozen(eq=False)
 class Text:
-    """A tokenized training text."""
+    """A tokenized training text with its loss mask."""
 
     token_ids: np.ndarray  # int32 [length]
     counts: np.ndarray  # bool [length]: loss mask, True where the token is a label
 
 
 def read_texts(paths: Iterable[Path], tokenizer: Any, vocab_size: int) -> list[Text]:
-    """Read all texts in files and folders.
+    """Read and tokenize all texts in files and folders.
 
-    tokenizer: the target's; None if the target has no tokenizer: then only .npy files of token ids can be read.
+    tokenizer: the target's tokenizer. None if the target has no tokenizer; only .npy files of token ids can then be
+        read.
     vocab_size: number of the target's token ids.
 
     Raises ConfigError if a file cannot be read or has token ids that the target lacks.
@@ -46,8 +47,8 @@ def read_texts(paths: Iterable[Path], tokenizer: Any, vocab_size: int) -> list[T
 
 
 def cut(texts: Iterable[Text], length: int) -> list[Text]:
-    """Split texts into pieces of at most `length` tokens. Pieces of fewer than SHORTEST tokens, or without a label (a
-    token with a loss) after the second token, are dropped."""
+    """Split texts into pieces of at most `length` tokens. A piece is dropped if it has fewer than SHORTEST tokens, or
+    if the loss mask is False for all tokens after its second one."""
     pieces = [
         Text(text.token_ids[start : start + length], text.counts[start : start + length])
         for text in texts
@@ -57,7 +58,7 @@ def cut(texts: Iterable[Text], length: int) -> list[Text]:
 
 
 def fingerprint(texts: Sequence[Text]) -> str:
-    """A hash of all tokens and loss masks."""
+    """Return a hash of all token ids and loss masks, which shows whether two runs have the same data."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(np.int64(len(text.token_ids)).tobytes() + text.token_ids.tobytes() + text.counts.tobytes())
@@ -65,13 +66,14 @@ def fingerprint(texts: Sequence[Text]) -> str:
 
 
 def token_counts(texts: Sequence[Text], vocab_size: int) -> np.ndarray:
-    """How often each token id is a label (a token with a loss), int64 [vocab]."""
+    """Count how often each token id occurs where the loss mask is True. Returns int64 [vocab]."""
     learned = [text.token_ids[text.counts] for text in texts]
     return np.bincount(np.concatenate(learned), minlength=vocab_size)
 
 
 def files_in(path: Path) -> list[Path]:
-    """The file, or all visible files of the folder. Raises ConfigError if there is none."""
+    """Return the file, or all visible files below the folder. Raises ConfigError if the path does not exist or the
+    folder has no visible file."""
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -117,7 +119,7 @@ def _of_line(tokenizer: Any, line: str, where: str) -> Text:
 
 
 def join(prompt: np.ndarray, completion: np.ndarray) -> Text:
-    """Concatenate a prompt and a completion to a text of which only the completion has a loss."""
+    """Concatenate a prompt and a completion to one text. Its loss mask is True for the completion only."""
     counts = np.arange(len(prompt) + len(completion)) >= len(prompt)
     return Text(np.concatenate([prompt, completion]), counts)
 

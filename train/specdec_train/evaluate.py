@@ -1,4 +1,4 @@
-"""Acceptance lengths of a draft in training, measured by running the engine on held-out prompts."""
+"""Measures acceptance lengths of a draft in training, by running the engine on held-out prompts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def acceptance_lengths(
     device: str | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Mean acceptance lengths (1 + accepted tokens per verified draft), {"greedy": ..., "temperature_1": ...}.
+    """Measure the mean acceptance length (1 + accepted draft tokens per verified draft) for greedy decoding and at
+    temperature 1. Returns {"greedy": length, "temperature_1": length}.
 
-    trainee: the draft in training; it is saved to a temporary folder.
-    target: name or folder of the target.
-    speculative_config: method and options, without the draft's folder.
-    prompts: token ids.
-    num_tokens: tokens generated for each prompt.
+    trainee: the draft in training. It is saved to a temporary folder, from which the engine loads it.
+    target: name or folder of the target model.
+    speculative_config: the method and its options, without the draft's folder.
+    prompts: the token ids of each prompt.
+    num_tokens: number of tokens generated for each prompt.
     """
     block = 16
     longest = max(map(len, prompts)) + num_tokens

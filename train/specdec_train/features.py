@@ -1,4 +1,4 @@
-"""Hidden states of the frozen target for a batch of texts."""
+"""Computes hidden states of the frozen target model for a batch of texts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NUM_SAMPLED = 64
 
 @torch.no_grad()
 def features_of(target: TrainingTarget, token_ids: torch.Tensor, taps: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Run one forward pass of the target and return its hidden states, {tap: [batch, length, width]}.
+    """Run one forward pass of the target and return the hidden states that `taps` names, {tap: [batch, length, width]}.
 
     token_ids: int64 [batch, length], padded at the end, where the causal attention mask hides the padding.
-    taps: which hidden states, "input.N" (those that enter layer N) or "final" (after the final norm).
+    taps: names of hidden states: "input.N" (those that enter layer N) or "final" (those after the final norm).
     """
     model: Any = target.model.base_model
     found: dict[str, torch.Tensor] = {}
@@ -46,7 +46,8 @@ def _decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
 
 
 def weights_fingerprint(target: TrainingTarget) -> str:
-    """A hash of a sample of each weight tensor. It changes if a target was trained further under the same name."""
+    """Return a hash of some values of each weight tensor of the target. It shows whether a target was trained further
+    under the same name."""
     digest = hashlib.sha256()
     for name, tensor in target.model.state_dict().items():
         sample = tensor.flatten()[:: max(1, tensor.numel() // NUM_SAMPLED)]

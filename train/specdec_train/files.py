@@ -1,4 +1,5 @@
-"""Atomic writes of a run's files: a kill leaves none of them half written."""
+"""Files of a training run. Checkpoint and state are replaced atomically: a killed run leaves no file of them half
+written."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ KEYS = frozenset({"checked", "step", "num_tokens", "seconds", "trainee", "optimi
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock during the `with` block. Raises ConfigError if another run holds it."""
+    """Hold a folder's lock file during the `with` block. Raises ConfigError if another training run holds it."""
     try:
         with FileLock(folder / LOCK, timeout=0):
             yield
@@ -33,7 +34,7 @@ def lock(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def replace(file: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to. It replaces the file at the end of the `with` block."""
+    """Yield a temporary path to write to. At the end of the `with` block, the written file replaces `file`."""
     partial = file.with_name(f"{file.name}.partial")
     yield partial
     partial.replace(file)
@@ -50,7 +51,8 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
-    """The saved state; None if there is none yet. Raises ConfigError if the file is damaged or not a run's state."""
+    """Return the training state that was saved in `folder`. None if no state was saved yet. Raises ConfigError if the
+    file is damaged or is not the state of a training run."""
     file = folder / STATE
     if not file.exists():
         return None
@@ -67,7 +69,8 @@ def read_state(folder: Path) -> dict[str, Any] | None:
 
 
 def write_checkpoint(folder: Path, trainee: Trainee) -> None:
-    """Save the trainee's checkpoint in `folder`. Each of its files replaces the earlier one when it is complete."""
+    """Save the checkpoint of a draft in training to `folder`. Each file replaces its earlier version only once it is
+    complete."""
     for left in folder.glob(f"{UNFINISHED}*"):  # left by a run that was killed
         if left.is_dir() and not left.is_symlink():
             rmtree(left)
@@ -80,11 +83,11 @@ def write_checkpoint(folder: Path, trainee: Trainee) -> None:
 
 
 class Log:
-    """The run's log file, log.jsonl, with one JSON object per line."""
+    """The log file of a training run, log.jsonl, with one JSON object per line."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        """Drop damaged lines, and lines of later steps, which the resumed run repeats. step: where the run resumes; 0:
-        it is new, so all lines are dropped."""
+        """Open the log of a run that starts or resumes at `step`. Damaged lines are dropped, and so are lines of later
+        steps, which a resumed run repeats. If step is 0, the run is new and all lines are dropped."""
         self._file = folder / LOG
         if self._file.exists():
             lines = map(_read, self._file.read_text(encoding="utf-8", errors="replace").splitlines())

@@ -1,4 +1,4 @@
-"""Self-generated training data: continuations by the target itself (on-policy data for distillation)."""
+"""Self-generated training data: the target itself continues prompts (on-policy data for distillation)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ AT_ONCE = 64
 def generated_texts(
     settings: Settings, prompts: Sequence[Text], file: Path, description: dict[str, object], max_model_len: int
 ) -> list[Text]:
-    """Continue the beginning of each text with the target, or read the result of an earlier run.
+    """Return training texts in which the target has continued the beginnings of the given texts. The beginning of a
+    text is its prompt if it has one, else its first prompt_len tokens.
 
-    The beginning is the text's prompt if it has one, else its first prompt_len tokens.
-
-    file: where the result is saved. If it exists with the same description, it is read instead.
-    description: the settings that determine the result.
-    max_model_len: the most tokens, prompt and continuation, that the target takes.
+    prompts: the texts whose beginnings are continued.
+    file: where the generated texts are saved. If it exists with the same description, the texts are read from it.
+    description: the settings that determine the generated texts.
+    max_model_len: the most tokens that the target takes, prompt and continuation together.
 
     Raises ConfigError if a beginning and its continuation would exceed max_model_len, or if the file has another
     description.
@@ -78,7 +78,7 @@ def _read(file: Path) -> tuple[object, list[Text]]:
 
 
 def beginning(text: Text, prompt_len: int) -> np.ndarray:
-    """The tokens before the text's first label (token with a loss): all tokens if there is no label, the first
-    prompt_len tokens if the first token is one."""
+    """Return the tokens of a text before the first one for which the loss mask is True. Returns all tokens if the mask
+    is False everywhere, and the first prompt_len tokens if the mask is True for the first token."""
     num_marked = int(text.counts.argmax()) if text.counts.any() else len(text.counts)
     return text.token_ids[: num_marked or prompt_len]

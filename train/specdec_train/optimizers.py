@@ -1,4 +1,4 @@
-"""Optimizers: AdamW, and Muon (Jordan et al. 2024) for the matrices of layers."""
+"""Optimizers: AdamW, and Muon (Jordan et al. 2024) for the weight matrices of the draft's layers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MUON_SCALE = 10
 
 
 def optimizers(trainee: nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
-    """Create the optimizers for a draft in training. Each trained parameter is in one of them. A group's `scale`
-    multiplies the run's learning rate."""
+    """Create the optimizers for a draft in training. Each trainable parameter is in exactly one of them. The learning
+    rate of a parameter group is the run's learning rate times the group's `scale`."""
     by_muon = _matrices_of_layers(trainee) if settings.optimizer == "muon" else {}
     rest = [each for each in trainee.parameters() if each.requires_grad and id(each) not in by_muon]
     decay: dict[str, Any] = {"weight_decay": settings.weight_decay}
@@ -35,8 +35,8 @@ def optimizers(trainee: nn.Module, settings: Settings) -> list[torch.optim.Optim
 
 
 def _matrices_of_layers(trainee: nn.Module) -> dict[int, nn.Parameter]:
-    """The matrices that Muon trains, {id(matrix): matrix}. Embeddings and LM heads are left out, because a step updates
-    few of their rows."""
+    """Return the matrices that Muon trains, {id(matrix): matrix}. Embeddings and LM heads are left out, because a
+    training step updates few of their rows."""
     by_token = [
         module
         for name, module in trainee.named_modules()

@@ -37,12 +37,13 @@ MOST_HELD_OUT = 64
 
 
 def train(spec: ProposerSpec, settings: Settings, options: Any) -> None:
-    """Train a draft for a method and save it in settings.out.
+    """Train a draft for a speculative decoding method, and save its checkpoint in settings.out.
 
     With `settings.resume`, a killed run continues from its last save and ends with the same weights as an uninterrupted
     one.
 
-    options: an instance of the recipe's options class.
+    spec: the method.
+    options: the options of the method's training recipe, an instance of `spec.train.options`.
 
     Raises ConfigError for wrong settings or data, CompatibilityError if the method cannot be trained for the target.
     """
@@ -108,8 +109,8 @@ class Run:
                     self._save()
 
     def _update(self) -> dict[str, torch.Tensor]:
-        """Make one optimizer step and return scalars for the log. The step depends only on its index, the weights and
-        the optimizers' state, so a resumed run repeats it exactly."""
+        """Make one optimizer step and return {name: scalar} for the log. The step depends only on its index, the
+        weights and the optimizers' state, so a resumed run repeats it exactly."""
         torch.manual_seed(int(np.random.SeedSequence([self._settings.seed, self._step]).generate_state(1)[0]))
         self._trainee.train()
         for optimizer in self._optimizers:
@@ -139,8 +140,9 @@ class Run:
         return loss, metrics
 
     def _batch(self, texts: Sequence[Text], rows: Sequence[int] | None = None) -> TrainingBatch:
-        """A batch with the target's hidden states. rows: the texts' indices in the feature store; None: they are not in
-        it, so the states are computed."""
+        """Return a training batch: the texts' token ids, their loss masks and the target's hidden states. rows: the
+        texts' indices in the feature store, from which their hidden states are read. None: the texts are not in the
+        store, so their hidden states are computed."""
         device = self._target.info.device
         token_ids, counts = collate(texts, device)
         if self._store is None or rows is None:
@@ -202,8 +204,8 @@ class Run:
         files.write_state(out, state)
 
     def _restore(self) -> None:
-        """Load the saved state, if there is one. Raises ConfigError if it belongs to a run with other settings, or has
-        more steps than the run is to have."""
+        """Load the state that the run has saved, if there is one. Raises ConfigError if the saved run had other
+        settings, or has already made more steps than settings.steps."""
         state = files.read_state(self._settings.out)
         if state is None:
             return
@@ -225,8 +227,8 @@ class Run:
         self._step, self._num_tokens, self._seconds = state["step"], state["num_tokens"], state["seconds"]
 
     def _read_data(self) -> tuple[list[Text], list[Text]]:
-        """Training texts and held-out texts. Raises ConfigError if there are too few, or if --length exceeds what the
-        target takes."""
+        """Return the training texts and the held-out texts. Raises ConfigError if there are too few, or if
+        settings.length exceeds the target's maximum length."""
         settings, info = self._settings, self._target.info
         if settings.length > info.max_model_len:
             raise ConfigError(
@@ -262,7 +264,7 @@ _GENERATION = ("target", "dtype", "generate", "prompt_len", "temperature", "seed
 
 
 def _tokenizer(target: str) -> Any:
-    """The target's tokenizer; None if it has no tokenizer: then the data must be token ids."""
+    """Return the target's tokenizer. None if it has no tokenizer; the data must then be token ids."""
     try:
         return load_tokenizer(EngineConfig(model=target))
     except ConfigError:

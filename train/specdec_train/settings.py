@@ -25,7 +25,8 @@ def _optional_number(low: float, high: float) -> Any:
 
 @frozen(kw_only=True)
 class Settings:
-    """Settings of every run; each is an option of the command. Raises ConfigError for a value out of range."""
+    """Settings that every training run has, whatever its method. Each is an option of `spec-decode train METHOD`.
+    Raises ConfigError for a value out of range."""
 
     target: str = _setting("The model to draft for: a folder, a name on the hub, or an embedded one.", validator=text())
     data: tuple[Path, ...] = _setting(
@@ -104,19 +105,20 @@ class Settings:
     )
 
     def identity(self) -> dict[str, Any]:
-        """{name: value}, as JSON values, of the settings that a resumed run must not change."""
+        """Return those settings that a resumed run must not change, {name: value in JSON types}."""
         return {a.name: plain(getattr(self, a.name)) for a in fields(Settings) if not a.metadata.get("unchecked")}
 
 
 def plain(value: Any) -> Any:
-    """A setting's value in JSON types: paths become strings, tuples lists."""
+    """Return a setting's value in JSON types: a path becomes a string, a tuple becomes a list."""
     if isinstance(value, tuple):
         return [plain(each) for each in value]
     return str(value) if isinstance(value, Path) else value
 
 
 def prepare_folder(settings: Settings) -> None:
-    """Create the folder `out`. Raises ConfigError if it is a file, or if it is not empty and the run is not resumed."""
+    """Create the output folder settings.out. Raises ConfigError if it is a file, or if it is not empty and
+    settings.resume is False."""
     out = settings.out
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {str(out)!r} is a file: name a folder")

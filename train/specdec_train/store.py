@@ -1,4 +1,5 @@
-"""The target's hidden states on disk: safetensors shards, and an index with the target, taps and texts."""
+"""Stores the target's hidden states on disk: safetensors shards, and an index that names the target, the kinds of
+hidden states ("taps") and a hash of the texts."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ TOKENS_PER_SHARD = 1 << 16
 
 @define
 class FeatureStore:
-    """Stored hidden states of the training texts, which can be read text by text."""
+    """The target's hidden states for the training texts, stored in a folder. They can be read text by text."""
 
     folder: Path
     taps: tuple[str, ...]
@@ -38,8 +39,8 @@ class FeatureStore:
     _opened: dict[int, Any] = field(factory=dict)
 
     def read(self, rows: Sequence[int]) -> dict[str, torch.Tensor]:
-        """Hidden states {tap: [len(rows), length of the longest, width]} of texts, padded with zeros. rows: the texts'
-        indices."""
+        """Return hidden states of texts, {tap: [len(rows), length of the longest text, width]}, padded with zeros.
+        rows: indices of the texts among the training texts."""
         found = [self._read_one(row) for row in rows]
         return {
             tap: torch.nn.utils.rnn.pad_sequence([one[tap] for one in found], batch_first=True) for tap in self.taps
@@ -56,10 +57,10 @@ class FeatureStore:
 def open_store(
     folder: Path, texts: Sequence[Text], target: TrainingTarget, taps: Sequence[str], batch: int
 ) -> FeatureStore:
-    """Open a folder with the hidden states of all texts, computing missing shards.
+    """Open a folder with the hidden states of all texts. Shards that are missing in the folder are computed first.
 
-    taps: which hidden states, see `features_of`.
-    batch: texts per forward pass.
+    taps: names of the hidden states, see `features_of`.
+    batch: number of texts per forward pass of the target.
 
     Raises ConfigError if the folder was made with other texts, another target or other taps.
     """

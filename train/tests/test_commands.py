@@ -13,8 +13,8 @@ TRAINABLE = ("draft_model", "eagle", "eagle3")
 
 @pytest.fixture(autouse=True)
 def _with_an_offer_that_has_no_name():
-    """Skip the tests unless a plugin that offers operations (kernels) is installed. Such plugins have no method name,
-    and the list of methods must leave them out."""
+    """Skip the tests unless a plugin that offers operations (kernels) is installed. Such a plugin has no method name,
+    and the list of methods must leave it out."""
     if not any("ops" in info.provides for info in Plugins.load().listing()):
         pytest.skip("no plugin is installed that offers operations")
 

@@ -1,4 +1,4 @@
-"""A run's files: after a kill, and when they are saved again."""
+"""Files of a training run: after a kill, and when they are saved again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from specdec_train.generate import _read
 
 
 class Several:
-    """Saves a checkpoint with a subfolder, as transformers' tokenizers with several chat templates do."""
+    """A stand-in for a draft in training. It saves a checkpoint with a subfolder, as transformers' tokenizers with
+    several chat templates do."""
 
     def __init__(self, content: str) -> None:
         self.content = content

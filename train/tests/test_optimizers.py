@@ -1,4 +1,4 @@
-"""The assignment of parameters to optimizers."""
+"""Tests which optimizer trains which parameters of a draft."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from specdec_train.settings import Settings
 
 
 def parameters_of(trainee: nn.Module, optimizer: str) -> dict[str, set[str]]:
-    """{class of an optimizer: names of the parameters that it trains}. optimizer: the setting `optimizer`."""
+    """Return which parameters each optimizer trains, {class name of the optimizer: names of parameters}. optimizer: the
+    value of the setting `optimizer`."""
     names = {id(parameter): name for name, parameter in trainee.named_parameters()}
     settings = Settings(target="any", data=(Path("any"),), out=Path("any"), optimizer=optimizer)
     found = optimizers(trainee, settings)

@@ -1,4 +1,4 @@
-"""Whole runs on a tiny random target: learning, resuming after a kill, and errors."""
+"""Whole training runs on a tiny random target model: learning, resuming after a kill, and errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a target and texts that it generated."""
+    """A folder with a target model and training texts that the target generated."""
     folder = tmp_path_factory.mktemp("given")
     target = tiny_target(folder / "target", initializer_range=0.5, num_hidden_layers=1)
     starts = np.random.default_rng(0).integers(0, 48, (200, 2)).tolist()
@@ -103,7 +103,8 @@ def test_a_draft_learns_its_target(method, options, specs, folder, tmp_path):
 
 
 def killed_in(spec: ProposerSpec, num_steps: int) -> ProposerSpec:
-    """The method with a recipe whose run is interrupted (KeyboardInterrupt) in the training step after `num_steps`."""
+    """Return the method's ProposerSpec with a changed training recipe: the run is interrupted (KeyboardInterrupt) in
+    the training step after `num_steps` steps."""
 
     def make(*given: Any) -> torch.nn.Module:
         trainee = spec.train.make(*given)
@@ -275,7 +276,8 @@ def test_the_command_has_the_recipes_options(specs, folder, tmp_path):
 
 
 def test_the_command_lists_what_can_be_trained_beside_plugins_of_other_kinds():
-    """Plugins that offer operations, which have no name (`specdec-kernels`), do not break the list of methods."""
+    """Plugins without a method name, such as specdec-kernels, which offers operations, do not break the list of
+    methods."""
     listed = CliRunner().invoke(cli.main, ["train", "--help"], catch_exceptions=False)
     assert listed.exit_code == 0
     assert {"draft_model", "eagle", "eagle3"} <= set(listed.output.split())

@@ -31,7 +31,8 @@ DRAFTS = "drafts"
 
 @frozen(eq=False)
 class Prepared:
-    """The user's checked keywords, with the plugins, tokenizer and configs that they name."""
+    """What `prepare` returns: the engine's checked options (`config`), the loaded plugins, the checked options of
+    speculation (None: plain decoding) and the tokenizer (None with skip_tokenizer_init=True)."""
 
     config: EngineConfig
     plugins: Plugins
@@ -48,7 +49,8 @@ def prepare(
     plugins: Plugins | None = None,
     **engine_config: Any,
 ) -> Prepared:
-    """Check the keywords of `LLM`. Raises ConfigError, PluginError or CompatibilityError."""
+    """Check the keywords of `LLM` and load the plugins and the tokenizer that they name, but no weights. Raises
+    ConfigError, PluginError or CompatibilityError."""
     if not isinstance(skip_tokenizer_init, bool):
         raise ConfigError(f"skip_tokenizer_init={shown(skip_tokenizer_init)} must be True or False")
     if tokenizer is not None and not names_checkpoint(tokenizer):
@@ -76,16 +78,17 @@ def prepare(
 
 
 def dry_run(model: str | Path, **keywords: Any) -> Design:
-    """Do everything that `LLM` does before it loads weights. Takes the keywords of `LLM` and raises the same errors,
-    except those that only weights can cause."""
+    """Do everything that `LLM` does before it loads weights, and return the engine's `Design`, which has the memory
+    plan. Takes the keywords of `LLM` and raises the same errors, except those that only loading weights can cause."""
     prepared = prepare(model, **keywords)
     return build.dry_run(prepared.config, prepared.plugins, prepared.speculative, prepared.tokenizer)
 
 
 def _speculative(mapping: Mapping[str, Any], plugins: Plugins, device: torch.device) -> SpeculativeConfig:
-    """Parse a speculative_config that names its method.
+    """Parse a speculative_config that names its method, with the config classes of this method and of the named
+    verifier.
 
-    device: the engine's; a method's default of num_speculative_tokens may depend on it.
+    device: the device that the engine runs on. A method's default of num_speculative_tokens may depend on it.
     """
     verifier, verifier_config = mapping.get("verifier", AUTO), None
     if isinstance(verifier, str) and verifier != AUTO:
@@ -98,11 +101,12 @@ def _speculative(mapping: Mapping[str, Any], plugins: Plugins, device: torch.dev
 
 
 def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:
-    """Complete speculative_config. If it names a draft checkpoint but no method, find the method that runs it. If the
-    method needs a draft checkpoint and none is named, use the one that comes with the target.
+    """Complete the user's speculative_config and return it as a dict. If it names a draft checkpoint but no method, add
+    the method that recognizes the checkpoint. If the method needs a draft checkpoint and none is named, add the one in
+    the folder drafts/METHOD inside the target's folder.
 
-    given: the user's speculative_config.
-    target: the user's name of the target.
+    given: speculative_config as the user wrote it.
+    target: the target model as the user named it: a folder, a name on the model hub, or an embedded model.
 
     Raises ConfigError, or PluginError if not exactly one installed method recognizes the checkpoint.
     """
@@ -120,7 +124,7 @@ def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:
 
 
 def speculative_mapping(mapping: Any) -> dict[str, Any]:
-    """Check speculative_config as users write it, and return it as a dict. It must name a method or a draft model. A
+    """Check a speculative_config as users write it, and return it as a dict. It must name a method or a draft model. A
     name in square brackets, such as "[ngram]" in older versions of vLLM, is taken as a method, even if it is given as
     `model`. Raises ConfigError."""
     if not isinstance(mapping, Mapping):
@@ -142,10 +146,10 @@ def speculative_mapping(mapping: Any) -> dict[str, Any]:
 
 
 def _shipped(method: ProposerSpec, folder: Path, target: str | Path, revision: Any) -> str:
-    """The folder of the draft checkpoint that is stored inside the target's folder. Raises ConfigError if it does not
-    exist, or if a revision is given, since only repositories have revisions.
+    """Return `folder` as text if it exists. Raises ConfigError if it does not, or if a revision is given, since only
+    repositories on the model hub have revisions.
 
-    folder: the path inside the target's folder at which a draft for this method would be.
+    folder: drafts/METHOD inside the target's folder, where a target may bring a draft checkpoint for this method.
     """
     if folder.is_dir():
         if revision is None:
@@ -163,10 +167,10 @@ def _shipped(method: ProposerSpec, folder: Path, target: str | Path, revision: A
 
 
 def _published(drafts: Mapping[str, str], target: str) -> str | None:
-    """The draft on the model hub that a method lists for this target; None if it lists none. Compares only the last
-    part of the target's name (after the "/"), which copies of a model usually keep.
+    """The name, on the model hub, of the draft checkpoint that a method lists for this target; None if it lists none.
+    Compares only the last part of the target's name (after the "/"), which copies of a model usually keep.
 
-    drafts: {target: draft}, names on the hub.
+    drafts: the method's list, as {name of a target: name of its draft checkpoint}.
     """
     name = target.rstrip("/").rpartition("/")[2].lower()
     return next((draft for of, draft in drafts.items() if of.rpartition("/")[2].lower() == name), None)

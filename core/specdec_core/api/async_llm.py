@@ -23,9 +23,9 @@ class AsyncLLM:
     """`LLM` for asyncio, with the same keywords. Requests that run at the same time are batched.
 
     `generate` and `chat` return asynchronous generators. Closing a generator, or cancelling the task that reads it,
-    cancels its request. A wrong prompt raises in its own generator; a failed step raises in all generators whose
-    requests it ended. The other requests and the engine continue, unless the device has failed (`DeviceError`,
-    `is_healthy`). Shut the engine down with `await llm.shutdown()` or `async with`.
+    cancels its request. A wrong prompt raises an error in its own generator only. An error in an engine step is raised
+    in the generators of all requests that the error ended. The other requests and the engine continue, unless the
+    device has failed (`DeviceError`, `is_healthy`). Shut the engine down with `await llm.shutdown()` or `async with`.
     """
 
     def __init__(self, model: str | Path, **keywords: Any) -> None:
@@ -38,8 +38,8 @@ class AsyncLLM:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether prompts can be run. False after `shutdown`, or after the device has failed: then only a new process
-        can use it again (`DeviceError`). For the health check of a server; any thread may read it."""
+        """Whether prompts can be run. False after `shutdown`, or after the device has failed, which then only a new
+        process can use again (`DeviceError`). For the health check of a server; any thread may read it."""
         return not self._is_shut_down and not self._session.engine.is_dead
 
     async def __aenter__(self) -> Self:
@@ -83,11 +83,11 @@ class AsyncLLM:
         return self._session.prompts.tokenizer
 
     def get_metrics(self) -> list[Counter | Vector]:
-        """Counters since the creation of this object, each with a `name` and a `value`."""
+        """The engine's metrics, counted since this object was created. Each has a `name` and a `value`."""
         return self._session.metrics.read()
 
     async def shutdown(self) -> None:
-        """Cancel all requests, close the proposers and end the engine's thread. Generators that are still running raise
+        """Cancel all requests, close the proposers and end the engine's thread. Unfinished generators raise
         SpecdecError. May be called again. Raises PluginError if a proposer fails to close."""
         errors: list[BaseException] = []
         with self._lock:
@@ -116,8 +116,8 @@ class AsyncLLM:
                 self._post(partial(self._end, stream))
 
     def _post(self, command: Callable[[], None]) -> bool:
-        """Queue a command, which the engine's thread runs between two steps. Returns False, and queues nothing, after
-        `shutdown`."""
+        """Queue a command (a callable), which the engine's thread runs between two steps. After `shutdown`, returns
+        False and queues nothing."""
         with self._lock:
             if not self._is_shut_down:
                 self._commands.append(command)
@@ -133,8 +133,8 @@ class AsyncLLM:
     # The methods below run in the engine's thread.
 
     def _work(self) -> None:
-        """The engine thread's loop: run commands and engine steps until there are no commands and no streams. Then the
-        thread ends; the next command starts a new one."""
+        """Run queued commands and engine steps until no command is queued and no stream (generator) is unfinished. Then
+        the engine's thread, which runs this loop, ends; the next command starts a new thread."""
         while True:
             with self._lock:
                 commands, self._commands = self._commands, []
@@ -147,8 +147,8 @@ class AsyncLLM:
                 self._attempt(self._session.step)
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Run a command or a step. If it raises, the streams (generators) whose requests the engine has ended get the
-        error, or all streams if it has ended no request."""
+        """Run a queued command or an engine step. If this raises an error, the streams (generators) whose requests were
+        ended by the error raise it, too. If no request was ended, all streams raise it."""
         try:
             work()
         except BaseException as error:
@@ -180,7 +180,7 @@ class AsyncLLM:
             self._end(stream)
 
     def _end(self, stream: _Stream, error: BaseException | None = None) -> None:
-        """End a stream (a generator), with an error if one is given, and cancel its remaining requests."""
+        """End a stream (a generator), which raises `error` if one is given, and cancel its unfinished requests."""
         if stream in self._streams:
             self._streams.remove(stream)
             stream.end(error)
@@ -198,9 +198,9 @@ class AsyncLLM:
 class _Stream:
     """Carries output from the engine's thread to one asynchronous generator.
 
-    running: ids of its requests that have not ended.
-    error: the exception that the generator raises at its end, or None. It is set before None, the end marker, is put
-        into the queue.
+    running: ids of the generator's requests that have not ended.
+    error: the exception that the generator raises after its last output; None: it ends normally. It is set before None,
+        which marks the end, is put into the queue.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -210,7 +210,8 @@ class _Stream:
         self._loop = loop
 
     def put(self, output: StreamOutput | None) -> bool:
-        """Send an output to the generator, or None to end it. Returns False if its event loop is closed."""
+        """Send an output to the generator; None ends the generator. Returns False if the generator's event loop is
+        closed."""
         try:
             self._loop.call_soon_threadsafe(self.queue.put_nowait, output)
         except RuntimeError:  # the loop is closed

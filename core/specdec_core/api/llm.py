@@ -31,11 +31,11 @@ class LLM:
     model: a folder, a name on the model hub, or "tiny", the embedded model.
     speculative_config: a flat dict with `method`, `num_speculative_tokens`, other keys of `SpeculativeConfig` and the
         method's own keys. None: plain decoding.
-    plugins: None: all installed plugins.
+    plugins: the plugins to use, as `Plugins.load` returns them. None: all installed plugins.
 
-    All other keywords are those of `EngineConfig`. Only one thread at a time may use it, but streams and calls of
-    `generate` may alternate; for asyncio there is `AsyncLLM`. Close it with `close` or `with LLM(...) as llm:`;
-    otherwise it closes when it is garbage-collected or when the interpreter exits.
+    All other keywords are those of `EngineConfig`. Only one thread at a time may use an LLM. It may call `generate`
+    while a stream is unfinished. For asyncio there is `AsyncLLM`. To close the LLM, call `close` or create it in
+    `with LLM(...) as llm:`; otherwise it closes when it is garbage-collected or when the interpreter exits.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class LLM:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether prompts can be run. False after `close`, or after the device has failed: then only a new process can
-        use it again (`DeviceError`). For the health check of a server."""
+        """Whether prompts can be run. False after `close`, or after the device has failed, which then only a new
+        process can use again (`DeviceError`). For the health check of a server."""
         return not self.engine.is_closed and not self.engine.is_dead
 
     def close(self) -> None:
@@ -95,9 +95,9 @@ class LLM:
     ) -> list[RequestOutput] | Iterator[StreamOutput]:
         """Complete all prompts and return their outputs in the same order. All prompts are checked before any is run.
 
-        prompts: each a string, {"prompt": str} or {"prompt_token_ids": [int, ...]}.
-        sampling_params: one for all, or one for each.
-        use_tqdm: show a progress bar if it takes longer than a second.
+        prompts: one prompt or a list. Each is a string, {"prompt": str} or {"prompt_token_ids": [int, ...]}.
+        sampling_params: one for all prompts, or a list with one for each. None: the defaults.
+        use_tqdm: show a progress bar if the call takes longer than a second.
         stream: return an iterator over new tokens instead, as the method `stream` does.
         """
         return self._run(lambda: self._session.prompts.read(prompts), sampling_params, use_tqdm, stream)
@@ -147,11 +147,12 @@ class LLM:
     ) -> list[RequestOutput] | Iterator[StreamOutput]:
         """Answer one conversation, or each of several, as `generate` completes prompts.
 
-        messages: a list of {"role": ..., "content": ...}, or several such lists; the chat template turns each into a
-            prompt.
-        chat_template: replaces the tokenizer's.
+        messages: a list of {"role": ..., "content": ...}, or several such lists; the chat template turns each list into
+            a prompt.
+        chat_template: a Jinja template to use instead of the tokenizer's. None: the tokenizer's.
         add_generation_prompt: end the prompt with the beginning of the assistant's answer.
-        continue_final_message: continue the last message instead; set add_generation_prompt to False then.
+        continue_final_message: let the model continue the last message instead of answering it. Requires
+            add_generation_prompt=False.
         tools, chat_template_kwargs: further inputs of the chat template.
         use_tqdm, stream: as for `generate`.
         """
@@ -179,7 +180,7 @@ class LLM:
         return self._session.prompts.tokenizer
 
     def get_metrics(self) -> list[Counter | Vector]:
-        """Counters since the creation of this LLM, each with a `name` and a `value`."""
+        """The engine's metrics, counted since this LLM was created. Each has a `name` and a `value`."""
         return self._session.metrics.read()
 
     def _run(

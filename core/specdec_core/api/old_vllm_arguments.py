@@ -36,10 +36,11 @@ OLD_KEYS = frozenset(NEW_KEYS) | frozenset(WITHOUT_MEANING)
 def without_old_keys(
     keywords: Mapping[str, Any], speculative_config: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
-    """Remove the old speculation keywords and convert them to a speculative_config. Returns the other keywords and
-    this speculative_config, or the given one if there are no old keywords.
+    """Convert old speculation keywords to a speculative_config. Returns the keywords without the old ones, and this
+    speculative_config (None if the old keywords change nothing). If there are no old keywords, returns the arguments.
 
-    Warns once, showing the new form. Raises ConfigError if both forms are given, or if an old keyword has no new form.
+    Issues one DeprecationWarning, which shows the new form. Raises ConfigError if a speculative_config is given beside
+    old keywords, or if an old keyword has no new form.
     """
     old = {key: value for key, value in keywords.items() if key in OLD_KEYS}
     if not old:

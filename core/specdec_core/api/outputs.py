@@ -18,10 +18,10 @@ class CompletionOutput:
 
     index: index of the completion among the prompt's n completions.
     finish_reason: "stop" (end of sequence, a stop token or a stop string), "length", "abort", or "error" (no token
-        could be drawn; the message is in `error`).
+        could be drawn or the device failed; the message is in `error`).
     stop_reason: the stop string or token id that ended the completion; else None.
-    logprobs: of each output token, if they were asked for.
-    cumulative_logprob: the sum of the output tokens' logprobs, if they were asked for.
+    logprobs: one entry per output token; None unless the sampling parameters ask for logprobs.
+    cumulative_logprob: the sum of the output tokens' logprobs; None unless the sampling parameters ask for logprobs.
     """
 
     index: int
@@ -38,8 +38,9 @@ class CompletionOutput:
 class RequestOutput:
     """A finished prompt with its n completions.
 
-    speculation: counts of drafts and accepted tokens: see `DraftCounts`.
-    prompt_logprobs: of each prompt token, None for the first, if they were asked for.
+    speculation: counts of the drafts, draft tokens and accepted tokens of all n completions: see `DraftCounts`.
+    prompt_logprobs: one entry per prompt token, None for the first token. None unless the sampling parameters ask for
+        them.
     lossless: whether the output has the target's distribution. False only if a lossy verifier verified its drafts,
         which happens only above temperature 0.
     num_cached_tokens: the number of prompt tokens that the first completion found in the prefix cache.
@@ -56,7 +57,7 @@ class RequestOutput:
 
     @classmethod
     def of(cls, prompt: TokenizedPrompt, samples: Sequence[Request]) -> RequestOutput:
-        """Make the output of a prompt. samples: the engine's requests for it, one for each completion."""
+        """Make the output of a prompt from `samples`, the engine's requests for the prompt, one for each completion."""
         first = samples[0]
         return cls(
             request_id=first.id,
@@ -87,14 +88,15 @@ class StreamOutput:
     """The tokens that one step added to one completion. See `CompletionOutput` and `RequestOutput` for the other
     fields.
 
-    prompt_index: index of the prompt among those given.
+    prompt_index: index of the prompt in the caller's list of prompts.
     pieces: the new tokens, each with its text.
     index: index of the completion among the prompt's n completions.
     finish_reason: set in the last output of the completion, else None.
-    prompt_logprobs: in the first output of the prompt's first completion, if they were asked for.
-    text: the text that became final in this step. An unfinished character, and what may be the beginning of a stop
-        string, are held back; the last output adds what is still held back (`rest`). All texts joined are the
-        completion's text.
+    prompt_logprobs: set in the first output of the prompt's first completion, if the sampling parameters ask for them;
+        else None.
+    text: the text that became final in this step. An unfinished character, and characters that may begin a stop string,
+        are held back for a later output. The last output adds everything that is still held back (`rest`), so that all
+        texts joined are the completion's text.
     """
 
     prompt_index: int

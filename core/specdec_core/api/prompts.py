@@ -32,10 +32,10 @@ Conversations = Messages | Sequence[Messages]
 
 @frozen
 class TokenizedPrompt:
-    """A prompt as token ids, which are not checked yet.
+    """A prompt as token ids. The engine checks later that they are in the vocabulary.
 
     text: the prompt's text; None if the caller gave token ids.
-    cache_salt: only prompts with equal salts share cached keys and values.
+    cache_salt: prompts share cached keys and values only if their salts are equal.
     """
 
     text: str | None
@@ -44,7 +44,7 @@ class TokenizedPrompt:
 
 
 class PromptReader:
-    """Tokenizes prompts with the model's tokenizer. If that is None, prompts must be token ids."""
+    """Tokenizes prompts with the model's tokenizer. If the tokenizer is None, prompts must be token ids."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -130,7 +130,10 @@ class PromptReader:
 
 
 def load_tokenizer(config: EngineConfig, name: str | Path | None = None) -> Any:
-    """Load a tokenizer. name: a folder or a name on the hub; None: the model's own. Raises ConfigError."""
+    """Load a tokenizer with transformers. Raises ConfigError.
+
+    name: a folder or a name on the model hub. None: the model's own tokenizer.
+    """
     found = resolve_model(name or config.model)
     refuse_revision(found, "tokenizer", "tokenizer_revision", config.tokenizer_revision)
     revisions = {

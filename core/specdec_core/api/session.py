@@ -1,4 +1,4 @@
-"""The part that `LLM` and `AsyncLLM` share: an engine, its prompts and its metrics."""
+"""What `LLM` and `AsyncLLM` share: a session with an engine, a prompt reader and metrics."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ class Session:
         *,
         is_streamed: bool = False,
     ) -> list[list[str]]:
-        """Queue all prompts, n requests for each. If one prompt is wrong, none is queued.
+        """Queue all prompts. Each prompt gets one request per completion (n of its sampling parameters). If one prompt
+        is wrong, none is queued.
 
-        listener: called after each step that adds to a request: see `SampleListener`.
+        listener: called after each step that adds output to one of the requests: see `SampleListener`.
         is_streamed: decode each token's text when it is emitted.
 
         Returns a list of request ids for each prompt.
@@ -77,9 +78,10 @@ class Session:
         self.metrics.update(report, perf_counter() - started)
 
     def cancel(self, submitted: Sequence[Sequence[str]]) -> None:
-        """Cancel requests, all of them even if cancelling one raises. Requests that have ended are ignored.
+        """Cancel requests. If cancelling one raises an error, the others are still cancelled. Requests that have ended
+        are ignored.
 
-        submitted: ids as `submit` returns them.
+        submitted: request ids, as `submit` returns them.
         """
         self.engine.cancel(*chain.from_iterable(submitted))
 

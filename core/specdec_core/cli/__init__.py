@@ -27,8 +27,8 @@ class LazyGroup(click.Group):
     """A click group that imports a command only when it is used. `--help` imports all commands, so a command's module
     must not import torch; the command may do so when it runs.
 
-    Commands that core does not have are looked up in the plugins, which are not imported otherwise. Warnings
-    and specdec's own errors are printed to stderr in one line each.
+    The group searches the plugins only for a command that specdec_core does not have, and to list all commands.
+    Warnings and specdec's own errors are printed to stderr in one line each.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -92,7 +92,7 @@ class LazyGroup(click.Group):
 
 
 def _plugins(ctx: click.Context) -> Plugins:
-    """The plugins, loaded once per command line."""
+    """The installed plugins. They are loaded at the first call and kept in click's context."""
     if __name__ not in ctx.meta:
         from specdec_core.plugins import Plugins
 

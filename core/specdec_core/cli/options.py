@@ -46,7 +46,8 @@ DESCRIBED = {option.name: option for option in (*OPTIONS, *options_of(Speculativ
 
 
 class ModelCommand(click.Command):
-    """A command with the options of `model_options`. Its `--help` ends with the keys of `--engine` and `--set`."""
+    """A click command with the options that `model_options` adds. Its `--help` ends with lists of the keys that
+    `--engine` and `--set` take."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         engine = [option for option in OPTIONS if option.name not in OWN_OPTIONS]
@@ -68,8 +69,8 @@ def _described(option: Option) -> str:
 
 
 class Setting(click.ParamType["tuple[str, Any]"]):
-    """The click type of an option's value KEY=VALUE. VALUE is parsed as a YAML scalar (number, true, null or text);
-    anything else stays text."""
+    """The click type of an option's value KEY=VALUE. VALUE is parsed as a YAML scalar (number, true, null or text); any
+    other YAML value, such as a list, stays text."""
 
     name = "key=value"
 
@@ -90,7 +91,7 @@ class Setting(click.ParamType["tuple[str, Any]"]):
 class ModelOptions:
     """The model and how to speculate, from the command line and the config file.
 
-    keywords: of `LLM`, except `plugins`.
+    keywords: the keyword arguments of `LLM`, except `plugins`.
     disable: names of plugins that are not imported.
     """
 
@@ -108,7 +109,7 @@ class ModelOptions:
     def load(self, plugins: Plugins | None = None) -> LLM:
         """Make an `LLM`, which is closed when the command ends.
 
-        plugins: None: all installed plugins that are not disabled.
+        plugins: the plugins to use. None: all installed plugins, except those in `disable`.
         """
         _quieten_transformers()
 
@@ -118,7 +119,8 @@ class ModelOptions:
         return click.get_current_context().with_resource(llm)
 
     def dry_run(self) -> Design:
-        """Do everything of `load` that needs no weights: check the options and plan the memory."""
+        """Check the options and plan the memory as `load` does, without loading weights. Returns the engine's
+        `Design`."""
         _quieten_transformers()
 
         from specdec_core.api.arguments import dry_run
@@ -140,10 +142,10 @@ def model_options(
     num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS,
     dtype: str = "auto",
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that adds options for the model and for speculation to a command. The command gets them as `options`,
-    a `ModelOptions`.
+    """Return a decorator that adds options for the model and for speculation to a command. The command gets them as its
+    argument `options`, a `ModelOptions`.
 
-    The arguments are defaults, used if neither the command line nor the config file has a value.
+    method, num_speculative_tokens, dtype: defaults, used if neither the command line nor the config file has a value.
     """
     default = {"method": method, "num_speculative_tokens": num_speculative_tokens}
     options = (
@@ -196,8 +198,9 @@ def model_options(
 
 
 def mentioned_keys(message: str) -> set[str]:
-    """The keys of `--engine` that an error's message mentions. A key without an underscore must be followed by =, since
-    it may be an ordinary word. Empty for errors about unknown keys, which list all keys."""
+    """The keys of `--engine` that an error's message mentions. A key without an underscore counts only if "=" follows
+    it, since it may be an ordinary word. The result is empty for an error about an unknown key, whose message lists all
+    keys."""
     if " The keys are " in message:
         return set()
     keys = KEYS - OWN_OPTIONS.keys() - {"skip_tokenizer_init"}  # commands take text
@@ -205,8 +208,8 @@ def mentioned_keys(message: str) -> set[str]:
 
 
 def _engine_keywords(settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """The keywords of `LLM` from the values of `--engine`. If a key has options of its own, each is given separately:
-    `kv_manager_config.max_cached_blocks=4`. Raises click.UsageError."""
+    """Convert the values of `--engine` to keywords of `LLM`. If a keyword is a dict of options, each option is given
+    separately: `kv_manager_config.max_cached_blocks=4`. Raises click.UsageError."""
     found: dict[str, Any] = {}
     for path, value in settings:
         key, _, inner = path.partition(".")
@@ -225,8 +228,8 @@ def _engine_keywords(settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _has_own_number(method: str | None) -> bool:
-    """Whether a method has a default of its own for num_speculative_tokens. False without a method, or if it cannot be
-    loaded: that error is raised later."""
+    """Whether a method has a default of its own for num_speculative_tokens. False if `method` is None or cannot be
+    loaded. The error of loading it is not raised here, but later, when the `LLM` is made."""
     with warnings.catch_warnings(), suppress(SpecdecError):
         warnings.simplefilter("ignore")
         return method is not None and Plugins.load().proposer(method).num_speculative_tokens is not None
@@ -240,13 +243,15 @@ def _speculation(
     num_speculative_tokens: int | None,
     default: Mapping[str, Any],
 ) -> dict[str, Any] | None:
-    """The speculative_config for `LLM`; None if no method is given. Raises click.UsageError.
+    """The speculative_config for `LLM`; None if neither the arguments nor the config file ask for speculation. Raises
+    click.UsageError.
 
-    in_file: the table speculative_config of the config file, which the other arguments override. It is ignored if
-        `method` is another one than the file's, because its keys belong to the file's method.
+    in_file: the config file's speculative_config, or None. The other arguments override its keys. It is ignored if
+        `method` is another method than the file's, because its keys belong to the file's method.
+    method, num_speculative_tokens: from the command line; None: not given.
     settings: keys and values of `--set`.
-    default: has the keys "method" (may be None) and "num_speculative_tokens", used if neither the command line nor the
-        file has a value.
+    default: a dict with the keys "method" (may be None) and "num_speculative_tokens", whose values are used if neither
+        the command line nor the file has one.
     """
     config = dict(in_file or {})
     if method is not None and config.get("method", method) != method:

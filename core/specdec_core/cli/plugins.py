@@ -49,8 +49,9 @@ def command(ctx: click.Context, name: str | None, as_json: bool, disable: tuple[
 
 
 def _named(plugins: Sequence[PluginInfo], name: str) -> list[PluginInfo]:
-    """The plugins of that name with all their options, and the plugins that provide something of that name (such as a
-    method) with only its options. Raises PluginError if there are none."""
+    """Select the plugins that a name refers to: a plugin of that name with all its options, and each plugin that
+    provides a method, a verifier or anything else of that name, with only the options of this method or verifier.
+    Raises PluginError if no plugin is found."""
     found, known = [], set()
     for plugin in plugins:
         offers = {offer: offer.partition(" ")[2] for offer in plugin.provides}

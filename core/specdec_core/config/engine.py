@@ -28,8 +28,8 @@ DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
 def _dtype_name(value: Any) -> Any:
-    """The name of a dtype in this project, for torch's dtypes and vLLM's other names. Other values are returned
-    unchanged."""
+    """Convert a torch dtype, or another name that vLLM has for one ("half", "float"), to the name that this project
+    uses, such as "float16". Other values are returned unchanged."""
     if not isinstance(value, str) and type(value).__module__ != "torch":
         return value
     try:
@@ -144,9 +144,10 @@ class EngineConfig:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], other_keys: AbstractSet[str] = frozenset()) -> EngineConfig:
-        """Make a config from keywords. Raises ConfigError for an unknown key, with the nearest known one.
+        """Make a config from keywords. Raises ConfigError for an unknown key, and suggests the nearest known one.
 
-        other_keys: keys of the caller, which may be suggested, too.
+        other_keys: keys that the caller accepts besides those of this class. They are unknown here, but the error may
+            suggest them, too.
         """
         own = fields_dict(cls)
         for key in mapping:

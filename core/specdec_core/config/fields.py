@@ -1,4 +1,4 @@
-"""Fields of attrs classes with checks, whose errors name the value, what is allowed and what to do.
+"""Checks for the fields of attrs classes. Their errors name the wrong value, what is allowed and what to do.
 
 Plugins use them for their own keys of speculative_config, and describe each key beside its check:
 
@@ -45,22 +45,23 @@ class Check:
 def option(
     check: Check | None, description: str, default: Any = None, *, allowed: str = "", hashed: bool = True, **others: Any
 ) -> Any:
-    """A field of an attrs class with a default.
+    """Make a field of an attrs class with a default value, a check and a help text.
 
-    check: its validator.
-    description: its help text.
-    allowed: the allowed values, if the check does not describe them.
-    hashed: whether it changes the computation, and hence `config_hash`.
-    others: arguments of attrs' field.
+    check: the field's validator. None: any value is allowed.
+    description: the help text.
+    allowed: a description of the allowed values, if the check has none.
+    hashed: whether the field changes the computation, so that `config_hash` includes it.
+    others: further arguments of attrs' `field`.
     """
     metadata = {"help": description, "allowed": allowed, **({} if hashed else UNHASHED)}
     return field(default=default, validator=check, metadata=metadata, **others)
 
 
 def _check(fault: Callable[[Any], str], allowed: str, *, optional: bool = False) -> Check:
-    """Make a check that raises ConfigError.
+    """Make a check that raises ConfigError for a wrong value.
 
-    fault: (value) -> "" if the value is valid, else an error message that says what is wrong and what to pass instead.
+    fault: a function of the value that returns "" if the value is valid, else an error message that says what is wrong
+        and what to pass instead.
     allowed: a description of the allowed values, for documents and error messages.
     optional: None is allowed, too.
     """
@@ -83,9 +84,9 @@ def _check(fault: Callable[[Any], str], allowed: str, *, optional: bool = False)
 
 
 def must(hold: Callable[[Any], object], fault: str, allowed: str, *, optional: bool = False) -> Check:
-    """A check that `hold(value)` is true.
+    """Make a check that raises ConfigError unless `hold(value)` is true.
 
-    fault: the error message if it is not, which also says what to pass instead.
+    fault: the error message, which also says what to pass instead.
     allowed: a description of the allowed values, for documents and error messages.
     optional: None is allowed, too.
     """
@@ -93,7 +94,10 @@ def must(hold: Callable[[Any], object], fault: str, allowed: str, *, optional: b
 
 
 def whole_number(low: int, high: int = LARGEST, *, optional: bool = False) -> Check:
-    """A check for an integer in [low, high]. Rejects booleans, strings, fractions. optional: None is allowed, too."""
+    """Make a check for an integer in [low, high]. Rejects booleans, strings and fractions.
+
+    optional: None is allowed, too.
+    """
 
     def fault(value: Any) -> str:
         found = _no_number(value)
@@ -108,7 +112,7 @@ def whole_number(low: int, high: int = LARGEST, *, optional: bool = False) -> Ch
 
 
 def number(low: float, high: float, *, low_open: bool = False, optional: bool = False) -> Check:
-    """A check for a number in [low, high], or in (low, high] if low_open. Rejects NaN, booleans and strings.
+    """Make a check for a number in [low, high], or in (low, high] if low_open. Rejects NaN, booleans and strings.
 
     optional: None is allowed, too.
     """
@@ -128,7 +132,7 @@ flag = must(lambda value: isinstance(value, bool), "must be True or False", "Tru
 
 
 def one_of(*allowed: Any) -> Check:
-    """A check that a value is one of these, and of the same type."""
+    """Make a check that a value equals one of the allowed values and has the same type."""
     names = " or ".join(map(repr, allowed))
     return must(
         lambda value: any(isinstance(value, type(each)) and value == each for each in allowed),
@@ -138,13 +142,17 @@ def one_of(*allowed: Any) -> Check:
 
 
 def text(*, optional: bool = False) -> Check:
-    """A check for a string that is not empty. optional: None is allowed, too."""
+    """Make a check for a string that is not empty.
+
+    optional: None is allowed, too.
+    """
     fault = "must be text that is not empty"
     return must(lambda value: isinstance(value, str) and value, fault, "text", optional=optional)
 
 
 def names_checkpoint(value: Any) -> bool:
-    """Whether a value may be a folder or a name on the model hub. Does not check that it exists."""
+    """Whether a value can be the path of a folder or a name on the model hub: text or a Path of limited length. Does
+    not check that the folder or name exists."""
     with suppress(Exception):  # a class of the caller's own, which is nothing as text
         return isinstance(value, str | Path) and 0 < len(str(value)) <= LONGEST_NAME
     return False
@@ -159,7 +167,8 @@ checkpoint = must(
 
 
 def not_yet(default: Any) -> Check:
-    """A check that allows only the default: for options that other engines have and this one does not support yet."""
+    """Make a check that allows only an option's default value. For options of other engines that this one does not
+    support yet."""
     return must(
         lambda value: value is default or (is_number(value) and value == default),
         f"is not supported yet: leave it out, or give {default}",
@@ -176,7 +185,7 @@ options = must(
 
 
 def shown(value: Any, most: int = MOST_SHOWN) -> str:
-    """A value as errors show it: its repr, cut after `most` characters, or its type if it has no repr.
+    """A value as text for an error message: its repr, cut after `most` characters, or its type if it has no repr.
 
     Builds no more of the repr than is shown, because a few nested lists may stand for billions of values.
     """
@@ -192,7 +201,8 @@ def shown(value: Any, most: int = MOST_SHOWN) -> str:
 
 
 def _pieces(value: Any, most: int) -> Iterator[str]:
-    """The repr of a value, piece by piece."""
+    """Yield the repr of a value piece by piece, so that the caller can stop early. Uses at most the first `most` + 1
+    characters of a string."""
     kind = type(value)
     if kind is dict:
         yield "{"
@@ -234,14 +244,18 @@ def unknown_key(key: object, known: AbstractSet[str], where: str) -> ConfigError
 
 
 def refuse_unknown(keys: Iterable[object], known: AbstractSet[str], where: str) -> None:
-    """Raise ConfigError for the first unknown key. where: what has these keys, such as "a prompt", for the message."""
+    """Raise ConfigError for the first key that is not in `known`.
+
+    where: the object that has the keys, for the message, such as "a prompt".
+    """
     for key in keys:
         if key not in known:
             raise unknown_key(key, known, where)
 
 
 def as_float(value: Any) -> Any:
-    """Convert numbers of any kind, including numpy's, to float. Returns anything else unchanged, for the validator."""
+    """Convert a number of any type, including numpy's, to float. Returns other values unchanged, so that the field's
+    check rejects them."""
     with suppress(OverflowError):
         return float(value) if is_number(value) else value
     return value

@@ -31,11 +31,11 @@ MOST_VALUES = 100_000
 def load_config_file(path: str | Path) -> dict[str, Any]:
     """Read the keywords of `LLM` from a file: `LLM(**load_config_file("served.toml"))`.
 
-    The suffix determines the format: .toml, .yaml, .yml or .json. The table `speculative_config` names a proposer as
-    `method` and has its options. `LLM` checks the values. A relative folder in `model` or `tokenizer` is relative to
-    the working directory, as on the command line and in Python, not to the file.
+    The suffix determines the format: .toml, .yaml, .yml or .json. The key `speculative_config` has a mapping (in TOML,
+    a table) with the name of a proposer as `method`, and its options. `LLM` checks the values. A relative folder in
+    `model` or `tokenizer` is relative to the working directory, as on the command line and in Python, not to the file.
 
-    Raises ConfigError with the file's name, and with the line if the parser knows it.
+    Raises ConfigError, which names the file, and the line if the parser reports it.
     """
     path = Path(path)
     name, suffix = f"config file {str(path)!r}", path.suffix.lower()
@@ -83,7 +83,7 @@ def _yaml(text: str) -> Any:
     sizes: dict[int, int] = {}
 
     def num_values(node: Any) -> int:
-        """The number of values in a YAML node, counting those behind an alias each time it is used."""
+        """The number of values in a YAML node. Values behind an alias are counted each time the alias is used."""
         if id(node) not in sizes:
             sizes[id(node)] = 1  # for a node that holds itself
             if isinstance(node, yaml.MappingNode):

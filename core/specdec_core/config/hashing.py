@@ -15,8 +15,8 @@ UNHASHED = {"specdec_unhashed": True}
 
 
 def config_hash(config: Any) -> str:
-    """The sha256, in hex, of an attrs object's class and fields, except fields marked UNHASHED. Equal in every process;
-    changes whenever the computation may change."""
+    """The sha256, in hex, of an attrs object's class and fields, except fields marked UNHASHED. The digest of equal
+    configurations is the same in every process. It changes whenever the computation may change."""
     try:
         text = json.dumps(_plain(config), sort_keys=True, default=_plain)
     except ConfigError:
@@ -30,7 +30,8 @@ def config_hash(config: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value that JSON cannot write to one that it can. Raises ConfigError if it has no stable form."""
+    """Convert a value that JSON cannot write to one that it can. Raises ConfigError if the value's only text is the
+    default repr, whose memory address differs from process to process."""
     if has(type(value)):
         hashed = [attribute.name for attribute in fields(type(value)) if not attribute.metadata.get("specdec_unhashed")]
         return {"class": type(value).__qualname__, **{name: getattr(value, name) for name in hashed}}

@@ -69,7 +69,8 @@ _whole, _real = partial(option, converter=as_whole), partial(option, converter=a
 
 
 def _naming_unknown_keys(cls: type[T]) -> type[T]:
-    """Class decorator: an unknown keyword raises ConfigError with the nearest known keyword, instead of TypeError."""
+    """Class decorator. An unknown keyword of the constructor raises ConfigError with the nearest known keyword, instead
+    of TypeError."""
     init, known = cls.__init__, fields_dict(cls).keys()  # type: ignore[arg-type]
 
     @wraps(init)

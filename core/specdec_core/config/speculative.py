@@ -42,7 +42,7 @@ GREEDY, PROBABILISTIC = "greedy", "probabilistic"
 
 @frozen(kw_only=True)
 class DraftModelConfig:
-    """Options of methods that load a draft checkpoint. Their config classes inherit from it."""
+    """Options of methods that load a draft checkpoint. The methods' config classes inherit from this class."""
 
     model: str | Path = field(
         validator=checkpoint,
@@ -79,11 +79,12 @@ class DraftModelConfig:
     )
 
     def checked_max_model_len(self, target_len: int, draft_len: int | None = None) -> int:
-        """The longest request, in tokens, that the draft supports: max_model_len if given, else the shorter limit of
-        the two models. Raises ConfigError if max_model_len exceeds either.
+        """The longest request, in prompt and output tokens together, that the draft model drafts for: max_model_len if
+        given, else the smaller limit of the target and the draft model. Raises ConfigError if max_model_len exceeds one
+        of these limits.
 
         target_len: the target's limit.
-        draft_len: the draft's limit; None if it equals the target's.
+        draft_len: the draft model's limit; None if it equals the target's.
         """
         longest = {} if draft_len is None else {"the draft model": draft_len}
         longest["the target"] = target_len
@@ -100,7 +101,8 @@ class DraftModelConfig:
 
 @frozen(kw_only=True, slots=False)  # with slots, no class could inherit from it and another
 class DraftSamplingConfig:
-    """The option of methods whose draft tokens can be sampled. Their config classes inherit from it."""
+    """The option draft_sample_method, for methods that can sample draft tokens. The methods' config classes inherit
+    from this class."""
 
     draft_sample_method: str = option(
         one_of(GREEDY, PROBABILISTIC),
@@ -112,8 +114,8 @@ class DraftSamplingConfig:
 
 @frozen(kw_only=True, slots=False)
 class DraftTreeConfig:
-    """The option of methods that can draft a tree of a given shape. Their config classes inherit from it. Without a
-    shape, the method drafts chains, or trees of its own."""
+    """The option speculative_token_tree, for methods that can draft a tree of a given shape. The methods' config
+    classes inherit from this class. Without a shape, a method drafts chains, or trees of its own."""
 
     speculative_token_tree: TokenTree | None = option(
         None,
@@ -124,8 +126,8 @@ class DraftTreeConfig:
     )
 
     def default_num_speculative_tokens(self, device: torch.device) -> int:
-        """num_speculative_tokens if users give no number: the number of draft tokens in the tree's shape, or
-        DEFAULT_CHAIN without a shape."""
+        """The value of num_speculative_tokens if the user gives none: the number of draft tokens in the tree's shape,
+        or DEFAULT_CHAIN without a shape."""
         tree = self.speculative_token_tree
         return DEFAULT_CHAIN if tree is None else len(tree.paths)
 
@@ -143,7 +145,8 @@ class DraftTreeConfig:
 
 @frozen(kw_only=True, slots=False)
 class DraftWindowConfig:
-    """The sliding-window option of methods whose drafts have attention layers. Their config classes inherit from it."""
+    """The option draft_window, a sliding window for methods whose draft models have attention layers. The methods'
+    config classes inherit from this class."""
 
     draft_window: int | None = option(
         whole_number(1, optional=True),
@@ -173,7 +176,7 @@ def _both_costs(instance: Any, attribute: Attribute[Any], value: Any) -> None:
 @frozen(kw_only=True, slots=False)
 class DraftStopConfig:
     """Options of methods that can end a draft early, where another draft token is expected to cost more than it gains
-    (adaptive draft length). Their config classes inherit from it."""
+    (adaptive draft length). The methods' config classes inherit from this class."""
 
     adaptive_draft_length: bool = option(
         flag, "End a request's draft where another level is expected to cost more than it gains.", default=False
@@ -238,11 +241,12 @@ class SpeculativeConfig:
         """Make a config from a flat mapping of the keys of this class, of the method and of the verifier, whose names
         must all differ.
 
-        method_config, verifier_config: the config classes of the method and the verifier; None: the verifier has no
-            keys.
-        default_num_speculative_tokens: (the method's config) -> the number to use if the mapping has none.
+        method_config: the method's config class.
+        verifier_config: the verifier's config class; None: the verifier has no keys.
+        default_num_speculative_tokens: a function of the method's config that returns the num_speculative_tokens to use
+            if the mapping has none. None: the mapping must have it.
 
-        Raises ConfigError, which suggests the nearest key for an unknown one.
+        Raises ConfigError. For an unknown key, the error suggests the nearest known one.
         """
         own = fields_dict(method_config).keys() - cls.core_keys()
         verifiers = fields_dict(verifier_config).keys() if verifier_config else set()
@@ -272,10 +276,10 @@ class SpeculativeConfig:
 
 
 def _foreign_key(key: object, known: AbstractSet[str], where: str) -> ConfigError:
-    """The error for a key that speculative_config does not have with this method. If other methods have the key because
-    they load a draft checkpoint, the error says so; otherwise it suggests the nearest known key.
+    """Make the error for a key that speculative_config does not have with this method. If other methods have the key
+    because they load a draft checkpoint, the error says so; otherwise it suggests the nearest known key.
 
-    where: what the key was given in, for the message.
+    where: the speculative_config in which the key was found, as text for the message.
     """
     if key in fields_dict(DraftModelConfig):
         return ConfigError(

@@ -17,9 +17,12 @@ from specdec_core.errors import ConfigError
 
 @frozen
 class TokenTree:
-    """The shape of a draft tree: for each node (draft token), the path to it from the root, as the ranks of children
-    among their siblings (0: the likeliest). Sorted by depth, then by ranks, which is the order in which the nodes are
-    drafted."""
+    """The shape of a draft tree, as one path from the root to each node (draft token).
+
+    paths: at each level, a path has a child's rank among its siblings (0: the likeliest). So (1, 0) is the likeliest
+        child of the root's second child. The paths are sorted by length, then by ranks; nodes are drafted in this
+        order.
+    """
 
     paths: tuple[tuple[int, ...], ...]
 
@@ -29,10 +32,11 @@ class TokenTree:
 
     @classmethod
     def parse(cls, given: Any, key: str = "speculative_token_tree") -> TokenTree:
-        """Parse a list of paths such as [(0,), (1,), (0, 0)], such a list as text, or a TokenTree. Raises ConfigError
-        unless the paths form a tree: every path once, with all its prefixes, and siblings numbered from 0.
+        """Parse a list of paths such as [(0,), (1,), (0, 0)], or a string with such a list. A TokenTree is returned
+        unchanged. Raises ConfigError unless the paths form a tree: every path once, with all its prefixes, and siblings
+        numbered from 0.
 
-        key: the option's name, for errors.
+        key: the option's name, for error messages.
         """
         if isinstance(given, cls):
             return given
@@ -85,14 +89,15 @@ class TokenTree:
 
     @cached_property
     def num_children(self) -> tuple[int, ...]:
-        """[1 + num_nodes]   the number of children of the root, then of each node."""
+        """The number of children of the root and then of each node (draft token), [1 + num_nodes]."""
         children = Counter(path[:-1] for path in self.paths)
         return tuple(children[path] for path in ((), *self.paths))
 
     @cached_property
     def first_children(self) -> tuple[int, ...]:
-        """[1 + num_nodes]   the index of the first child of the root, then of each node. The root has index 0 and the
-        nodes follow. A node without children has the index that its first child would have."""
+        """The index of the first child of the root and then of each node (draft token), [1 + num_nodes]. The root has
+        index 0, and the nodes follow in order. A node without children has the index that its first child would
+        have."""
         return tuple(accumulate(self.num_children[:-1], initial=1))
 
 

@@ -1,10 +1,10 @@
 """The draft that a proposer returns: for each request of the batch, a tree of draft tokens to verify.
 
-A tree grows from its root, the request's last token, which is not a draft token. Shapes use these sizes: `batch`
-requests of the step; `num_nodes` tree nodes (draft tokens) of all requests; `num_rows = batch + num_nodes` rows of
-target logits. Request b's root has row `offsets[b] + b`, its i-th node has row `offsets[b] + b + 1 + i`.
+A tree grows from its root, the request's last token, which is not a draft token. Shapes use these sizes: `batch`, the
+requests of the step; `num_nodes`, the tree nodes (draft tokens) of all requests; `num_rows = batch + num_nodes`, the
+rows of target logits. Request b's root has row `offsets[b] + b`, its i-th node has row `offsets[b] + b + 1 + i`.
 
-Like all contracts, this module imports neither torch nor numpy: plugins are listed without them.
+Like all modules in `contracts`, this one imports neither torch nor numpy, so that listing plugins is fast.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PER_NODE = ("token_ids", "parents", "q_rows", "scores")
 
 
 class DraftTree(NamedTuple):
-    """One request's draft: token ids, and each one's parent: an earlier index, or -1 for the request's last token."""
+    """One request's draft tokens, with the index of each one's parent in this tree; -1: the request's last token."""
 
     token_ids: list[int]
     parents: list[int]
@@ -41,8 +41,8 @@ class DraftTree(NamedTuple):
 
 @frozen(eq=False)
 class HostCopy:
-    """A copy on the host of one tensor of a draft. It is valid for that tensor object only: a draft that is changed has
-    new tensors, so a stale copy is never used."""
+    """A numpy copy of one of a draft's tensors (`of`), kept on the host. It is used for that same tensor object only. A
+    changed draft has new tensor objects, so an outdated copy is never read."""
 
     of: torch.Tensor
     values: np.ndarray
@@ -50,22 +50,22 @@ class HostCopy:
 
 @frozen(eq=False)
 class Draft:
-    """Draft tokens for a batch: for each request a token tree, which may be empty.
+    """Draft tokens for a batch: for each request a tree of tokens, which may be empty.
 
-    A node is a draft token, the root its request's last token. A node is *sampled* if its token was drawn from a
-    distribution, a row of `q`. Every other node is *chosen*: picked deterministically (top-k, n-gram), with -1 in
-    `q_rows`. Siblings are in the order they were drawn or picked, sampled before chosen. Earlier draws may decide
-    whether a node exists; but a sampled node must not be left out because of its own token.
+    A node is a draft token, the root its request's last token. A node is *sampled* if its token was drawn from a draft
+    distribution, which is a row of `q`. Every other node is *chosen*: its token was picked deterministically (top-k,
+    n-gram), and it has -1 in `q_rows`. Siblings are in the order in which they were drawn or picked, sampled before
+    chosen. Earlier draws may decide whether a sampled node exists, but its own token may not.
 
     A node is *dead* (padding) if its parent is DEAD or dead; the others are *live*. A dead node has a token of the
     vocabulary and takes part in the forward pass, but is no draft token: the engine ignores its score and its row of
     `q`. A draft made on a GPU has exactly `max_draft_tokens[i]` nodes for request i, dead where drafting stopped, so
-    that its shapes do not depend on values. A draft made on a CPU may be shorter.
+    that its shapes do not depend on computed values. A draft made on a CPU may have fewer nodes.
 
     The columns of `q` are one of: the target's vocabulary (the default); the tokens in `q_to_target`, the same for all
     rows; or for each row the k different tokens in its row of `q_ids`. All other tokens have probability 0.
 
-    The engine checks all of this. Values that are only on a GPU are checked there: if they are wrong, the error is
+    The engine checks these rules. Values that are only on a GPU are checked there: if they are wrong, the error is
     raised when the step's results reach the host, and these results are discarded.
     """
 
@@ -115,24 +115,24 @@ class Draft:
 
     @cached_property
     def host_layout(self) -> TreeLayout[np.ndarray]:
-        """Each draft token's row of logits, depth and parent, as arrays. Cached: several parts of a step use it."""
+        """The draft's `TreeLayout` (rows, parents, depths of the trees) as numpy arrays. Computed once and cached."""
         return TreeLayout.of(self)
 
     @cached_property
     def layout(self) -> TreeLayout[torch.Tensor]:
-        """`host_layout` as tensors on the draft's device."""
+        """The same `TreeLayout` as `host_layout`, but with tensors on the draft's device."""
         return self.host_layout.to(self.token_ids.device)
 
     @classmethod
     def from_chains(cls, chains: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Draft:
-        """A draft of chains that were not sampled: one list of token ids per request, possibly empty."""
+        """Make a draft from a chain (list of token ids) per request, possibly empty. No token counts as sampled."""
         lengths = [len(chain) for chain in chains]
         nodes = DraftTree([t for chain in chains for t in chain], [i - 1 for n in lengths for i in range(n)])
         return cls._of_nodes(nodes, lengths, max(lengths, default=0), device, is_chain=True)
 
     @classmethod
     def from_trees(cls, trees: Sequence[DraftTree], device: torch.device | str = "cpu") -> Draft:
-        """A draft of trees that were not sampled: one per request, possibly empty."""
+        """Make a draft from one `DraftTree` per request, possibly empty. No token counts as sampled."""
         depth = 0
         for tree in trees:
             depths: list[int] = []
@@ -154,11 +154,11 @@ class Draft:
         is_chain: bool = False,
         device: torch.device | str = "cpu",
     ) -> Draft:
-        """A draft of trees that were not sampled, from arrays with the nodes of all requests, one after the other.
+        """Make a draft from numpy arrays with the nodes of request 0, then of request 1, and so on. None is sampled.
 
         token_ids: int64 [num_nodes].
         parents: int32 [num_nodes], indices within the request's own tree; -1: the root; -2: a dead (padding) node.
-        counts: [batch], the number of nodes of each request.
+        counts: [batch], the number of nodes of each request. max_depth, is_chain: see the fields of `Draft`.
         scores: float32 [num_nodes], estimated P(accepted | parent accepted).
 
         On a CPU the draft shares the arrays' memory: allocate new arrays for the next step.
@@ -179,7 +179,7 @@ class Draft:
     def _of_nodes(
         cls, nodes: DraftTree, counts: list[int], max_depth: int, device: torch.device | str, is_chain: bool = False
     ) -> Draft:
-        """A draft of trees that were not sampled. nodes: the trees one after the other; counts: nodes per request."""
+        """Make a draft without sampled nodes. nodes: the nodes of all requests, in order; counts: nodes per request."""
         import torch
 
         token_ids = torch.tensor(nodes.token_ids) if nodes.token_ids else torch.empty(0, dtype=torch.int64)
@@ -195,8 +195,8 @@ class Draft:
         return draft if torch.device(device).type == "cpu" else draft.to(device)
 
     def to(self, device: torch.device | str) -> Draft:
-        """A copy of the draft with all tensors on `device`. On a GPU it keeps as `host_copies` the per-node tensors
-        that the host has now: do not write to them afterwards. On a CPU it needs no copies."""
+        """Return a copy of the draft with all tensors on `device`. If that is a GPU, per-node tensors that the host has
+        now become the copy's `host_copies`: do not write to these tensors afterwards."""
         import torch
 
         device = torch.device(device)
@@ -208,14 +208,14 @@ class Draft:
         return evolve(self, **moved, host_copies=tuple(copies))
 
     def is_on_host(self, *tensors: torch.Tensor | None) -> bool:
-        """Whether these tensors of the draft can all be read without waiting for a device. None counts as readable."""
+        """Whether each of these tensors of the draft is on a CPU or has a host copy. None counts as on the host."""
         copied = [copy.of for copy in self.host_copies]
         return all(
             tensor is None or tensor.device.type == "cpu" or any(tensor is of for of in copied) for tensor in tensors
         )
 
     def on_host(self, tensor: torch.Tensor) -> np.ndarray:
-        """One of the draft's tensors as an array: a view if it is on a CPU, else its host copy, else downloaded."""
+        """Return a tensor of the draft as a numpy array: a view on a CPU, else its host copy, else a download."""
         if tensor.device.type != "cpu":
             for copy in self.host_copies:
                 if copy.of is tensor:
@@ -225,7 +225,7 @@ class Draft:
         return array
 
     def tree(self, request: int) -> DraftTree:
-        """One request's tree as lists (for tests and reports, not for the hot path). request: index into the batch."""
+        """Return one request's tree as lists, for tests and reports: slow. request: index into the batch."""
         nodes = slice(self.offsets[request], self.offsets[request + 1])
         return DraftTree(self.host_token_ids[nodes].tolist(), self.host_parents[nodes].tolist())
 
@@ -234,8 +234,8 @@ class Draft:
 class TreeLayout(Generic[Array]):
     """Where a draft's trees are in the rows of target logits (a row per root and per node), as arrays or tensors.
 
-    A root is a request's last token, which its tree grows from. Following `up` from a draft token leads to the root.
-    Roots and dead (padding) nodes point to themselves. A dead node has the root's depth, 0, and attends only to itself.
+    A root is a request's last token, from which its tree grows. `up` maps each row to its parent's row, and rows of
+    roots and dead (padding) nodes to themselves. A dead node has depth 0, as a root has, and attends only to itself.
     """
 
     row_requests: Array  # int64 [num_rows]
@@ -248,7 +248,7 @@ class TreeLayout(Generic[Array]):
 
     @staticmethod
     def of(draft: Draft) -> TreeLayout[np.ndarray]:
-        """The layout of a draft, computed on the host."""
+        """Compute the layout of a draft on the host."""
         import numpy as np
 
         requests = np.arange(draft.batch_size)

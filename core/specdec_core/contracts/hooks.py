@@ -1,4 +1,4 @@
-"""The hooks with which a plugin offers its parts and listens to steps.
+"""The pluggy hooks with which a plugin offers proposers, verifiers and other objects, and gets reports of steps.
 
 A plugin is a module (or object) named by an entry point of group `specdec`, with functions marked `@hookimpl`:
 
@@ -56,7 +56,7 @@ def specdec_verifiers() -> Sequence[VerifierSpec]:
 
 @hookspec
 def specdec_kv_managers() -> Sequence[KVManagerSpec]:
-    """Offer KV managers.
+    """Offer KV managers (which store the keys and values of all requests in blocks).
 
     Called once per plugin when plugins are loaded. Any plugin may implement it; specdec-core offers its paged manager
     through it. Each spec's name must be the name of one of the plugin's entry points.
@@ -68,9 +68,9 @@ def specdec_ops(device: str) -> OpsSpec | None:
     """Replace operations of `specdec_core.ops` by faster ones with the same signature and the same results.
 
     Called once when an engine is built. device: the type of device it runs on, such as "cpu" or "cuda". Return None if
-    the plugin has no operations for that device; import heavy modules in the body. The spec's `supports` limits the
-    layers for which an operation is used. Any plugin may implement it. Two plugins that replace one operation for the
-    same layers are an error, and so is an operation that core does not have.
+    the plugin has no operations for that device; import heavy modules in the body. The spec's `supports` decides for
+    which of a model's layers an operation is used. Any plugin may implement this hook. It is an error if two plugins
+    replace one operation for the same layers, or if core has no such operation.
     """
 
 
@@ -78,9 +78,9 @@ def specdec_ops(device: str) -> OpsSpec | None:
 def specdec_commands() -> Sequence[click.Command]:
     """Add commands to the command line: `spec-decode NAME` runs the command of that name, which may be a click group.
 
-    Called each time `spec-decode` is given a name that is not one of core's commands, lists its commands or lists
-    plugins, but never for an engine. Slow imports belong into the commands' bodies. Any plugin may implement it; a
-    command whose name core or another plugin has already is refused.
+    Called each time `spec-decode` lists its commands or plugins, or is given a name that is not one of core's commands,
+    but never for an engine. Slow imports belong into the commands' bodies. Any plugin may implement it. A command is
+    refused if core or another plugin has a command of its name.
     """
 
 
@@ -88,7 +88,7 @@ def specdec_commands() -> Sequence[click.Command]:
 def specdec_step_finished(report: StepReport) -> None:
     """Receive a report of each finished step, for metrics and logs.
 
-    Called after the step's tokens were emitted, by every engine that has the plugin. report: the step's counts and
-    times, read only. Any plugin may implement it. The engine waits for it; its exceptions reach the caller of that step
-    as a PluginError that names the plugin.
+    Called after the step's tokens were emitted, by every engine that loaded the plugin. report: the step's counts and
+    times, read only. Any plugin may implement it. The engine waits until it returns. If it raises an exception, the
+    caller of that step gets a PluginError that names the plugin.
     """

@@ -1,4 +1,4 @@
-"""The contract of a KV manager: shapes of the KV cache, addresses in it, and how a plugin offers a manager."""
+"""The contract of a KV manager: shapes of the KV cache, block tables, slots, and how a plugin offers a manager."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @frozen
 class KVLayout:
-    """Shapes of the KV cache of one group of layers: the target's or a draft's. keeps_nodes: draft tokens are stored in
-    the same slots as in the target's groups, and `KVManager.compact` moves the accepted ones."""
+    """Shapes of the KV cache of a group of layers of the target or of a draft model. keeps_nodes: draft tokens have the
+    same slots as in the target's groups, and `KVManager.compact` moves the accepted ones."""
 
     num_layers: int
     num_kv_heads: int
@@ -83,12 +83,12 @@ class KVManager(Protocol):
 
         owner: TARGET, or the name of the proposer whose layers they are. Every forward pass of the target fills all of
             the target's groups; a draft's group holds the tokens that `fill` reports.
-        lookahead: how many tokens after a slot's own token its keys and values depend on (`Plan.lookahead`).
+        lookahead: a slot's keys and values depend on its token and on this many later tokens (`Plan.lookahead`).
         """
 
     def cache(self, group: int, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys [num_slots + 1, num_kv_heads, key_dim] and values [..., value_dim] of one layer. Row `block *
-        block_size + i` is slot i of a block. Padding writes to the last row (index -1), which is never read."""
+        """Return one layer's keys [num_slots + 1, num_kv_heads, key_dim] and values (with value_dim). Slot i of a block
+        is row `block * block_size + i`. Padding writes to the last row (index -1), which is never read."""
 
     def admit(self, request_id: str, token_ids: np.ndarray, salt: str, groups: Sequence[int]) -> int:
         """Register a request and return num_cached_tokens: how many of its first tokens have keys and values in the
@@ -98,31 +98,31 @@ class KVManager(Protocol):
         token_ids: int64 [num_tokens], the prompt and, after a preemption, the output. Empty if all tokens must be
             computed (for prompt_logprobs, and after logits that were not finite).
         salt: requests share blocks only with requests of the same salt.
-        groups: the groups of draft layers that this request uses.
+        groups: indices of the groups of draft layers that this request uses.
         """
 
     def reserve(self, request_id: str, num_tokens: int, num_scratch: int) -> None:
-        """Give the request enough blocks for num_tokens slots of known tokens and then num_scratch slots, for draft
-        tokens or a draft's own use. Raises CapacityError, and changes nothing, if too few blocks are free."""
+        """Give the request enough blocks for num_tokens prompt and output tokens, then num_scratch slots for draft
+        tokens or for draft layers. Raises CapacityError, and changes nothing, if too few blocks are free."""
 
     def metadata(self, request_ids: Sequence[str], starts: Sequence[int], lengths: Sequence[int]) -> KVMetadata:
-        """Block tables and slot mapping of the slots [start, start + length) of these requests, for all groups. Raises
-        CapacityError if such an interval ends past the blocks of its request."""
+        """Return the block tables and slot mapping, the same for all groups, of these requests' slots [start, start +
+        length). Raises CapacityError if such an interval ends past the blocks of its request."""
 
     def compact(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
-        """After verification, move the keys and values of accepted draft tokens right behind the num_known[i] tokens of
-        the forward pass, in groups with `keeps_nodes`. The move is on the device, the verdict on the host."""
+        """After verification, move accepted draft tokens' keys and values to the slots after the num_known[i] known
+        tokens of request i, in groups with `keeps_nodes`. The caches are on the device, the verdict on the host."""
 
     def fill(self, group: int, request_ids: Sequence[str], num_tokens: Sequence[int]) -> None:
         """Record that a draft's group holds the keys and values of the first num_tokens[i] tokens of request i. Called
-        while the proposer observes hidden states or drafts. `admit` counts only tokens recorded here as cached."""
+        during `Proposer.observe` and `propose`. In such a group, `admit` counts only these tokens as cached."""
 
     def advance(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
         """Mark counts[i] more slots of request i as final and free the blocks beyond them. Called on the host at the
         end of a step, before finished requests are released.
 
         counts[i] may include draft tokens that were accepted after a stop and are not emitted: prefix caching may share
-        only the slots of tokens in `token_ids`. It is 0 if the request's logits were not finite.
+        only the slots of tokens in `RequestView.token_ids`. counts[i] is 0 if the request's logits were not finite.
         """
 
     def release(self, request_id: str) -> None:
@@ -133,12 +133,12 @@ class KVManager(Protocol):
         """The number of blocks that `reserve` can hand out, including cached blocks that it would evict."""
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every block is accounted for."""
+        """Raise AssertionError if a block is lost (neither free nor held by a request) or counted twice."""
 
 
 @frozen
 class KVContext:
-    """The sizes and the device that a KV manager is built for. Groups are added afterwards."""
+    """The number and size of blocks and the device of a KV manager. Groups of layers are added afterwards."""
 
     num_blocks: int
     block_size: int  # slots of a block
@@ -146,7 +146,7 @@ class KVContext:
 
 
 def plain_bytes_per_block(config: Any, layouts: Sequence[KVLayout], block_size: int) -> int:
-    """Bytes that a block takes in all groups together, for a manager that stores only keys and values."""
+    """The default of `bytes_per_block`: the bytes of the keys and values that a block holds in all groups of layers."""
     return block_size * sum(layout.bytes_per_token for layout in layouts)
 
 
@@ -155,11 +155,11 @@ class KVManagerSpec:
     """Describes a KV manager to the engine; returned by the hook `specdec_kv_managers` before any heavy import.
 
     name: what users give as `kv_manager`.
-    build: (config, context) -> KVManager. Heavy imports belong here.
-    api: the plugin API that the plugin is written for: see PLUGIN_API.
+    build: called with the config and a KVContext, returns the KVManager. Heavy imports belong here.
+    api: the version of the plugin API that the plugin is written for (PLUGIN_API).
     config: attrs class of the manager's own keys in kv_manager_config; constructing it validates them. None: the
         manager has no keys, and `build` gets None as config.
-    bytes_per_block: (config, layouts of all groups, block_size) -> bytes that a block takes in all groups together.
+    bytes_per_block: called with the config, all groups' KVLayouts and block_size, returns the bytes of a block.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The contract of operations: how a plugin offers faster versions of those in `specdec_core.ops`, for which layers."""
+"""How a plugin offers faster versions of the operations in `specdec_core.ops`, and for which layers of a model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 @frozen
 class OpsContext:
     """Describes the layers for which operations are chosen when an engine is built: once for the target's layers, and
-    once for those of a draft that has its own.
+    once for a draft model's or head's own layers.
 
-    kv_layout: of these layers' KV cache; the target's for a draft whose layers have no KV cache.
+    kv_layout: shapes of these layers' KV cache; the target's shapes for draft layers without a KV cache.
     features: the optional arguments of `paged_attention` that the layers use, among "window", "softcap" and "sinks";
         empty for other operations. Layers of one model may differ in them (Gemma, gpt-oss).
     """
@@ -38,10 +38,10 @@ def supports_everything(name: str, context: OpsContext) -> bool:
 class OpsSpec:
     """Operations (kernels) for one type of device, returned by the hook `specdec_ops`.
 
-    api: the plugin API that the plugin is written for: see PLUGIN_API.
-    ops: {name: function} with names and signatures of `specdec_core.ops.REFERENCE`, and the same results.
-    supports: (name, context) -> whether the function of that name can compute these layers. If not, another plugin's
-        function or core's is used. Called only while an engine is built; for `paged_attention` with each combination of
+    api: the version of the plugin API that the plugin is written for (PLUGIN_API).
+    ops: maps an operation's name to a function. Names, signatures and results are as in `specdec_core.ops.REFERENCE`.
+    supports: called with such a name and an OpsContext, returns whether the function can compute these layers. If not,
+        another plugin's or core's is used. Called only while an engine is built; for `paged_attention` with each set of
         features that the layers use. The function itself must handle what differs between calls: the number of tokens,
         tree attention (`AttentionPlan.ancestors`), modules of another dtype. `pack_linear` gets no quantized layers.
     """

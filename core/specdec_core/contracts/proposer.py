@@ -37,11 +37,11 @@ class RequestView(Protocol):
     @property
     def num_cached_tokens(self) -> int:
         """How many of the first tokens came from the prefix cache when the request was admitted. The target does not
-        compute them, so `observe` never gets them; the draft's KV group holds them. 0 without prefix caching."""
+        compute them, so `observe` never gets them; the draft's KV cache holds them. 0 without prefix caching."""
 
     @property
     def token_ids(self) -> np.ndarray:
-        """int64 [num_tokens]   prompt and output so far, including the token to compute next. Not a copy."""
+        """int64 [num_tokens]   prompt and output so far, including the token to compute next. A view, not a copy."""
 
 
 @frozen
@@ -54,8 +54,8 @@ class StepCosts:
 
 @frozen(eq=False)
 class ProposerBatch:
-    """The requests to draft for. The target has computed all tokens of each but the last: the root, from which a tree
-    of at least one draft token may grow."""
+    """The requests for which to draft. The target has computed all tokens of each request but the last, the root of its
+    draft tree. Each request may have at least one draft token."""
 
     requests: Sequence[RequestView]
     root_token_ids: torch.Tensor  # int64 [batch]
@@ -68,8 +68,8 @@ class ProposerBatch:
 
 @frozen(eq=False)
 class TopTokens:
-    """The target's most likely tokens after each node of a forward pass, accepted or not: a request's last token (the
-    root) or a draft token. Probabilities are the softmax of raw logits, before all sampling parameters."""
+    """The likeliest next tokens of the target after each node of a forward pass, accepted or not. A node is a request's
+    last token (root) or a draft token. Probabilities are the softmax of raw logits, before sampling parameters."""
 
     requests: torch.Tensor  # int64 [n]   index into the observation's requests, ascending
     positions: torch.Tensor  # int64 [n]
@@ -85,11 +85,11 @@ class Observation:
 
     Request b owns the rows offsets[b]:offsets[b + 1]. The first num_valid[b] of them are valid: the tokens known before
     the forward pass, then the accepted draft tokens. They continue the request's earlier observations without a gap;
-    the first observation, also after `reset`, begins at position `request.num_cached_tokens`. Some may lie after a
-    stop; then the request finishes. num_valid is 0 if logits were not finite: the request then ends or is reset.
+    its first one, also after `reset`, begins at position `request.num_cached_tokens`. Some may lie after a stop; then
+    the request finishes. num_valid is 0 if logits were not finite: the request then ends or is reset.
 
-    Observations of a request that does not draft may come late and together: one then has the tokens of many forward
-    passes. If some of its tokens are never observed, the proposer is not asked to draft for it.
+    While a request does not draft, its observations may come late and joined: one has the tokens of many forward
+    passes. If some of a request's tokens are never observed, the proposer is not asked to draft for it.
 
     All tensors are on the engine's device. `host_num_valid` and `host_last_rows` are copies on the host; reading them
     waits for the device, unless the engine had the numbers on the host anyway.
@@ -110,12 +110,12 @@ class Observation:
 
     @cached_property
     def host_num_valid(self) -> tuple[int, ...]:
-        """[batch]   num_valid on the host."""
+        """[batch]   `num_valid` as a tuple on the host."""
         return tuple(self.num_valid.tolist()) if self._host_num_valid is None else self._host_num_valid
 
     @cached_property
     def host_last_rows(self) -> tuple[int, ...]:
-        """[batch]   last_rows on the host."""
+        """[batch]   `last_rows` as a tuple on the host."""
         return tuple(first + max(0, n - 1) for first, n in zip(self.offsets, self.host_num_valid, strict=False))
 
     @cached_property
@@ -161,14 +161,14 @@ class Proposer(Protocol):
         return
 
     def propose(self, batch: ProposerBatch) -> Draft:
-        """Return one tree of draft tokens per request, possibly empty, of at most `batch.max_draft_tokens[i]` nodes."""
+        """Return a draft tree per request, possibly empty. Request i's has up to `batch.max_draft_tokens[i]` nodes."""
 
     def observe(self, observation: Observation) -> None:
-        """Take the hidden states of the tokens that the last forward pass made final, and the token after them."""
+        """Receive hidden states of tokens that the target's forward pass made final, and each request's next token."""
         return
 
     def reset(self, request: RequestView) -> None:
-        """Forget what `observe` got for the request: it was preempted and starts over."""
+        """Forget everything that `observe` got for the request: it was preempted and will be computed again."""
         return
 
     def finish(self, request: RequestView, reason: str) -> None:
@@ -193,33 +193,33 @@ class Proposer(Protocol):
 class LayerAttention(Protocol):
     """Attention of a draft's own layers over their KV cache, computed by the same code as the target's attention.
 
-    A forward pass covers a half-open interval [start, start + length) of KV-cache slots of each request, one after the
-    other in a flat batch that is padded to `padded(num_tokens)`. The slots from a request's root (its last token) on
-    are scratch, as many as `Plan.scratch_slots`, and the draft may overwrite them at any time. Stored keys and values
-    are never moved, unless the layout has keeps_nodes.
+    A forward pass covers a half-open interval [start, start + length) of KV-cache slots of each request. The requests
+    follow each other in a flat batch that is padded to `padded(num_tokens)`. The `Plan.scratch_slots` slots from a
+    request's root (its last token) on are scratch: the draft may overwrite them at any time. Stored keys and values are
+    never moved, unless the layout has keeps_nodes.
 
-    `Proposer.observe` may store every row, from `starts` on: rows that are not valid fall on scratch slots. A forward
-    pass reads all slots below the ends of its intervals, masked ones too, so write all of them: a masked slot has
-    weight 0, but 0 times a NaN in unwritten memory is NaN.
+    `Proposer.observe` may store keys and values for all rows, from slot `starts` on: invalid rows fall on scratch
+    slots. A forward pass reads all slots below the ends of its intervals, masked ones too, so write all of them: a
+    masked slot has weight 0, but 0 times a NaN in unwritten memory is NaN.
     """
 
     implementation: str
     """The name to give to transformers' attention modules (`config._attn_implementation`) before `bind`."""
 
     def bind(self, modules: Sequence[torch.nn.Module]) -> None:
-        """Connect attention modules from transformers, one per layer of the group, so that they call `attend`."""
+        """Make transformers' attention modules call `attend`. modules: one for each draft layer, in their order."""
 
     def padded(self, num_tokens: int) -> int: ...
 
     def fill(self, requests: Sequence[RequestView], num_tokens: Sequence[int]) -> None:
-        """Record that the draft's KV group holds the keys and values of the first num_tokens[i] tokens of request i.
-        With prefix caching, a later request with the same text skips only what was recorded here."""
+        """Record that the draft's KV cache holds the keys and values of the first num_tokens[i] tokens of request i.
+        With prefix caching, a later request with the same tokens skips only tokens that were recorded here."""
 
     def metadata(
         self, requests: Sequence[RequestView], starts: Sequence[int] | torch.Tensor, lengths: Sequence[int]
     ) -> KVMetadata:
         """Block tables and slot mapping of a forward pass over slots [start, start + length) of each request. A length
-        may be 0. starts: on the host, or an int64 tensor on the engine's device.
+        may be 0. starts: a sequence on the host, or an int64 tensor on the engine's device.
 
         Raises CapacityError if an interval ends past the reserved slots.
         """
@@ -227,9 +227,9 @@ class LayerAttention(Protocol):
     def forwarding(
         self, metadata: KVMetadata, visibility: Visibility, *, window: int | None = None
     ) -> AbstractContextManager[None]:
-        """A context in which the draft's layers run one forward pass with these addresses and this attention mask.
-        window: sliding window of all layers, in positions including the token's own; a layer with a smaller window
-        keeps its own."""
+        """Return a context manager in which the draft's layers run one forward pass with these block tables, slots and
+        attention mask. window: sliding window of all layers, in positions including the token's own; a layer with a
+        smaller window keeps its own."""
 
     def attend(
         self,
@@ -244,11 +244,11 @@ class LayerAttention(Protocol):
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Store keys and values, then compute attention with the mask of `forwarding`. For layers that are not bound.
+        """Store keys and values, then compute attention with the mask of `forwarding`. For layers not given to `bind`.
 
         query: [num_tokens, num_heads, key_dim], after RoPE, as is key [num_tokens, num_kv_heads, key_dim].
         value: [num_tokens, num_kv_heads, value_dim].
-        scaling: of query times key; None: key_dim ** -0.5.
+        scaling: factor of query times key; None: key_dim ** -0.5.
         rows: int64 [n], the tokens whose outputs are wanted: one of each request, then any padding. Give every layer
             the same tensor. Every request must then have a token in this forward pass. None: all tokens.
         window: a token attends to no position that is `window` or more before its own.
@@ -263,7 +263,7 @@ class LayerAttention(Protocol):
 
 
 class CausalLM(Protocol):
-    """A causal LM from transformers as a draft model, with its keys and values in the KV group of its plan."""
+    """A causal LM from transformers as a draft model. Its keys and values are in the KV cache of `Plan.kv_layout`."""
 
     @property
     def info(self) -> TargetInfo: ...
@@ -278,26 +278,26 @@ class CausalLM(Protocol):
         *,
         window: int | None = None,
     ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """One forward pass over int64 token_ids and positions [num_tokens], padded to `LayerAttention.padded`. rows:
+        """Run a forward pass over int64 token_ids and positions [num_tokens], padded to `LayerAttention.padded`. rows:
         int64 [num_rows], the tokens whose logits are wanted. window: see `LayerAttention.forwarding`. Returns logits
-        [num_rows, vocab] and an empty mapping of features."""
+        [num_rows, vocab] and an empty mapping."""
 
 
 class Embedding(Protocol):
-    """The target's embedding, as a function."""
+    """The target's token embedding, as a callable."""
 
     def __call__(self, token_ids: torch.Tensor, raw: bool = False) -> torch.Tensor:
-        """token_ids int64 [n] -> embeddings [n, hidden] in the target's dtype, as they enter its first layer, without
-        position embeddings. raw: rows of the embedding matrix, without the factor that families such as Gemma and
-        Granite apply."""
+        """Return the embeddings [n, hidden] of token_ids int64 [n] in the target's dtype, as they enter its first
+        layer, without position embeddings. raw: return rows of the embedding matrix, without the scaling factor of
+        families such as Gemma and Granite."""
 
 
 class OutputHead(Protocol):
-    """The target's LM head, as a function."""
+    """The target's LM head, as a callable."""
 
     def __call__(self, hidden: torch.Tensor, raw: bool = False) -> torch.Tensor:
-        """hidden [n, hidden], after the final norm -> logits [n, vocab]. raw: the product with the LM head's matrix,
-        without the factors and the softcap that families such as Granite, Cohere, MiniCPM and Gemma 2 add.
+        """Return logits [n, vocab] for hidden states [n, hidden] after the final norm. raw: only multiply by the LM
+        head's matrix, without the factors and softcap of families such as Granite, Cohere, MiniCPM and Gemma 2.
 
         Raises CompatibilityError if the target has no LM head or, unless raw, if its factors and softcap are unknown.
         """
@@ -329,14 +329,14 @@ class ProposerSpec:
 
     name: what users give as `method`.
     config: attrs class of this method's own keys in speculative_config; constructing it validates them.
-    build: (config, context) -> Proposer. Heavy imports belong here.
-    api: the plugin API that the plugin is written for: see PLUGIN_API.
-    plan: (config, target, num_speculative_tokens) -> what it needs from the engine, without loading weights.
+    build: called with the config and a BuildContext, returns the Proposer. Heavy imports belong here.
+    api: the version of the plugin API that the plugin is written for (PLUGIN_API).
+    plan: called with the config, TargetInfo and num_speculative_tokens, returns a Plan. Loads no weights.
     requires: modules that must be installed, looked up without importing them.
-    num_speculative_tokens: (config, device) -> the default of num_speculative_tokens. None: users must give it.
-    detect: (config of a draft checkpoint, {tensor name: shape}) -> whether it is for this method, if users name none.
-    train: how its draft models are trained. None: they are not.
-    published: {target: a draft published for it}, names on the model hub, for the error about a missing draft.
+    num_speculative_tokens: called with config and device, returns the default number. None: users must give it.
+    detect: called with a checkpoint's config and tensor shapes by name, returns whether it is a draft for this method.
+    train: the TrainingRecipe of this method's draft models; None if it does not train any.
+    published: for target models on the hub, the name of a draft model there; shown if users name no draft model.
     """
 
     name: str

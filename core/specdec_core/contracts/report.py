@@ -1,4 +1,4 @@
-"""The report of one step: counts and times."""
+"""The report that an engine makes of each step: counts and times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of training a draft model: what a plugin provides, and what it gets from `specdec-train`."""
+"""The contract of training a draft model: what a plugin provides, and what `specdec-train` gives to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @frozen(eq=False)
 class TrainingTarget:
-    """The target model that a draft is trained for. Its weights are frozen and get no gradients."""
+    """The target model for which a draft model is trained. Its weights are frozen and get no gradients."""
 
     info: TargetInfo
     config: Any  # transformers' configuration of its text model
@@ -37,26 +37,26 @@ class TrainingBatch:
 
 
 class Trainee(Protocol):
-    """The draft as a torch.nn.Module with float32 parameters, the only state that training changes. It takes random
-    numbers from torch's default generators, which are seeded before each step."""
+    """The draft model in training: a torch.nn.Module. Training changes only its parameters, which are float32. It takes
+    random numbers from torch's default generators, which are seeded before each step."""
 
     def __call__(self, batch: TrainingBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """Return the loss, a scalar, and {name: scalar} for the log."""
+        """Return the loss of the batch, a scalar tensor, and a dict of scalar tensors to log, by name."""
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint that the method's `model` option can name, in the format in which such drafts are
-        published. The folder exists."""
+        """Write a checkpoint into `folder`, which exists, in the format in which draft models of this method are
+        published. Users can then give the folder as `model`."""
 
 
 @frozen(eq=False)
 class TrainingRecipe:
-    """How a method's draft is trained (`ProposerSpec.train`). Heavy imports belong into `make`.
+    """How a method's draft model is trained (`ProposerSpec.train`). Heavy imports belong into `make`.
 
     options: attrs class of the user's options; each field's metadata may have a "help".
-    make: (options, target, token counts of the data int64 [vocab]) -> the trainee, initialized with torch's default
-        generator.
-    learning_rate: the default.
-    taps: (options, target) -> names of the hidden states that the loss needs (see `Plan.taps`).
+    make: called with the options, a TrainingTarget and each token's count in the data (int64 [vocab]), returns the
+        Trainee. It initializes parameters with torch's default generator.
+    learning_rate: the default learning rate.
+    taps: called with the options and TargetInfo, returns names of the hidden states that the loss needs (`Plan.taps`).
     evaluation: speculative_config keys, besides method and model, for measuring the draft's acceptance length.
     """
 

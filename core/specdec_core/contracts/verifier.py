@@ -1,4 +1,4 @@
-"""The contract of a verifier: its inputs, its verdict, and how a plugin offers one."""
+"""The contract of a verifier: its inputs, the verdict that it returns, and how a plugin offers one."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Stream(IntEnum):
 class RandomSource(Protocol):
     """The only source of random numbers in a step, made for the seeds and root positions of a batch of requests.
 
-    It draws tokens and outcomes, never uniform numbers, so that a test can replace it by one that enumerates all
-    outcomes with their probabilities. A draw depends only on the keys named below, not on the rest of the batch. A root
-    is a request's last token, a node a draft token.
+    It returns drawn tokens and booleans, never uniform numbers, so that a test can replace it by a source that
+    enumerates all outcomes with their probabilities. A draw depends only on its keys, named below, not on the rest of
+    the batch. A root is a request's last token, a node a draft token.
     """
 
     def target_token(self, weights: torch.Tensor, requests: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
@@ -62,7 +62,7 @@ class RandomSource(Protocol):
     ) -> torch.Tensor:
         """Draw one index per row of weights float [n, vocab], keyed by (seed, root position, node, stream).
 
-        nodes: int64 [n], an index that differs from those of all other draws for this request and stream in this step.
+        nodes: int64 [n], numbers that differ between all draws for the same request and stream in this step.
 
         Returns int64 [n].
         """
@@ -70,7 +70,7 @@ class RandomSource(Protocol):
     def bernoulli(
         self, prob: torch.Tensor, stream: Stream, requests: torch.Tensor, nodes: torch.Tensor
     ) -> torch.Tensor:
-        """Draw True with probability prob float [n], keyed as in `categorical`. Returns bool [n]."""
+        """Draw True with probability prob, float [n], keyed as in `categorical`. Returns bool [n]."""
 
 
 class Verifier(Protocol):
@@ -88,11 +88,11 @@ class Verifier(Protocol):
     """
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
-        """Return the accepted path and the token after it. logits: float32 [num_rows, vocab] (see `contracts.draft`).
+        """Return accepted tokens and the token after them. logits: float32 [num_rows, vocab] (see `contracts.draft`).
 
-        If the path reaches a row with NaN or +inf, or with nothing but -inf, its request fails (all -1), and no other
-        request is affected. A verifier that draws random numbers must fail the request if the path could have reached
-        the row, since whether a request starts over must not depend on a draw.
+        If an accepted path reaches a row with NaN or +inf, or with nothing but -inf, its request fails (all -1), and no
+        other request is affected. A verifier that draws random numbers must fail the request if the path could have
+        reached the row, since whether a request starts over must not depend on a draw.
         """
 
 
@@ -101,13 +101,13 @@ class VerifierSpec:
     """Describes a verifier to the engine; returned by the hook `specdec_verifiers` before any heavy import.
 
     name: what users give as `verifier`.
-    build: () -> Verifier, or (config) -> Verifier if there is a config.
-    api: the plugin API that the plugin is written for: see PLUGIN_API.
+    build: returns the Verifier. Called with the config if there is one, else without arguments.
+    api: the version of the plugin API that the plugin is written for (PLUGIN_API).
     lossless: whether emitted tokens have the target's distribution. A lossy verifier is used only if users name it, and
         only above temperature 0.
     config: attrs class of the verifier's own keys in speculative_config; constructing it validates them.
-    chains_only: it verifies chains, not trees: every draft that it gets has is_chain set, or no draft tokens.
-    greedy_only: it gets only requests with temperature 0.
+    chains_only: whether it verifies only chains: every draft that it gets has is_chain set, or no draft tokens.
+    greedy_only: whether it gets only requests with temperature 0.
     """
 
     name: str

@@ -1,4 +1,5 @@
-"""Statistics of past drafts, such as the acceptance rate by predicted probability, for deciding how far to draft."""
+"""Statistics of past drafts, such as the acceptance rate by draft probability, for deciding how many tokens to
+draft."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ PRIOR_WEIGHT, DEPTH_PRIOR_WEIGHT = 2, 4  # pseudo-counts of the prior expectatio
 
 @frozen(eq=False)
 class Nodes:
-    """The draft tokens (tree nodes) of all requests, as arrays on the host. `levels` groups them by depth and leaves
+    """The draft tokens (tree nodes) of all requests, as numpy arrays. `levels` groups their indices by depth and leaves
     out dead (padding) nodes."""
 
     requests: np.ndarray  # int64 [n]
@@ -53,18 +54,18 @@ class Nodes:
 
 
 class Acceptance:
-    """Acceptance statistics of each request. They predict how likely its next draft tokens are to be accepted.
+    """Acceptance statistics of each request, which predict how likely its next draft tokens are to be accepted.
 
-    Only draft tokens whose parent was accepted are counted, since only these were verified. Requests share no
-    statistics, because temperature and text decide how good a draft is. So if costs are fixed, a request's drafts
-    depend on its own past only.
+    Draft tokens are counted in bins of similar draft probability, and only if their parent was accepted, since only
+    these were verified. Requests share no statistics, because temperature and prompt decide how good a draft is. So if
+    costs are fixed in the config, a request's drafts depend on its own past only.
 
-    The prior of a prediction is the draft's own probability of the token, or 1 for the first token sampled from a
-    distribution, times the request's ratio of accepted to predicted tokens. It weighs as much as PRIOR_WEIGHT observed
-    tokens of similar probability.
+    Before a request has statistics, a token's predicted acceptance is the probability that the draft model gave it, or
+    1 for the first token sampled from a distribution. This value times the request's ratio of accepted to predicted
+    tokens stays part of later predictions, with the weight of PRIOR_WEIGHT observed tokens.
 
-    Counts decay by 1/128 with each step in which the request may have a draft. A request whose drafts were rejected so
-    often that it has none is therefore tried again later.
+    Counts decay by 1/128 with each step in which the request may have a draft. So a request that gets no drafts any
+    more, because too many were rejected, will be tried again.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -87,8 +88,13 @@ class Acceptance:
     def add_nodes(
         self, rows: np.ndarray, depth: int, probs: np.ndarray, is_first_draw: np.ndarray, is_accepted: np.ndarray
     ) -> None:
-        """Add draft tokens of one depth (1: children of the root) to the counts. Their parents were accepted. rows:
-        int64 [n], the row of each token's request in these statistics."""
+        """Add draft tokens of one depth (1: children of the root), whose parents were accepted, to the counts.
+
+        rows: int64 [n], the row of each token's request in these statistics.
+        probs: float [n], the probability that the draft model gave each token.
+        is_first_draw: bool [n], whether the token is the first sampled from its distribution.
+        is_accepted: bool [n].
+        """
         bins, predicted = _bins_and_predictions(probs, is_first_draw)
         np.add.at(self._tried, (rows, bins), 1)
         np.add.at(self._accepted, (rows, bins), is_accepted)
@@ -98,14 +104,18 @@ class Acceptance:
         self._levels_accepted[rows[is_accepted], level] += 1
 
     def add_steps(self, rows: np.ndarray, spent: np.ndarray, gained: np.ndarray) -> None:
-        """Add a step of each request to the counts: its cost, in forward passes of the target, and how many tokens it
-        emitted."""
+        """Add a step of each request to the counts.
+
+        rows: int64 [n], the requests' rows in these statistics.
+        spent: float64 [n], the cost of the step, in forward passes of the target.
+        gained: float64 [n], how many tokens the request emitted.
+        """
         self._spent[rows] += spent
         self._gained[rows] += gained
 
     def of_nodes(self, rows: np.ndarray, probs: np.ndarray, is_first_draw: np.ndarray) -> np.ndarray:
-        """float64 [n]   predicted probability that each draft token is accepted if its parent is. rows: int64 [n], the
-        row of each token's request in these statistics."""
+        """float64 [n]   predicted probability that each draft token is accepted if its parent is. Arguments as in
+        `add_nodes`."""
         bins, predicted = _bins_and_predictions(probs, is_first_draw)
         ratio = (self._accepted[rows].sum(axis=-1) + 1) / (self._predicted[rows] + 1)
         prior = np.minimum(predicted * ratio, 1)
@@ -114,8 +124,9 @@ class Acceptance:
         return expected
 
     def of_level(self, rows: np.ndarray, depth: int) -> np.ndarray:
-        """float64 [n]   predicted probability, before any token of this depth is drafted, that one of the siblings
-        there will be accepted if their parent is."""
+        """float64 [n]   for each request, the predicted probability that one of a node's children at this depth is
+        accepted if the node is. It can be computed before this depth is drafted. rows: int64 [n], the requests'
+        rows."""
         tried, accepted = self._levels_tried[rows], self._levels_accepted[rows]
         anywhere = (accepted.sum(axis=-1) + 1) / (tried.sum(axis=-1) + 1)
         level = min(depth, MOST_LEVELS) - 1
@@ -124,15 +135,16 @@ class Acceptance:
         return expected
 
     def cost_per_token(self, rows: np.ndarray) -> np.ndarray:
-        """float64 [n]   cost per emitted token of each request, in forward passes of the target. It is 1 while the
-        request has no drafts."""
+        """float64 [n]   each request's average cost per emitted token, in forward passes of the target. It is 1 while
+        the request has no drafts."""
         cost: np.ndarray = (self._spent[rows] + 1) / (self._gained[rows] + 1)
         return cost
 
 
 def _bins_and_predictions(probs: np.ndarray, is_first_draw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each draft token's histogram bin (first draws have bins of their own) and its prior probability of being
-    accepted."""
+    """Return each draft token's histogram bin, and its predicted probability of acceptance before there are statistics:
+    its draft probability, or 1 if it is the first token sampled from a distribution. Such first draws have bins of
+    their own."""
     return np.searchsorted(EDGES, probs) + NUM_BINS * is_first_draw, np.where(is_first_draw, 1, probs)
 
 
@@ -151,8 +163,8 @@ class StepDrafts:
         self._is_known &= self._rows != row
 
     def learn(self, acceptance: Acceptance) -> None:
-        """Compare the drafts with the tokens that were emitted, and count the result. A request without draft tokens
-        counts as a step that emitted one token; a request that started over does not count."""
+        """Compare the drafts with the tokens emitted afterwards, and add the result to `acceptance`. A request without
+        draft tokens counts as having emitted one token. A request that emitted nothing is not counted."""
         nodes = self.nodes
         if nodes is None:
             return
@@ -177,8 +189,8 @@ class StepDrafts:
 
 
 def without(draft: Draft, nodes: Nodes, kept: np.ndarray) -> Draft:
-    """A copy of the draft with only the draft tokens (nodes) marked in `kept`, bool [num_nodes]. The parents of kept
-    nodes must be kept. Dead (padding) nodes stay dead."""
+    """Return a copy of the draft that has only the draft tokens (nodes) marked in `kept`, bool [num_nodes]. The parents
+    of kept nodes must be kept. Dead (padding) nodes stay dead."""
     counts = np.bincount(nodes.requests[kept], minlength=draft.batch_size).tolist()
     if not any(counts):
         return Draft.from_chains([[]] * draft.batch_size, draft.token_ids.device)

@@ -1,4 +1,4 @@
-"""Builds draft trees level by level from the draft's logits, by taking the likeliest tokens or by sampling."""
+"""Builds draft trees level by level from a draft model's logits, by taking the likeliest tokens or by sampling."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class DraftBuilder:
 
     The number of nodes is limited before any token is drawn, since dropping a sampled token because of its value would
     change the output's distribution (docs/losslessness.md). To stop drafting for a request, leave it out of the next
-    `grow`; that decision may depend on all tokens so far. Nothing grows below logits that are not finite.
+    call of `grow`; that decision may depend on all tokens so far. A node whose logits are not finite gets no children.
 
-    method: "greedy": every node has one of its parent's likeliest next tokens. "probabilistic": siblings are drawn
-        without replacement at the request's temperature, or as with "greedy" if that is 0.
-    q_to_target: int64 [draft_vocab], draft token id -> target token id; None if they are the same.
+    method: "greedy": a node's children are the likeliest next tokens. "probabilistic": children are drawn without
+        replacement at the request's temperature, or chosen as with "greedy" if that is 0.
+    q_to_target: int64 [draft_vocab], maps draft token ids to target token ids; None if they are the same.
 
     Attributes: is_sampled bool [batch], the requests whose nodes are drawn; room int64 [batch], how many more nodes
-    each may get.
+    each request may get.
     """
 
     def __init__(self, batch: ProposerBatch, method: str = GREEDY, q_to_target: torch.Tensor | None = None) -> None:
@@ -56,10 +56,10 @@ class DraftBuilder:
     ) -> Grown:
         """Add up to num_children children to nodes that have none yet, or to roots (a request's last token).
 
-        logits: float [n, draft_vocab], after each of these parents.
+        logits: float [n, draft_vocab], the draft model's logits after each of the n parents.
         requests: int64 [n], indices into the batch, ascending.
-        parents: int64 [n], indices of nodes within their request, as an earlier `grow` returned them; -1: the root.
-        num_children: a number for all, or int64 [n].
+        parents: int64 [n], each parent's index within its request (`nodes` of an earlier call's result); -1: the root.
+        num_children: one number for all parents, or int64 [n].
         """
         wanted = torch.as_tensor(num_children, device=requests.device).expand(len(requests))
         earlier = wanted.cumsum(0) - wanted
@@ -100,7 +100,7 @@ class DraftBuilder:
         return Grown(row, nodes, token_ids, scores)
 
     def build(self) -> Draft:
-        """The draft over all requests of the batch, with the draft's own probabilities as `scores`."""
+        """Return the draft for all requests of the batch, with the draft model's probabilities as `scores`."""
         counts = self._num_nodes.tolist()
         if not any(counts):
             return Draft.from_chains([[]] * len(counts), self.room.device)
@@ -139,5 +139,5 @@ class DraftBuilder:
 
 
 def _rank(ascending: torch.Tensor) -> torch.Tensor:
-    """For each entry of a sorted tensor, the number of equal entries before it."""
+    """For each entry of a sorted tensor, the number of equal entries before it: 0, 1, 0 for the tensor 3, 3, 5."""
     return torch.arange(len(ascending), device=ascending.device) - torch.searchsorted(ascending, ascending)

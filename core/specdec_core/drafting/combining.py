@@ -15,13 +15,13 @@ def combine_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> 
     """Combine the drafts of several proposers into one tree for each request.
 
     If no draft has sampled tokens, `merge_drafts` merges them, and raises its errors. Otherwise the first draft that
-    has sampled tokens is kept whole, since dropping any of these would change the output's distribution
-    (docs/losslessness.md). The best tokens of the other drafts are then added to its tree, as far as max_draft_tokens
-    (of the whole tree) allows. They come after the siblings that are there, and count as picked deterministically, not
-    sampled, which is allowed for any token.
+    has sampled tokens is kept whole, since dropping a sampled token would change the output's distribution
+    (docs/losslessness.md). The best tokens of the other drafts are then added to its tree until the tree has
+    max_draft_tokens. They come after existing siblings and count as chosen (picked deterministically), even if they
+    were sampled: verification of chosen tokens is lossless for any token.
 
-    If an added token equals a child that its parent already has, its children are added below that child. That is
-    allowed because they depend only on earlier draws.
+    If an added token equals an existing child of its parent, it becomes that child, and its own children are added
+    below it. This is lossless because they depend only on earlier draws.
     """
     sampled = next((i for i, draft in enumerate(drafts) if draft.q is not None), None)
     if sampled is None:
@@ -38,7 +38,7 @@ def combine_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> 
 
 @define
 class _Tree:
-    """A draft tree under construction. Its first `num_whole` nodes are from the draft that is kept whole."""
+    """A draft tree under construction. Its first `num_whole` nodes are all nodes of the draft that is kept whole."""
 
     token_ids: list[int]
     parents: list[int]
@@ -53,7 +53,8 @@ class _Tree:
         return tree
 
     def hang_on(self, other: DraftTree, most: int) -> None:
-        """Merge another tree into this one, parents first. Nodes are added until this one has `most` nodes."""
+        """Merge the nodes of `other` into this tree, parents first. A node that this tree already has is not added
+        again. most: the number of nodes at which this tree is full."""
         places: dict[int, int] = {-1: -1}  # of the other's nodes, here
         for node, (parent, token) in enumerate(zip(other.parents, other.token_ids, strict=True)):
             if parent not in places:
@@ -69,7 +70,8 @@ class _Tree:
 
 
 def _united(whole: Draft, trees: Sequence[_Tree]) -> Draft:
-    """Make one draft from the trees, with the draft distributions `q` of `whole`, the draft that is kept whole."""
+    """Make one draft from the trees of all requests, with the draft distributions `q` of `whole`, the draft that is
+    kept whole."""
     assert whole.q_rows is not None
     if sum(len(tree.token_ids) for tree in trees) == whole.num_nodes:
         return whole

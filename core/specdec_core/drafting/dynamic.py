@@ -21,14 +21,14 @@ LEAST = np.finfo(np.float32).min
 class DynamicTree:
     """Grows equally many draft tokens (nodes) for every request and keeps the likeliest max_draft_tokens of them.
 
-    At each level, the top_k nodes with the highest probability of their path get their top_k likeliest children; there
-    are `depth` levels after the root's children (the root is the request's last token). Of all nodes the likeliest are
-    kept, in the order in which they were grown; ties go to the first. No token is sampled. Nothing is kept below logits
-    that are not finite.
+    At each level, the top_k nodes with the highest probability of their path from the root get their top_k likeliest
+    children. The root is the request's last token; there are `depth` levels after its children. Of all nodes the
+    likeliest are kept, in the order in which they were grown; of equally likely nodes, the one grown first is kept. No
+    token is sampled. A node whose logits are not finite keeps no children.
 
     q_to_target: see `DraftBuilder`.
-    stopping: the result of `DraftStop.begin`. Requests that it stops get no more nodes, and nodes that are not worth
-        their cost are dropped.
+    stopping: the result of `DraftStop.begin`, or None. It decides which requests get no more nodes, and which nodes are
+        dropped because verifying them costs more than they gain.
     min_prob: a request gets no more nodes once every path of its tree is less likely. Give this or stopping, not both.
     """
 
@@ -89,7 +89,7 @@ class DynamicTree:
         return self._level(rows, above, token_ids[self._each, chosen])
 
     def _level(self, rows: np.ndarray, above: np.ndarray, token_ids: np.ndarray) -> Level:
-        """The frontier (the nodes to expand next) as a `Level`.
+        """Return the frontier (the nodes to expand next) as a `Level`, the input of the draft's next forward pass.
 
         rows: int64 [num_growing, n], the row of logits from which each node was grown.
         above: int64 [batch, n], the index of each node's parent in the previous frontier.
@@ -121,8 +121,9 @@ class DynamicTree:
         return level
 
     def _best_children(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """The likeliest children of each frontier node: log probabilities [batch, width, num_children], IMPOSSIBLE for
-        requests that have been stopped; token ids [batch, width * num_children]."""
+        """Return the likeliest children of each node of the frontier (the nodes to expand): log probabilities [batch,
+        width, num_children], IMPOSSIBLE for requests that have been stopped, and token ids [batch, width *
+        num_children]."""
         best = logits.log_softmax(dim=-1, dtype=torch.float32).topk(min(self._top_k, logits.shape[-1]), dim=-1)
         token_ids = best.indices if self._q_to_target is None else self._q_to_target[best.indices]
         shape = len(self._growing), self._frontier.shape[1], -1
@@ -133,11 +134,12 @@ class DynamicTree:
         return self._of_all(values, IMPOSSIBLE), self._of_all(ids, 0)
 
     def _of_growing(self, of_all: np.ndarray) -> np.ndarray:
-        """Select the requests that still grow, [num_growing, ...], from [batch, ...]."""
+        """Select the rows of requests that still grow: [num_growing, ...] from [batch, ...]."""
         return of_all if len(self._growing) == self._size else of_all[self._growing]
 
     def _of_all(self, of_growing: np.ndarray, otherwise: np.float32 | int) -> np.ndarray:
-        """Expand [num_growing, ...] to [batch, ...], with `otherwise` for requests that do not grow any more."""
+        """Expand an array of the requests that still grow, [num_growing, ...], to [batch, ...]. Other requests get the
+        value `otherwise`."""
         if len(self._growing) == self._size:
             return of_growing
         of_all = np.full((self._size, *of_growing.shape[1:]), otherwise, dtype=of_growing.dtype)
@@ -145,10 +147,10 @@ class DynamicTree:
         return of_all
 
     def _goes_on(self, above: np.ndarray, width: int, log_probs: np.ndarray) -> np.ndarray:
-        """bool [num_growing]   whether a request gets children below its frontier.
+        """bool [num_growing]   whether each request grows children below its frontier (the nodes to expand next).
 
         above: int64 [batch, n], the index of each node's parent among the `width` nodes of the previous frontier.
-        log_probs: float32 [batch, n], of the nodes' tokens.
+        log_probs: float32 [batch, n], the draft's log probability of each node's token.
         """
         best = self._of_growing(self._frontier_scores[:, 0])
         if self._stopping is None:
@@ -191,5 +193,6 @@ class DynamicTree:
 
 
 def _best(scores: np.ndarray, number: int) -> np.ndarray:
-    """Indices of the `number` highest scores in each row of [batch, n]. Of equal scores the first comes first."""
+    """Return the indices of the `number` highest scores in each row of [batch, n], highest first. Of equal scores the
+    first comes first."""
     return (-scores).argsort(axis=1, kind="stable")[:, :number]

@@ -1,4 +1,4 @@
-"""Grows trees of draft tokens level by level: the levels, their slots in a draft's KV cache, and the loop."""
+"""The loop that grows trees of draft tokens level by level, and the slots of each level in the draft's KV cache."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Level:
     request by request.
 
     A request's draft tokens come first among its entries, in the order of their KV-cache slots. The remaining entries
-    are *dead* (padding): they are forwarded only to keep shapes fixed, with a token id of the vocabulary, a parent
-    among their own request's entries, and no ancestor but themselves. Nothing grows below them, they are not part of
-    the draft, and their slots are overwritten later.
+    are *dead* (padding): they take part in the forward pass only to keep shapes fixed. A dead entry has a token id of
+    the vocabulary, a parent among its own request's entries, and no ancestor but itself. It gets no children, is not
+    part of the draft, and its slot is overwritten later.
 
     `ancestors` and `starts` are slots of the draft's KV cache, counted from the request's first slot for draft tokens.
     A request's draft tokens of all depths have consecutive slots, and so have its entries in one level. On a CPU,
@@ -46,13 +46,14 @@ class Level:
 
 
 def may_shrink(device: torch.device) -> bool:
-    """Whether growers leave requests without draft tokens out of a level. On a GPU they do not, since they would have
-    to wait for the device to know."""
+    """Whether a `TreeGrower` leaves requests without draft tokens out of a level: True on a CPU. On a GPU all requests
+    stay, since the host would have to wait for the device to know which have draft tokens."""
     return device.type == "cpu"
 
 
 class TreeGrower(Protocol):
-    """Decides from the draft's logits which draft tokens a tree has."""
+    """Decides from a draft model's logits which draft tokens a tree has. `StaticTree` and `DynamicTree` implement
+    it."""
 
     @property
     def roots(self) -> Sequence[int]:
@@ -60,17 +61,22 @@ class TreeGrower(Protocol):
         ...
 
     def grow(self, logits: torch.Tensor) -> Level | None:
-        """The next level of draft tokens, to be forwarded through the draft; None if no more forward passes are needed.
-        logits: float [n, draft_vocab], in the first call a row for each request in `roots`, later for each entry of the
-        last level, padding included."""
+        """Grow a level and return it for the draft's next forward pass; None if no more forward passes are needed.
+
+        logits: float [n, draft_vocab]. In the first call there is a row for each request in `roots`, later for each
+            entry of the last level, padding included.
+        """
         ...
 
     def build(self) -> Draft: ...
 
 
 def grow(grower: TreeGrower, logits: torch.Tensor, forward: Callable[[Level], torch.Tensor]) -> Draft:
-    """Grow a draft. logits: float [num_roots, draft_vocab], after the last token of each request in `grower.roots`.
-    forward: computes the logits after a level's entries, float [num_requests * width, draft_vocab]."""
+    """Grow a draft, with a forward pass of the draft model or head after each level but the last.
+
+    logits: float [num_roots, draft_vocab], after the last token of each request in `grower.roots`.
+    forward: runs the forward pass over a level and returns logits float [num_requests * width, draft_vocab].
+    """
     level = grower.grow(logits)
     while level is not None:
         level = grower.grow(forward(level))
@@ -79,8 +85,8 @@ def grow(grower: TreeGrower, logits: torch.Tensor, forward: Callable[[Level], to
 
 @frozen(eq=False)
 class DraftPass:
-    """The inputs of one forward pass of a draft's layers, over known tokens or over a level of draft tokens, padded as
-    its attention needs."""
+    """The inputs of one forward pass of a draft's layers, over known tokens or over a level of draft tokens, padded to
+    `LayerAttention.padded`."""
 
     metadata: KVMetadata
     visibility: Visibility
@@ -102,8 +108,8 @@ class DraftPass:
         token_ids: torch.Tensor,
         positions: torch.Tensor,
     ) -> DraftPass:
-        """A causal forward pass over the KV-cache slots [start, start + length) of each request. token_ids, positions:
-        int64 [sum of lengths]."""
+        """Prepare a causal forward pass over the KV-cache slots [start, start + length) of each request. token_ids,
+        positions: int64 [sum of lengths]."""
         metadata = attention.metadata(requests, starts, lengths)
         num_padded = attention.padded(len(token_ids))
         padded = padded_to(num_padded, positions)
@@ -113,9 +119,9 @@ class DraftPass:
     def over_level(
         cls, attention: LayerAttention, batch: ProposerBatch, first_slots: Sequence[int], level: Level
     ) -> DraftPass:
-        """A forward pass with tree attention over a level: each draft token attends to the slots before the request's
-        draft tokens, to its ancestors and to itself. first_slots: [batch], the KV-cache slot, and position, of each
-        request's first draft token."""
+        """Prepare a forward pass with tree attention over a level: each draft token attends to the slots before the
+        request's draft tokens, to its ancestors and to itself. first_slots: [batch], the KV-cache slot of each
+        request's first draft token, which is also its position."""
         lengths = [0] * len(first_slots)
         for b in level.requests.tolist():
             lengths[b] = level.width

@@ -24,10 +24,10 @@ class _SoftCrossEntropy(torch.autograd.Function):
 
 
 def soft_cross_entropy(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Cross entropy [...] of logits [..., vocab] against target distributions float32 [..., vocab], which get no
-    gradient.
+    """Return the cross entropy [...] of the model's logits [..., vocab] with the probabilities `wanted`, float32 [...,
+    vocab]. Only the logits get a gradient.
 
-    Logits in bfloat16 or float16 are converted here and get gradients of their own dtype.
+    Logits in bfloat16 or float16 are converted to float32 here and get gradients of their own dtype.
     """
     found: torch.Tensor = _SoftCrossEntropy.apply(logits, wanted)  # type: ignore[no-untyped-call]
     return found

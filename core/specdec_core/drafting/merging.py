@@ -15,15 +15,16 @@ LEAST_SCORE = torch.finfo(torch.float32).tiny
 
 
 def merge_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> Draft:
-    """One tree for each request, of the best draft tokens (nodes) of several drafts over the same batch.
+    """Make one tree for each request from the best draft tokens (nodes) of several drafts over the same batch.
 
-    Nodes with the same path of tokens become one, with the larger of their scores; dead (padding) nodes and their
-    descendants are left out. For request i, the max_draft_tokens[i] nodes with the highest product of `scores` along
-    their path are kept, best first; ties go to the earlier draft, then to the shallower node. So siblings are in the
-    order of falling scores. A draft without scores has score 1 everywhere. The result has scores if any draft has.
+    Nodes with the same path of tokens from the root become one, with the larger of their scores; dead (padding) nodes
+    and their descendants are left out. For request i, the max_draft_tokens[i] nodes with the highest product of
+    `scores` along their path are kept, best first; of equally good nodes, that of the earlier draft comes first, then
+    the shallower one. So siblings are in the order of falling scores. A draft without scores has score 1 everywhere.
+    The result has scores if any draft has.
 
     Raises ConfigError if a node was sampled, since a sampled token must not be dropped because of its value
-    (docs/losslessness.md), if drafts and max_draft_tokens are not for one batch, or if the drafts are on different
+    (docs/losslessness.md), if the drafts and max_draft_tokens differ in batch size, or if the drafts are on different
     devices.
     """
     _check(drafts, max_draft_tokens)

@@ -11,8 +11,8 @@ from specdec_core.errors import SpecdecError
 class RequestRows:
     """Assigns to each request a row of a proposer's arrays or tensors.
 
-    A single dict holds the assigned rows, and free rows are computed from it. So if an interrupt breaks off a call, no
-    row is lost.
+    The only state is a dict from request ids to rows; free rows are computed from it. So if an interrupt breaks off a
+    call, no row is lost.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -20,7 +20,7 @@ class RequestRows:
         self._rows: dict[str, int] = {}  # by request id
 
     def start(self, request: RequestView) -> int:
-        """Assign the lowest free row, or return the one that the request has. Raises SpecdecError if all rows are
+        """Return the request's row; a new request is assigned the lowest free row. Raises SpecdecError if all rows are
         taken."""
         if request.id not in self._rows:
             free = self._all.difference(self._rows.values())

@@ -1,4 +1,4 @@
-"""Trees with a fixed shape, including chains."""
+"""Grows draft trees with a fixed shape, including chains."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class _Entries(NamedTuple):
 class StaticTree:
     """Grows a tree of the same shape for every request, level by level, cut off at max_draft_tokens nodes.
 
-    method, q_to_target: see `DraftBuilder`. stopping: the result of `DraftStop.begin`; requests that it stops get no
-    more nodes.
+    method, q_to_target: see `DraftBuilder`.
+    stopping: the result of `DraftStop.begin`, or None. Requests that it stops get no more nodes.
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class StaticTree:
         return draft if self._stopping is None else self._stopping.keep(draft, in_place=True)
 
     def _level(self, nodes: _Entries, goes: np.ndarray | None) -> Level:
-        """The next level to forward. goes: bool [n], the nodes below which more may grow; None: all."""
+        """Return these nodes as the `Level` for the draft's next forward pass, padded if requests have different
+        numbers of nodes. goes: bool [n], the nodes that may get children; None: all."""
         starts, depth = self._totals, nodes.ancestors.shape[1]
         if self._shape.is_chain and len(nodes.rows) == len(self._active):  # one node per request, as in most steps
             active, width, of = self._active, 1, self._active
@@ -135,9 +136,10 @@ class StaticTree:
         )
 
     def _with_dead(self, nodes: _Entries, places: np.ndarray, active: np.ndarray, numbers: np.ndarray) -> _Entries:
-        """Pad each active request's nodes to the same number of entries.
+        """Pad each request's nodes to the same number of entries with dead nodes.
 
         places: int64 [n], index of each node among all entries.
+        active: int64, indices of the requests in this level.
         numbers: int64 [num_entries], KV-cache slot of each entry, counted from the slot of the request's first draft
             token.
         """
@@ -156,7 +158,8 @@ class StaticTree:
         return _Entries(*(other.index_copy_(0, where, node) for other, node in zip(dead, nodes, strict=True)))
 
     def _goes_on(self, stopping: Stopping, grown: Grown, nodes: _Entries, is_first: torch.Tensor) -> np.ndarray:
-        """bool [n]   whether each node belongs to a request that gets another level."""
+        """bool [n]   whether the request of each node gets another level. is_first: bool [n], whether a node is its
+        parent's first child."""
         room, requests = self._builder.room, on_host(nodes.requests)
         num_nodes = torch.zeros_like(room).index_add_(0, nodes.requests, self._num_children[nodes.kinds])
         is_first_draw = is_first & self._builder.is_sampled[nodes.requests]

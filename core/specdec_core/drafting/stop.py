@@ -24,7 +24,8 @@ compiled."""
 
 @frozen
 class Prices:
-    """Costs of drafting, as multiples of one request's share of a forward pass of the target without draft tokens."""
+    """The cost of drafting one more level, and of verifying one more draft token (node). The unit is one request's
+    share of a target's forward pass without draft tokens."""
 
     level: float
     node: float
@@ -32,12 +33,13 @@ class Prices:
 
 
 class DraftStop:
-    """Decides for each request how far to draft. A proposer keeps one, calls its `start` and `finish`, and gives the
-    result of `begin` to the tree that it grows.
+    """Decides for each request how many levels and tokens to draft. A proposer has one DraftStop, calls its `start` and
+    `finish` for each request, and passes the result of `begin` to `StaticTree` or `DynamicTree`.
 
-    Without adaptive_draft_length it does nothing. forwards_roots: whether drafting begins with a forward pass of the
-    draft over each request's last token (True for a draft model; False for a head on the target's hidden states). A
-    request without a draft saves that cost.
+    Without adaptive_draft_length it does nothing.
+
+    forwards_roots: whether drafting begins with a forward pass over each request's last token. True for a draft model;
+        False for a draft head, which uses the target's hidden states. A request without a draft saves that cost.
     """
 
     def __init__(self, config: DraftStopConfig, max_num_seqs: int, *, forwards_roots: bool = False) -> None:
@@ -95,7 +97,7 @@ class DraftStop:
 class Stopping:
     """Decides in one step how far each request drafts. A decision uses only what is known before the tokens in question
     are drawn, since dropping a sampled token because of its value would change the output's distribution
-    (docs/losslessness.md). So draft tokens are dropped afterwards only in requests in which no token was sampled.
+    (docs/losslessness.md). So already drafted tokens are dropped only in requests in which no token was sampled.
 
     drafting: indices of the requests that get a draft, ascending.
     """
@@ -130,14 +132,11 @@ class Stopping:
     ) -> np.ndarray:
         """bool [batch]   the requests that get another level below the one that was just grown.
 
-        Arrays of length n describe the draft tokens of the level just grown:
-
-        requests: int64 [n], indices into the batch.
+        requests: int64 [n], the request of each draft token of the level just grown, as index into the batch.
         rows: int64 [n], the index of each token's parent among the tokens of the previous call, counting only requests
             that got another level. In the first call: the request's index in `drafting`.
-        probs: float [n], the draft's own probabilities.
-        is_first_draw: bool [n], the first of sampled siblings.
-
+        probs: float [n], the draft model's probability of each token.
+        is_first_draw: bool [n], whether a token is the first of sampled siblings.
         num_nodes: int64 [batch], the most draft tokens that the next level may have.
         """
         reach = self._reach[rows] * self._acceptance.of_nodes(self._rows[requests], probs, is_first_draw)
@@ -151,9 +150,9 @@ class Stopping:
         return goes
 
     def keep(self, draft: Draft, *, in_place: bool) -> Draft:
-        """Drop draft tokens that are expected to gain less than verifying them costs, in requests without sampled ones.
-        Called once, with the finished draft, which must have `scores`. in_place: drop tokens only from the end of a
-        request's, so that the others keep their indices."""
+        """Drop draft tokens that are expected to gain less than verifying them costs, in requests without sampled
+        tokens. Called once, with the finished draft, which must have `scores`. in_place: drop only tokens at the end of
+        a request's list of draft tokens, so that the others keep their indices."""
         self.step_drafts.nodes = nodes = Nodes.of(draft)
         if draft.num_nodes:
             self.step_drafts.level_s = (perf_counter() - self._started) / self._depth
@@ -177,8 +176,12 @@ class Stopping:
         return draft
 
     def _pays(self, expected: np.ndarray, num_nodes: np.ndarray, prices: Prices) -> np.ndarray:
-        """bool [batch]   the requests for which another level is worth its cost. expected: accepted tokens that it
-        adds; num_nodes: its draft tokens."""
+        """bool [batch]   the requests for which another level gains more than it costs. Adds the costs of these levels
+        to the step's costs.
+
+        expected: float64 [batch], how many more accepted tokens the level is expected to bring.
+        num_nodes: [batch], the number of its draft tokens.
+        """
         gain = expected * self._cost_per_token - prices.node * num_nodes
         price = prices.level
         pays: np.ndarray = (num_nodes > 0) & (gain > (0 if prices.is_shared else price))

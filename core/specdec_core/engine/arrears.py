@@ -39,7 +39,8 @@ class Arrears:
     def keep(self, requests: Sequence[Request | None], observation: Observation) -> None:
         """Store the tokens and hidden states of an observation, request by request.
 
-        requests: [batch], those of the observation; None where nothing is to be stored.
+        requests: [batch], the observation's requests in order. None in place of a request whose tokens are not to be
+            stored.
         """
         starts = zip(requests, observation.starts, observation.offsets, observation.host_num_valid, strict=False)
         for i, (request, start, offset, num_valid) in enumerate(starts):
@@ -57,7 +58,8 @@ class Arrears:
             self.num_tokens += num_valid
 
     def take(self, requests: Sequence[Request]) -> Observation | None:
-        """Remove what is stored of these requests and return it as one observation; None if nothing is stored."""
+        """Remove the stored tokens and hidden states of these requests and return them as one observation; None if
+        nothing is stored."""
         taken = [kept for request in requests if (kept := self.drop(request)) is not None]
         if not taken:
             return None
@@ -82,7 +84,7 @@ class Arrears:
         )
 
     def drop(self, request: Request) -> _Kept | None:
-        """Remove and return what is stored of a request; None if nothing is stored."""
+        """Remove and return the stored tokens and hidden states of a request; None if nothing is stored."""
         kept = self._kept.pop(request.id, None)
         self.num_tokens -= kept.num_tokens if kept is not None else 0
         return kept

@@ -9,10 +9,10 @@ from specdec_core.engine.request import Request
 
 @frozen
 class DraftBudget:
-    """Decides the most draft tokens (`max_draft_tokens`) of each request in a step.
+    """Decides how many draft tokens each request may have at most in a step (`max_draft_tokens`).
 
     num_speculative_tokens: the engine's setting, 0 without a proposer.
-    disable_by_batch_size: no drafts at all while more requests than this are running; None: no such limit.
+    disable_by_batch_size: no request drafts while more requests than this are running; None: no such limit.
     max_model_len: the longest request that the proposers draft for, in tokens; None: no such limit.
     """
 

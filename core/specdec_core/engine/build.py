@@ -46,8 +46,8 @@ Speculating = SpeculativeConfig | Sequence[SpeculativeConfig] | None
 
 @frozen(eq=False)
 class Method:
-    """A way of drafting: the user's options, the spec that builds its proposer, and what the proposer needs from the
-    engine (its plan)."""
+    """One of an engine's drafting methods: the user's options, the spec that builds the method's proposer, and the
+    plan, which states what the proposer needs from the engine."""
 
     config: SpeculativeConfig
     spec: ProposerSpec
@@ -57,9 +57,10 @@ class Method:
 
 @frozen(eq=False)
 class Design:
-    """Everything that is decided before memory is allocated.
+    """What is decided before memory is allocated: the options, the drafting methods, the memory plan and the KV
+    manager.
 
-    methods: the ways of drafting.
+    methods: the drafting methods; empty for plain decoding.
     plan: what all proposers together need from the engine.
     """
 
@@ -98,7 +99,7 @@ class Parts:
 def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = None, tokenizer: Any = None) -> Parts:
     """Load the target, allocate the KV cache and build the proposers.
 
-    speculative: one way of drafting, several, or None.
+    speculative: the options of one drafting method or of several; None: plain decoding.
 
     Raises the errors of `dry_run` and those that only loading weights can cause.
     """
@@ -135,8 +136,8 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
 
 
 def dry_run(config: EngineConfig, plugins: Plugins, speculative: Speculating = None, tokenizer: Any = None) -> Design:
-    """Do everything of `build` that needs no weights. Raises the errors of `build`, except those that only loading
-    weights can cause."""
+    """Do everything of `build` that needs no weights, and return the `Design`. Raises the errors of `build`, except
+    those that only loading weights can cause."""
     target = outline(ModelSource.of_target(config, find_device(config.device)))
     return _design(config, plugins, speculative, tokenizer, target)
 
@@ -144,9 +145,9 @@ def dry_run(config: EngineConfig, plugins: Plugins, speculative: Speculating = N
 def _design(
     config: EngineConfig, plugins: Plugins, speculative: Speculating, tokenizer: Any, target: Outline
 ) -> Design:
-    """Plan the ways of drafting and the memory.
+    """Make the plans of the drafting methods and plan the memory.
 
-    target: its weight_bytes counts only weights that are not loaded yet.
+    target: the target's structure. Its weight_bytes counts only weights that are not loaded yet.
     """
     target = evolve(target, info=evolve(target.info, tokenizer=tokenizer))
     configs = (
@@ -171,7 +172,7 @@ def _design(
 
 
 def _check_together(methods: Sequence[Method]) -> None:
-    """Raise ConfigError if several ways of drafting cannot be combined in one engine."""
+    """Raise ConfigError if the drafting methods cannot be combined in one engine."""
     for method in methods[1:]:
         for key in ("verifier", "verifier_options", "disable_by_batch_size"):
             values = [getattr(each.config, key) for each in (methods[0], method)]
@@ -202,8 +203,8 @@ def _contexts(target: Outline) -> list[OpsContext]:
 
 
 def unite(plans: Sequence[Plan]) -> Plan:
-    """Combine what several proposers need from the engine (their plans) into one plan. It has no kv_layout and no
-    state: each proposer keeps its own."""
+    """Combine what several proposers need from the engine (their plans) into one plan. The combined plan has no
+    kv_layout and no state, since each proposer keeps its own."""
     if len(plans) == 1:
         return plans[0]
     lengths = [plan.max_model_len for plan in plans]
@@ -234,7 +235,7 @@ def _kv_manager(config: EngineConfig, plugins: Plugins) -> tuple[KVManagerSpec, 
 
 def make_plan(spec: ProposerSpec, options: Any, target: TargetInfo, num_speculative_tokens: int) -> Plan:
     """Call `plan` of a proposer's spec, which returns what the proposer needs from the engine, and check the result.
-    Raises PluginError if it fails or returns something else than a valid Plan."""
+    Raises PluginError if `plan` raises an error or returns anything else than a valid Plan."""
     with blaming(f"proposer {spec.name!r}", "plan what it needs"):
         plan = spec.plan(options, target, num_speculative_tokens)
         if not isinstance(plan, Plan):
@@ -250,7 +251,8 @@ def make_plan(spec: ProposerSpec, options: Any, target: TargetInfo, num_speculat
 
 
 def build_proposer(spec: ProposerSpec, options: Any, context: BuildContext) -> Proposer:
-    """Call `build` of a proposer's spec and check the result. Raises PluginError if it fails or if methods are missing.
+    """Call `build` of a proposer's spec and check the proposer that it returns. Raises PluginError if `build` raises an
+    error, or if the proposer lacks a method of `CALLS`.
 
     options: an instance of the method's config class.
     """
@@ -263,9 +265,10 @@ def build_proposer(spec: ProposerSpec, options: Any, context: BuildContext) -> P
 
 
 def _drafter(method: Method, design: Design, target: Model, attention: PagedAttention | None) -> Drafter:
-    """Build the proposer of a method, and the drafter that calls it.
+    """Build the proposer of a method, and the `Drafter` that calls it.
 
-    attention: over the KV cache of the draft's own layers; None if the method's plan has no kv_layout.
+    attention: paged attention over the KV cache of the draft model's own layers; None if the method's plan has no
+        kv_layout.
     """
     proposer = build_proposer(method.spec, method.config.options, _build_context(method, design, target, attention))
     return Drafter(

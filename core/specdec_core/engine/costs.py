@@ -12,12 +12,12 @@ NUM_STEPS = 16
 
 
 class CostMeter:
-    """Fits a line to the time of a step: a constant plus a time per token of the forward pass. The slope is the median
-    over pairs of steps (Theil-Sen), which ignores a few slow steps. Steps with prefill tokens do not count.
+    """Estimates the time of the target's forward pass from its number of tokens, as a constant plus a time per token.
+    The line is fitted to measured steps; steps with prefill tokens are not measured. The time per token is the median
+    slope over pairs of steps (Theil-Sen), so a few slow steps do not change it.
 
-    `costs` is None until enough steps were measured, and as long as all of them have the same number of tokens. After
-    that it never changes, so that later load on the machine does not change drafts. The line also serves for numbers of
-    tokens that were not measured.
+    `costs` has the fitted line. It is None until enough steps with different numbers of tokens were measured. After
+    that it never changes, so that later load on the machine does not change drafts.
     """
 
     def __init__(self) -> None:

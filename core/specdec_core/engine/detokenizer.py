@@ -20,8 +20,8 @@ class OutputText:
     """Detokenizes one request's output, token by token.
 
     text: the text so far, without an unfinished character and without anything after a stop string.
-    stop_string: the stop string that ended the text, or None. One that is complete within the first min_tokens tokens
-        does not count.
+    stop_string: the stop string that ended the text, or None. A stop string that is complete within the first
+        min_tokens tokens does not end the text.
     """
 
     def __init__(self, tokenizer: Any, prompt_token_ids: np.ndarray, params: SamplingParams) -> None:
@@ -55,7 +55,8 @@ class OutputText:
         return self._give(len(self.text) if self.is_stopped else len(self.text) - self._hold_back)
 
     def finish(self) -> str:
-        """Decode what was held back, as no more tokens will come, and return the rest of the text."""
+        """Decode what was held back, since no more tokens will come, and return the text that `add` has not returned
+        yet."""
         if not self.is_stopped:
             self._take(self._decode(self._pending))
         return self._give(len(self.text))

@@ -14,18 +14,18 @@ _AS_IT_IS = nullcontext()
 
 
 def use_device(device: torch.device) -> AbstractContextManager[None]:
-    """Make a device the calling thread's current one while the context is open. Does nothing for a CPU.
+    """A context in which a device is the calling thread's current device. Does nothing for a CPU.
 
-    torch takes the device of its own operations from their tensors. Kernels that plugins launch (Triton's) run on the
-    current device, and every new thread starts with the first GPU.
+    torch runs its own operations on the device of their tensors. Kernels that plugins launch with Triton run on the
+    current device, and in every new thread the current device is the first GPU.
     """
     return _current_gpu(device) if device.type == "cuda" else _AS_IT_IS
 
 
 @contextmanager
 def _current_gpu(device: torch.device) -> Iterator[None]:
-    """Make a GPU current while the context is open. If the GPU has failed, switching to it may fail, too; this is
-    ignored, and the code inside then raises the error."""
+    """A context in which a GPU is the current device. If the GPU has failed, switching to it may raise an error. This
+    error is ignored, because the code inside the context then raises one, too."""
     guard: AbstractContextManager[Any] = torch.cuda.device(device)
     with suppress(RuntimeError):
         guard.__enter__()
@@ -37,10 +37,12 @@ def _current_gpu(device: torch.device) -> Iterator[None]:
 
 
 def failure_of(device: torch.device, error: BaseException) -> DeviceError | None:
-    """The DeviceError to raise instead of a step's error, if the device has failed and no later call to it can work, as
-    after a device-side assert or an access to an illegal address. None if the device still works.
+    """Find out whether the error of a step means that the device has failed, so that every later call to it would fail,
+    as after a device-side assert or an access to an illegal address. Returns the DeviceError to raise instead, or None
+    if the device still works.
 
-    torch has an exception type for this. A plugin's code may raise any type, so the GPU itself is tested, too.
+    torch has an exception type for a failed device. A plugin's code may raise any type, so the GPU itself is tested,
+    too.
     """
     if not isinstance(error, Exception):
         return None

@@ -43,7 +43,7 @@ def check_form(draft: Draft, max_draft_tokens: Sequence[int], vocab_size: int, d
 
 
 def check_nodes(draft: Draft, vocab_size: int) -> None:
-    """Check token ids and parents. Raises ValueError.
+    """Check the token ids and parents of the draft tokens. Raises ValueError.
 
     draft: has at least one draft token and passed `check_form`.
     """
@@ -70,7 +70,7 @@ def check_nodes(draft: Draft, vocab_size: int) -> None:
 
 
 def check_probs(draft: Draft, vocab_size: int) -> None:
-    """Check scores and `q`, the draft's distributions. Raises ValueError.
+    """Check the draft tokens' scores, and `q`, the distributions that they were drawn from. Raises ValueError.
 
     draft: passed `check_nodes`.
     """
@@ -162,10 +162,11 @@ def _check_columns(draft: Draft, vocab_size: int) -> None:
 
 
 def _check_q(draft: Draft, q: torch.Tensor, q_rows: np.ndarray, token_ids: np.ndarray, vocab_size: int) -> None:
-    """Check the rows of `q` that draft tokens were drawn from: each must be a probability distribution, in which the
-    tokens drawn from it have a positive probability. Other rows are ignored. Raises ValueError.
+    """Check the rows of `q` that draft tokens were drawn from. Each row must be a probability distribution that gives
+    the tokens drawn from it a positive probability. Other rows are ignored. Raises ValueError.
 
-    q_rows, token_ids: the row of `q` and the token of each sampled draft token, without padding; at least one.
+    q_rows, token_ids: for each sampled draft token, its row of `q` and its token id. Padding is left out, and there is
+        at least one.
     """
     # Two passes over q and no copy: a fifth of what a softmax costs.
     sums, least = q.sum(-1).numpy(), float(q.amin()) if q.numel() else 0.0
@@ -205,10 +206,12 @@ def _sparse_probs(q_ids: np.ndarray, q: np.ndarray, q_rows: np.ndarray, token_id
 
 
 def _check_siblings(q_rows: np.ndarray, parent_rows: np.ndarray, num_rows: int) -> None:
-    """Check that among siblings in a tree, sampled ones come first and share a row of `q`. Raises ValueError.
+    """Check that among siblings in a tree, the sampled ones come first and were drawn from the same row of `q`. Raises
+    ValueError.
 
     q_rows: each draft token's row of `q`, -1 if it was not sampled.
-    parent_rows: each draft token's parent, as an index below num_rows.
+    parent_rows: the index of each draft token's parent in the list of all roots and draft tokens of the batch.
+    num_rows: the length of that list.
     """
     index, is_sampled = np.arange(len(q_rows)), q_rows >= 0
     chosen, sampled = index[~is_sampled], index[is_sampled]
@@ -225,7 +228,8 @@ def _check_siblings(q_rows: np.ndarray, parent_rows: np.ndarray, num_rows: int) 
 def _check_unlike(parent_rows: np.ndarray, token_ids: np.ndarray) -> None:
     """Check that siblings sampled without replacement have different tokens. Raises ValueError.
 
-    parent_rows, token_ids: each sampled draft token's parent, as an index, and its token.
+    parent_rows: the index of each sampled draft token's parent in the list of all roots and draft tokens of the batch.
+    token_ids: the token id of each sampled draft token.
     """
     pairs = np.stack([parent_rows, token_ids], axis=1)
     found, counts = np.unique(pairs, axis=0, return_counts=True)

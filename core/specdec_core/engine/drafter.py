@@ -25,9 +25,9 @@ class Drafter:
 
     plan: what the proposer needs from the engine.
     num_speculative_tokens: the most draft tokens of a request in a step, for this proposer.
-    max_tokens: the most tokens whose hidden states are stored for showing them to the proposer later.
-    reads_drafts: whether drafts that can be read without waiting for a GPU are checked on the host. Tests set it to
-        False: then these, too, go through the checks for drafts on a GPU (`safe_draft`).
+    max_tokens: the most tokens whose hidden states are stored, to be shown to the proposer later.
+    reads_drafts: whether a draft whose values can be read without waiting for a GPU is checked on the host
+        (`draft_check`). If False, as some tests set it, every draft is checked as one on a GPU (`safe_draft`).
     """
 
     def __init__(
@@ -56,17 +56,18 @@ class Drafter:
             proposer.reset(request)
 
     def finish(self, request: Request, reason: str) -> None:
-        """Tell the proposer that a request has ended, and its finish_reason. If an interrupt breaks this off, it is
-        called again."""
+        """Tell the proposer that a request has ended, and why (its finish_reason). If an interrupt (Ctrl-C) stops this
+        method, the engine calls it again."""
         self.observer.forget(request)
         with self.proposer.called() as proposer:
             proposer.finish(request, reason)
 
     def propose(self, schedule: Schedule, costs: StepCosts | None = None) -> tuple[Draft, PendingCheck | None]:
-        """Get a draft and extend it to all scheduled requests. The proposer sees only requests that may draft.
+        """Get the proposer's draft and extend it to all scheduled requests. The proposer sees only requests that may
+        draft; the others get empty trees.
 
-        If the values of the draft are on a device only, a `PendingCheck` is returned, too: the draft is safe to compute
-        with, but no token may be emitted before `PendingCheck.resolve`. Otherwise it is None.
+        If the draft's values are on a device only, also returns a `PendingCheck`, else None. A draft with a pending
+        check is safe to compute with, but no token may be emitted before `PendingCheck.resolve`.
         """
         pairs = zip(schedule.requests, schedule.budgets, strict=True)
         wanted = [self._budget(request, budget) if budget else 0 for request, budget in pairs]
@@ -92,9 +93,9 @@ class Drafter:
         return spread(draft, wanted), check
 
     def _budget(self, request: Request, budget: int) -> int:
-        """The most draft tokens that this proposer may draft for a request; 0 if it may not draft.
+        """The most draft tokens that this proposer may draft for a request; 0 if the request may not draft.
 
-        budget: the most that the scheduler allows.
+        budget: the most draft tokens that the scheduler allows.
         """
         budget = min(budget, self._num_speculative_tokens)
         if self.plan.max_model_len is not None:

@@ -211,8 +211,8 @@ class Engine:
         return report
 
     def _emit(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> Emitted:
-        """Append each request's verified tokens up to its first stop, and finish the requests that stop or fail. The
-        verdict (the result of verification) is on the host."""
+        """Append each request's verified tokens up to its first stop, and finish the requests that stop or fail.
+        Returns what was emitted. The verdict (the result of verification) is on the host."""
         emitted = Emitted()
         token_ids = verdict.token_ids.tolist()
         logprobs = output_logprobs(schedule.requests, verdict, token_ids, computed.logits, self._token_texts)
@@ -261,8 +261,9 @@ class Engine:
         self._speculation.reset(request)
 
     def _finish(self, request: Request, reason: str) -> None:
-        """End a request and forget it. An interrupt may break this off at any point. The request stays listed until the
-        last line, so this is called again."""
+        """End a request and remove it from the engine. The removal from `_requests` comes last: if an interrupt
+        (Ctrl-C) stops this method earlier, the request is still listed there, and the engine calls the method for it
+        again."""
         request.finish(reason)
         self._news.add(request, ())
         try:
@@ -277,7 +278,8 @@ class Engine:
         self._requests.pop(request.id, None)
 
     def _end_lost(self) -> None:
-        """Abort requests that are not in the scheduler's queue because an interrupt broke off `add_request`."""
+        """Abort requests that are neither waiting nor running in the scheduler, because an interrupt (Ctrl-C) stopped
+        `add_request`."""
         if len(self._requests) != self._scheduler.num_requests:
             for request in set(self._requests.values()).difference(self._scheduler.waiting, self._scheduler.running):
                 self._finish(request, "abort")
@@ -308,10 +310,10 @@ class Engine:
             raise SpecdecError("this engine was closed, as its LLM was: make another one")
 
     def _exclusively(self, work: Callable[[], T]) -> T:
-        """Run `work` with the step lock held and the device current, and return its result. An exception aborts the
+        """Call `work` with the step lock held and the device current, and return its result. An exception aborts the
         running requests, or all requests if the device has failed.
 
-        `with` acquires and releases the lock without a moment in between at which an interrupt could come.
+        The lock is taken by a `with` statement, so that an interrupt (Ctrl-C) cannot leave it locked.
         """
         with self._step_lock, use_device(self._device):
             if self._is_halfway:

@@ -68,8 +68,8 @@ def prompt_parts(schedule: Schedule, batch: StepBatch) -> list[PromptPart]:
 
 
 def rows_of(parts: Sequence[PromptPart], device: torch.device) -> torch.Tensor:
-    """The tokens whose logits are needed for the logprobs of these prompt ranges, as indices into the forward pass's
-    tokens: int64 [number of tokens in all ranges]."""
+    """For each token of these prompt ranges, the index of the token before it in the forward pass. The logits at this
+    index give the token's logprob. int64 [number of tokens in all ranges]."""
     return torch.from_numpy(np.concatenate([p.first_row + np.arange(p.num_tokens) for p in parts])).to(device)
 
 
@@ -77,7 +77,7 @@ def add_prompt_logprobs(parts: Sequence[PromptPart], logits: torch.Tensor, texts
     """Compute prompt logprobs and add them to their requests.
 
     parts: the ranges of prompt tokens.
-    logits: [number of tokens in all ranges, vocab], those that predict these tokens.
+    logits: [number of tokens in all ranges, vocab], the logits that predict the tokens of the ranges.
     texts: decodes the tokens.
     """
     end = 0
@@ -99,9 +99,10 @@ def output_logprobs(
 ) -> dict[str, list[TokenLogprobs]]:
     """Logprobs of the emitted tokens, by request id, for requests that ask for them.
 
-    verdict: the accepted tokens and their rows of logits, on the host.
-    token_ids: the verdict's token ids, one list per request.
-    logits: [num_rows, vocab], of each request's last token and its draft tokens.
+    verdict: the result of verification, on the host: the emitted tokens, and for each the row of `logits` that decided
+        it.
+    token_ids: the verdict's token ids, one list per request, padded with -1.
+    logits: [num_rows, vocab], the target's logits at each request's last token and at its draft tokens.
     texts: decodes the tokens.
     """
     asking = [(i, request) for i, request in enumerate(requests) if request.params.logprobs is not None]

@@ -28,10 +28,11 @@ CGROUP = Path("/sys/fs/cgroup")  # within a container: its own, in version 2
 class MemoryPlan:
     """How an engine will use the device's memory, in bytes.
 
-    free_bytes: of the device, before the weights (`target_weight_bytes` and `draft_weight_bytes`) are loaded.
-    kv_budget_bytes: the most that the KV cache may use after that.
-    scratch_slots: KV-cache slots per request for drafting, counted from that of the root (the request's last token).
-    limited_by: the reason why there are not more blocks.
+    free_bytes: the device's free memory before the weights (`target_weight_bytes` and `draft_weight_bytes`) are loaded.
+    kv_budget_bytes: the most memory that the KV cache may use after the weights are loaded.
+    scratch_slots: how many KV-cache slots of a request a proposer may overwrite while it drafts. The first is the slot
+        of the root (the request's last token).
+    limited_by: the reason why num_blocks is not larger.
     """
 
     free_bytes: int
@@ -67,7 +68,7 @@ class MemoryPlan:
 
     @property
     def scratch_bytes(self) -> int:
-        """The most bytes of the KV cache that one request uses for drafting (scratch_slots)."""
+        """The most bytes of the KV cache that a proposer uses for one request while it drafts (scratch_slots)."""
         return self.scratch_slots * self.kv_bytes_per_token
 
 
@@ -77,13 +78,13 @@ def plan_memory(
     """Plan the KV cache: config.num_kv_blocks blocks if given, else as many as fit into free memory, but no more than
     the largest batch could use.
 
-    target: the model's structure and the size of its weights.
+    target: the target model's structure and the size of its weights. Weights that are loaded already count as 0 bytes.
     plan: what all proposers together need from the engine.
     bytes_per_block: bytes of a block in all layer groups of the KV cache, computed by the KV manager.
-    draft_kv_bytes: bytes per token in the KV cache of the drafts' own layers.
+    draft_kv_bytes: bytes per token in the KV cache of the draft models' own layers.
 
-    Weights that are loaded already count as 0 bytes. Raises CapacityError if the weights or the blocks do not fit, or
-    if the blocks do not hold one request of max_model_len tokens.
+    Raises CapacityError if the weights or the blocks do not fit, or if the blocks do not hold one request of
+    max_model_len tokens.
     """
     max_model_len, device = target.info.max_model_len, target.info.device
     free_bytes, total_bytes = free_memory(device)

@@ -132,7 +132,7 @@ class Totals:
 class Metrics:
     """Metrics of an engine, summed over its steps.
 
-    num_speculative_tokens: the number of draft positions in metrics per position.
+    num_speculative_tokens: the number of values in a metric that has one value per draft position.
     prefix: put before every metric's name, with a colon between them.
     log_interval_s: seconds of step time between two lines in the log; None: no lines.
     """
@@ -147,7 +147,11 @@ class Metrics:
         self._since_logged = Totals()
 
     def update(self, report: StepReport, step_s: float) -> None:
-        """Add a step, and write a line to the log if it is time. step_s: the step's whole duration in seconds."""
+        """Add a step's report. Writes a line to the log if log_interval_s seconds of step time have passed since the
+        last line.
+
+        step_s: the step's whole duration in seconds.
+        """
         self._totals.add(report, step_s)
         if self._log_interval_s is None:
             return

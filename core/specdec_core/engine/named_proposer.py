@@ -20,13 +20,14 @@ class NamedProposer:
 
     @contextmanager
     def called(self) -> Iterator[Proposer]:
-        """A context for calls of the proposer: in inference mode, and with exceptions turned into PluginError."""
+        """A context for calls of the proposer's methods. It turns on inference mode, and turns exceptions into
+        PluginError."""
         with blaming_in_step(f"proposer {self.name!r}"), torch.inference_mode():
             yield self.proposer
 
     def close(self) -> None:
         """Close the proposer, if it has a method `close`: the first version of this plugin API did not require one.
-        Raises PluginError if that fails."""
+        Raises PluginError if closing fails."""
         method = getattr(self.proposer, "close", None)
         try:
             with torch.inference_mode():

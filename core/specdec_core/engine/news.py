@@ -1,4 +1,4 @@
-"""Collects output until the listeners (callbacks of requests) receive it."""
+"""Collects requests' new output until the engine calls their listeners (callbacks that receive the output)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from specdec_core.engine.request import Piece, Request
 
 
 class News:
-    """Collects new output until listeners are called. A listener gets one call per request, with all new pieces (output
-    tokens with their text). There is no call after the one that reports the request's end."""
+    """Collects requests' new output until the engine calls their listeners. A listener gets one call per request, with
+    all its new pieces (output tokens with their text). There is no call after the one that reports the request's
+    end."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, tuple[Request, Sequence[Piece]]] = {}
@@ -24,7 +25,8 @@ class News:
         self._pieces[request.id] = request, pieces
 
     def tell(self) -> None:
-        """Call the listeners of all requests with new output. If one raises, the others are called the next time."""
+        """Call the listeners of all requests with new output. If a listener raises an error, the next call of `tell`
+        calls the remaining listeners."""
         while self._pieces:
             request, pieces = self._pieces.pop(next(iter(self._pieces)))
             listener = request.listener

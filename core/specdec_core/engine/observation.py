@@ -24,13 +24,15 @@ def observation_of(
     taps: Sequence[str],
     num_top_tokens: int = 0,
 ) -> Observation:
-    """The tokens of some requests that a forward pass made final, with their hidden states: first the tokens known
-    before it (prompt or output), then the accepted draft tokens.
+    """Build the observation of a forward pass for some of its requests: the tokens that the forward pass made final,
+    with their hidden states. For each request, its known tokens (prompt or output) come first, then its accepted draft
+    tokens.
 
-    verdict: the accepted tokens, on the host.
+    verdict: the result of verification, on the host.
     chosen: the requests, as ascending indices into the schedule.
-    taps: which hidden states: see `Plan.taps`.
-    num_top_tokens: see `Plan.top_tokens`.
+    taps: the points in the model at which the hidden states are taken: see `Plan.taps`.
+    num_top_tokens: how many of the target's most likely next tokens to add at each root and draft token; 0: none. See
+        `Plan.top_tokens`.
     """
     batch, device = computed.batch, computed.batch.token_ids.device
     which = np.asarray(chosen, dtype=np.int64)
@@ -71,11 +73,11 @@ def observation_of(
 
 
 def _top_tokens(computed: Computed, draft: Draft, which: np.ndarray, number: int) -> TopTokens:
-    """The target's most likely tokens after the roots (the last known token of a request) and draft tokens, by its raw
+    """The target's most likely next tokens at each root (a request's last known token) and each draft token, by the raw
     logits.
 
-    which: int64, the requests, as indices into the schedule.
-    number: how many tokens.
+    which: int64, the requests, as ascending indices into the schedule.
+    number: how many tokens at each root or draft token.
     """
     layout, batch = draft.host_layout, computed.batch
     is_wanted = np.isin(layout.row_requests, which)

@@ -19,12 +19,13 @@ from specdec_core.engine.scheduler import Schedule
 class Observer:
     """Passes the target's hidden states to a proposer: at once for requests that draft, late for those that do not.
 
-    is_off: whether drafting is turned off for a request. Its hidden states are then stored until just before its next
-        draft. By default drafting is off for no request; replace this function to turn it off.
-    pays: whether drafting for a request is worth the cost of showing its stored hidden states to the proposer. It is
-        called when more than max_tokens tokens of all requests would be stored, for the request with the most. If True,
-        the proposer sees them now. If False, they are dropped, and the request gets no drafts until it is preempted and
-        starts over. By default always True.
+    is_off: a function of a request that returns whether drafting is turned off for it. Its hidden states are then
+        stored until just before its next draft. The default returns False; assign another function to turn drafting
+        off.
+    pays: a function of a request that returns whether drafting for it is worth the cost of showing its stored hidden
+        states to the proposer. It is called when more than max_tokens tokens of all requests would be stored, for the
+        request with the most. If True, the proposer sees the hidden states now. If False, they are dropped, and the
+        request gets no drafts until it is preempted and starts over. The default returns True.
 
     The proposer never sees requests that ask for no drafts (num_speculative_tokens=0).
     """
@@ -58,12 +59,12 @@ class Observer:
             self._put_off([schedule.requests[i] for i in off], late)
 
     def catch_up(self, requests: Sequence[Request]) -> None:
-        """Show the proposer what is stored of these requests."""
+        """Show the proposer the stored hidden states of these requests, which are then no longer stored."""
         if self._arrears.num_tokens and (late := self._arrears.take(requests)) is not None:
             self._show(late)
 
     def forget(self, request: Request) -> None:
-        """Drop what is stored of a request that has ended or starts over."""
+        """Drop the stored hidden states of a request that has ended or starts over."""
         self._arrears.drop(request)
         self._lost.discard(request)
 
@@ -75,8 +76,8 @@ class Observer:
         return request not in self._lost and request.params.num_speculative_tokens != 0
 
     def _put_off(self, requests: Sequence[Request], observation: Observation) -> None:
-        """Store an observation of these requests. If more than max_tokens tokens would be stored, first show the
-        proposer, or drop, what is stored of the requests with the most stored tokens."""
+        """Store an observation of these requests. As long as this would store more than max_tokens tokens in all, first
+        the stored hidden states of the request with the most tokens are shown to the proposer, or dropped (`pays`)."""
         num_tokens = sum(observation.host_num_valid)
         while self._arrears.num_tokens and self._arrears.num_tokens + num_tokens > self._max_tokens:
             most = self._arrears.largest()

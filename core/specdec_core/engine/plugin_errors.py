@@ -13,8 +13,8 @@ def blaming(plugin: str, what: str) -> Iterator[None]:
     """A context in which an exception of a plugin becomes a PluginError that names the plugin. For building an engine;
     specdec's own errors pass unchanged.
 
-    plugin: a name for the error, such as "proposer 'eagle'".
-    what: what it could not do, such as "be built".
+    plugin: the plugin's name in the error message, such as "proposer 'eagle'".
+    what: what the plugin could not do, such as "be built".
     """
     try:
         yield
@@ -30,7 +30,7 @@ def blaming(plugin: str, what: str) -> Iterator[None]:
 def blaming_in_step(plugin: str) -> Iterator[None]:
     """A context in which an exception of a plugin becomes a PluginError that names the plugin. For calls in a step.
 
-    plugin: a name for the error, such as "proposer 'eagle'".
+    plugin: the plugin's name in the error message, such as "proposer 'eagle'".
     """
     try:
         yield

@@ -17,9 +17,9 @@ from specdec_core.sampling.logprobs import TokenLogprobs
 class Piece(NamedTuple):
     """One output token.
 
-    text: the text that became final with it.
+    text: the text that became final with this token.
     is_draft: whether it is an accepted draft token.
-    logprobs: None unless they were asked for.
+    logprobs: None unless the sampling parameters ask for logprobs.
     """
 
     token_id: int
@@ -34,15 +34,15 @@ Listener = Callable[["Request", Sequence[Piece]], None]
 class Request:
     """A request as proposers see it (`RequestView`), and the engine's bookkeeping.
 
-    num_computed: that many tokens, from the first on, have their final keys and values in the KV cache.
-    num_cached_tokens: that many of these came from the prefix cache.
-    num_tokens: how many tokens prompt and output have. Those from num_computed on are pending; if only one is pending,
-        it is the root, which drafts continue.
+    num_computed: the number of tokens, from the first on, whose final keys and values are in the KV cache.
+    num_cached_tokens: how many of these tokens came from the prefix cache.
+    num_tokens: the number of prompt and output tokens. Those from index num_computed on are pending. A single pending
+        token is the root of the next draft.
     max_total_tokens: the limit of num_tokens.
-    text: the output's text, decoded token by token if it is streamed or if there are stop strings, else once at the
-        end.
-    logprobs, prompt_logprobs: None unless asked for; a prompt's first token has no logprob.
-    error: the reason for finish_reason "error".
+    text: the output's text. It is decoded token by token if it is streamed or if there are stop strings, else once at
+        the end.
+    logprobs, prompt_logprobs: None unless the sampling parameters ask for them. A prompt's first token has no logprob.
+    error: the message for finish_reason "error"; else None.
     """
 
     def __init__(
@@ -92,8 +92,9 @@ class Request:
 
     @property
     def reusable_token_ids(self) -> np.ndarray:
-        """int64 [n]   the tokens whose keys and values may come from the prefix cache: all of the request's tokens.
-        Empty if prompt logprobs need every token's logits, or if logits were not finite before."""
+        """The tokens whose keys and values may come from the prefix cache, int64 [n]. These are all of the request's
+        tokens, or none if prompt logprobs need every token's logits or if the request's logits were not finite
+        before."""
         is_free = self.prompt_logprobs is None and self.may_draft
         return self.token_ids if is_free else self.token_ids[:0]
 
@@ -104,15 +105,16 @@ class Request:
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """The sum of the output tokens' logprobs; None unless logprobs were asked for."""
+        """The sum of the output tokens' logprobs; None unless the sampling parameters ask for logprobs."""
         if self.logprobs is None:
             return None
         return sum(each[token].logprob for each, token in zip(self.logprobs, self.output_token_ids, strict=True))
 
     @property
     def rest(self) -> str:
-        """The last part of an ended request's text, if no piece carries it; else "". It was held back because a stop
-        string or a character had begun in it, and then an error or an abort came instead of a token."""
+        """The last part of an ended request's text, if no piece carries it; else "". The detokenizer held this part
+        back because a stop string or a character might have begun in it. Then the request ended with an error or an
+        abort instead of a token."""
         return "" if self.finish_reason is None or self.text is None else self.text.text[self.num_streamed :]
 
     @property
@@ -131,11 +133,10 @@ class Request:
         eos_token_ids: frozenset[int],
         logprobs: Sequence[TokenLogprobs] = (),
     ) -> list[Piece]:
-        """Append tokens up to the first stop, set finish_reason there, and return the tokens that were appended, as
-        pieces.
+        """Append tokens up to the first stop, set finish_reason there, and return the appended tokens as pieces.
 
-        num_accepted: that many tokens, from the first on, are accepted draft tokens.
-        logprobs: of each token, if they were asked for.
+        num_accepted: how many of the tokens are accepted draft tokens; these come first.
+        logprobs: one entry per token, if the sampling parameters ask for logprobs; else empty.
         """
         pieces: list[Piece] = []
         for token_id in token_ids:
@@ -161,8 +162,8 @@ class Request:
             self.finish_reason = "length"
 
     def _text_of(self, token_id: int) -> str:
-        """Decode the newest token and return the text that became final, "" if the text is decoded at the end. A stop
-        string in it ends the request."""
+        """Decode the newest token and return the text that became final; "" if the text is decoded only at the
+        request's end. A stop string in the text ends the request."""
         if self.text is None or not self._decodes_as_it_goes:
             return ""
         text = "" if self._is_left_out else self.text.add([token_id])

@@ -47,8 +47,9 @@ def check_salt(cache_salt: str) -> None:
 
 
 def _are_whole(given: Sequence[int], array: np.ndarray) -> bool:
-    """Whether all values of a prompt are whole numbers. numpy converts booleans among numbers to 0 and 1, and keeps
-    integers that are too large for it as objects.
+    """Whether all values of a prompt are integers. Looks at both forms of the prompt: in `array`, numpy has turned
+    booleans that stand among numbers into 0 and 1, and has kept integers that are too large for int64 as Python
+    objects.
 
     given: the prompt as the caller gave it.
     array: the prompt converted by numpy.
@@ -62,7 +63,7 @@ def _are_whole(given: Sequence[int], array: np.ndarray) -> bool:
 def check_params(params: SamplingParams, num_speculative_tokens: int, target: TargetInfo, *, has_text: bool) -> None:
     """Raise ConfigError if this engine cannot serve a request with these parameters.
 
-    num_speculative_tokens: the engine's, 0 without speculation.
+    num_speculative_tokens: the engine's setting, 0 without speculation.
     has_text: whether the engine has a tokenizer.
     """
     if params.n != 1:
@@ -94,7 +95,8 @@ def make_constraints(
     params: SamplingParams, tokenizer: Any, eos_token_ids: frozenset[int], target: TargetInfo
 ) -> Constraints | None:
     """Turn sampling parameters such as bad_words and logit_bias into constraints on logits. Returns None if no
-    parameter needs one. Raises ConfigError if they are not of the vocabulary, or if they allow no token.
+    parameter needs one. Raises ConfigError if bad_words has tokens that are not in the vocabulary, or if the parameters
+    allow no token.
 
     params: passed `check_params`.
     """

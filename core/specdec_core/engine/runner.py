@@ -17,8 +17,10 @@ from specdec_core.models import Model
 
 @frozen(eq=False)
 class Computed:
-    """The results of one forward pass of the target. features: hidden states by tap (where in the model they are
-    taken)."""
+    """The results of one forward pass of the target.
+
+    features: hidden states by tap. A tap is the name of the point in the model at which they are taken.
+    """
 
     batch: StepBatch
     logits: torch.Tensor  # [num_rows, vocab]   of roots and nodes
@@ -32,8 +34,8 @@ class Runner:
         self._target, self._kv, self._token_texts = target, kv, token_texts
 
     def run(self, schedule: Schedule, draft: Draft) -> Computed:
-        """Run the target's forward pass over the scheduled tokens and the draft tokens. Prompt logprobs go directly to
-        the requests that asked for them."""
+        """Run the target's forward pass over the scheduled tokens and the draft tokens. Prompt logprobs are added to
+        the requests that ask for them, and are no part of the result."""
         num_padded = self._target.attention.padded(sum(schedule.num_known) + draft.num_nodes)
         batch = StepBatch.of(schedule, draft, num_padded, self._target.info.device)
         starts = [request.num_computed for request in schedule.requests]

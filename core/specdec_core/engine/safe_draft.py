@@ -1,7 +1,8 @@
-"""Checks drafts that are on a device, without waiting for it, and makes wrong ones harmless.
+"""Checks drafts that are on a device, without waiting for the device, and makes wrong drafts harmless.
 
-All shapes are known on the host and no value is read back, so this can be part of a CUDA graph. A fault reaches the
-host together with the step's results; `draft_check` then finds the error message.
+All shapes are known on the host and no value is read back, so the checks can be part of a CUDA graph. Whether a draft
+is wrong reaches the host together with the step's results. Then `draft_check` checks the wrong draft again on the host,
+to find the error message.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class PendingCheck:
     """The result of a draft's check that is still on the device.
 
     is_wrong: bool [], whether the draft breaks its contract (`contracts/draft.py`).
-    explain: checks the draft again on the host and raises PluginError with the fault.
+    explain: a function that checks the draft again on the host and raises a PluginError, which says what is wrong.
     """
 
     is_wrong: torch.Tensor
@@ -46,8 +47,8 @@ class PendingCheck:
 
 
 class SafeDrafts:
-    """Checks drafts on their device and makes wrong ones harmless. Keeps the draft tokens' indices on the device while
-    the shape of drafts stays the same, so that they are not uploaded again."""
+    """Checks drafts on their device and makes wrong drafts harmless. The tensors with the draft tokens' indices stay on
+    the device and are used again, as long as the number of draft tokens per request does not change."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -104,7 +105,7 @@ class _Places:
 
 
 class _Faults:
-    """Checks one draft on its device. Each check gives a bool [], True if the draft is wrong."""
+    """Checks one draft on its device. The result of each check is a tensor, bool [], True if the draft is wrong."""
 
     def __init__(self, draft: Draft, places: _Places, vocab_size: int) -> None:
         self._draft, self._places, self._vocab_size = draft, places, vocab_size
@@ -154,8 +155,9 @@ class _Faults:
     def _drawn_probs(
         self, q: torch.Tensor, rows: torch.Tensor, is_used: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The probability of each draft token in its row of `q` (the draft's distributions), float [num_nodes]; and
-        whether the token ids that q's columns stand for are wrong (not in the vocabulary, or repeated), bool [].
+        """Returns two tensors: the probability of each draft token in its row of `q` (the draft's distributions), float
+        [num_nodes]; and whether the token ids that q's columns stand for are wrong (not in the vocabulary, or
+        repeated), bool [].
 
         rows: int64 [num_nodes], each draft token's row of `q`.
         is_used: bool [num_q_rows], whether a token was drawn from the row.
@@ -178,10 +180,10 @@ class _Faults:
         return torch.where(column >= 0, q[rows, column.clamp(min=0)], 0), is_wrong
 
     def _siblings_are_wrong(self, is_sampled: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Whether siblings in a tree are wrong, bool []. Sampled ones must come before those picked deterministically,
-        must share one row of `q` and, if drawn without replacement, must have different tokens.
+        """Whether siblings in a tree break the contract, bool []. Sampled siblings must come before those picked
+        deterministically, must share one row of `q` and, if drawn without replacement, must have different tokens.
 
-        is_sampled: bool [num_nodes].
+        is_sampled: bool [num_nodes], whether the draft token was drawn from `q`.
         rows: int64 [num_nodes], each draft token's row of `q`.
         """
         family = torch.where(self._is_alive, self._family, -1 - self._places.node)  # dead nodes have no siblings

@@ -22,9 +22,9 @@ from specdec_core.errors import CapacityError, PluginError
 class Schedule:
     """The work of one forward pass. requests, num_known and budgets have one entry per request.
 
-    num_known: how many prompt or output tokens to compute, from the request's num_computed on.
-    budgets: the most draft tokens (max_draft_tokens).
-    preempted: requests that were running and start over later.
+    num_known: how many of the request's prompt or output tokens to compute, beginning at its num_computed.
+    budgets: the most draft tokens that the request may have (max_draft_tokens).
+    preempted: requests that were running, lost their KV blocks in this step and start over later.
     """
 
     requests: list[Request] = field(factory=list)
@@ -50,20 +50,21 @@ class Schedule:
 
     @property
     def whole_requests(self) -> list[Request | None]:
-        """The scheduled requests; None in place of a request with only a chunk of its prompt, whose logits are not
-        sampled."""
+        """The scheduled requests, in order. None in place of a request of which only a chunk of the prompt is computed,
+        so that no token is sampled from its logits."""
         pairs = zip(self.requests, self.num_known, strict=True)
         return [request if num_known == request.num_pending else None for request, num_known in pairs]
 
 
 class Scheduler:
-    """First come, first served. Running requests go first. When KV blocks run out, a request first loses its draft for
-    this step; if that is not enough, the youngest request is preempted. A preempted request starts over, with its
-    output so far as part of its prefill.
+    """Schedules requests in the order in which they came, running requests before waiting ones. When KV blocks run out,
+    a request first loses its draft for this step; if that is not enough, the youngest request is preempted. A preempted
+    request starts over, with its output so far as part of its prefill.
 
     budget: decides the most draft tokens of a request.
-    scratch_slots: KV-cache slots for drafting, counted from that of the root (the request's last token).
-    draft_groups: the KV cache's groups of layers that belong to drafts.
+    scratch_slots: how many KV-cache slots of a request a proposer may overwrite while it drafts. The first is the slot
+        of the root (the request's last token).
+    draft_groups: the KV cache's groups of layers that belong to draft models.
     """
 
     def __init__(
@@ -108,8 +109,8 @@ class Scheduler:
 
     def schedule(self) -> Schedule:
         """Select the requests of the next forward pass and reserve KV-cache slots for their tokens and drafts,
-        preempting if necessary. Called before drafting. Raises PluginError if no request runs and the next one that
-        waits does not fit."""
+        preempting requests if necessary. Called before drafting. Raises PluginError if no request is running and the
+        first waiting request does not fit."""
         schedule = Schedule()
         room = self._max_num_batched_tokens
         for request in list(self.running):
@@ -164,8 +165,8 @@ class Scheduler:
             room -= num_known
 
     def _cached(self, request: Request) -> int:
-        """Register a request with the KV manager and return how many of its tokens the prefix cache has. Raises
-        PluginError if the manager's answer is impossible."""
+        """Register a request with the KV manager and return how many of the request's tokens are in the prefix cache.
+        Raises PluginError if the number that the KV manager returns is impossible."""
         groups = self._draft_groups if request.params.num_speculative_tokens != 0 else ()
         token_ids = request.reusable_token_ids
         found = self._kv.admit(request.id, token_ids, request.cache_salt, groups)

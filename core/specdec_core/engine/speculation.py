@@ -45,8 +45,8 @@ class Speculation:
                     drafter.start(request)
 
     def propose(self, schedule: Schedule, costs: StepCosts | None = None) -> tuple[Draft, Sequence[PendingCheck]]:
-        """Return a draft over all scheduled requests, and the checks of drafts on a device. The checks must be resolved
-        before tokens are emitted.
+        """Return one draft over all scheduled requests, combined from the proposers' drafts, and the pending checks of
+        drafts on a device. The checks must be resolved before tokens are emitted.
 
         costs: the measured time of a forward pass of the target; None: not measured yet.
         """
@@ -68,10 +68,10 @@ class Speculation:
             drafter.reset(request)
 
     def finish(self, request: Request, reason: str) -> None:
-        """Tell the proposers once that a request has ended, if they know it. If an interrupt breaks this off, it is
-        called again.
+        """Tell the proposers that a request has ended, unless it was never announced to them or they were told already.
+        If an interrupt (Ctrl-C) stops this method, the engine calls it again.
 
-        reason: its finish_reason.
+        reason: the request's finish_reason.
         """
         if request.is_started:
             try:
@@ -92,8 +92,8 @@ class Speculation:
                 ending.callback(self.finish, request, "abort")
 
     def abandon(self) -> None:
-        """Call `close` where an exception would reach no caller: at garbage collection, or when the interpreter exits.
-        PluginError becomes a warning."""
+        """Call `close` where no caller could catch an exception: at garbage collection, or when the interpreter exits.
+        A PluginError becomes a warning."""
         try:
             with use_device(self._device):
                 self.close()

@@ -16,9 +16,9 @@ from specdec_core.engine.tree_mask import tree_mask
 
 
 def spread(draft: Draft, budgets: Sequence[int]) -> Draft:
-    """Extend a draft to all scheduled requests: those that it leaves out get empty trees.
+    """Extend a draft to all scheduled requests. Requests that the draft leaves out get empty trees.
 
-    draft: over the requests whose budget is above 0.
+    draft: has a tree only for the requests whose budget is above 0.
     budgets: [scheduled requests], the most draft tokens of each.
     """
     if all(budgets):

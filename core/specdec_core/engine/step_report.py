@@ -19,7 +19,7 @@ class Emitted:
 
     pieces: output tokens with their text.
     accepted: the number of accepted draft tokens, for requests that had a draft.
-    failed: for requests whose logits were not finite, whether they had a draft.
+    failed: the requests whose logits were not finite, with True for a request that had a draft and False for others.
     """
 
     pieces: dict[str, Sequence[Piece]] = field(factory=dict)
@@ -34,18 +34,19 @@ class Emitted:
 
 
 class StepTimer:
-    """Measures the time that a step spends on drafting and in the target. It starts when it is created."""
+    """Measures the time that a step spends on drafting (draft_s) and in the target (target_s). It starts when it is
+    created."""
 
     def __init__(self) -> None:
         self.draft_s = self.target_s = 0.0
         self._last = perf_counter()
 
     def end_drafting(self) -> None:
-        """Add the time since the previous phase ended to drafting."""
+        """Add the time since the previous phase ended to the time of drafting."""
         self.draft_s += self._lap()
 
     def end_verification(self) -> None:
-        """Add the time since the previous phase ended to the target, whose time includes verification."""
+        """Add the time since the previous phase ended to the time of the target, which includes verification."""
         self.target_s += self._lap()
 
     def report(self, schedule: Schedule, draft: Draft, verifier: str, emitted: Emitted) -> StepReport:

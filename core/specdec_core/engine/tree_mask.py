@@ -10,20 +10,21 @@ from specdec_core.contracts.draft import Draft
 def tree_mask(
     draft: Draft, positions: np.ndarray, rows: np.ndarray, root_positions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Compute the tree attention mask in compact form: prefix_lens and more_slots of `Visibility`.
+    """Compute the tree attention mask of a forward pass. A prompt or output token attends to all KV-cache slots up to
+    its own. A draft token of a tree attends to the slots up to the root's, to its ancestors and to itself. In a chain,
+    attention is causal. A dead (padding) node attends to itself, or in a chain to the slots that the root attends to.
 
-    positions: int64 [num_tokens], of the tokens of the forward pass.
+    positions: int64 [num_tokens], the positions of the forward pass's tokens.
     rows: int64 [num_rows], indices of each request's root and draft tokens among these tokens. The root is the
         request's last token, which the tree grows from.
     root_positions: int64 [batch].
 
-    Returns prefix_lens int64 [num_tokens] (a token attends to the KV-cache slots [0, prefix_len)) and more_slots int64
-    [num_tokens, max_depth], single slots beyond the prefix. more_slots is None if all drafts are chains or empty.
+    Returns the mask in the compact form of `Visibility`: prefix_lens int64 [num_tokens] (a token attends to the
+    KV-cache slots [0, prefix_len)) and more_slots int64 [num_tokens, max_depth], single slots beyond the prefix.
+    more_slots is None if all drafts are chains or empty.
 
-    A prompt or output token attends to all slots up to its own. A draft token of a tree attends to the slots up to the
-    root's, to its ancestors and to itself. In a chain, attention is causal. A dead (padding) node attends to itself, or
-    in a chain to what the root attends to. A token's slot equals its position, except in trees: there, the slots of all
-    nodes follow the root's in the order of the draft.
+    A token's slot equals its position, except in trees: there, the slots of all draft tokens follow the root's slot in
+    the order of the draft.
     """
     prefix_lens = positions + 1
     if draft.num_nodes == 0 or draft.is_chain:

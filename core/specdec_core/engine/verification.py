@@ -38,7 +38,7 @@ class Decision:
 class Verification:
     """Verifies drafts with the verifier that speculative_config names, or else with a lossless one.
 
-    Without a named verifier, it selects by the draft:
+    If speculative_config names none, the verifier depends on the draft:
 
     - "greedy" (compares with the argmax) if every request is greedy.
     - "chosen" if no draft token was sampled: draws the target's own tokens and accepts the draft tokens that equal
@@ -46,7 +46,7 @@ class Verification:
     - "block" (block verification) for sampled chains and "traversal" (traversal verification) for sampled trees, which
       accept the most.
 
-    Whichever is used, a request without draft tokens gets the target's own tokens, and a greedy request gets the
+    With every verifier, a request without draft tokens gets the target's own tokens, and a greedy request gets the
     argmax, even if the named verifier is lossy. If no verifier is named, a request without sampled draft tokens also
     gets the target's own tokens, so that its output does not depend on other requests' drafts.
     """
@@ -69,7 +69,7 @@ class Verification:
         return self._named is not None and not self._named.lossless
 
     def check(self, params: SamplingParams) -> None:
-        """Raise ConfigError if the named verifier is for greedy requests only and this one is not greedy."""
+        """Raise ConfigError if the named verifier is for greedy requests only and these parameters are not greedy."""
         if self._named is not None and self._named.greedy_only and not params.is_greedy:
             raise ConfigError(
                 f"temperature={params.temperature} does not go with the verifier {self._named.name!r}, which is right "
@@ -79,10 +79,10 @@ class Verification:
     def decide(
         self, schedule: Schedule, draft: Draft, computed: Computed, checks: Sequence[PendingCheck] = ()
     ) -> Decision:
-        """Verify a draft and return the verdict on the host.
+        """Verify a draft and return the verifier's name and its verdict, on the host.
 
-        checks: of the draft, with results that are still on the device. Raises PluginError, which names the proposer,
-            if one of them finds the draft wrong.
+        checks: the draft's pending checks, whose results are still on the device. If one of them finds the draft wrong,
+            raises PluginError, which names the proposer.
         """
         requests = schedule.requests
         params = [request.params for request in requests]
@@ -97,8 +97,8 @@ class Verification:
         return Decision(name, verdict.on_host())
 
     def choose(self, draft: Draft, params: Sequence[SamplingParams]) -> str:
-        """The name of the verifier for a draft. Raises PluginError if the named one takes chains only and the draft is
-        a tree."""
+        """The name of the verifier for a draft. Raises PluginError if the verifier that speculative_config names takes
+        chains only and the draft is a tree."""
         if all(p.is_greedy for p in params):
             return "greedy"
         if not any(draft.num_live_per_request) or (self._named is None and draft.q is None):
@@ -115,9 +115,10 @@ class Verification:
     def verify(
         self, name: str, logits: torch.Tensor, draft: Draft, random: RandomSource, greedy: Sequence[int] = ()
     ) -> Verdict:
-        """Run a verifier. For requests that it must not decide on, replace its verdict by the target's own tokens.
+        """Run a verifier. Replaces its verdict by the target's own tokens for requests without draft tokens to verify
+        and, if the verifier is lossy, for greedy requests.
 
-        name: of the verifier.
+        name: the verifier's name.
         logits: float32 [num_rows, vocab], with sampling parameters applied.
         greedy: the indices of the requests at temperature 0, whose logits are -inf except at the argmax.
         """
@@ -133,8 +134,8 @@ class Verification:
         return _with_own_tokens(verdict, is_plain, logits, draft, random)
 
     def _is_plain(self, draft: Draft) -> torch.Tensor:
-        """bool [batch]   the requests that have no draft tokens to verify, and get the target's own tokens. Without a
-        named verifier, only sampled draft tokens count."""
+        """Which requests have no draft tokens to verify, and so get the target's own tokens: bool [batch]. If no
+        verifier is named, only sampled draft tokens count."""
         decides = draft.layout.is_alive  # bool [num_nodes]
         if self._named is None and draft.q_rows is not None:
             decides = decides & (draft.q_rows >= 0)
@@ -147,8 +148,8 @@ class Verification:
 def _with_own_tokens(
     verdict: Verdict, is_plain: torch.Tensor, logits: torch.Tensor, draft: Draft, random: RandomSource
 ) -> Verdict:
-    """For the requests in is_plain (bool [batch]), replace the verdict: the target's own token is drawn at each row of
-    logits, and the draft tokens that equal it are accepted."""
+    """Replace the verdict of the requests in `is_plain` (bool [batch]). For these, the target's own token is drawn at
+    each root and draft token, and the draft tokens that equal the drawn token are accepted."""
     layout = draft.layout
     rows = is_plain[layout.row_requests].nonzero().squeeze(1)
     if not len(rows):

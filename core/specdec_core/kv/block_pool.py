@@ -12,8 +12,8 @@ from specdec_core.errors import CapacityError
 class BlockPool:
     """Block tables of all requests over `num_blocks` interchangeable blocks of `block_size` KV-cache slots.
 
-    A pool for prefix caching overrides `take`, `give` and `hold`. If Ctrl-C interrupts a method, the next one first
-    rebuilds the list of free blocks (`recount`).
+    A subclass for prefix caching overrides `take`, `give` and `hold`. If Ctrl-C interrupts a method, the next method
+    called first rebuilds the list of free blocks (`recount`).
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -30,28 +30,30 @@ class BlockPool:
         return len(self._free)
 
     def take(self, number: int) -> list[int]:
-        """Remove `number` blocks from the free ones and return them. The caller has checked that there are enough."""
+        """Remove `number` blocks from the list of free blocks and return them. The caller has checked that there are
+        enough."""
         start = len(self._free) - number
         blocks, self._free[start:] = self._free[start:][::-1], []
         return blocks
 
     def give(self, blocks: Sequence[int]) -> None:
-        """Free blocks that a request no longer needs. They come in the order of the request's table."""
+        """Return blocks that a request no longer needs to the free blocks. blocks: in the order of the request's block
+        table."""
         self._free.extend(reversed(blocks))
 
     def hold(self, blocks: Sequence[int]) -> None:
-        """Add one more owner to blocks that have contents already. Does nothing here; pools that share blocks override
-        it."""
+        """Record that another request uses blocks that are already filled. Does nothing here; subclasses for prefix
+        caching override it."""
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._tables
 
     def blocks(self, request_id: str) -> list[int]:
-        """The blocks of a request, in order. Read only."""
+        """The indices of a request's KV blocks, in the order of its block table. Do not modify the list."""
         return self._tables[request_id]
 
     def add(self, request_id: str, blocks: Sequence[int] = ()) -> None:
-        """Add a request. Its table begins with these blocks, whose contents it shares (prefix caching)."""
+        """Add a request. blocks: filled blocks with which its block table begins, found by prefix caching."""
         self._settle()
         self._is_moving = True
         self.hold(blocks)
@@ -77,7 +79,7 @@ class BlockPool:
             self._is_moving = False
 
     def shrink(self, request_id: str, num_slots: int) -> None:
-        """Free the blocks past the first `num_slots` slots."""
+        """Free the blocks that the request's first `num_slots` slots do not need."""
         self._settle()
         table, kept = self._tables[request_id], -(-num_slots // self.block_size)
         if len(table) > kept:
@@ -100,8 +102,8 @@ class BlockPool:
         return len(self._tables[request_id]) * self.block_size
 
     def tables(self, request_ids: list[str]) -> np.ndarray:
-        """The block tables of these requests, int64 [batch, max_blocks], padded with block 0. Read only: the forward
-        passes of a step share the array."""
+        """Return the block tables of these requests, int64 [batch, max_blocks], padded with block 0. Do not modify the
+        array: all forward passes of a step share it."""
         if self._last is not None and self._last[0] == request_ids:
             return self._last[1]
         tables = [self._tables[request_id] for request_id in request_ids]
@@ -117,7 +119,7 @@ class BlockPool:
             self._is_moving = False
 
     def recount(self) -> None:
-        """Rebuild the list of free blocks: all that are in no request's table."""
+        """Rebuild the list of free blocks, which are all blocks that are in no request's block table."""
         held = {block for table in self._tables.values() for block in table}
         self._free = [block for block in range(self.num_blocks - 1, -1, -1) if block not in held]
 

@@ -27,7 +27,9 @@ class PagedKVManager:
     """The default `KVManager`, without prefix caching: each request computes all of its tokens.
 
     Slots of rejected draft tokens are overwritten in the request's next forward pass; blocks that hold only such slots
-    are freed. pool: the blocks to hand out. None: a new pool.
+    are freed.
+
+    pool: the BlockPool that hands out blocks; None: a new one.
     """
 
     def __init__(self, context: KVContext, pool: BlockPool | None = None) -> None:

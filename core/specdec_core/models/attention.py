@@ -37,13 +37,13 @@ def attention(
 
     query: [1, num_heads, num_tokens, key_dim]; rotary embeddings have been applied to query and key.
     key, value: [1, num_kv_heads, num_tokens, ...].
-    attention_mask: not used. The module's `CacheSite` has the mask and the cache slots, because some families do not
-        hand keyword arguments through to their attention.
-    scaling: factor of query times key; None: key_dim ** -0.5.
-    features: the family's further keyword arguments. Those in `families.ATTENTION_KEYWORDS` are used; all others were
-        checked when the model was loaded.
+    attention_mask: not used. The mask and the cache slots come from the `PagedAttention` of the module, because some
+        families do not pass keyword arguments on to their attention.
+    scaling: factor by which the dot products of queries and keys are multiplied. None: key_dim ** -0.5.
+    features: further keyword arguments of the model's family. Those in `families.ATTENTION_KEYWORDS` are used; all
+        others were checked when the model was loaded.
 
-    Returns [1, num_tokens, num_heads, value_dim], and None for the attention weights.
+    Returns the result [1, num_tokens, num_heads, value_dim], and None in place of the attention weights.
     """
     site = getattr(module, _SITE, None)
     if site is None:
@@ -59,10 +59,11 @@ AttentionInterface.register(IMPLEMENTATION, attention)
 
 
 class PagedAttention:
-    """Attention of one model, target or draft, over its layers' KV cache. Implements `LayerAttention`.
+    """Attention of one model, target or draft, over the KV cache of its layers. Implements the protocol
+    `LayerAttention`.
 
     places: for each layer, its KV group and its index in that group. A draft's layers are all in one group.
-    ops: {name: operation}, with `paged_attention` and `store_kv`.
+    ops: {name of an operation: operation}, with at least `paged_attention` and `store_kv`.
     """
 
     implementation = IMPLEMENTATION
@@ -77,17 +78,21 @@ class PagedAttention:
         self._window: int | None = None
 
     def of_group(self, group: int, num_layers: int, ops: Mapping[str, Callable[..., Any]]) -> PagedAttention:
-        """Make the attention of another model (a draft), whose layers have this KV group to themselves. ops: its
-        operations."""
+        """Make the attention of a draft, over the cache of the same KV manager.
+
+        group: the KV group that holds all layers of the draft and no others.
+        ops: {name: operation}, as the draft uses them.
+        """
         return PagedAttention(self._kv, [(group, layer) for layer in range(num_layers)], ops, self._padding)
 
     def padded(self, num_tokens: int) -> int:
-        """The length to which a flat batch of num_tokens is padded. In padded batches a token's result does not depend
-        on the number of other tokens."""
+        """Return the length to which a flat batch of num_tokens tokens is padded. With this padding, a token's result
+        does not depend on the number of other tokens in the batch."""
         return round_up(num_tokens, self._padding.rows)
 
     def bind(self, modules: Sequence[nn.Module]) -> None:
-        """Connect transformers' attention modules, in layer order, to their layers in the cache."""
+        """Give each attention module from transformers a `CacheSite`, through which `attention` finds the KV cache of
+        the module's layer. modules: one for each layer, in order."""
         for layer, module in enumerate(modules):
             setattr(module, _SITE, CacheSite(self, layer))
 
@@ -116,8 +121,8 @@ class PagedAttention:
         self._store(layer, key, value)
 
     def _store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a forward pass's keys and values into a layer's cache. Returns the whole cache: keys and values of all
-        slots."""
+        """Write the keys and values of a forward pass's tokens into the KV cache of a layer. Returns the layer's whole
+        cache: the keys and the values of all slots."""
         if self._slot_mapping is None:
             raise SpecdecError("attention was called outside of `with attention.forwarding(...)`: run layers inside it")
         keys, values = self._kv.cache(*self._places[layer])
@@ -175,8 +180,8 @@ class CacheSite:
 
 @define(eq=False)
 class ProbeSite:
-    """Replaces `CacheSite` in all attention modules during the trial forward pass of `probe`. It records each call and
-    returns zeros."""
+    """Takes the place of `CacheSite` in all attention modules while `probe` runs the model. For each call of attention
+    it records the module and the shapes of its keys and values, and returns zeros."""
 
     modules: list[nn.Module]
     shapes: list[tuple[int, int, int]]  # num_kv_heads, key_dim, value_dim
@@ -202,11 +207,11 @@ class ProbeSite:
 
 
 def probe(model: nn.Module) -> ProbeSite:
-    """Find a model's attention modules by running two tokens through it. Returns those that called `attention`, in
-    order, with the shapes of their keys and values.
+    """Find a model's attention modules by running the model on two tokens. Returns a `ProbeSite` with the modules that
+    called `attention`, in the order of the calls, and the shapes of their keys and values.
 
-    Raises CompatibilityError if a module called it more than once, or with tensors that specdec's attention does not
-    use.
+    Raises CompatibilityError if a module called `attention` more than once, or gave it tensors that specdec's attention
+    does not use.
     """
     site = ProbeSite([], [])
     candidates = [module for module in model.modules() if hasattr(module, "layer_idx")]

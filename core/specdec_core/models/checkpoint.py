@@ -1,5 +1,5 @@
-"""Reads a draft's checkpoint: its tensors' shapes without loading weights, and its weights without running pickled
-code."""
+"""Reads the checkpoint of a draft model or draft head: the shapes of its tensors without loading weights, and the
+weights without running pickled code."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ Rename = Callable[[str], str | None]
 
 @frozen
 class Checkpoint:
-    """A draft's config.json and weights (safetensors, or a file written by torch.save) in a folder or a repository of
-    the model hub.
+    """The config.json and the weights of a draft model or draft head, in a folder or a repository of the model hub. The
+    weights are in safetensors files, or in files written by torch.save.
 
-    A proposer reads shapes in its `plan` and weights in its `build`. Give both the same object: it opens each file
-    once. Unpickling is restricted to tensors. All methods raise ConfigError if a file is missing, cut off or unsafe.
+    A proposer reads the tensors' shapes in its method `plan` and the weights in its method `build`. Use the same
+    Checkpoint object in these two methods: it opens each file only once. Unpickling is restricted to tensors. All
+    methods raise ConfigError if a file is missing, cut off or unsafe.
     """
 
     name: str
@@ -70,12 +71,12 @@ class Checkpoint:
 
     @cached_property
     def shapes(self) -> Shapes:
-        """{name: shape} of all tensors, without loading them."""
+        """The shapes of all tensors, {name: shape}, read without loading the tensors."""
         self._opened.update({file: self._open(file) for file in self._files})
         return {name: shape for file in self._files for name, shape in self._opened[file][0].items()}
 
     def load(self) -> dict[str, torch.Tensor]:
-        """{name: tensor} of all tensors, on the CPU."""
+        """Load all tensors to the CPU. Returns {name: tensor}."""
         found: dict[str, torch.Tensor] = {}
         for file in self._files:
             _, read = self._opened.pop(file) if file in self._opened else self._open(file)
@@ -86,8 +87,8 @@ class Checkpoint:
         """Check that the checkpoint has exactly the module's tensors, in the same shapes.
 
         module: may be on the meta device.
-        rename: maps a tensor's name in the checkpoint to its name in the module, or to None to skip a tensor that the
-            module does not have.
+        rename: maps a tensor's name in the checkpoint to its name in the module's state dict, or to None if the module
+            has no such tensor, which is then skipped.
 
         Raises CompatibilityError that names each tensor that is missing, unknown or of another shape.
         """
@@ -114,13 +115,14 @@ class Checkpoint:
     def load_into(
         self, module: nn.Module, rename: Rename = str, *, dtype: torch.dtype, device: torch.device
     ) -> dict[str, torch.Tensor]:
-        """Load the checkpoint into a module and prepare it for inference: on the device, with parameters in this dtype.
-        Buffers keep their dtype, since rotary frequencies need float32.
+        """Load the checkpoint's tensors into a module. The module is moved to `device`, its parameters are converted to
+        `dtype`, and it is set to evaluation mode. Buffers keep their dtype, since rotary frequencies need float32.
 
         rename: see `check_shapes`.
 
-        Returns {name in the checkpoint: tensor}, on the CPU, of the tensors for which `rename` returned None. Raises
-        CompatibilityError that names each tensor that is missing, unknown, of another shape, quantized or not finite.
+        Returns the tensors that are not the module's, for which `rename` returned None: {name in the checkpoint:
+        tensor}, on the CPU. Raises CompatibilityError that names each tensor that is missing, unknown, of another
+        shape, quantized or not finite.
         """
         self.check_shapes(module, rename)
         found = self.load()
@@ -181,8 +183,8 @@ class Checkpoint:
         return {str(name): tensor for name, tensor in found.items()}
 
     def _find(self, *file_names: str) -> Path | None:
-        """The path of the first of these files that the checkpoint has, downloaded if necessary; None if it has none of
-        them."""
+        """Return the path of the first of these files that the checkpoint has, after downloading the file if necessary.
+        None if the checkpoint has none of the files."""
         refuse_revision(self.name, "model", "revision", self.revision)
         if isdir(self.name):
             return next(filter(Path.is_file, (Path(self.name, file_name) for file_name in file_names)), None)
@@ -227,11 +229,12 @@ def _reading(file: Path) -> Iterator[None]:
 
 
 def stored_bytes(path: str, revision: str | None = None) -> int | None:
-    """The size in bytes of all weight files in a folder, or of a model from the hub that is in the local cache. None
-    for a model that is not in the cache.
+    """Return the size in bytes of all weight files of a checkpoint on this machine. None for a checkpoint of the model
+    hub that is not completely in the local cache.
 
-    path: a folder or a name on the hub. Raises ConfigError if a folder has no weights, or if a file is missing or cut
-        off.
+    path: a folder, or a name on the model hub.
+
+    Raises ConfigError if a folder has no weight files, or if a file is missing or cut off.
     """
     is_folder = isdir(path)
     kept = (Path(path, n) if is_folder else try_to_load_from_cache(path, n, revision=revision) for n in WEIGHT_FILES)
@@ -259,5 +262,5 @@ def stored_bytes(path: str, revision: str | None = None) -> int | None:
 
 
 def _indexed(file: Path) -> list[str]:
-    """The names of the weight files that an index file (model.safetensors.index.json) lists."""
+    """Read an index file (such as model.safetensors.index.json) and return the names of the weight files it lists."""
     return sorted(set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values()))

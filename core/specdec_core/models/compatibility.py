@@ -1,9 +1,12 @@
-"""Two trial forward passes at load, which detect models whose output would be wrong on the paged KV cache.
+"""Two trial forward passes when a model is loaded, which detect models whose output would be wrong on the paged KV
+cache.
 
-In both, attention is replaced by a function in which no token attends to another. Each token's logits must then depend
-on that token and its position only; if they differ between the two batches, another part of the model mixes tokens. In
-the first forward pass, the attention mask and the result of every call of attention are also compared with the family's
-own.
+In both forward passes, attention is replaced by a function in which no token attends to another. Each token's logits
+must then depend on that token and its position only. The second forward pass has the tokens of the first and others, in
+another order. If a token's logits differ between the two forward passes, another part of the model mixes tokens.
+
+In the first forward pass, each call of attention is also checked. Its attention mask must be causal, and the attention
+function that transformers has for the model's family must give the same result as the engine's.
 """
 
 from __future__ import annotations
@@ -44,9 +47,10 @@ _SEES = "specdec_sees"
 
 @frozen
 class Findings:
-    """What the trial forward passes found out.
+    """What the two trial forward passes found out about a model.
 
-    keeps_rows: whether the model computes logits only at the tokens whose indices are given as `logits_to_keep`.
+    keeps_rows: True if the model's `forward` has an argument `logits_to_keep`, a tensor of token indices, and computes
+        logits only at these tokens.
     """
 
     keeps_rows: bool
@@ -61,9 +65,12 @@ def trial_attention(
     scaling: float | None = None,
     **features: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention in which no token attends to another. Returns each token's own value plus the means of its own query
-    and key, so that a wrong rotation of them shows. Keys and values are repeated for the query heads that share
-    them."""
+    """Attention function for trial forward passes, in which no token attends to another. First, the call is checked by
+    the `StockChecks` of the forward pass, if it has any.
+
+    A token's result is its own value plus the mean over its own query and the mean over its own key, so that wrong
+    rotary embeddings change it. Each key and value head is repeated for the query heads that share it.
+    """
     if (checks := _CHECKS.get()) is not None:
         checks.check_mask(module, attention_mask, features.get(WINDOW))
         assert attention_mask is not None
@@ -74,8 +81,11 @@ def trial_attention(
 
 
 def telling_mask(*, mask_function: Callable[..., Any], **kwargs: Any) -> torch.Tensor:
-    """Make the mask of eager attention, with its mask function as an attribute: (batch, head, query position, key
-    position) -> bool. Has the signature of transformers' mask functions."""
+    """Make the mask tensor of transformers' eager attention, with mask_function stored as an attribute of the tensor.
+    Has the signature that transformers requires of functions that make masks.
+
+    mask_function: maps (batch, head, query position, key position) to whether the query attends to the key.
+    """
     mask: torch.Tensor = eager_mask(mask_function=mask_function, **{**kwargs, "allow_is_bidirectional_skip": False})
     setattr(mask, _SEES, mask_function)
     return mask
@@ -83,17 +93,18 @@ def telling_mask(*, mask_function: Callable[..., Any], **kwargs: Any) -> torch.T
 
 @define(eq=False)
 class StockChecks:
-    """Checks each call of attention: the engine's attention must compute the same as the family's own.
+    """Checks each call of attention in a trial forward pass: transformers' attention of the model's family must have
+    the same mask and the same result as the engine's attention.
 
-    max_model_len: masks are compared at positions below it.
+    max_model_len: masks are compared at positions below this.
     """
 
     max_model_len: int
     _compared: list[tuple[torch.Tensor, int | None]] = field(factory=list)  # masks and windows: layers share them
 
     def check_mask(self, module: nn.Module, mask: torch.Tensor | None, window: int | None) -> None:
-        """Raise CompatibilityError unless the model's mask is causal, with this sliding `window` (None: without one),
-        at all distances."""
+        """Raise CompatibilityError unless the mask that `module` gives to attention is causal, with a sliding window of
+        `window` tokens (None: no sliding window), at all distances between query and key."""
         sees = getattr(mask, _SEES, None)
         if mask is None or sees is None:
             kind = "no mask" if mask is None else "a mask of its own making"
@@ -147,8 +158,9 @@ class StockChecks:
         scaling: float | None,
         features: dict[str, Any],
     ) -> None:
-        """Raise CompatibilityError unless the family's own attention function and the engine's give the same result on
-        the same float32 inputs. Does nothing on the meta device, or if the family has no `eager_attention_forward`."""
+        """Raise CompatibilityError unless transformers' attention function of the model's family and the engine's give
+        the same result on the same inputs, converted to float32. Does nothing on the meta device, or if the module's
+        Python file has no function `eager_attention_forward`."""
         stock = getattr(sys.modules.get(type(module).__module__), "eager_attention_forward", None)
         if stock is None or query.is_meta:
             return
@@ -177,8 +189,8 @@ AttentionMaskInterface.register(TRIAL, telling_mask)
 
 
 def try_out(model: Any, vocab_size: int, max_model_len: int) -> Findings:
-    """Run the two trial forward passes. Raises CompatibilityError if the model's output would be wrong on the paged KV
-    cache."""
+    """Run the two trial forward passes, and return what they found out. Raises CompatibilityError if the model's output
+    would be wrong on the paged KV cache."""
     name = type(model).__name__
     device = next(model.parameters()).device
     num_tokens = min(NUM_TOKENS, max_model_len)
@@ -217,8 +229,8 @@ def try_out(model: Any, vocab_size: int, max_model_len: int) -> Findings:
 
 
 def check_masks(model: Any, max_model_len: int) -> None:
-    """Run only those checks of `try_out` that need no weights, on attention masks. The model may be on the meta
-    device."""
+    """Run the first trial forward pass for its checks of attention masks, which need no weights. The model may be on
+    the meta device."""
     near = torch.arange(NUM_TOKENS, device=next(model.parameters()).device)
     with _trial(model, StockChecks(max_model_len)):
         _logits(model, torch.zeros_like(near), near)
@@ -226,8 +238,8 @@ def check_masks(model: Any, max_model_len: int) -> None:
 
 @contextmanager
 def refusing_failures(model: Any) -> Iterator[None]:
-    """A context that turns exceptions of a trial forward pass into CompatibilityError, except for specdec's own errors
-    and torch.OutOfMemoryError."""
+    """A context that turns exceptions raised in a trial forward pass into CompatibilityError. It does not change
+    specdec's own errors and torch.OutOfMemoryError."""
     try:
         yield
     except (SpecdecError, torch.OutOfMemoryError):
@@ -241,8 +253,11 @@ def refusing_failures(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _trial(model: Any, checks: StockChecks | None) -> Iterator[None]:
-    """A context in which the model's attention is `trial_attention`, preceded by these checks (None: by nothing). On
-    exit, the model's attention is set to the engine's."""
+    """A context in which the model's attention function is `trial_attention`. On exit, the engine's attention function
+    is set.
+
+    checks: the object that checks each call of attention. None: the calls are not checked.
+    """
     model.set_attn_implementation(TRIAL)
     if model.config.get_text_config()._attn_implementation != TRIAL:
         raise CompatibilityError(
@@ -264,10 +279,11 @@ def _logits(model: Any, token_ids: torch.Tensor, positions: torch.Tensor, **kwar
 
 
 def _agree(expected: torch.Tensor, found: torch.Tensor, *, is_rounded: bool) -> bool:
-    """Whether the logits [num_tokens, vocab] of two forward passes agree.
+    """Return whether two forward passes computed the same logits [num_tokens, vocab] for the same tokens, within a
+    tolerance.
 
-    is_rounded: the model computes in less than float32. The tolerance is then larger, and half of the tokens may
-        differ, since rounding may send a token to other experts.
+    is_rounded: whether the model computes in less than float32. The tolerance is then larger, and half of the tokens
+        may differ, since rounding may route a token to other experts.
     """
     tolerance = ROUNDED_TOLERANCE if is_rounded else TOLERANCE
     largest = expected.abs().amax(dim=-1)

@@ -1,8 +1,9 @@
-"""Embedded models: those that installed Python packages contain, such as `tiny`, as entry points of group
-`specdec.models`.
+"""Embedded models, such as `tiny`: models in installed Python packages, which register them as entry points of the
+group `specdec.models`.
 
-An entry point names a function that returns the model's folder, and is imported when the model is asked for. Embedded
-models are found, disabled, refused and listed as plugins are (`plugins/discovery.py`).
+Such an entry point names a function that returns the folder of the model's checkpoint. The function is imported only
+when the model is requested. Embedded models are found, disabled, refused and listed in the same way as plugins
+(`plugins/discovery.py`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from specdec_core.plugins.discovery import MODEL_GROUP, MODEL_NAME, Plugin
 
 
 def resolve_model(model: str | Path, models: Sequence[Plugin] | None = None) -> str:
-    """Replace the name of an embedded model ("tiny") by its folder. Any other name or path, such as "./tiny", is
-    returned unchanged.
+    """Replace the name of an embedded model ("tiny") by the path of its folder. Any other name or path, such as
+    "./tiny", is returned unchanged.
 
-    models: the embedded models to look in, with their status; None: all installed ones, as `installed` returns them.
+    models: the embedded models to look in, in the form in which `installed` returns them. None: all installed ones.
 
-    Raises PluginError if the model is disabled, if two distributions claim its name, or if its function fails.
+    Raises PluginError if the model is disabled, if two distributions claim its name, or if the function that returns
+    its folder fails.
     """
     name = str(model)
     if not MODEL_NAME.fullmatch(name):  # reading the metadata of all distributions takes a while
@@ -43,8 +45,8 @@ def resolve_model(model: str | Path, models: Sequence[Plugin] | None = None) -> 
 
 
 def installed() -> list[Plugin]:
-    """All installed embedded models, with their status: SPECDEC_DISABLE disables some, and a name that is claimed twice
-    is refused."""
+    """List all installed embedded models, each with a status: models that the environment variable SPECDEC_DISABLE
+    names are marked as disabled, and models whose name two distributions claim are marked as duplicates."""
     models = discovery.find_models()
     discovery.refuse_disabled(models, discovery.names_in(os.environ.get("SPECDEC_DISABLE", "")), discovery.VARIABLE)
     discovery.refuse_duplicates(models)

@@ -1,8 +1,10 @@
-"""The target's embedding and LM head for drafts that share them, with the scaling that a family does around them.
+"""The target's input embedding and LM head, which drafts may share, with the scaling factors that the model's family
+applies around them.
 
 Some families scale the embedding (Gemma 2, Granite), the input of the LM head (MiniCPM 3) or the logits (Granite,
-Cohere), or apply a softcap to the logits (Gemma 2). They do so outside of the modules that a draft could share. The
-factors are found by comparing the tensors of one forward pass.
+Cohere), or apply a softcap to the logits (Gemma 2). They do so outside of the embedding module and the LM head module,
+so a draft that only shared these modules would miss it. The factors are found by comparing the tensors of one forward
+pass.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ layer), "final" (after the last norm), "head_input", "head_output" (of the LM he
 
 @contextmanager
 def record_embedding_and_head(model: Any, backbone: nn.Module) -> Iterator[Record]:
-    """A context that records the inputs and outputs of the embedding and the LM head in the first forward pass inside
-    it.
+    """A context that records the inputs and outputs of the embedding and the LM head in the first forward pass that is
+    run inside the context. Yields the `Record`, which that forward pass fills.
 
-    backbone: the model without its LM head.
+    backbone: the part of the model without its LM head.
     """
     record: Record = {}
     first_layer = next((m[0] for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)), None)
@@ -64,7 +66,7 @@ def record_embedding_and_head(model: Any, backbone: nn.Module) -> Iterator[Recor
 
 @frozen
 class EmbeddingAndHead:
-    """The factors that a family applies around its embedding and its LM head.
+    """The factors and the softcap that a model's family applies around its input embedding and its LM head.
 
     embedding_scale: factor of the embedding's output. 1 if the family applies none, or something other than a factor,
         such as learned positions.
@@ -91,14 +93,15 @@ class EmbeddingAndHead:
         return cls(embedding_scale, head_scale, *((1.0, cap) if is_capped else (None, None)))
 
     def embed(self, embedding: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
-        """Embed token ids [...] and apply the factor. Returns the input of the first layer [..., width], without
-        learned positions."""
+        """Embed token ids [...] and multiply by embedding_scale. Returns the input of the model's first layer [...,
+        width], without learned positions."""
         embedded: torch.Tensor = embedding(token_ids)
         return embedded if self.embedding_scale == 1 else embedded * self.embedding_scale
 
     def rows(self, head: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return a function from token ids to rows of the LM head's weight, with the factors: a row times a hidden
-        state is that token's logit. The function raises CompatibilityError if the logits are not such products."""
+        """Return a function that maps token ids [...] to their rows [..., width] of the LM head's weight. The rows are
+        scaled such that the dot product of a row and a hidden state is the logit of the row's token. If logits are not
+        such dot products (bias, softcap, unknown factors), the function raises CompatibilityError."""
         is_known = self.head_scale is not None and self.logits_scale is not None and self.logits_cap is None
         if not is_known or type(head) is not nn.Linear or head.bias is not None:
             return _no_rows
@@ -107,8 +110,8 @@ class EmbeddingAndHead:
         return lambda token_ids: weight[token_ids] if scale == 1 else weight[token_ids] * scale
 
     def logits(self, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        """The logits of hidden states [..., width] after the final norm. Raises CompatibilityError if the factors are
-        unknown."""
+        """Compute logits from hidden states [..., width] after the final norm: the LM head, with the factors and the
+        softcap. Raises CompatibilityError if the factors are unknown."""
         if self.head_scale is None or self.logits_scale is None:
             raise CompatibilityError(
                 "what this model computes around its LM head was not recognized, so that a draft cannot "
@@ -120,8 +123,9 @@ class EmbeddingAndHead:
 
 
 def table_rows(embedding: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
-    """Rows [..., width] of an embedding's matrix, without the factor that some families (Gemma) apply within the
-    module. A module that is not an nn.Embedding is called as it is."""
+    """Look up the rows [..., width] of an embedding's weight for token ids, without the factor that some families
+    (Gemma) apply within the embedding module. A module that is not an nn.Embedding is called instead, and its output
+    returned."""
     if not isinstance(embedding, nn.Embedding):
         rows: torch.Tensor = embedding(token_ids)
         return rows
@@ -129,8 +133,8 @@ def table_rows(embedding: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def raw_logits(head: Callable[[torch.Tensor], torch.Tensor] | None, hidden: torch.Tensor) -> torch.Tensor:
-    """Call the LM head on hidden states [..., width], without the factors and the softcap that the family applies
-    around it. Raises CompatibilityError if there is no head."""
+    """Call the LM head on hidden states [..., width] and return its output, without the factors and the softcap that
+    the family applies around the LM head. Raises CompatibilityError if `head` is None."""
     if head is None:
         raise CompatibilityError("this model has no LM head to share: use a draft with one of its own")
     return head(hidden)
@@ -144,8 +148,8 @@ def _no_rows(token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def _scale(before: torch.Tensor | None, after: torch.Tensor | None) -> float | None:
-    """The factor by which `before` becomes `after`, exactly 1 if they are equal. None if no factor fits, or if a tensor
-    is missing."""
+    """Return the number by which `before` was multiplied to get `after`, exactly 1 if the two tensors are equal. None
+    if there is no such number, or if one of the tensors is None."""
     if before is None or after is None or before.shape != after.shape:
         return None
     if torch.equal(before, after):

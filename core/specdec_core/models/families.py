@@ -1,10 +1,10 @@
-"""Everything that the code must know about particular families of models, such as names of their options. Each item is
-a line here, with a model in tests/losslessness/families.py.
+"""All facts about particular families of models (such as Gemma or Llama) that the code depends on, for example names of
+their options. Each fact is a line here, and a model in tests/losslessness/families.py tests it.
 
-`model` and `load` (refusals), `rope` (positions), `attention`, `compatibility` and `fused_ops` (calls of the family's
-functions) and `embedding_and_head` (softcap of logits) read them; no other code depends on a family's name. All other
-differences, such as a scale of embeddings, are found by running the model (`attention.probe`, `compatibility.try_out`,
-`embedding_and_head.record_embedding_and_head`).
+These modules read the facts: `model` and `load` (refusals), `rope` (positions), `attention`, `compatibility` and
+`fused_ops` (calls of the family's functions) and `embedding_and_head` (softcap of logits). No other code depends on a
+family's name. All other differences, such as a scale of embeddings, are found by running the model (`attention.probe`,
+`compatibility.try_out`, `embedding_and_head.record_embedding_and_head`).
 
 A keyword of attention that is new to all families also becomes an argument in: `ops/__init__.py` (`FEATURES`),
 `ops/attention.py`, `ops/attention_plan.py` (if it changes the mask), `models/attention.py`, `contracts/ops.py`,
@@ -45,8 +45,8 @@ LOGIT_CAP = "final_logit_softcapping"
 
 
 def check_layer_types(text_config: Any) -> None:
-    """Raise CompatibilityError if a layer is of an unsupported type: one with a state other than keys and values, or
-    with sparse attention."""
+    """Raise CompatibilityError if a layer is of an unsupported type: one with sparse attention, or one that keeps a
+    state other than keys and values (such as linear attention)."""
     unsupported = sorted(set(getattr(text_config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES)
     if unsupported:
         raise CompatibilityError(
@@ -56,8 +56,8 @@ def check_layer_types(text_config: Any) -> None:
 
 
 def check_length(text_config: Any, max_model_len: int) -> None:
-    """Raise CompatibilityError if requests of max_model_len tokens would need attention in chunks, or attention
-    temperatures that change with the position: both are unsupported."""
+    """Raise CompatibilityError if the model would need chunked attention, or attention temperatures that change with
+    the position, for requests of max_model_len tokens. Neither of these is supported."""
     limits: list[tuple[int, str]] = []
     if "chunked_attention" in (getattr(text_config, "layer_types", None) or ()):
         limits.append((text_config.attention_chunk_size, "attention in chunks of attention_chunk_size tokens"))

@@ -1,7 +1,7 @@
 """Replaces norms and rotary embeddings of a transformers model by plugins' operations that compute the same.
 
-Such a part is not recognized by its family's name. It is replaced if, on a trial input, the torch reference of the
-operation gives the same bits as the part.
+Whether a norm or rotary embedding can be replaced does not depend on the family's name. It is replaced if, on a trial
+input, it gives the same bits as the operation's reference implementation in torch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Operation = Callable[..., Any]
 
 
 def replace_parts(model: nn.Module, ops: Mapping[str, Operation]) -> None:
-    """Replace the model's norms and rotary embeddings by the operations `rms_norm` and `rotary` of `ops`, as far as
-    these come from a plugin."""
+    """Replace the model's norms by the operation `rms_norm` of `ops`, and its rotary embeddings by the operation
+    `rotary`. An operation that is the reference implementation, and not a plugin's, replaces nothing."""
     like = next(model.parameters(), torch.empty(0))
     for module in list(model.modules()):
         if ops["rotary"] is not REFERENCE["rotary"]:
@@ -34,7 +34,7 @@ def replace_parts(model: nn.Module, ops: Mapping[str, Operation]) -> None:
 
 
 class RMSNorm(nn.Module):
-    """A norm that calls the operation `rms_norm` with the weight and epsilon of the original module."""
+    """A norm module that calls the operation `rms_norm` with the weight and epsilon of the module that it replaces."""
 
     def __init__(self, original: nn.Module, operation: Callable[..., torch.Tensor]) -> None:
         super().__init__()
@@ -50,8 +50,9 @@ def _eps(module: nn.Module) -> Any:
 
 
 def _is_rms_norm(module: nn.Module) -> bool:
-    """Whether a module gives the same bits as the reference `rms_norm` on a trial input. False for LayerNorm, for
-    families that store the weight minus 1, and for modules that round elsewhere or take more inputs."""
+    """Return whether a module gives the same bits as the reference implementation of `rms_norm` on a trial input. False
+    for LayerNorm, for families that store the weight minus 1, and for modules that round intermediate results
+    differently or take more inputs."""
     if not isinstance(_eps(module), float) or [name for name, _ in module.named_parameters()] != ["weight"]:
         return False
     weight = module.weight
@@ -63,10 +64,12 @@ def _is_rms_norm(module: nn.Module) -> bool:
 
 
 def _replace_rotary(module: nn.Module, operation: Operation, like: torch.Tensor) -> None:
-    """Make an attention module use the operation `rotary`, if the family's function computes the same as the reference.
+    """Make an attention module use the operation `rotary`, if the family's own function computes the same as the
+    reference implementation of `rotary`.
 
-    The module's `forward` calls a function `apply_rotary_pos_emb` of its file. This instance gets a copy of `forward`
-    in which that name is the operation; the file's function stays.
+    The module's `forward` calls a function `apply_rotary_pos_emb` that its Python file defines. This module gets a copy
+    of `forward` in which that name refers to the operation. The function in the file stays unchanged.
+
     like: a tensor with the dtype and device of the trial input.
     """
     forward = type(module).forward

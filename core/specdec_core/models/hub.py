@@ -1,4 +1,4 @@
-"""Finds out quickly whether the model hub (Hugging Face) may have a checkpoint."""
+"""Finds out quickly whether a checkpoint may be available from the model hub (Hugging Face)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from specdec_core.errors import reason
 
 
 def require(name: str, *file_names: str, revision: str | None = None) -> None:
-    """Raise FileNotFoundError if a checkpoint is neither a folder nor available from the model hub. file_names: the
-    files of which it has at least one."""
+    """Raise FileNotFoundError if a checkpoint is neither a folder nor available from the model hub.
+
+    name: a folder, or a name on the model hub.
+    file_names: the checkpoint has at least one of these files.
+    """
     if why := unreachable(name, *file_names, revision=revision):
         raise FileNotFoundError(f"there is no such folder, and {why}")
 
 
 def unreachable(name: str, *file_names: str, revision: str | None = None) -> str | None:
-    """Return why the model hub cannot have a checkpoint. None if `name` is a path that exists, if one of the files is
-    in the local cache, or if the hub answers a request for the first of them, even with an error.
+    """Return the reason why the model hub cannot provide a checkpoint, as a text for errors. None if `name` is a path
+    that exists, if one of the files is in the local cache, or if the hub answers a request for the first of the files,
+    even with an error.
 
-    The hub is asked once, so this fails fast: without a connection, a download retries for half a minute.
+    The hub is asked only once, so this fails fast without a connection. A download would retry for half a minute.
     """
     if exists(name):
         return None

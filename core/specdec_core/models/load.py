@@ -57,15 +57,15 @@ class ModelSource:
 
     @property
     def revisions(self) -> dict[str, str]:
-        """The revision and code_revision, as far as they are given, as keyword arguments of transformers'
-        from_pretrained."""
+        """Keyword arguments of transformers' from_pretrained: `revision` and `code_revision`, each only if it is not
+        None."""
         both = {"revision": self.revision, "code_revision": self.code_revision}
         return {key: value for key, value in both.items() if value is not None}
 
 
 def find_device(device: str | None) -> torch.device:
-    """Parse a device. None: "cuda" if there is a GPU, else "cpu"; "cuda" is the current GPU. Raises ConfigError if the
-    device is not available, or if it is neither a CPU nor a CUDA GPU."""
+    """Parse the name of a device. None means "cuda" if there is a GPU, else "cpu"; "cuda" is the current GPU. Raises
+    ConfigError if the device is not available, or if it is neither a CPU nor a CUDA GPU."""
     advice = "give 'cpu', or 'cuda' if there is a GPU"
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -138,7 +138,7 @@ def load_config(source: ModelSource) -> PretrainedConfig:
 
 
 def _written(path: str, revisions: Mapping[str, str]) -> dict[str, Any]:
-    """The contents of a config.json that transformers refused to load. Empty if the file cannot be read, or was not
+    """Read a config.json that transformers refused to load. Returns {} if the file cannot be read, or if it was not
     downloaded."""
     with suppress(OSError, TypeError, ValueError):
         written, _ = PretrainedConfig.get_config_dict(path, local_files_only=True, **revisions)
@@ -149,9 +149,10 @@ def _written(path: str, revisions: Mapping[str, str]) -> dict[str, Any]:
 def load_weights(
     source: ModelSource, config: PretrainedConfig, *, attn_implementation: str | None = IMPLEMENTATION
 ) -> Any:
-    """Load the model in evaluation mode on its device, with its attention routed through the paged KV cache.
+    """Load a transformers model in evaluation mode to its device. Its attention modules call the engine's attention
+    function, which uses the paged KV cache.
 
-    attn_implementation: the name of another attention function to use instead; None: transformers' default.
+    attn_implementation: the name of another attention function to use instead. None: transformers' default.
 
     Raises ConfigError if the weights cannot be loaded, CompatibilityError if tensors are missing or of another shape.
     """
@@ -189,8 +190,11 @@ def load_weights(
 
 
 def no_attention(config: PretrainedConfig, error: KeyError) -> CompatibilityError:
-    """Turn transformers' KeyError about an unknown attention function into an error to raise. The name in it is
-    `IMPLEMENTATION` if the family has its own list of attention functions, else one that config.json asks for."""
+    """Make the CompatibilityError to raise when transformers raised a KeyError about an unknown attention function.
+
+    If the KeyError has `IMPLEMENTATION`, the name of specdec's attention function, the family has its own list of
+    attention functions. Otherwise the unknown name comes from config.json.
+    """
     if IMPLEMENTATION not in str(error):
         return CompatibilityError(
             f"transformers' {config.model_type!r} model has no {error}, which a value in config.json names: correct it"

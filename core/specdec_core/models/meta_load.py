@@ -1,4 +1,4 @@
-"""Finds out a model's structure and memory without loading its weights: it is made on torch's meta device."""
+"""Finds out a model's structure and memory without loading its weights: the model is created on torch's meta device."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from specdec_core.models.rope import pin_positions
 
 @frozen
 class Outline:
-    """A model's structure and the memory of its weights, known without loading them.
+    """A model's structure and the memory that its weights take, found out without loading the weights.
 
-    weight_bytes: bytes of parameters and buffers, tied ones counted once. The few parameters that a family keeps in
-        float32 are counted in the model's dtype. For a quantized checkpoint: the size of its files, if they are on this
-        machine.
+    weight_bytes: bytes of parameters and buffers; a tensor that modules share (tied weights) is counted once. The few
+        parameters that a family keeps in float32 are counted in the model's dtype. For a quantized checkpoint, this is
+        the size of its files, if they are on this machine.
     """
 
     info: TargetInfo
@@ -38,8 +38,8 @@ class Outline:
 
     @property
     def kv_layout(self) -> KVLayout:
-        """The KV cache layout that all layers of a draft model share. Raises CompatibilityError if layers have
-        different ones, since a proposer's `Plan` has one layout."""
+        """The KV cache layout of a draft model's layers. Raises CompatibilityError if the layers have different
+        layouts, since a proposer's `Plan` has only one."""
         return self.kv_groups.only
 
 
@@ -47,9 +47,9 @@ def outline(source: ModelSource) -> Outline:
     """Make the `Outline` (structure and memory) of a checkpoint's model from its configuration and the headers of its
     weight files.
 
-    The model is run with meta tensors, which have shapes but no values. So the same code as in `Model` refuses
-    unsupported structures. Missing tensors, and what `compatibility.try_out` finds by comparing logits, are not
-    detected. Raises ConfigError or CompatibilityError.
+    The model is run with meta tensors, which have shapes but no values, by the same code as in `Model`. This code
+    refuses unsupported structures. It does not detect missing tensors, nor what `compatibility.try_out` finds by
+    comparing logits. Raises ConfigError or CompatibilityError.
     """
     config = load_config(source)
     info = target_info_of(source, config)
@@ -63,8 +63,8 @@ def outline(source: ModelSource) -> Outline:
 
 
 def outline_draft(config: DraftModelConfig, target: TargetInfo) -> Outline:
-    """Make the `Outline` of a draft model (a causal LM) as `BuildContext.load_model` would load it. Raises the same
-    errors as `outline`."""
+    """Make the `Outline` of a draft model, a causal LM that `BuildContext.load_model` would load with this config.
+    Raises the same errors as `outline`."""
     return outline(ModelSource.of_draft(config, target))
 
 
@@ -88,8 +88,8 @@ def _empty_model(source: ModelSource, config: PretrainedConfig, dtype: torch.dty
 
 
 def _kv_groups(empty: Any, info: TargetInfo) -> KVGroups:
-    """Find the KV groups of a model on the meta device, after those checks of `Model` that need no values. Raises
-    CompatibilityError if a check fails, or if the forward pass reads values."""
+    """Find the KV groups of a model on the meta device, and run those of `Model`'s checks that need no tensor values.
+    Raises CompatibilityError if a check fails, or if the model's forward pass reads values of tensors."""
     # Grouped matrix products of meta tensors exist only in bfloat16, and shapes do not depend on the dtype.
     empty.to(torch.bfloat16)
     with torch.no_grad(), refusing_failures(empty), _Guessing():  # type: ignore[no-untyped-call]
@@ -117,8 +117,9 @@ def _takes_values(error: Exception) -> bool:
 
 
 class _Guessing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes up the values that a model's code reads from meta tensors: 0 for numbers, which routers of experts read,
-    and True for booleans, so that masks are made for one sequence and not for several packed ones."""
+    """A torch dispatch mode that makes up a value where a model's code reads one from a meta tensor: 0 for a number,
+    which routers of experts read, and True for a boolean, so that masks are made for one sequence and not for several
+    packed ones."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_unknown = args and isinstance(args[0], torch.Tensor) and args[0].is_meta

@@ -1,5 +1,5 @@
-"""A causal LM as the engine runs it: a flat batch in; logits at chosen tokens and hidden states of chosen layers
-out."""
+"""A causal LM as the engine runs it: takes a flat batch of tokens, and returns logits of chosen tokens and hidden
+states of chosen layers."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Model:
     def attach(
         self, attention: PagedAttention, ops: Mapping[str, Callable[..., Any]], plan: Plan | None = None
     ) -> None:
-        """Give the model its attention over the KV cache and its operations, and register the taps of the proposer's
-        plan: hooks that collect hidden states."""
+        """Give the model its attention over the KV cache and the operations that it uses, and register its taps. A tap
+        is a hook that collects hidden states; the proposer's plan lists the taps."""
         plan = plan or Plan()
         if plan.output_rows:
             self._output_rows = self._factors.rows(self._model.get_output_embeddings())
@@ -83,9 +83,11 @@ class Model:
         """Run one forward pass over a flat batch of tokens.
 
         token_ids, positions: int64 [num_tokens], padded.
+        metadata: block tables and slot mapping of the tokens.
+        visibility: the attention mask.
         rows: int64 [num_rows], the indices of the tokens whose logits are needed.
-        window: sliding window of all layers, in tokens; a layer with a smaller one keeps it. None: only the layers'
-            own.
+        window: sliding window of all layers, in tokens. A layer whose own window is smaller keeps its own. None: each
+            layer has its own window, if any.
 
         Returns logits [num_rows, vocab] and the taps' hidden states {tap: [num_tokens, width]}.
         """
@@ -99,19 +101,20 @@ class Model:
         return logits[:num_rows], dict(self._features)
 
     def embed(self, token_ids: torch.Tensor, raw: bool = False) -> torch.Tensor:
-        """Embed token ids [n]: [n, hidden], as they enter the first layer. raw: rows of the embedding matrix, without
-        the family's factor."""
+        """Return the embeddings [n, hidden] of token ids [n], as the first layer gets them. raw: return rows of the
+        embedding's weight instead, without the scaling factor of the model's family."""
         return table_rows(self._embedding, token_ids) if raw else self._factors.embed(self._embedding, token_ids)
 
     def output_head(self, hidden: torch.Tensor, raw: bool = False) -> torch.Tensor:
-        """Logits [n, vocab] of hidden states [n, hidden] after the final norm. raw: without the family's factors and
-        softcap."""
+        """Compute logits [n, vocab] from hidden states [n, hidden] after the final norm. raw: leave out the scaling
+        factors and the softcap of the model's family."""
         head = self._model.get_output_embeddings()
         return raw_logits(head, hidden) if raw else self._factors.logits(head, hidden)
 
     def output_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Rows of the LM head for token ids int64 [...]: [..., hidden]. Raises PluginError if the proposer's plan did
-        not ask for them."""
+        """Return the rows [..., hidden] of the LM head's weight for token ids, int64 [...], scaled such that the dot
+        product of a row and a hidden state is a logit. Raises PluginError if the proposer's plan does not have
+        output_rows=True."""
         if self._output_rows is None:
             raise PluginError("the proposer takes rows of the LM head, but its Plan does not have output_rows=True")
         return self._output_rows(token_ids)
@@ -128,15 +131,15 @@ class Model:
 
 
 def speed_up(module: nn.Module, ops: Mapping[str, Callable[..., Any]]) -> None:
-    """Optimize a module in place for inference, as the target's own layers are: pack the weights of its linear layers,
-    and replace its norms and rotary embeddings by those of `ops`."""
+    """Optimize a draft's module in place for inference, in the same way as the target: pack the weights of its linear
+    layers, and replace its norms and rotary embeddings by the operations of `ops`."""
     pack_linears(module, ops["pack_linear"])
     replace_parts(module, ops)
 
 
 def _backbone(model: nn.Module, attention_modules: Sequence[nn.Module]) -> nn.Module:
-    """Find the model without its LM head: the innermost module that contains every layer. Modules around it may never
-    be called."""
+    """Return the part of a model without its LM head: the innermost module that contains all attention modules. A hook
+    on a module around it might not be called, since transformers may call the inner module directly."""
     holder = model
     while True:
         inner = next((child for child in holder.children() if set(attention_modules) <= set(child.modules())), None)
@@ -155,10 +158,10 @@ def _decoder_layers(model: nn.Module, attention_modules: Sequence[nn.Module]) ->
 
 
 def register_tap(layers: nn.ModuleList, tap: str, keep: Callable[[torch.Tensor], None]) -> RemovableHandle:
-    """Register a hook that calls `keep` in each forward pass with the hidden states [..., width] of a tap.
+    """Register a hook on a decoder layer. In each forward pass, it calls `keep` with hidden states [..., width].
 
-    tap: "input.i" is the input of layer i or, if i is the number of layers, the output of the last layer. Raises
-        ConfigError for any other.
+    tap: which hidden states. "input.i" is the input of layer i or, if i is the number of layers, the output of the last
+        layer. Raises ConfigError for any other tap.
     """
     kind, _, index = tap.partition(".")
     if kind != "input" or not index.isdigit() or int(index) > len(layers):
@@ -173,11 +176,11 @@ def register_tap(layers: nn.ModuleList, tap: str, keep: Callable[[torch.Tensor],
 
 
 def target_info_of(source: ModelSource, config: Any) -> TargetInfo:
-    """Collect facts about a model, target or draft, before its weights are loaded. config: its transformers
-    configuration.
+    """Collect facts about a model, target or draft, before its weights are loaded. config: the model's configuration
+    from transformers.
 
-    Raises ConfigError if the source's max_model_len is missing or out of range, CompatibilityError if the model does
-    not support it.
+    Raises ConfigError if the source's max_model_len is missing or out of range, CompatibilityError if the model's
+    family is not supported at this length.
     """
     text_config = config.get_text_config()
     asked, trained = source.max_model_len, getattr(text_config, "max_position_embeddings", None)
@@ -205,8 +208,8 @@ def target_info_of(source: ModelSource, config: Any) -> TargetInfo:
 class KVGroups:
     """The groups of a model's layers in the KV cache: layers whose keys and values have equal shapes share a group.
 
-    layouts: one for each group.
-    places: for each layer, the index of its group and its index in that group.
+    layouts: the KV cache layout of each group.
+    places: for each layer, the index of its group and the layer's index in that group.
     """
 
     layouts: tuple[KVLayout, ...]
@@ -214,8 +217,8 @@ class KVGroups:
 
     @property
     def only(self) -> KVLayout:
-        """The layout of the only group. Raises CompatibilityError if there are several, since a draft model must have
-        one."""
+        """The layout of the only group. Raises CompatibilityError if there are several groups, since a draft model may
+        have only one."""
         if len(self.layouts) > 1:
             raise CompatibilityError(
                 f"a draft model with layers of different key and value shapes is not supported: {self.layouts}"
@@ -224,11 +227,11 @@ class KVGroups:
 
 
 def kv_groups_of(shapes: Sequence[tuple[int, int, int]], num_layers: int, dtype: torch.dtype) -> KVGroups:
-    """Group layers by the shapes of their keys and values.
+    """Group a model's layers by the shapes of their keys and values.
 
-    shapes: those that `probe` found, one for each layer that calls attention: (num_kv_heads, key_dim, value_dim).
+    shapes: (num_kv_heads, key_dim, value_dim) of each layer that calls attention, in order, as `probe` found them.
 
-    Raises CompatibilityError if there are not num_layers of them, and ValueError if num_layers is 0.
+    Raises CompatibilityError if the number of shapes is not num_layers, and ValueError if num_layers is 0.
     """
     if not num_layers:
         raise ValueError("num_hidden_layers is 0")

@@ -1,5 +1,5 @@
 """Replaces linear layers by the operation `pack_linear`, which reorders weights once. Layers with the same input, such
-as query, key and value projections, become one matrix product."""
+as query, key and value projections, are computed as one matrix product."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ PackLinear = Callable[[torch.Tensor, torch.Tensor | None], Product | None]
 
 @contextmanager
 def recording_shared_inputs(model: nn.Module) -> Iterator[list[list[nn.Linear]]]:
-    """A context that finds linear layers with the same input: run the model once in it. When it closes, the list has
-    the linear layers that were called, grouped by parent module and input tensor (a gated MLP's gate and up
-    projections; attention's query, key and value projections)."""
+    """A context that finds linear layers with the same input; the model is to be run once inside it. On exit, the list
+    that the context yielded holds groups of linear layers. The layers of a group have the same parent module and were
+    called with the same tensor (a gated MLP's gate and up projections; attention's query, key and value projections).
+    Layers that were not called are in no group."""
     groups: list[list[nn.Linear]] = []
     calls: list[tuple[nn.Module, nn.Linear, torch.Tensor]] = []  # keeps tensors alive, so that their ids stay unique
     with ExitStack() as hooks:
@@ -38,9 +39,10 @@ def recording_shared_inputs(model: nn.Module) -> Iterator[list[list[nn.Linear]]]
 def pack_linears(model: nn.Module, pack: PackLinear, groups: Sequence[Sequence[nn.Linear]] | None = None) -> None:
     """Replace a model's linear layers, for inference, by packed ones. The layers of a group become one matrix product.
 
-    pack: the operation `pack_linear`: (weight, bias) -> function of the input, or None to leave the layer as it is.
+    pack: the operation `pack_linear`. It gets a weight and a bias, and returns a function from the layer's input to its
+        output, or None to leave the layer as it is.
     groups: lists of layers with the same input. Layers in no group stay unchanged, since a model may read their weights
-        without calling them. None: all layers, each on its own.
+        without calling them. None: all layers are packed, each on its own.
 
     A weight that another module also holds (an embedding tied to the LM head) is copied.
     """
@@ -64,8 +66,8 @@ def pack_linears(model: nn.Module, pack: PackLinear, groups: Sequence[Sequence[n
 
 
 def _joined(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Concatenate layers: the weight and bias of one layer with the outputs of all of them, in order. The bias is None
-    if no layer has one."""
+    """Concatenate linear layers. Returns the weight and bias of one layer that computes the outputs of all of them, in
+    order. The bias is None if no layer has one."""
     weight = torch.cat([linear.weight.detach() for linear in linears]) if len(linears) > 1 else linears[0].weight
     if all(linear.bias is None for linear in linears):
         return weight.detach(), None
@@ -75,8 +77,8 @@ def _joined(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | 
 
 @define(eq=False)
 class _SharedInput:
-    """Linear layers that get the same input, computed as one product when the first of them is called. The other
-    layers' parts of the result are kept until those are called."""
+    """Computes linear layers that get the same input as one matrix product, when the first of these layers is called.
+    The outputs of the other layers are kept until those layers are called."""
 
     product: Product
     sizes: list[int]
@@ -95,8 +97,8 @@ class _SharedInput:
 
 
 class PackedLinear(nn.Module):
-    """Replaces an `nn.Linear` whose weight has been packed; `forward` returns its part of the shared product. `weight`
-    has the original's shape, dtype and device, but all its values are NaN."""
+    """Replaces an `nn.Linear` whose weight has been packed. `forward` returns this layer's outputs from the matrix
+    product of its group. `weight` has the original's shape, dtype and device, but all its values are NaN."""
 
     def __init__(self, linear: nn.Linear, shared: _SharedInput, index: int) -> None:
         super().__init__()

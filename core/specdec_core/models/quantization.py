@@ -1,4 +1,4 @@
-"""Chooses with which of transformers' quantizations a checkpoint is loaded."""
+"""Chooses the quantization with which transformers loads a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ EXAMPLE = "{'quant_method': 'bitsandbytes', 'load_in_4bit': True}"
 
 
 def quantized_loading(asked: Any, config: PretrainedConfig, device: torch.device) -> dict[str, Any]:
-    """Keyword arguments of transformers' from_pretrained that load a model quantized; empty without quantization.
+    """Return the keyword arguments of transformers' from_pretrained that load a model quantized. Empty if the model is
+    not quantized.
 
     asked, config: see `quantization_config`.
 
-    Raises ConfigError, before anything is loaded, if a package, hardware or a calibrated checkpoint is missing.
+    Raises ConfigError, before any weights are loaded, if the quantization needs a package or hardware that is missing,
+    or a checkpoint that was calibrated for it.
     """
     chosen, own = quantization_config(asked, config), own_quantization(config)
     if chosen is None and own is None:
@@ -42,8 +44,8 @@ def quantized_loading(asked: Any, config: PretrainedConfig, device: torch.device
 
 
 def own_quantization(config: PretrainedConfig) -> Any:
-    """The quantization_config of a checkpoint's configuration, looked up where transformers does; None if it has
-    none."""
+    """Return the quantization_config in a checkpoint's configuration or, as in transformers, in the configuration of
+    its text decoder. None if there is none."""
     return getattr(config, "quantization_config", None) or getattr(
         config.get_text_config(decoder=True), "quantization_config", None
     )
@@ -76,13 +78,14 @@ def refuse_unknown_quantization(own: Any, model: str) -> None:
 
 
 def quantization_config(asked: Any, config: PretrainedConfig) -> Any:
-    """The quantization_config to give to transformers' from_pretrained. None: the checkpoint's own, if it has one.
+    """Return the quantization_config argument for transformers' from_pretrained. None: transformers uses the
+    checkpoint's own, if it has one.
 
     asked: the engine's option `quantization`: a name, a mapping, one of transformers' configurations, or None.
     config: the checkpoint's configuration.
 
-    Raises ConfigError if the checkpoint is quantized with another method, if the name is unknown, or if it needs
-    further choices.
+    Raises ConfigError if the checkpoint is quantized with another method, if the name is unknown, or if the name alone
+    does not determine the quantization (such as its number of bits).
     """
     own = own_quantization(config)
     if asked is None:
@@ -103,8 +106,8 @@ def quantization_config(asked: Any, config: PretrainedConfig) -> Any:
 
 
 def _method(given: Any) -> str | None:
-    """The quant_method of a quantization config (mapping or object); None if it names none. For bitsandbytes,
-    load_in_8bit or load_in_4bit suffices."""
+    """Return the quant_method of a quantization config (mapping or object), or "bitsandbytes" if it sets load_in_8bit
+    or load_in_4bit. None if it names no method."""
     values = given if isinstance(given, Mapping) else getattr(given, "__dict__", {})
     if values.get("load_in_8bit") or values.get("load_in_4bit"):
         return "bitsandbytes"

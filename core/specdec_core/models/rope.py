@@ -1,4 +1,4 @@
-"""Fixes rotary embeddings that depend on the length of the requests in a batch, so that requests do not affect each
+"""Makes rotary embeddings independent of how long the requests in a batch are, so that requests do not affect each
 other."""
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from specdec_core.models.families import LENGTH_DEPENDENT_ROPES, TEMPERATURE_TUN
 def pin_positions(model: nn.Module, max_model_len: int) -> None:
     """Make rotary embeddings depend on the position alone, in requests of any length up to max_model_len.
 
-    longrope: uses the long factors if max_model_len exceeds original_max_position_embeddings, else the short ones.
-    dynamic: uses the plain frequencies, which hold up to max_position_embeddings, the largest max_model_len.
+    Rotary embeddings of type longrope use the long factors if max_model_len exceeds original_max_position_embeddings,
+    else the short ones. Those of type dynamic use the plain frequencies, which hold up to max_position_embeddings, the
+    largest max_model_len.
 
-    Attention temperatures that change with the position are turned off: transformers takes positions in the flat batch
-    for those in the request. Up to the length that `families.check_length` allows, they are 1 anyway.
+    Attention temperatures that change with the position are turned off, because transformers would compute them from
+    positions in the flat batch and not in the request. At the lengths that `families.check_length` allows, all of them
+    are 1 anyway.
     """
     for module in model.modules():
         rope_type = getattr(module, "rope_type", None)
@@ -34,9 +36,10 @@ def pin_positions(model: nn.Module, max_model_len: int) -> None:
 
 
 def _pin_rope(module: Any, rope_type: str, max_model_len: int, layer_type: str | None) -> None:
-    """Set a module's rotary frequencies to those for max_model_len.
+    """Set the rotary frequencies of a module to those for max_model_len.
 
-    layer_type: for modules that keep frequencies for each type of layer; None for all others.
+    layer_type: the layer type whose frequencies to set, in a module that keeps frequencies for each type of layer. None
+        for all other modules.
     """
     prefix, by_layer = ("", {}) if layer_type is None else (f"{layer_type}_", {"layer_type": layer_type})
     frequencies = getattr(module, f"{prefix}inv_freq")

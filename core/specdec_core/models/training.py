@@ -13,12 +13,12 @@ from specdec_core.models.model import target_info_of
 
 
 def load_training_target(name: str, dtype: str = "auto", device: str | None = None) -> TrainingTarget:
-    """Load a target, frozen, for training drafts.
+    """Load a target model with frozen weights, for training drafts.
 
-    name: a folder, a name on the model hub or an embedded model.
+    name: a folder, a name on the model hub or the name of an embedded model.
     device: None for a GPU if there is one, else the CPU.
 
-    Raises ConfigError or CompatibilityError if it cannot be loaded.
+    Raises ConfigError or CompatibilityError if the model cannot be loaded.
     """
     source = ModelSource(model=name, device=find_device(device), dtype=dtype)
     config = load_config(source)

@@ -27,13 +27,15 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
 
 
 def resolve(offered: OfferedOps, contexts: Sequence[OpsContext]) -> dict[str, Callable[..., Any]]:
-    """Choose the operations for a model: a plugin's where one supports the model's layers, else the reference in torch.
+    """Choose the operations for a model: a plugin's function where one supports the model's layers, else core's
+    reference in torch.
 
-    offered: what the loaded plugins offer.
-    contexts: describe the model's layers, one for each of its groups in the KV cache. An operation has to support all.
+    offered: the operations that the loaded plugins offer.
+    contexts: describe the model's layers, one for each of its groups of layers in the KV cache. A chosen operation
+        supports all of them.
 
-    Returns {name: function}. Raises PluginError if a plugin offers an operation that core does not have, or if two
-    offer the same one for these layers.
+    Returns the function for each operation's name. Raises PluginError if a plugin offers an operation that core does
+    not have, or if two offer the same one for these layers.
     """
     offered.check_names(REFERENCE)
 

@@ -37,12 +37,12 @@ def paged_attention(
 
     plan: the attention mask and the cache addresses of the forward pass.
     scaling: factor of query times key.
-    window: sliding window: a query attends only to keys at positions above its own minus this.
+    window: sliding window: a query attends only to keys at positions above its own position minus `window`.
     softcap: scores become softcap * tanh(scores / softcap).
     sinks: [num_heads], attention sinks: a score for each head that joins the softmax but has no value.
 
     Returns [num_tokens, num_heads, value_dim]; the values for padding tokens are arbitrary. In grouped-query attention,
-    the query heads of a key head become rows of one matrix, so that keys are not copied for each of them.
+    the query heads that share a key head become rows of one matrix, so that keys are not copied for each of them.
     """
     output = query.new_zeros(*query.shape[:2], values.shape[2])
     for segment in plan.segments:

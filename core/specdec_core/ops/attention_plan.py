@@ -35,9 +35,10 @@ class Segment:
     _masks: dict[tuple[int, int | None, torch.dtype], torch.Tensor] = field(factory=dict)
 
     def mask(self, groups: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """The additive attention mask [batch, 1, groups * num_rows, num_keys], computed once for each window and dtype.
+        """The additive attention mask [batch, 1, groups * num_rows, num_keys], cached for each window and dtype.
 
-        groups: query heads per key head. window: of sliding window attention; None: without.
+        groups: number of query heads that share a key head.
+        window: width of the sliding window in positions; None: no sliding window.
         """
         key = groups, window, dtype
         if key not in self._masks:
@@ -87,7 +88,7 @@ class AttentionPlan:
     """Implementations may keep here what they computed for this forward pass, under a name of their own."""
 
     def of_rows(self, rows: torch.Tensor) -> AttentionPlan:
-        """The plan for attention with only one query token of each request, in the same forward pass.
+        """Return the plan of the same forward pass for attention with only one query token per request.
 
         rows: int64 [batch + padding], the indices of these tokens in the flat batch.
         """
@@ -146,19 +147,20 @@ class AttentionPlan:
 
     @cached_property
     def block_tables(self) -> torch.Tensor:
-        """int32 [batch, max_blocks]   indices of each request's KV blocks. Entries past a request's own may be any
-        request's."""
+        """int32 [batch, max_blocks]   indices of each request's KV blocks. Entries after a request's own blocks may be
+        blocks of another request."""
         return self.metadata.block_tables.to(torch.int32)
 
     @cached_property
     def _owners(self) -> torch.Tensor:
-        """int64 [num_tokens]   `token_requests` for indexing: padding has 0 instead of -1."""
+        """int64 [num_tokens]   the request of each token, like `token_requests`, but 0 instead of -1 for padding, so
+        that it can be used as an index."""
         return self.token_requests.clamp(min=0).long()
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """All requests of the forward pass, in segments. Requests with few tokens and a similar context length share
-        one, padded to the longest; each of the others has its own."""
+        """All requests of the forward pass, in segments. Requests with up to SHORT tokens and a similar context length
+        share a segment, padded to the longest; each of the other requests has its own segment."""
         starts, lengths = self.metadata.starts, self.metadata.lengths
         rectangles: dict[int, list[int]] = {}
         for request, (start, length) in enumerate(zip(starts, lengths, strict=True)):
@@ -208,13 +210,15 @@ def _segment(requests: np.ndarray, plan: AttentionPlan) -> Segment:
 def ancestor_bits(
     visibility: Visibility, token_requests: torch.Tensor, prefix_lens: torch.Tensor, tree_starts: torch.Tensor
 ) -> torch.Tensor:
-    """Compute `AttentionPlan.ancestors`: the tree attention mask in a form that kernels read with one load.
+    """Compute `AttentionPlan.ancestors`: for each token, the tree attention mask as bits, which kernels read with one
+    load.
 
     token_requests: int32 [num_tokens], the index of each token's request; -1: padding.
-    prefix_lens: int32 [num_tokens].
-    tree_starts: int32 [num_tokens], the slot of bit 0.
+    prefix_lens: int32 [num_tokens], how many of its request's first slots each token attends to.
+    tree_starts: int32 [num_tokens], the KV-cache slot that bit 0 stands for.
 
-    Each token has visibility.num_tree_slots bits; if that is None, the host counts them and waits for the device.
+    Each token has visibility.num_tree_slots bits. If that is None, the number is computed, and the host waits for the
+    device.
     """
     slots = visibility.more_slots
     if slots is None:

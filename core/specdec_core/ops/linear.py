@@ -1,4 +1,5 @@
-"""Linear layers with weights reordered once at load: the reference, which uses oneDNN on a CPU."""
+"""Linear layers whose weights are reordered once, when the model is loaded: the reference, which uses oneDNN on a
+CPU."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ _ONEDNN = torch.ops.mkldnn
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """Return the layer as a function, [..., in_features] -> [..., out_features], with a reordered copy of the weight.
-    None if nothing is faster than torch's own layer. weight: [out_features, in_features]; bias: [out_features].
+    """Return a function that computes the layer, [..., in_features] -> [..., out_features], with a reordered copy of
+    the weight; None if no such function is faster than torch's own layer. weight: [out_features, in_features]; bias:
+    [out_features].
 
     In bfloat16 the function's results equal torch's to the last bit.
     """

@@ -15,8 +15,8 @@ from attrs import frozen
 class Padding:
     """The multiples to which the shapes of a forward pass are padded.
 
-    rows: for the number of tokens, and of query rows of attention.
-    keys: for the number of KV-cache slots that attention reads.
+    rows: multiple for the number of tokens and for the number of query rows in attention.
+    keys: multiple for the number of KV-cache slots that attention reads.
     """
 
     rows: int
@@ -24,8 +24,8 @@ class Padding:
 
     @classmethod
     def of(cls, device: torch.device) -> Padding:
-        """The multiples for a device. torch's CPU kernels process 4 rows at a time, and 512 keys of attention. For GPUs
-        it is not known which multiples would keep results independent."""
+        """Return the multiples for a device. torch's CPU kernels process 4 rows at a time, and 512 keys of attention.
+        For GPUs it is not known which multiples would make a token's result independent of the other tokens."""
         return cls(rows=4, keys=512) if device.type == "cpu" else cls(rows=1, keys=64)
 
 

@@ -15,7 +15,7 @@ from specdec_core.contracts.verifier import VerifierSpec
 
 
 def _make(module: str, name: str, *args: Any) -> Any:
-    """Import a class of core, and with it torch, and create an instance. Called when an engine needs it."""
+    """Import module `specdec_core.{module}`, and with it torch, and return a new instance of its class `name`."""
     return getattr(import_module(f"specdec_core.{module}"), name)(*args)
 
 

@@ -14,7 +14,7 @@ from specdec_core.plugins.discovery import Plugin
 
 @frozen
 class Fault:
-    """A command that is not available, with its error."""
+    """A command that cannot be run, with the error to raise instead."""
 
     name: str  # or the plugin's, if its commands are unknown
     plugins: tuple[Plugin, ...]
@@ -52,7 +52,7 @@ class PluginCommands:
         return cls(usable, faults)
 
     def find(self, name: str) -> click.Command | None:
-        """The command of that name; None if there is none. Raises PluginError if the command is not available."""
+        """Return the command of that name; None if no plugin offers it. Raises PluginError if it cannot be used."""
         if name not in self.usable:
             for fault in self.faults:
                 if fault.name == name:

@@ -54,7 +54,7 @@ class Plugin:
 
     @contextmanager
     def blamed(self, what: str, advice: str = "Repair it") -> Iterator[None]:
-        """A context that turns any exception, SystemExit too, into PluginError: "plugin ... failed to {what}"."""
+        """Return a context that turns exceptions, SystemExit too, into PluginError "plugin NAME failed to {what}"."""
         try:
             yield
         except (Exception, SystemExit) as error:
@@ -68,10 +68,10 @@ class Plugin:
 
 
 def find(builtins: Iterable[str], modules: Iterable[str] = ()) -> list[Plugin]:
-    """List core's own modules, then the modules that the caller names, then all installed entry points by name.
+    """List core's own modules, then `modules` that the caller names, then all installed entry points by name.
 
-    A distribution that is on sys.path twice (an editable install and a wheel, say) counts once, as the one that an
-    import would find.
+    A distribution that is on sys.path twice (an editable install and a wheel, say) counts once: only the one that
+    Python would import is listed.
     """
     core = ("specdec-core", specdec_core.__version__)
     found = [Plugin(module.rpartition(".")[2], *core, module, builtin=True) for module in builtins]
@@ -89,8 +89,8 @@ def entries(group: str, word: str = "plugin") -> list[Plugin]:
 
 
 def find_models() -> list[Plugin]:
-    """The embedded models: those that installed distributions contain. Marks one as failed if its name could be that of
-    a folder or of a repository on the hub."""
+    """Return the embedded models, which come with installed distributions. A model is marked as failed if its name
+    could be that of a folder or of a repository on the model hub."""
     found = entries(MODEL_GROUP, "model")
     for model in found:
         if not MODEL_NAME.fullmatch(model.name):
@@ -100,13 +100,13 @@ def find_models() -> list[Plugin]:
 
 
 def names_in(text: str | Iterable[str]) -> list[str]:
-    """The names in "a,b", or in a list of such strings."""
+    """Split a string such as "a,b", or each of several such strings, into a list of names."""
     parts = text.split(",") if isinstance(text, str) else [name for part in text for name in part.split(",")]
     return [part.strip() for part in parts if part.strip()]
 
 
 def refuse_disabled(plugins: Sequence[Plugin], names: Sequence[str], origin: str) -> list[str]:
-    """Disable plugins by plugin name or distribution. Returns names without a match. origin: source of `names`."""
+    """Disable plugins by plugin or distribution name. Returns unmatched names. origin: where `names` come from."""
     idle = []
     for name in names:
         hit = [p for p in plugins if not p.builtin and (name == p.name or _same(name, p.distribution))]
@@ -118,7 +118,7 @@ def refuse_disabled(plugins: Sequence[Plugin], names: Sequence[str], origin: str
 
 
 def refuse_duplicates(plugins: Sequence[Plugin]) -> None:
-    """Mark as duplicates all plugins whose name several distributions claim: a user may mean any of them."""
+    """Mark plugins as duplicates if several distributions have a plugin of their name: users may mean any of them."""
     by_name: dict[str, list[Plugin]] = {}
     for plugin in plugins:
         if plugin.status == "ok" and not plugin.builtin:
@@ -129,7 +129,7 @@ def refuse_duplicates(plugins: Sequence[Plugin]) -> None:
 
 
 def refuse_rivals(name: str, rivals: Sequence[Plugin], refused: Sequence[Plugin]) -> None:
-    """Mark the plugins `refused` as duplicates, with an error that lists all plugins that claim `name` (rivals)."""
+    """Mark the plugins `refused` as duplicates. Their error lists all plugins that have this name (`rivals`)."""
     owners = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in rivals)
     for plugin in refused:
         plugin.refuse(

@@ -30,7 +30,7 @@ class PluginInfo:
 
 
 def listing(plugins: Sequence[Plugin], commands: PluginCommands) -> list[PluginInfo]:
-    """The entry of every plugin, including unusable ones."""
+    """Return a PluginInfo for each plugin, including unusable ones, with errors of its commands."""
     lines = []
     faults = {plugin.value: str(fault.error) for fault in commands.faults for plugin in fault.plugins}
     for plugin in plugins:

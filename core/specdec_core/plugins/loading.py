@@ -1,6 +1,6 @@
-"""Imports plugins and checks that they keep the contract. A broken plugin does not affect the others.
+"""Imports plugins and checks what they offer. A broken plugin does not affect the others.
 
-`Plugins.load` (`manager`) warns about it; looking up what it offers raises its error (`offers`).
+`Plugins.load` warns about a broken plugin. Looking up one of its specs by name raises its error (`offers.Offers`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def load_all(plugins: Iterable[Plugin]) -> list[str]:
 
 
 def load(entries: Sequence[Plugin], declared: set[str]) -> None:
-    """Import the module that these entry points share and set their hooks and specs, or their error.
+    """Import the module that these entry points share. Set `hooks` and `specs` of each, or the error if loading fails.
 
     declared: names of all entry points of that module, including disabled and refused ones.
     """
@@ -76,14 +76,14 @@ def provides(plugin: Plugin) -> tuple[str, ...]:
 
 
 def options(plugin: Plugin) -> dict[str, tuple[Option, ...]]:
-    """The options of everything in the plugin that has any: {"proposer ngram": its options ...}."""
+    """The configuration options of each of the plugin's specs that has any, by name, such as "proposer ngram"."""
     configs = {f"{KINDS[type(spec)]} {spec.name}": getattr(spec, "config", None) for spec in plugin.specs}
     found = {name: options_of(config) for name, config in configs.items() if config is not None}
     return {name: options for name, options in found.items() if options}
 
 
 def foreign_api(plugin: Plugin, api: object) -> str:
-    """The error message for a plugin that is written for another version of the plugin API than this core's."""
+    """The error message for a plugin that is written for another version of the plugin API than core has."""
     return (
         f"plugin {plugin.label} is written for plugin API {shown(api)}, but this specdec-core has plugin API "
         f"{PLUGIN_API}: install a version of {plugin.distribution} for plugin API {PLUGIN_API}, or a specdec-core with "

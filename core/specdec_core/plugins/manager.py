@@ -74,7 +74,7 @@ class Plugins:
         return self._offers.find(ProposerSpec, name)
 
     def proposers(self) -> list[str]:
-        """The names of installed proposers, sorted. `proposer` may still refuse one that lacks a module."""
+        """The names of installed proposers, sorted. `proposer` refuses one whose required modules are not installed."""
         return self._offers.names(ProposerSpec)
 
     def verifier(self, name: str) -> VerifierSpec:
@@ -86,10 +86,10 @@ class Plugins:
         return self._offers.find(KVManagerSpec, name)
 
     def detect(self, config: Mapping[str, Any], tensor_shapes: Mapping[str, tuple[int, ...]]) -> ProposerSpec:
-        """The one proposer that recognizes a draft checkpoint.
+        """Return the one proposer that recognizes a draft checkpoint.
 
-        config: the checkpoint's configuration. tensor_shapes: {tensor name: shape}. Raises PluginError unless exactly
-        one proposer recognizes it.
+        config: the checkpoint's configuration. tensor_shapes: the shape of each tensor, by name. Raises PluginError
+            unless exactly one proposer recognizes the checkpoint.
         """
         return self.proposer(self._offers.detect(config, tensor_shapes).name)
 
@@ -103,7 +103,7 @@ class Plugins:
 
     @property
     def step_finished(self) -> Callable[[StepReport], None] | None:
-        """A function that calls `specdec_step_finished` of all plugins; None if no plugin implements it."""
+        """A function that calls all plugins' `specdec_step_finished` with a StepReport; None if no plugin has one."""
         return self._tell if self._listeners else None
 
     def _tell(self, report: StepReport) -> None:
@@ -118,8 +118,8 @@ class Plugins:
         return PluginCommands.of(self._offers.modules, core)
 
     def command(self, name: str, core: Collection[str] = ()) -> click.Command | None:
-        """The command of that name; None if there is none. Raises PluginError if a plugin of that name, or one that
-        offers the command, is not usable."""
+        """Return the command of that name; None if no plugin offers it. Raises PluginError if a plugin of that name, or
+        one that offers the command, is not usable."""
         found = self.commands(core).find(name)
         if found is None:
             for plugin in self._plugins:
@@ -128,5 +128,5 @@ class Plugins:
         return found
 
     def listing(self, core_commands: Collection[str] = ()) -> list[PluginInfo]:
-        """Every plugin and embedded model, including unusable ones, with its errors. core_commands: see `commands`."""
+        """A PluginInfo for each plugin and embedded model, usable or not. core_commands: see `core` in `commands`."""
         return listing([*self._plugins, *self.models], self.commands(core_commands))

@@ -20,7 +20,7 @@ S = TypeVar("S", ProposerSpec, VerifierSpec, KVManagerSpec)
 
 
 class Offers:
-    """The specs that plugins offer. If two claim a name, neither gets it; the later one is marked as a duplicate."""
+    """The specs that plugins offer. If two share a name, neither is used; the later is marked as a duplicate."""
 
     def __init__(self, plugins: Sequence[Plugin]) -> None:
         self._plugins = plugins
@@ -32,11 +32,11 @@ class Offers:
 
     @property
     def modules(self) -> Collection[Plugin]:
-        """One plugin per module (several may share one). Only the hooks of these are called."""
+        """One `Plugin` for each module: several entry points may share a module, whose hooks are called only once."""
         return self._first_of_value.values()
 
     def find(self, kind: type[S], name: str) -> S:
-        """The spec of that name. Raises PluginError, with the reason and advice, if it is not available."""
+        """The spec of this class and name. Raises PluginError, with the reason and advice, if it is unavailable."""
         if (kind, name) in self._specs:
             spec, plugin = self._specs[kind, name]
             if problem := missing_modules(plugin, spec):
@@ -54,7 +54,7 @@ class Offers:
         raise PluginError(f"unknown {word} {shown(name)}.{hint} {self._installed(kind)}")
 
     def names(self, kind: type[S]) -> list[str]:
-        """The names of all specs of this kind, sorted."""
+        """The names of all specs of this class, sorted."""
         return sorted(name for kind_, name in self._specs if kind_ is kind)
 
     def detect(self, config: Mapping[str, Any], tensor_shapes: Mapping[str, tuple[int, ...]]) -> ProposerSpec:
@@ -95,7 +95,7 @@ class Offers:
 
 
 def missing_modules(plugin: Plugin, spec: Spec) -> str | None:
-    """The error message if modules that a proposer requires are not installed, else None. Imports nothing."""
+    """Return an error message if modules that a proposer requires are not installed, else None. Imports nothing."""
     if not isinstance(spec, ProposerSpec):
         return None
     # find_spec of "a.b" would import a

@@ -1,4 +1,4 @@
-"""Operations that plugins offer in place of those in `specdec_core.ops`, and the choice among them for given layers."""
+"""Operations that plugins offer to replace those in `specdec_core.ops`, and which of them is used for given layers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OfferedOps:
         return cls(tuple(Offer(plugin, spec) for plugin in plugins for spec in _specs(plugin, device)))
 
     def choose(self, name: str, context: OpsContext) -> Callable[..., Any] | None:
-        """The plugin's function for these layers, None if no plugin has one. Raises PluginError if several have one."""
+        """Return a plugin's function for these layers; None if no plugin has one. Raises PluginError if several do."""
         able = [offer for offer in self.offers if offer.supports(name, context)]
         if len(able) > 1:
             raise PluginError(
@@ -53,7 +53,7 @@ class OfferedOps:
         return able[0].spec.ops[name] if able else None
 
     def check_names(self, known: Iterable[str]) -> None:
-        """Raise PluginError if a plugin offers an operation that is not in `known`, the names of core's."""
+        """Raise PluginError if a plugin offers an operation whose name is not among core's (`known`)."""
         names = sorted(known)
         for offer in self.offers:
             if unknown := sorted(set(offer.spec.ops) - set(names)):

@@ -1,1 +1,1 @@
-"""Applies sampling parameters to the logits of all requests and draft tokens; makes the engine's random numbers."""
+"""Applies sampling parameters to the logits of all requests and draft tokens; generates the engine's random numbers."""

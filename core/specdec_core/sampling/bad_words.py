@@ -1,4 +1,4 @@
-"""The sampling parameter bad_words: forbids the token that would complete one of these words."""
+"""The sampling parameter bad_words: forbids each token that would complete one of the given words."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ NOTHING = -1  # before the output's first token
 
 
 def tokenize_words(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
-    """Tokenize each word twice: at the beginning of a text, and after a space. The second form is left out if it has
-    another number of tokens or the same first token. Raises ConfigError for a word without tokens."""
+    """Tokenize each word as it is at the beginning of a text and as it is after a space. The token ids after a space
+    are left out if their number differs or their first token is the same. Raises ConfigError for a word without
+    tokens."""
     found: list[list[int]] = []
     for word in words:
         bare = word.lstrip()
@@ -47,13 +48,15 @@ def forbid_bad_words(logits: torch.Tensor, rows: ConstrainedRows) -> None:
 
 
 def _before(words: Sequence[Sequence[int]], num_before: int) -> np.ndarray:
-    """int64 [num_words, num_before]   each word without its last token, newest token first, padded with ANYTHING."""
+    """int64 [num_words, num_before]   for each word, its tokens before the last one, in reverse order, padded with
+    ANYTHING."""
     rows = [[*reversed(word[:-1]), *[ANYTHING] * (num_before - len(word) + 1)] for word in words]
     return np.array(rows, dtype=np.int64).reshape(len(words), num_before)
 
 
 def _newest(rows: ConstrainedRows, count: int) -> torch.Tensor:
-    """int64 [n, count]   the last output tokens in each row's history, newest first; NOTHING where there are fewer."""
+    """int64 [n, count]   for each row of logits, the last `count` output tokens before it, including draft tokens,
+    newest first; NOTHING where there are fewer."""
     output = np.full((len(rows.requests), count), NOTHING)
     for newest, request in zip(output, rows.requests, strict=True):
         tokens = request.token_ids[request.num_prompt_tokens :][::-1][:count]

@@ -19,7 +19,8 @@ class Constraints:
     """A request's sampling parameters that apply before temperature, prepared once when it is submitted: lists of
     tokens become arrays of token ids.
 
-    fault: the latest error of a custom logits processor at the request's last token.
+    fault: why a custom logits processor failed when it last processed the logits after the request's last token; None
+        if it did not fail.
     """
 
     params: SamplingParams
@@ -35,9 +36,9 @@ class Constraints:
     def of(
         cls, params: SamplingParams, bad_words: Sequence[Sequence[int]], eos_token_ids: frozenset[int]
     ) -> Constraints | None:
-        """The constraints of a request; None if none of its sampling parameters needs them.
+        """Return the constraints of a request; None if none of its sampling parameters needs them.
 
-        bad_words: those of params, as token ids.
+        bad_words: params.bad_words as token ids.
         """
         end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         bias = params.logit_bias or {}
@@ -127,7 +128,7 @@ class ConstrainedRows:
         return cls(constrained, batch_indices, Paths(draft))
 
     def where(self, is_asked: Callable[[Constraints], bool]) -> ConstrainedRows | None:
-        """The rows of the requests whose constraints fulfill a condition; None if no request's do."""
+        """The rows of the requests for whose constraints `is_asked` returns True; None if there is no such request."""
         asking = zip(self.requests, self.batch_indices, self.constraints, strict=True)
         chosen = [(request, b) for request, b, constraints in asking if is_asked(constraints)]
         if len(chosen) == len(self.requests):
@@ -161,7 +162,7 @@ class ConstrainedRows:
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """`host_rows` on the device."""
+        """int64 [n]   the indices of these rows in the target's logits (`host_rows`), as a tensor on the device."""
         return self.to_device(self.host_rows)
 
     @cached_property
@@ -172,7 +173,8 @@ class ConstrainedRows:
 
     @cached_property
     def path(self) -> torch.Tensor:
-        """int64 [n, max_depth]   each row's draft token, its parent in the tree, and so on; then -1."""
+        """int64 [n, max_depth]   the token ids of each row's draft token, its parent, grandparent and so on, without
+        the root; padded with -1."""
         return self.paths.token_ids[self.rows]
 
     def pairs(self, values: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -180,7 +182,7 @@ class ConstrainedRows:
 
         values: one array for each request.
 
-        Returns two arrays [m]: the row, as a position among these n rows (int64), and the value.
+        Returns two arrays [m], for m pairs: the row's index among these n rows (int64), and the value.
         """
         lengths = np.array([len(each) for each in values])
         positions = np.repeat(np.arange(len(self.owners)), lengths[self.owners])

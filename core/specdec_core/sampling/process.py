@@ -67,11 +67,12 @@ def process_logits(
     the logits are; does not change its input.
 
     row_requests: int64 [num_rows], indices into params.
-    params: of each request.
-    constraints: the rows of requests with parameters other than temperature, min_p, top_k and top_p.
+    params: the sampling parameters of each request.
+    constraints: the rows of requests with parameters other than temperature, min_p, top_k and top_p; None: there are
+        none.
 
-    Rows of greedy requests become -inf except at the argmax, unless every request is greedy. Unused parameters cost
-    nothing.
+    Rows of greedy requests become -inf except at the argmax, unless every request is greedy. Unused parameters cost no
+    time.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if constraints is not None:
@@ -90,7 +91,7 @@ def truncate(logits: torch.Tensor, row_requests: torch.Tensor, params: Sequence[
     requests become -inf except at the argmax.
 
     row_requests: int64 [num_rows], indices into params.
-    params: of each request; at least one is not greedy.
+    params: the sampling parameters of each request; at least one is not greedy.
     """
 
     def per_row(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:  # [num_rows, 1]
@@ -115,19 +116,22 @@ def truncate(logits: torch.Tensor, row_requests: torch.Tensor, params: Sequence[
 
 
 def _keep_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Keep tokens with at least min_p [num_rows, 1] times the probability of the likeliest one."""
+    """Return a copy of the logits with -inf for each token less likely than min_p [num_rows, 1] times the likeliest
+    one."""
     return logits.masked_fill(logits < logits.amax(dim=-1, keepdim=True) + min_p.log(), -torch.inf)
 
 
 def _keep_top_k(logits: torch.Tensor, k: torch.Tensor, largest_k: int) -> torch.Tensor:
-    """Keep the k likeliest tokens and ties with the k-th. k: int64 [num_rows, 1]; 0 keeps all tokens."""
+    """Return a copy of the logits with -inf for all but the k likeliest tokens and ties with the k-th. k: int64
+    [num_rows, 1]; 0 keeps all tokens. largest_k: the largest k of all rows."""
     largest = logits.topk(min(largest_k, logits.shape[-1]), dim=-1).values
     least = largest.gather(1, (k - 1).clamp(0, largest.shape[-1] - 1))
     return logits.masked_fill((logits < least) & (k > 0), -torch.inf)
 
 
 def _keep_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Keep the smallest set of likeliest tokens whose probability reaches top_p [num_rows, 1]; 1 keeps all tokens."""
+    """Return a copy of the logits with -inf for all but the smallest set of likeliest tokens whose probability reaches
+    top_p [num_rows, 1]; 1 keeps all tokens."""
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probs = ordered.softmax(dim=-1)
     before = probs.cumsum(dim=-1) - probs

@@ -33,8 +33,8 @@ def run_processors(logits: torch.Tensor, rows: ConstrainedRows) -> None:
 
 
 def _process(logits: torch.Tensor, processors: Sequence[LogitsProcessor], history: np.ndarray) -> str | None:
-    """Replace logits [vocab] by the result of the request's processors. Returns an error message; None if all went
-    well. history: the token ids before this position."""
+    """Replace logits [vocab] by the result of the request's processors. Returns an error message if one fails, else
+    None. history: the token ids before this position."""
     processed, wanted = logits.clone(), _kind(logits)
     for processor in processors:
         name = getattr(processor, "__qualname__", type(processor).__qualname__)

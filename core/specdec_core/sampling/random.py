@@ -23,7 +23,7 @@ _NODE_BITS = 24
 class CounterRandom:
     """The engine's `RandomSource`, made anew for each step.
 
-    seeds: int64 [batch], of the requests.
+    seeds: int64 [batch], each request's seed.
     root_positions: int64 [batch], the position of each request's last token (the root of its draft tree).
     """
 
@@ -33,7 +33,8 @@ class CounterRandom:
 
     @cached_property
     def _states(self) -> torch.Tensor:
-        """int64 [batch]   hashed seeds. They are computed at the first draw, since greedy steps draw nothing."""
+        """int64 [batch]   the hashed seeds. They are computed when a step first draws, since greedy steps draw
+        nothing."""
         return _mix(torch.as_tensor(self._seeds, dtype=torch.int64, device=self._root_positions.device))
 
     def target_token(self, weights: torch.Tensor, requests: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
@@ -54,7 +55,8 @@ class CounterRandom:
         self, stream: Stream, requests: torch.Tensor, positions: torch.Tensor, nodes: torch.Tensor
     ) -> torch.Tensor:
         """Uniform random numbers, float64 [n] in [0, 1). Each is determined by its request's seed, position (below
-        2**36), stream (what it is drawn for) and node (index of a draft token, below 2**24)."""
+        2**36), stream (what it is drawn for) and `nodes` (a number below 2**24 that differs between draws of a
+        stream)."""
         counter = ((positions * len(Stream) + stream) << _NODE_BITS) + nodes
         bits = _mix(self._states[requests] + counter * _GOLDEN)
         return _shift_right(bits, 11).to(torch.float64) * 2.0**-53
@@ -71,10 +73,10 @@ def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Draw from each row of weights [n, vocab], which need not be normalized, an index whose weight is positive: int64
-    [n].
+    """Draw an index from each row of weights [n, vocab], with a probability proportional to its weight: int64 [n].
+    Weights need not be normalized.
 
-    uniform: [n] in [0, 1), at which the cumulative distribution is inverted.
+    uniform: [n] in [0, 1), random numbers at which the cumulative distribution is inverted.
     """
     cumulative = weights.to(torch.float64).cumsum(-1)
     total = cumulative[:, -1]

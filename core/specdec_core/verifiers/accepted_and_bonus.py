@@ -48,14 +48,16 @@ def follow(tokens: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdi
 
 
 def trace(ends: torch.Tensor, token_ids: torch.Tensor, probs: torch.Tensor, draft: Draft) -> Verdict:
-    """A verdict from the last accepted rows, by walking up the draft trees to the roots (each request's last token).
+    """Make a verdict from the last accepted rows, by walking up the draft trees to the roots (each request's last
+    token).
 
     ends: int64 [batch], each request's last accepted row of target logits: its root's if no draft token is accepted.
-    token_ids: int64 [batch], the recovered or bonus token after it.
+    token_ids: int64 [batch], the recovered or bonus token that follows that row.
     probs: [num_rows, vocab], the target's probabilities.
 
-    Whether a request fails (NaN) depends on its draft alone. If it depended on an acceptance draw, the output would be
-    biased when the request starts over without a draft.
+    A request fails if the target's probabilities are NaN after its root or after a draft token that could be accepted.
+    Whether it fails must not depend on an acceptance draw: the output would be biased when the request starts over
+    without a draft.
     """
     layout = draft.layout
     upwards = [ends]

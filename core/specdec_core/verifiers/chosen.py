@@ -13,9 +13,9 @@ class ChosenVerifier:
     """Draws the target's own token after the root (a request's last token) and after every draft token, and accepts the
     child that equals it.
 
-    The noise is keyed by (seed, absolute index of the drawn token), so the output equals plain decoding token for
-    token, whatever the tree, max_draft_tokens or the batch. `Draft.q` is ignored. So a tree with sampled tokens can be
-    verified this way, too, if none of them was dropped.
+    Random numbers are keyed by the seed and the drawn token's absolute index, so the output equals plain decoding token
+    for token, whatever the tree, max_draft_tokens or the batch. `Draft.q` is ignored. So a tree with sampled tokens can
+    be verified this way, too, if none of them was dropped.
     """
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:

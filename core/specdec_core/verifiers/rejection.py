@@ -51,8 +51,8 @@ class RejectionVerifier:
         """Try the sampled children of the node that each request's walk has reached.
 
         left: [batch, vocab], the target's probabilities after that node.
-        rows: int64 [batch], its row of target logits.
-        is_open: bool [batch], the requests whose walk goes on.
+        rows: int64 [batch], that node's row of target logits.
+        is_open: bool [batch], the requests that are still walking down.
 
         Returns the residual probabilities, the row of the accepted child (or else of the first that is not sampled),
         and is_open without the requests in which a child was accepted.

@@ -39,8 +39,8 @@ class Siblings:
 
 
 class Proposals:
-    """The draft's distribution for each draft token over the target's vocabulary, given that its earlier siblings were
-    rejected. If the token was picked, not sampled, it has probability 1."""
+    """For each draft token, the draft distribution over the target's vocabulary that it was drawn from, given that its
+    earlier siblings were rejected. A token that was picked, not sampled, has probability 1."""
 
     def __init__(self, draft: Draft, siblings: Siblings, vocab_size: int, dtype: torch.dtype) -> None:
         self._draft, self._siblings = draft, siblings
@@ -57,7 +57,8 @@ class Proposals:
         return self._token_ids[rows]
 
     def is_sampled(self, rows: torch.Tensor) -> torch.Tensor:
-        """bool [n]   whether the draft tokens at these rows were sampled; False for roots and `end`."""
+        """bool [n]   whether the draft tokens at these rows of target logits were sampled; False for roots and
+        `Siblings.end`."""
         return self._q_rows[rows] >= 0
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
@@ -82,8 +83,8 @@ class Proposals:
         return probs
 
     def _over_target(self, drawn: torch.Tensor, q_rows: torch.Tensor) -> torch.Tensor:
-        """Map probabilities to the target's vocabulary, [n, vocab]. drawn: [n, draft_vocab or k], rows of `Draft.q`;
-        q_rows: int64 [n], their indices in it."""
+        """Expand probabilities to the target's vocabulary, [n, vocab]. drawn: [n, draft_vocab or k], rows of `Draft.q`;
+        q_rows: int64 [n], the indices of these rows in `Draft.q`."""
         q_ids, q_to_target = self._draft.q_ids, self._draft.q_to_target
         shape = len(drawn), self._vocab_size
         if q_ids is not None:
@@ -103,12 +104,13 @@ class Proposals:
 
 
 def residual(probs: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
-    """max(0, probs - drawn) [n, vocab]: what is left of the target's probabilities after a rejection, not normalized.
-    It sums to the probability of a rejection."""
+    """Return max(0, probs - drawn), [n, vocab]: the target's probabilities that remain after a token drawn from `drawn`
+    was rejected, not normalized. They sum to the probability of a rejection."""
     return (probs - drawn).clamp(min=0)
 
 
 def normalize(weights: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """weights [n, vocab] divided by their sum; `otherwise` in rows of zeros, which are reached with probability 0."""
+    """Return weights [n, vocab] divided by their sum. A row of zeros, which is reached with probability 0, becomes that
+    of `otherwise`."""
     total = weights.sum(dim=1, keepdim=True)
     return torch.where(total > 0, weights / total, otherwise)

@@ -38,7 +38,8 @@ class TraversalVerifier:
 
 @define(eq=False)
 class _State:
-    """What changes while leaves are tried. There is a row per root and per draft token, and one for "none".
+    """The probabilities that change while leaves are tried. There is a row per root and per draft token, and a last row
+    that stands for "no node".
 
     left: [num_rows + 1, vocab], the residual of the target's distribution after each row.
     kept: [num_rows + 1], the probability that the path to a row is accepted if all draft tokens below it are rejected.
@@ -48,8 +49,8 @@ class _State:
     kept: torch.Tensor
 
     def descend(self, rows: torch.Tensor, draft: Draft, siblings: Siblings, proposals: Proposals) -> torch.Tensor:
-        """The first leaf below each of rows [batch], or the row itself if it has no children. Computes `kept` for the
-        rows on the way."""
+        """Return the first leaf below each of rows [batch], or the row itself if it has no children. Computes `kept`
+        for the rows on the way."""
         for _ in range(draft.max_depth):
             child = siblings.first_child[rows]
             self._enter(child, rows, proposals)
@@ -59,7 +60,8 @@ class _State:
     def refuse(
         self, leaf: torch.Tensor, is_refused: torch.Tensor, draft: Draft, siblings: Siblings, proposals: Proposals
     ) -> torch.Tensor:
-        """Remove rejected leaves [batch], none of them a root, and return the leaves to try next."""
+        """Remove the leaves [batch] marked in is_refused, none of them a root, and return the leaf to try next in each
+        request."""
         parent = draft.layout.up[leaf]
         kept, left = self.kept[parent], self.left[parent]
         rest = residual(kept.unsqueeze(1) * left, proposals.of(leaf))
@@ -72,6 +74,7 @@ class _State:
         return torch.where(following == siblings.end, parent, below)
 
     def _enter(self, rows: torch.Tensor, parents: torch.Tensor, proposals: Proposals) -> None:
-        """Compute `kept` for rows [batch]. Each is a child of the row in parents [batch], or `Siblings.end`."""
+        """Compute `kept` for rows [batch]. Each is a child of the row in parents [batch], or `Siblings.end` (no
+        child)."""
         own = self.left[parents].gather(1, proposals.token_ids(rows).unsqueeze(1)).squeeze(1)
         self.kept[rows] = (self.kept[parents] * own / proposals.own_probs[rows]).clamp(max=1)

@@ -1,4 +1,5 @@
-"""Typical acceptance (Cai et al. 2024, Medusa): accepts drafts that are likely enough for the target. Not lossless."""
+"""Typical acceptance (Cai et al. 2024, Medusa): accepts draft tokens that the target finds likely enough. Not
+lossless."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from specdec_core.verifiers.accepted_and_bonus import trace
 
 
 class TypicalVerifier:
-    """Accepts the longest path of typical tokens (the first of equally long ones) and draws the token after it.
+    """Accepts the longest path of typical draft tokens (of equally long ones, the first) and draws the token after it.
 
-    A token is typical if its target probability exceeds min(posterior_threshold, posterior_alpha * exp(-entropy)).
+    A draft token is typical if the target's probability of it exceeds min(posterior_threshold, posterior_alpha *
+    exp(-entropy)). The entropy is that of the target's distribution.
     """
 
     def __init__(self, config: TypicalConfig) -> None:

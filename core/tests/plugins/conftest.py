@@ -1,4 +1,4 @@
-"""Temporary distributions that are really installed: modules and package metadata in a folder on sys.path."""
+"""Fixtures that install temporary Python distributions: modules and package metadata in a folder on sys.path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def specdec_proposers():
 
 
 class Site:
-    """A folder into which distributions are installed."""
+    """A folder like site-packages, into which tests install Python distributions."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,7 +43,11 @@ class Site:
         version: str = "1.0",
         group: str = "specdec",
     ) -> None:
-        """Install a distribution. entries: {name: value} of its entry points in `group`; modules: {module: source}."""
+        """Install a distribution.
+
+        entries: the value of each entry point by its name, all in the entry-point group `group`. modules: the source
+        code of each module by its name.
+        """
         info = f"{distribution.replace('-', '_')}-{version}.dist-info"
         files = {f"{module}.py": source for module, source in modules.items()}
         files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
@@ -56,20 +60,25 @@ class Site:
         importlib.invalidate_caches()
 
     def plugin(self, name: str, source: str, distribution: str | None = None, version: str = "1.0") -> str:
-        """Install a distribution with one module and one entry point. Returns the distribution's name."""
+        """Install a distribution with one module, whose code is `source`, and one entry point for it. Returns the
+        distribution's name."""
         distribution = distribution or f"dist-{name}"
         module = f"{distribution.replace('-', '_')}_module"
         self.install(distribution, {name: module}, {module: source}, version)
         return distribution
 
     def proposer(self, name: str, more: str = "", distribution: str | None = None, api: int = 1) -> str:
-        """Install a working proposer plugin. more: further arguments of its ProposerSpec."""
+        """Install a working proposer plugin. Returns the distribution's name.
+
+        more: source code of further arguments of its ProposerSpec.
+        """
         return self.plugin(name, PROPOSER.format(name=name, more=more, api=api), distribution)
 
     def model(self, name: str, distribution: str, source: str | None = None) -> Path:
-        """Install a distribution with an embedded model. Returns the model's folder, which is empty.
+        """Install a distribution that ships a model. Returns the folder for the model's files, which is empty.
 
-        source: of the module that has the function `path`, which returns the folder.
+        source: source code of the distribution's module. Its function `path` must return the folder, as the default
+        does.
         """
         module, folder = f"{distribution.replace('-', '_')}_module", self.path / f"{distribution}-weights"
         folder.mkdir()
@@ -78,7 +87,7 @@ class Site:
         return folder
 
     def python(self, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run code in a new interpreter with this folder on its path."""
+        """Run code in a new Python process with this folder on sys.path. Warnings are errors there."""
         path = os.pathsep.join(filter(None, [str(self.path), os.environ.get("PYTHONPATH")]))
         env = {**os.environ, "PYTHONPATH": path, **environment}
         command = [sys.executable, "-W", "error", "-c", code]
@@ -87,7 +96,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A Site on this process's sys.path during one test."""
+    """A Site that is on this process's sys.path during one test."""
     monkeypatch.delenv("SPECDEC_DISABLE", raising=False)
     folder = Site(tmp_path / "site")
     monkeypatch.syspath_prepend(folder.path)
@@ -99,7 +108,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.fixture
 def second_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: Site) -> Site:
-    """Another Site, searched after `site`."""
+    """A second Site, which comes after `site` on sys.path."""
     folder = Site(tmp_path / "second_site")
     monkeypatch.setattr(sys, "path", [sys.path[0], str(folder.path), *sys.path[1:]])
     return folder

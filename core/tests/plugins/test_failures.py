@@ -13,7 +13,7 @@ VERIFIERS = "from specdec_core import VerifierSpec, hookimpl\n@hookimpl\ndef spe
 
 
 def load_quietly(**kwargs: object) -> Plugins:
-    """Load plugins; any warning is an error."""
+    """Load the installed plugins. Any warning becomes an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return Plugins.load(**kwargs)

@@ -31,7 +31,7 @@ def test_hook_is_documented_and_tested(hook):
 
 
 def test_specdec_proposers(site):
-    """Two proposers of one distribution may share a module. Each is an entry point and can be disabled alone."""
+    """Two proposers of one distribution may share a module. Each has its own entry point and can be disabled alone."""
     source = HEAD + (
         "Options = attrs.make_class('Options', [])\n"
         "@hookimpl\n"
@@ -83,8 +83,8 @@ def test_specdec_ops_replaced_twice(site):
 
 
 def test_specdec_ops_for_some_layers(site):
-    """An operation is used only for layers that its plugin supports. Two plugins conflict only for layers that both
-    support."""
+    """A plugin's operation is used only for model layers that the plugin supports. Two plugins with the same operation
+    conflict only for layers that both support."""
     narrow = "supports=lambda name, context: name == 'gather' and context.kv_layout.key_dim <= 64"
     half = "supports=lambda name, context: context.dtype == 'float16'"
     site.plugin("fast-a", OPS % f"api=1, ops={{'gather': len, 'sort': len}}, {narrow}")
@@ -121,7 +121,7 @@ def test_specdec_ops_failing(site, result, said):
 
 
 def test_specdec_ops_of_another_api(site):
-    """An OpsSpec for another plugin API version is refused without reading its other fields."""
+    """An OpsSpec (a plugin's operations) for another plugin API version is refused without reading its other fields."""
     site.plugin("fast", OPS % "api=2, ops=None")
     with pytest.raises(
         PluginError, match=r"'fast' \(dist-fast 1.0\) is written for plugin API 2, .*SPECDEC_DISABLE=fast"
@@ -213,7 +213,7 @@ def test_entry_point_may_name_an_object(site):
 
 
 def test_builtin_modules_come_through_the_same_hooks(site):
-    """Core's own modules need no entry point, and their hooks may return specs of any name."""
+    """Core's own plugin modules need no entry points, and their hooks may return specs with any names."""
     source = HEAD + "@hookimpl\ndef specdec_verifiers():\n    return [VerifierSpec(n, list, 1) for n in ('one', 'two')]"
     (site.path / "core_parts.py").write_text(source)
     plugins = Plugins.load(builtins=["core_parts"])

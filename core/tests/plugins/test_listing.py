@@ -1,4 +1,4 @@
-"""The command `spec-decode plugins`; importing core imports nothing heavy."""
+"""The command `spec-decode plugins`, and that importing core imports no heavy packages such as torch."""
 
 from __future__ import annotations
 
@@ -205,7 +205,8 @@ def test_every_public_name_exists():
 
 
 def test_public_names_are_where_the_stub_says():
-    """Every name that the stub __init__.pyi imports is in the package, and is the object of that module."""
+    """Each name that the stub __init__.pyi imports from a module is also in the package specdec_core, as the same
+    object."""
     tree = ast.parse(Path(specdec_core.__file__).with_suffix(".pyi").read_text())
     aliases = [(node.module, alias) for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
     for module, alias in aliases:

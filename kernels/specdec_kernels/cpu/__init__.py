@@ -18,8 +18,9 @@ OPS = {
 
 
 def supports(name: str, context: OpsContext) -> bool:
-    """Whether the compiled operation of this name can compute such layers: in float32 and bfloat16, with a KV cache of
-    the same dtype. Linear layers need a processor with the instructions for the dtype, whatever the cache."""
+    """Return whether the compiled operation of this name can be used with these dtypes: float32 or bfloat16, with a KV
+    cache of the same dtype. `pack_linear` needs a processor with instructions for the dtype, and works with any KV
+    cache."""
     if name == "pack_linear":
         return is_supported(context.dtype)
     return context.dtype in LIKE and context.kv_layout.dtype == context.dtype

@@ -1,5 +1,5 @@
-"""The compiled part of attention and tree attention: each token attends to the cache rows on its path, as `paths.py`
-lists them."""
+"""The compiled part of attention and tree attention: each token attends to its path, the rows of the KV cache that
+`paths.py` lists for it."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ def _up(number, multiple):
 
 @inner()
 def _cut(chunks, num_kv_heads, part, num_parts):
-    """The index of the first work item of a part of the work (one part per thread). Parts have about equal work. An
-    item is one key head of one chunk of tokens; items are in order of chunk.
+    """Return the index of the first work item for thread number `part`. All threads get about equal work.
 
-    Work is estimated: reading a key costs about as much as one token's computation with it.
+    A work item is one KV head of one chunk (a group of tokens of a request); items are in the order of chunks. Work is
+    estimated: reading a key costs about as much as computing one token's score with it.
     """
     work = 0
     for chunk in chunks:
@@ -110,8 +110,8 @@ def _cut(chunks, num_kv_heads, part, num_parts):
 
 @inner()
 def _gather(query, stride, key_dim, chunk, heads, scaling, queries):
-    """Copy the queries of a chunk of tokens, times scaling, to queries [num_queries, width]. Columns past key_dim stay
-    0."""
+    """Copy the queries of a chunk of tokens, multiplied by `scaling`, to queries [num_queries, width]. Here width is
+    key_dim rounded up to whole vectors; columns past key_dim stay 0."""
     first_head, num_heads, groups = heads
     width, i = _up(key_dim, LANES), 0
     for head in range(first_head, first_head + num_heads):
@@ -126,9 +126,14 @@ def _gather(query, stride, key_dim, chunk, heads, scaling, queries):
 
 @inner()
 def _tiles(chunk, paths, window):
-    """Find the tiles (TILE consecutive keys of a path) that a chunk's tokens attend to. Returns four tile indices:
-    start and end of the tiles that any token attends to, then of those that all tokens share. window: 0: no sliding
-    window."""
+    """Find the tiles that a chunk's tokens attend to. Tile t of a path consists of TILE cache rows, from index t * TILE
+    on.
+
+    window: length of the sliding window in tokens; 0 for none.
+
+    Returns four tile indices: first and end of the tiles that any token of the chunk attends to, then first and end of
+    the tiles that all its tokens share.
+    """
     first, shared = chunk[4] // TILE, 0
     if window == 0:
         first = 0
@@ -141,9 +146,13 @@ def _tiles(chunk, paths, window):
 
 @inner()
 def _tile(t, token, chunk, paths, window, shared, num_shared):
-    """Find tile t of a token's path. Returns how many tokens, from this one on, share the tile; the index in `places`
-    (rows of the KV cache) at which it begins; and how many keys of it to use, 0 or less if the token does not attend to
-    it."""
+    """Locate tile t of a token's path: its TILE cache rows from index t * TILE on. shared, num_shared: first and end of
+    the tiles that all tokens of the chunk share.
+
+    Returns three numbers: how many tokens of the chunk, from this one on, have the same tile; the index in `places`
+    (row numbers in the KV cache) at which the tile begins; and how many of its keys to use, 0 or less if the token does
+    not attend to the tile.
+    """
     prefix = chunk[0]
     if shared <= t < num_shared:
         return chunk[2], prefix + t * TILE, TILE
@@ -156,8 +165,8 @@ def _tile(t, token, chunk, paths, window, shared, num_shared):
 
 @inner()
 def _score(queries, keys, values, chunk, heads, paths, places, window, scores):
-    """Compute the attention scores of a chunk's queries: scores [num_queries, keys]. `values` is only prefetched, for
-    `_sum_up`."""
+    """Compute the attention scores of a chunk's queries, and write them to scores [num_queries, keys]. `values` is only
+    prefetched from memory, for `_sum_up`."""
     first_head, num_heads, groups = heads
     numbers, stride, key_dim = keys
     width, row_len, num_rows = _up(key_dim, LANES), _up(chunk[4], TILE), chunk[2]
@@ -181,7 +190,8 @@ def _score(queries, keys, values, chunk, heads, paths, places, window, scores):
 
 @inner()
 def _prefetch(cache, t, num_shared, chunk, head, places):
-    """Prefetch tile t (TILE keys or values) of a key head from memory, if all tokens of the chunk share it."""
+    """Prefetch tile t of a KV head, which is TILE keys or values, from memory. Does nothing for a tile that the tokens
+    of the chunk do not all share."""
     numbers, stride, dim = cache
     if 0 <= t < num_shared:
         prefetch_tile(numbers, places, chunk[0] + t * TILE, stride, head * dim, dim)
@@ -189,7 +199,8 @@ def _prefetch(cache, t, num_shared, chunk, head, places):
 
 @inner()
 def _padded(cache, dim, count, padded):
-    """Copy the first `count` keys or values of a tile to `padded`, zero-padded to whole vectors. Returns `padded`."""
+    """Copy the first `count` keys or values of a tile to `padded`, each padded with zeros to whole vectors. Returns
+    `padded`."""
     numbers, stride, offset, places, place = cache
     width = _up(dim, LANES)
     for j in range(count):
@@ -200,8 +211,8 @@ def _padded(cache, dim, count, padded):
 
 @inner()
 def _dot(queries, width, i, end, cache, scores, row_len, first):
-    """Compute the scores of queries [i, end) with the keys of a tile, and write them to `scores` from column `first`
-    on."""
+    """Compute the scores of queries i to end - 1 with the keys of a tile, and write them to `scores` from column
+    `first` on."""
     keys, stride, offset, places, place = cache
     while i < end:
         q, s = i * width, i * row_len + first
@@ -218,8 +229,8 @@ def _dot(queries, width, i, end, cache, scores, row_len, first):
 
 @inner()
 def _weigh(scores, chunk, heads, paths, window, softcap, sinks, sums):
-    """In place: turn scores into softmax weights that are not normalized yet. Their sums, to divide by, are written to
-    sums [num_queries]."""
+    """Replace scores in place by softmax weights that are not normalized yet. The sum of each query's weights, by which
+    its result is divided later, is written to sums [num_queries]."""
     first_head, num_heads, groups = heads
     row_len, i = _up(chunk[4], TILE), 0
     for head in range(first_head, first_head + num_heads):
@@ -235,7 +246,8 @@ def _weigh(scores, chunk, heads, paths, window, softcap, sinks, sums):
 
 @inner()
 def _sum_up(weights, values, chunk, heads, paths, places, window, attended):
-    """Add the values that a chunk's queries attend to, times their weights, to attended [num_queries, width]."""
+    """For each query of a chunk, add the values that it attends to, times their weights, to its row of attended
+    [num_queries, width]."""
     first_head, num_heads, groups = heads
     numbers, stride, value_dim = values
     width, row_len, num_rows = _up(value_dim, LANES), _up(chunk[4], TILE), chunk[2]
@@ -258,8 +270,8 @@ def _sum_up(weights, values, chunk, heads, paths, places, window, attended):
 
 @inner()
 def _add(weights, row_len, first, i, end, cache, count, attended, width):
-    """Add a tile's first `count` values, times their weights, to attended, for queries [i, end). The weights of the
-    tile begin at column `first`."""
+    """For queries i to end - 1, add the first `count` values of a tile, times the queries' weights, to their rows of
+    `attended`. The weights for the tile begin at column `first` of `weights`."""
     values, stride, offset, places, place = cache
     while i < end:
         w, a = i * row_len + first, i * width

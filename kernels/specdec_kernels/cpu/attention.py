@@ -1,7 +1,7 @@
 """Paged attention and tree attention on a CPU, reading keys and values in place: no gathering, padding or mask tensor.
 
 A query's result depends only on the query, the keys that it attends to and their order from the first token to the
-query's own. It does not depend on the number of rows in the batch, nor on the KV-cache slots of the keys. So a draft
+query's own. It does not depend on the number of tokens in the batch, nor on the KV-cache slots of the keys. So a draft
 token in any tree gets, to the last bit, what plain decoding computes for the same tokens.
 """
 
@@ -36,9 +36,9 @@ def paged_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The compiled form of `specdec_core.ops.attention.paged_attention`. Requests with more than SHORT tokens in the
-    forward pass (prefills, which are matrix products) are computed by torch; mixed dtypes go to the reference, which
-    raises an error."""
+    """The compiled form of `specdec_core.ops.attention.paged_attention`. For requests with more than SHORT tokens in
+    the forward pass (prefill chunks), torch computes attention as matrix products. If dtypes are mixed, the reference
+    implementation is called, which raises an error."""
     if not query.dtype == keys.dtype == values.dtype:
         reference = ops.REFERENCE["paged_attention"]
         return reference(query, keys, values, plan, scaling, window=window, softcap=softcap, sinks=sinks)
@@ -80,8 +80,8 @@ _NO_SINKS = np.empty(0, dtype=np.float32)
 
 
 def _rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return a tensor [n, heads, width] whose rows [heads, width] are contiguous (a copy if necessary), and the stride
-    between rows."""
+    """Return a tensor [n, heads, width] in which each row [heads, width] is contiguous, and its stride from row to row.
+    The given tensor is copied only if its rows are not contiguous."""
     stride, *inner = tensor.stride()
     if inner != [tensor.shape[2], 1]:
         tensor = tensor.contiguous()
@@ -91,7 +91,7 @@ def _rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 @frozen(eq=False)
 class _Paths:
-    """The arguments of `attend_part` that all layers of a forward pass share. `lay_out` makes the arrays."""
+    """The arguments of `attend_part` that all layers of a forward pass share. `lay_out` computes the arrays."""
 
     num_tokens: int  # without padding
     num_pairs: int  # pairs of a token and a key that it attends to, roughly
@@ -121,8 +121,8 @@ _NO_SLOTS = np.empty((1, 0), dtype=np.int64)
 def store_kv(
     keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> None:
-    """The compiled form of `specdec_core.ops.attention.store_kv`. Inputs of another dtype, shape or memory layout, and
-    slots that do not exist, go to that reference, which raises the errors."""
+    """The compiled form of `specdec_core.ops.attention.store_kv`. If an input has an unsuitable dtype, shape or memory
+    layout, or a slot does not exist, that reference implementation is called, which raises the errors."""
     if not (_fits(keys, slot_mapping, key) and _fits(values, slot_mapping, value) and keys.dtype == values.dtype):
         ops.REFERENCE["store_kv"](keys, values, slot_mapping, key, value)
         return
@@ -154,9 +154,10 @@ _SLOT = np.empty(0, dtype=np.int64)
 def _store(like, slots, keys, values):
     """Store keys and values in their caches. Returns False, and stores nothing, if a slot does not exist.
 
-    like: an array with the dtype of the caches and of the data.
-    slots: address of the array of slots, and its length.
-    keys, values: address and shape of the cache, address of the data to store, stride between its rows.
+    like: an array with the dtype of the caches and of the tensors to store.
+    slots: address and length of the array of slots.
+    keys, values: each the address and the shape of a cache, the address of the tensor to store, and the stride between
+        its rows.
     """
     places = array_at(slots[0], (slots[1],), _SLOT)
     num_slots = min(keys[1], values[1])

@@ -1,6 +1,7 @@
-"""bfloat16 in code compiled by numba: the upper half of a float32, stored as uint16. Arithmetic is in float32.
+"""bfloat16 in code compiled by numba, which has no such type: a bfloat16 is the upper half of a float32, stored as
+uint16. Arithmetic is in float32.
 
-Conversions are written as LLVM instructions: they take only a few, and loops around them are vectorized.
+The conversions are written as LLVM instructions. Each takes only a few of them, and loops around them are vectorized.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., None]], Any]:
-    """numba's njit as a decorator, with the results cached on disk if a folder for them is writable."""
+    """Return a decorator that compiles a function with numba's njit, and caches the machine code on disk if a folder
+    for it is writable. options: options of njit."""
 
     def decorate(function: Callable[..., None]) -> Any:
         try:
@@ -37,20 +39,20 @@ def compiled(**options: Any) -> Callable[[Callable[..., None]], Any]:
 
 
 def inner(**options: Any) -> Any:
-    """numba's njit as a decorator of functions that only compiled functions call; it compiles no entry point for
-    Python."""
+    """Return a decorator that compiles a function with numba's njit for calls from other compiled functions only: it
+    has no entry point for Python. options: options of njit."""
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor on the CPU as an array, without a copy; bfloat16 as uint16."""
+    """Return a CPU tensor as a numpy array that shares its memory. A bfloat16 tensor becomes a uint16 array."""
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 @njit
 def array_at(address, shape, like):
-    """The contiguous array at an address, with the dtype of `like`. Compiled code gets addresses of tensors, since
-    `data_ptr()` takes a tenth of the time of making a numpy view."""
+    """Return the contiguous array at a memory address, with this shape and the dtype of `like`. Compiled code gets the
+    addresses of tensors and not numpy arrays, since `data_ptr()` takes a tenth of the time of making a numpy view."""
     return carray(_pointer(address), shape, like.dtype)
 
 
@@ -74,7 +76,7 @@ def bits_to_float(typing_context: Any, bits: Any) -> Any:
 
 @intrinsic
 def load(typing_context: Any, number: Any) -> Any:
-    """Convert an element of a float32 or bfloat16 array to float32."""
+    """Convert an element of a float32 array, or of a uint16 array that stores bfloat16, to float32."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _widened(builder, args[0]) if number == types.uint16 else args[0]
@@ -84,7 +86,7 @@ def load(typing_context: Any, number: Any) -> Any:
 
 @intrinsic
 def as_stored(typing_context: Any, array: Any, value: Any) -> Any:
-    """Convert a float32 value to the dtype of the array's elements."""
+    """Convert a float32 value to the dtype of the array's elements: float32, or bfloat16 stored as uint16."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _narrowed(builder, args[1]) if array.dtype == types.uint16 else args[1]
@@ -97,7 +99,8 @@ def _widened(builder: Any, bits: Any) -> Any:
 
 
 def _narrowed(builder: Any, value: Any) -> Any:
-    """Round to the nearest bfloat16, ties to even, as torch does; NaN becomes the NaN that torch makes."""
+    """Generate code that rounds a float32 to the nearest bfloat16, ties to even, as torch does. NaN becomes the NaN
+    that torch makes."""
     bits = builder.bitcast(value, _I32)
     is_nan = builder.icmp_unsigned(">", builder.and_(bits, _I32(0x7FFFFFFF)), _I32(0x7F800000))
     is_odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))

@@ -1,5 +1,5 @@
-"""Linear layers that read their weights once, in order, for all rows of a forward pass. A row's result does not depend
-on the other rows."""
+"""Linear layers that read their weights from memory once, in order, for all input rows (tokens) of a forward pass. A
+row's result does not depend on the other rows."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ WORTH_A_THREAD = 2**17
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The compiled form of `specdec_core.ops.linear.pack_linear`. Calls that reference if the processor lacks the
-    instructions for the weight's dtype, or if the weight is bfloat16 with an odd number of inputs.
+    """The compiled form of `specdec_core.ops.linear.pack_linear`. Calls that reference implementation if the processor
+    lacks the instructions for the weight's dtype, or if the weight is bfloat16 with an odd number of inputs.
 
-    The function that it returns raises ValueError for rows of another dtype or width.
+    The returned function computes the layer, and raises ValueError for input rows of another dtype or width.
     """
     num_out, num_in = weight.shape
     inputs_per_step = 2 if weight.dtype == torch.bfloat16 else 1
@@ -80,9 +80,9 @@ def _one_part(strips, biases, rows_address, num_rows, part, num_parts, output_ad
 
 @njit
 def _some_strips(strips, strip, num_left, biases, rows, output, sums):
-    """Compute the outputs of all rows for the next MOST_STRIPS strips, or for one if fewer are left. A strip is a panel
-    of the weight matrix: the weights of LANES outputs. All rows are computed before the next strips, so that weights
-    are read from memory only once. Returns how many strips were computed."""
+    """Compute the outputs of all input rows for the next MOST_STRIPS strips, or for one strip if fewer are left. A
+    strip is a panel of the weight matrix: the weights of LANES outputs. All rows are computed before the next strips,
+    so that weights are read from memory only once. Returns how many strips were computed."""
     num_strips = MOST_STRIPS if num_left >= MOST_STRIPS else 1
     row = 0
     while row < len(rows):
@@ -113,8 +113,12 @@ def _some_strips(strips, strip, num_left, biases, rows, output, sums):
 
 @njit
 def _store(sums, biases, row, num_rows, first, width, output):
-    """Add the biases to sums and write the result: output[row + i, first:] = sums[i * width:] + biases[first:], for i <
-    num_rows. Outputs that only pad the last strip (panel of LANES outputs) are left out."""
+    """Add the biases to the sums of num_rows rows, and write the results to `output`: row i of the sums to row `row` +
+    i, from column `first` on. Columns that exist only because the last strip (panel of LANES outputs) is padded are
+    left out.
+
+    sums: float32, flat; `width` numbers per row.
+    """
     for i in range(num_rows):
         for j in range(min(width, output.shape[1] - first)):
             output[row + i, first + j] = as_stored(output, sums[i * width + j] + biases[first + j])

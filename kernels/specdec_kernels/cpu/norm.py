@@ -11,7 +11,7 @@ from specdec_kernels.cpu.bits import FAST, LIKE, array_at, as_stored, compiled, 
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """The compiled form of `specdec_core.ops.elementwise.rms_norm`, with the squares summed in another order. Calls
-    that reference for other and mixed dtypes."""
+    that reference implementation for dtypes other than float32 and bfloat16, and for mixed dtypes."""
     if hidden.dtype != weight.dtype or hidden.dtype not in LIKE or hidden.shape[-1:] != weight.shape:
         return ops.REFERENCE["rms_norm"](hidden, weight, eps)
     hidden, weight, width = hidden.contiguous(), weight.contiguous(), weight.shape[0]
@@ -23,9 +23,10 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
 
 @compiled(fastmath=FAST)
 def _rms_norm(like, hidden_address, shape, weight_address, eps, output_address):
-    """Normalize each row of hidden, and write it to output.
+    """Normalize each row of the array `hidden`, and write the result to the array `output`.
 
-    like: an array with the dtype of all others. shape: num_rows and width, of hidden and output; weight is [width].
+    like: an array with the dtype of all arrays.
+    shape: num_rows and width, the shape of hidden and output; weight is [width].
     """
     num_rows, width = shape
     hidden = array_at(hidden_address, shape, like)

@@ -1,5 +1,5 @@
-"""The attention mask as paths: for each token of a forward pass, the rows of the KV cache that it attends to, in order.
-They are computed once for all layers.
+"""The attention mask as paths: the path of a token lists the rows of the KV cache that the token attends to, in order.
+The paths of a forward pass are computed once for all layers.
 
 A token's path is its prefix (the first slots of its request), then its ancestors in the draft tree, then the token
 itself. Paths are cut into tiles of TILE rows. A request's tokens share the tiles that lie within their prefixes; the
@@ -27,11 +27,12 @@ def lay_out(
 ):
     """Compute the paths of all tokens. Returns the arrays chunks, paths and places.
 
-    chunks: int64 [num_chunks, 5], groups of up to MAX_ROWS tokens of a request: index in places at which their prefix
-        begins, first token, number of tokens, tiles within all prefixes, length of the longest path.
-    paths: int64 [num_tokens, 3]: length of the token's path, tiles within its prefix, index in places at which its tail
-        begins.
-    places: int64 [...], rows of the KV caches. A tail repeats its last row until its last tile is full.
+    chunks: int64 [num_chunks, 5]. A chunk is a group of up to MAX_ROWS tokens of a request. Columns: the index in
+        `places` at which the request's prefix begins, the index of the first token, the number of tokens, the number of
+        tiles within the prefixes of all its tokens, the length of its longest path.
+    paths: int64 [num_tokens, 3]. Columns: the length of the token's path, the number of tiles within its prefix, the
+        index in `places` at which its tail begins.
+    places: int64 [...], row numbers in the KV cache. A tail repeats its last row until its last tile is full.
     """
     num_chunks, num_places = 0, 0
     paths = np.zeros((len(prefix_lens), 3), dtype=np.int64)
@@ -72,8 +73,8 @@ def _rounded_up(num_tokens):
 
 @inner()
 def _num_more(prefix_len, more_slots, row):
-    """Count the slots in more_slots[row] beyond the prefix: a draft token's own and its ancestors'. The row is padded
-    at the end by repeating its last slot."""
+    """Count the slots in more_slots[row] that are not in the token's prefix: those of a draft token and of its
+    ancestors in the draft tree. The row is padded at the end by repeating its last slot."""
     num_more, last = 0, np.int64(-1)
     for i in range(more_slots.shape[1]):
         slot = more_slots[row, i]
@@ -84,7 +85,8 @@ def _num_more(prefix_len, more_slots, row):
 
 @inner()
 def _add_slots(places, start, first, end, block_tables, request, block_size):
-    """Write the cache rows of a request's slots [first, end) to places, from index `start` on."""
+    """Write the numbers of the cache rows that hold a request's slots first to end - 1 to `places`, from index `start`
+    on."""
     slot = first
     while slot < end:
         past = min((slot // block_size + 1) * block_size, end)

@@ -1,8 +1,8 @@
 """The inner loop of linear layers: multiplies several input rows with panels of the weight matrix.
 
-A panel, here called strip, has the weights of LANES outputs in the order of use: for each step along the input, those
-of the LANES outputs side by side. A step is one input in float32. In bfloat16 it is a pair of inputs, which AVX512-BF16
-multiplies and adds at once.
+A panel, here called strip, holds the weights of LANES outputs, in the order in which the loop reads them: for each step
+along the input, the weights of all LANES outputs side by side. In float32, a step is one input. In bfloat16, a step is
+a pair of inputs, which an AVX512-BF16 instruction multiplies and adds at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_supported(dtype: torch.dtype) -> bool:
 
 
 class _BFloat(ir.types.Type):
-    """LLVM's bfloat, which llvmlite lacks."""
+    """LLVM's type bfloat (bfloat16), which llvmlite does not define."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -49,12 +49,12 @@ _PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def multiply(typing_context, weight, strip, rows, row, sums, num_rows, num_strips):
-    """Multiply input rows with strips (panels of the weight matrix with LANES outputs each): sums[(i * num_strips + s)
-    * LANES:] = rows[row + i] times strip number strip + s, for i < num_rows and s < num_strips.
+    """Multiply num_rows input rows, from index `row` on, with num_strips strips, from index `strip` on. A strip is a
+    panel of the weight matrix: the weights of LANES outputs.
 
-    weight: [strips, steps, LANES], or [..., 2 * LANES] in bfloat16.
-    rows: [n, in_features]. For a row past the end, the last one is used.
-    sums: float32 [...].
+    weight: all strips, [n, steps, LANES], or [n, steps, 2 * LANES] in bfloat16.
+    rows: [n, in_features]. For an index past the end, the last row is used.
+    sums: float32, flat; gets the result [num_rows, num_strips, LANES].
     num_rows, num_strips: literals, known when this is compiled.
 
     All arrays are contiguous. Each row is summed in the order of its inputs, independently of the other rows.

@@ -11,8 +11,9 @@ from specdec_kernels.cpu.bits import LIKE, array_at, as_stored, compiled, inner,
 def rotary(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The compiled form of `specdec_core.ops.elementwise.rotary`. Calls that reference for other and mixed dtypes. In
-    memory, the results have tokens before heads, as attention needs them."""
+    """The compiled form of `specdec_core.ops.elementwise.rotary`. Calls that reference implementation for dtypes other
+    than float32 and bfloat16, and for mixed dtypes. The results have tokens before heads in memory, as attention needs
+    them."""
     if query.dtype not in LIKE or not query.dtype == key.dtype == cos.dtype == sin.dtype:
         return ops.REFERENCE["rotary"](query, key, cos, sin)
     cos, sin = cos.contiguous(), sin.contiguous()
@@ -32,8 +33,8 @@ def _with_contiguous_heads(heads: torch.Tensor) -> torch.Tensor:
 
 
 def _tokens_first(heads: torch.Tensor) -> torch.Tensor:
-    """An uninitialized tensor [1, num_heads, num_tokens, width] like `heads`, but with tokens before heads in
-    memory."""
+    """Return an uninitialized tensor with the shape [1, num_heads, num_tokens, width] and dtype of `heads`, but with
+    tokens before heads in memory."""
     _, num_heads, num_tokens, width = heads.shape
     size = num_heads * width
     return heads.new_empty_strided(heads.shape, (num_tokens * size, width, size, 1))
@@ -43,9 +44,9 @@ def _tokens_first(heads: torch.Tensor) -> torch.Tensor:
 def _rotate(like, angles, query, key):
     """Rotate queries and keys, and write the results to other arrays.
 
-    like: an array with the dtype of all.
-    angles: addresses of cos and sin, number of tokens, width.
-    query, key: address, four strides and number of heads of the tensor, then the address of its result.
+    like: an array with the dtype of all arrays.
+    angles: the addresses of cos and sin, the number of tokens and the width.
+    query, key: each the address, the four strides and the number of heads of a tensor, then the address of its result.
     """
     cos_address, sin_address, num_tokens, width = angles
     cos = array_at(cos_address, (num_tokens, width), like)
@@ -56,8 +57,8 @@ def _rotate(like, angles, query, key):
 
 @inner()
 def _rotate_heads(like, cos, sin, there):
-    """Rotate the heads of a query or key tensor (`there`: see `_rotate`). Every product and every sum is rounded to the
-    dtype, as in torch."""
+    """Rotate the heads of a query or key tensor, which `there` describes as in `_rotate`. Every product and every sum
+    is rounded to the dtype, as in torch."""
     address, _, head_stride, token_stride, _, num_heads, output_address = there
     num_tokens, width = cos.shape
     half = width // 2

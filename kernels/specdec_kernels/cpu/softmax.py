@@ -1,4 +1,4 @@
-"""The exponential function of attention scores, and the sum of its results."""
+"""The part of softmax before the division: exponentials of attention scores, and their sum."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ _LOWEST = np.float32(-87.0)
 
 @inner()
 def exp_and_sum(scores, first, end, softcap, sink):
-    """In place: apply the softcap to scores[first:end], then replace them by exp(score - highest). All other scores
-    from the start of the first tile on become 0. Returns the sum, including the sink's share.
+    """Replace scores[first:end] in place by softmax weights before the division: the softcap is applied to the scores,
+    then they become exp(score - highest score). All other scores become 0, from the start of the tile in which `first`
+    lies. Returns the sum of the weights, including the attention sink's.
 
     scores: float32, whole tiles.
-    softcap: scores become softcap * tanh(scores / softcap); 0: none.
-    sink: the score of the attention sink; -inf: none.
+    softcap: scores become softcap * tanh(scores / softcap). 0: no softcap.
+    sink: the score of the attention sink. -inf: no sink.
 
     All roundings are explicit, so that the bits are the same in every loop that this is compiled into.
     """
@@ -39,7 +40,7 @@ def exp_and_sum(scores, first, end, softcap, sink):
 
 @inner(fastmath=FAST | {"nnan"})
 def _highest(row, highest):
-    """The largest of `highest` and the scores in row. NaN is ignored here; it shows again in the sums."""
+    """Return the largest of `highest` and the scores in `row`. NaN is ignored here, and appears in the sums instead."""
     for score in row:
         highest = max(highest, score)
     return highest
@@ -47,8 +48,8 @@ def _highest(row, highest):
 
 @inner()
 def _exp(x):
-    """exp for x <= 0 in float32, with branch-free arithmetic that compilers vectorize: 2**n times a polynomial (Taylor,
-    degree 7) on [-ln 2 / 2, ln 2 / 2]. The error is below 3e-7 of the value."""
+    """Return exp(x) in float32 for x <= 0, with a relative error below 3e-7. It is computed as 2**n times a Taylor
+    polynomial of degree 7 on [-ln 2 / 2, ln 2 / 2], without branches, so that compilers can vectorize it."""
     x = max(x, _LOWEST)
     n = np.int32(x * _LOG2_E - np.float32(0.5))
     r = multiply_add(np.float32(n), np.float32(-0.693359375), x)

@@ -17,8 +17,8 @@ _OF_THIS_THREAD = local()
 
 
 def in_parallel(loop: Callable[..., None], *args: object) -> None:
-    """Call a function compiled with parallel=True on as many threads as torch uses. If another Python thread is in such
-    a call, wait for it."""
+    """Call a loop, a function compiled with parallel=True, on as many threads as torch uses. If another Python thread
+    is in such a call, wait for it to finish."""
     num_threads = torch.get_num_threads()
     if getattr(_OF_THIS_THREAD, "num_threads", None) != num_threads:
         _OF_THIS_THREAD.num_threads = num_threads

@@ -1,4 +1,5 @@
-"""The two inner loops of attention, over tiles of up to TILE tokens of the KV cache, with vectors of LANES float32.
+"""The two inner loops of attention: scores, and weighted sums of values. Each call computes one tile, up to TILE tokens
+of the KV cache, with vectors of LANES float32.
 
 Several queries share a tile: it is loaded once for all of them, and converted once if it is bfloat16. A query's result
 does not depend on the number of queries: the operations and their order are the same.
@@ -30,7 +31,7 @@ _ZERO = ir.Constant(_VECTOR, [0.0] * LANES)
 
 
 def array_data(context: Any, builder: Any, signature: Any, args: Any, i: int) -> Any:
-    """A pointer to the elements of the i-th argument, an array."""
+    """Return an LLVM pointer to the elements of argument number i, which is an array."""
     return context.make_array(signature.args[i])(context, builder, args[i]).data
 
 
@@ -38,13 +39,15 @@ def array_data(context: Any, builder: Any, signature: Any, args: Any, i: int) ->
 def dot_tile(
     typing_context, queries, first_query, width, cache, places, first_place, stride, offset, scores, first, row_len, n
 ):
-    """Compute the scores of n queries with the TILE keys of a tile: scores[first + q * row_len + j] = query q . key j,
-    for q < n.
+    """Compute the scores (dot products) of n queries with the TILE keys of a tile. The score of query q and key j is
+    written to scores[first + q * row_len + j].
 
-    Query q is queries[first_query + q * width:], float32; key j is cache[places[first_place + j] * stride + offset:],
-    float32 or bfloat16; all arrays are flat and contiguous.
-    width: elements of a query and of a key, a multiple of LANES.
+    queries: float32. Query q has `width` elements, from index first_query + q * width on.
+    cache: float32 or bfloat16. Key j has `width` elements, from index places[first_place + j] * stride + offset on.
+    width: a multiple of LANES.
     n: a literal from 1 to 4.
+
+    All arrays are flat and contiguous.
     """
     num_queries, num_keys, load = n.literal_value, _KEYS[n.literal_value], _loader(cache)
 
@@ -90,10 +93,12 @@ def dot_tile(
 
 
 def _sum_lanes(builder: Any, vectors: Sequence[Any], distance: int) -> Any:
-    """Sum each of these vectors across its lanes, by adding lanes at this distance, then at twice it, and so on.
+    """Add up lanes within vectors, and merge the vectors into one. Called with LANES vectors and distance 1, lane j of
+    the result is the sum of all lanes of vector j.
 
-    A round merges two vectors into one: lanes in which the distance's bit is 0 continue the first one's sums, the other
-    lanes the second one's. After the last round, with all LANES vectors in one, lane j is the sum over vector j.
+    Each round merges every pair of vectors a, b into one. In lanes whose index does not have the bit `distance`, the
+    merged vector has sums of two lanes of a that are `distance` apart; in the other lanes, those of b. The distance
+    doubles from round to round.
     """
     while len(vectors) > 1:
         own = [i + (LANES if i & distance else 0) for i in range(LANES)]
@@ -124,9 +129,14 @@ def add_tile(
     width,
     n,
 ):
-    """Add the weighted values of a tile for n queries: output[start + q * width:] += sum over j < num_values of
-    weights[first + q * row_len + j] * value j, in the order of j, for q < n, a literal. Value j has the address that
-    key j has in `dot_tile`; weights and output are float32."""
+    """For n queries, add the weighted sum of a tile's first num_values values to each query's output. Values are added
+    in order.
+
+    weights: float32. The weight of value j for query q is weights[first + q * row_len + j].
+    cache: value j is at the address that key j has in `dot_tile`, and has `width` elements.
+    output: float32. The output of query q has `width` elements, from index start + q * width on.
+    n: a literal from 1 to 4.
+    """
     num_queries, load = n.literal_value, _loader(cache)
 
     def body(builder: Any, weights_data: Any, row_len: Any, cache_data: Any, *args: Any) -> None:
@@ -170,8 +180,8 @@ def add_tile(
 
 @intrinsic  # type: ignore[untyped-decorator]
 def sum_of(typing_context, numbers, start, end):
-    """The sum of float32 numbers[start:end]. Each of LANES lanes is summed first, then the lanes are added up; end -
-    start is a multiple of LANES."""
+    """Return the sum of the float32 numbers[start:end]; end - start is a multiple of LANES. A vector of LANES partial
+    sums is computed first, then its lanes are added up."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data, total = array_data(context, builder, signature, args, 0), _variable(builder)
@@ -186,7 +196,7 @@ def sum_of(typing_context, numbers, start, end):
 
 @intrinsic  # type: ignore[untyped-decorator]
 def multiply_add(typing_context, a, b, c):
-    """a * b + c of float32, rounded once."""
+    """Return a * b + c of three float32, rounded only once (a fused multiply-add)."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _multiply_add(builder, *args)
@@ -224,7 +234,8 @@ def _for_strips(builder: Any, start: Any, stop: Any, num_vectors: int, body: Cal
 
 
 def _call(builder: Any, name: str, body: Callable[..., None], *args: Any) -> None:
-    """Generate a call of `body` as a function that is not inlined, so that it is compiled only once."""
+    """Generate a call of a function named `name`, whose code `body` generates. The function is not inlined, so that it
+    is compiled only once."""
     kind = ir.FunctionType(ir.VoidType(), [each.type for each in args])
     function = cgutils.get_or_insert_function(builder.module, kind, f"specdec_{name}")
     if function.is_declaration:
@@ -237,26 +248,27 @@ def _call(builder: Any, name: str, body: Callable[..., None], *args: Any) -> Non
 
 
 def _at(builder: Any, cache_data: Any, places_data: Any, i: Any, stride: Any, offset: Any) -> Any:
-    """A pointer to the key or value of the token at places[i]."""
+    """Return a pointer to the key or value in the cache row with the number places[i]."""
     place = builder.load(builder.gep(places_data, [i]))
     return builder.gep(cache_data, [builder.add(builder.mul(place, stride), offset)])
 
 
 def _variable(builder: Any, value: Any = _ZERO) -> Any:
-    """Allocate a vector variable that the compiler can keep in a register, set to `value` each time this point is
-    reached."""
+    """Allocate a variable for a vector, which the compiler can keep in a register. The generated code sets it to
+    `value` each time it reaches this point."""
     variable = cgutils.alloca_once(builder, _VECTOR)
     builder.store(value, variable)
     return variable
 
 
 def _vector_at(builder: Any, data: Any, i: Any) -> Any:
-    """A pointer to the LANES numbers from data[i] on."""
+    """Return a pointer to the vector of LANES numbers that begins at data[i]."""
     return builder.bitcast(builder.gep(data, [i]), _VECTOR.as_pointer())
 
 
 def _loader(cache: Any) -> Callable[[Any, Any, Any], Any]:
-    """Return a function that loads LANES elements of a cache as float32."""
+    """Return a function that generates code to load LANES elements of the cache as float32, converted if they are
+    bfloat16."""
     return _widened if cache.dtype == types.uint16 else _vector
 
 
@@ -280,7 +292,8 @@ def _spread(builder: Any, number: Any) -> Any:
 
 
 def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, always rounded once; if the compiler decided, two callers might get different bits."""
+    """Generate a * b + c with the instruction that rounds once. If the compiler decided whether to fuse the two
+    operations, two callers might get different bits."""
     name = f"llvm.fma.v{LANES}f32" if a.type == _VECTOR else "llvm.fma.f32"
     kind = ir.FunctionType(a.type, [a.type] * 3)
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [a, b, c])

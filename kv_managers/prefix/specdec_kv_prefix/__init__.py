@@ -1,4 +1,4 @@
-"""Prefix caching as a specdec plugin: the KV manager `prefix`."""
+"""The specdec plugin for prefix caching: it offers the KV manager `prefix`."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,12 @@ HELP = "Most KV blocks kept after their requests end, for later ones with the sa
 
 @frozen(kw_only=True)
 class PrefixConfig:
-    """Options of the KV manager `prefix`. Raises ConfigError if max_cached_blocks is negative."""
+    """Options of the KV manager `prefix`.
+
+    max_cached_blocks: the most KV-cache blocks to keep after the requests that used them end. None: no limit.
+
+    Raises ConfigError if max_cached_blocks is negative.
+    """
 
     max_cached_blocks: int | None = field(
         default=None, validator=whole_number(0, optional=True), metadata={"help": HELP}

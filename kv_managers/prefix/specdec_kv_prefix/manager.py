@@ -1,4 +1,4 @@
-"""Prefix caching: requests with the same prefix share its keys and values."""
+"""Prefix caching: requests that begin with the same tokens share the KV-cache blocks of these tokens."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ FIRST = 0
 
 @define
 class Text:
-    """The tokens of one request whose keys and values are stored or shared.
+    """What the KV manager knows about the tokens of one request.
 
-    digests: hashes of the salt, then of all tokens up to the end of each block.
-    filled: {group: number of tokens stored}.
-    published: {group: number of blocks that other requests can find}.
+    digests: the hash of the request's cache salt, then one hash per full block: of the salt and of all tokens up to the
+        block's end.
+    filled: {KV group (index of a group of layers): number of tokens whose keys and values are stored}.
+    published: {KV group: number of blocks that other requests can find}.
     """
 
     digests: list[bytes]
@@ -30,14 +31,15 @@ class Text:
     published: dict[int, int] = field(factory=dict)
 
     def hash_blocks(self, token_ids: np.ndarray, block_size: int) -> None:
-        """Add digests of the full blocks of token_ids that have none yet."""
+        """Append to `digests` the hash of each full block of token_ids that has no hash yet."""
         for start in range((len(self.digests) - 1) * block_size, len(token_ids) - block_size + 1, block_size):
             tokens = token_ids[start : start + block_size].tobytes()
             self.digests.append(sha256(self.digests[-1] + tokens).digest())
 
 
 class PrefixKVManager(PagedKVManager):
-    """Shares full blocks between requests whose tokens are equal up to the block's end, prompt and output alike."""
+    """The KV manager `prefix`. A new request shares full KV-cache blocks with earlier requests that have the same cache
+    salt and the same tokens up to the block's end, in prompt and output alike."""
 
     def __init__(self, config: PrefixConfig, context: KVContext) -> None:
         self._shared = SharedBlocks(context.num_blocks, context.block_size, config.max_cached_blocks)
@@ -96,9 +98,9 @@ class PrefixKVManager(PagedKVManager):
                 text.published[group] = index + 1
 
     def _key(self, text: Text, index: int, token_ids: np.ndarray, group: int) -> Hashable:
-        """The cache key of a block in a KV group. It covers all tokens up to the block's end and, in a draft's group,
-        also the next `lookahead` tokens, on which its keys and values depend. None if these tokens are not known
-        yet."""
+        """Return the key under which block `index` of a request is found in the cache of a KV group. It covers all
+        tokens up to the block's end and, in a draft's group, also the next `lookahead` tokens, because the draft's keys
+        and values depend on them. Returns None if the request does not have these next tokens yet."""
         end, lookahead = (index + 1) * self._size, self._lookaheads[group]
         ahead = token_ids[end : end + lookahead]
         return (group, text.digests[index + 1], ahead.tobytes()) if len(ahead) == lookahead else None

@@ -1,4 +1,4 @@
-"""A block pool with reference counts and an LRU cache of blocks that no request holds."""
+"""A pool of KV-cache blocks with reference counts. Published blocks that no request holds stay in an LRU cache."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from specdec_core import BlockPool
 
 
 class SharedBlocks(BlockPool):
-    """Each block is free, held by one or more requests, or cached: no request holds it, but its contents can be found
-    by key. Cached blocks are evicted when blocks are needed, the least recently used first."""
+    """A pool of KV-cache blocks that several requests can hold at once. Each block is free, held by one or more
+    requests, or cached: no request holds a cached block, but a new request can find its contents by key. When free
+    blocks run out, the least recently used cached block is evicted first."""
 
     def __init__(self, num_blocks: int, block_size: int, most_kept: int | None) -> None:
         super().__init__(num_blocks, block_size)
@@ -49,7 +50,8 @@ class SharedBlocks(BlockPool):
         self._by_key.setdefault(key, set()).add(block)
 
     def find(self, keys: set[Hashable]) -> int | None:
-        """A block that has all of these keys; None if there is none."""
+        """Return the lowest-numbered block that was published under all of these keys. None if there is no such
+        block."""
         return min(set.intersection(*(self._by_key.get(key, set()) for key in keys)), default=None)
 
     def recount(self) -> None:

@@ -1,6 +1,7 @@
-"""Drives a KV manager without a model: each slot stores a hash of all tokens that its keys and values depend on.
+"""Drives a KV manager without a model. Instead of keys and values, each KV-cache slot stores a hash of all tokens that
+its keys and values would depend on.
 
-So the contents of cached slots can be compared with those that the request's own tokens require.
+So a test can compare what a slot holds with the hash that the request's own tokens require.
 """
 
 from __future__ import annotations
@@ -26,15 +27,22 @@ LOOKAHEADS = {0: 0, 1: 0, HEAD: 1, LAZY: 0}
 
 
 def content(salt: str, tokens: Sequence[int], slot: int, lookahead: int) -> float:
-    """The expected content of a KV-cache slot: a hash of all tokens that it depends on, up to `lookahead` tokens after
-    its own. It includes the salt, so that sharing between salts is detected."""
+    """Return the hash that KV-cache slot `slot` of a request must hold: of the cache salt and of all tokens up to
+    `lookahead` tokens after the slot's own token. The salt is included so that blocks shared between different salts
+    are detected."""
     seen = np.asarray(tokens[: slot + 1 + lookahead], dtype=np.int64)
     return float(int.from_bytes(blake2b(salt.encode() + b"|" + seen.tobytes(), digest_size=6).digest(), "big"))
 
 
 @define(eq=False)
 class Simulated:
-    """A `RequestView` for the tests. Also counts the tokens whose keys and values are computed."""
+    """A request for the tests, which serves as the KV manager's `RequestView`.
+
+    groups: the KV groups of drafts that the request uses.
+    num_computed: number of tokens whose keys and values the target has stored.
+    filled: {KV group of a draft: number of tokens whose keys and values are stored}.
+    num_cached: number of tokens that were found in the prefix cache.
+    """
 
     id: str
     salt: str
@@ -50,7 +58,8 @@ class Simulated:
 
 
 class Driver:
-    """Calls a manager's methods as the engine does."""
+    """Calls the methods of a KV manager in the order in which the engine calls them, and checks the contents of its
+    slots. num_hits: number of tokens found in the prefix cache, for all requests together."""
 
     def __init__(self, manager: Any, block_size: int) -> None:
         self.manager, self.block_size = manager, block_size
@@ -81,11 +90,13 @@ class Driver:
     def step(
         self, request_id: str, num_known: int, accepted: Sequence[int], bonus: int, *, stops: bool = False
     ) -> bool:
-        """One forward pass over num_known tokens and a chain of draft tokens. Returns False if blocks are lacking.
+        """Simulate one forward pass over the request's next num_known tokens and a chain of accepted draft tokens.
+        Returns False if the KV manager has too few free blocks, else True.
 
-        accepted: the draft tokens that are accepted.
-        bonus: the token after them.
-        stops: the request takes no new tokens, as after a stop, and is released.
+        accepted: the accepted draft tokens. They are ignored if the forward pass does not reach the request's last
+            token.
+        bonus: the token that the target generates after the accepted draft tokens.
+        stops: whether the request stops here. It then gets none of the new tokens and is released.
         """
         request = self.requests[request_id]
         num_known = min(num_known, len(request.tokens) - request.num_computed)
@@ -116,7 +127,8 @@ class Driver:
         return True
 
     def catch_up(self, request_id: str, num_tokens: int) -> None:
-        """Fill the draft model's KV group up to num_tokens, as the model does when it drafts again."""
+        """Fill the KV group of a draft model up to num_tokens. A draft model falls behind while it does not draft, and
+        computes the missing keys and values when it drafts again."""
         request = self.requests[request_id]
         end = min(num_tokens, request.num_computed)
         if LAZY in request.groups and end > request.filled[LAZY]:
@@ -139,7 +151,7 @@ class Driver:
                 cache[slots] = torch.tensor(values, dtype=torch.float64).view(-1, 1, 1)
 
     def check(self, request: Simulated) -> None:
-        """Check that each slot of the request's stored tokens has the content that these tokens require."""
+        """Assert that each filled KV-cache slot of the request holds the hash that the request's tokens require."""
         ends = {0: request.num_computed, 1: request.num_computed, **request.filled}
         for group, end in ends.items():
             last = min(end, len(request.tokens) - LOOKAHEADS[group])

@@ -1,4 +1,4 @@
-"""Prefix caching in the engine: cache hits, and unchanged outputs."""
+"""Tests of prefix caching in the engine: it has cache hits, and outputs are the same as without it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def test_output_is_the_same_and_prefixes_are_found(folder: Path, method: Any, pa
 
 
 def test_a_conversation_goes_on_where_it_was(folder: Path) -> None:
-    """A conversation's next prompt begins with its last prompt and output, which are found in the prefix cache."""
+    """In a conversation, each prompt begins with the previous prompt and its output. Both are found in the prefix
+    cache."""
     plain, cached = llm(folder, "paged"), llm(folder)
     history = list(SYSTEM)
     for turn in range(3):

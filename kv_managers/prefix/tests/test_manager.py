@@ -1,5 +1,5 @@
-"""Tests the KV manager with slots that store hashes instead of keys and values. Injected faults must make the tests
-fail."""
+"""Tests of the KV manager `prefix` with slots that store hashes instead of keys and values. When a fault is patched
+into the manager, these tests must fail."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ operations = st.lists(
 
 
 def run(driver: Driver, steps: list[tuple[str, str, int]]) -> int:
-    """Apply random operations to requests and check all slots after each. Prompts use two token ids only, so that
-    prefixes repeat. Returns the number of prefix-cache hits, in tokens.
+    """Apply random operations to requests, and check the contents of all slots after each operation. Prompts have only
+    two different token ids, so that prefixes repeat. Returns the number of tokens that were found in the prefix cache.
 
     steps: (operation, request id, random seed) of each operation.
     """
@@ -116,7 +116,8 @@ def without_what_follows(patch: pytest.MonkeyPatch) -> None:
 
 
 def past_a_stop(patch: pytest.MonkeyPatch) -> None:
-    """Fault: publishes blocks beyond the request's last token, as if all tokens there were 1."""
+    """Patch a fault into the KV manager: it publishes blocks beyond the request's last token, as if the tokens there
+    were all 1."""
     publish = PrefixKVManager._publish
 
     def careless(self: Any, text: Any, blocks: Any, token_ids: Any, num_final: int) -> None:
@@ -150,7 +151,8 @@ def groups_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_held_block_is_handed_out(patch: pytest.MonkeyPatch) -> None:
-    """Fault: a held block stays in the cache, from which it can be evicted."""
+    """Patch a fault into the block pool: a cached block stays in the LRU cache when a request takes it, so that it can
+    be evicted while in use."""
     patch.setattr(SharedBlocks, "hold", lambda self, blocks: self._holders.update(blocks))
 
 
@@ -191,7 +193,7 @@ def run_all() -> None:
 
 
 def stop_within_a_draft() -> None:
-    """Blocks with accepted draft tokens behind a stop token are not shared with other requests."""
+    """Check that a block is not shared if it contains draft tokens that were accepted after a stop token."""
     driver = Driver(make(8, 2), 2)
     driver.admit("a", "", [1, 1, 1], ())
     driver.step("a", 3, [2, 2, 2], 2, stops=True)
@@ -239,8 +241,8 @@ def test_nothing_is_found_where_all_has_to_be_computed() -> None:
 
 
 def test_interrupts_lose_no_block() -> None:
-    """If KeyboardInterrupt is raised before any bytecode instruction of the block pools, no block is lost and reference
-    counts are right."""
+    """KeyboardInterrupt is raised once before each bytecode instruction of the block pools. Each time, no block is lost
+    and the reference counts are right."""
 
     def use(pool: SharedBlocks) -> None:
         pool.add("a")

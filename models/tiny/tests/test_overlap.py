@@ -1,4 +1,4 @@
-"""training.overlap finds texts of the corpus in prompts."""
+"""training.overlap finds 13 words in a row that a text shares with a document of the training corpus."""
 
 from __future__ import annotations
 

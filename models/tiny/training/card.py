@@ -1,4 +1,5 @@
-"""Write the measurements into the model card: figures, loss curve, samples, and the table of the data."""
+"""Write the evaluation results of the tiny model into its model card (README.md): figures, loss curve, sample
+continuations, and a table of the training data."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def replace_section(card: str, name: str, content: str) -> str:
-    """Return the model card with new text in a section. Raises ValueError if the section's markers are missing."""
+    """Return the text of the model card with the content of one section replaced. Two comments in the card mark where a
+    section begins and ends. Raises ValueError if these comments are missing."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not pattern.search(card):
@@ -57,7 +59,10 @@ def table(left: str, right: str, rows: list[tuple[str, str]]) -> list[str]:
 
 
 def figures_section(figures: dict[str, Any]) -> str:
-    """Return the model card's tables of evaluation results. figures: see `evaluate`."""
+    """Return the evaluation results as Markdown tables for the model card.
+
+    figures: the results of `evaluate`, and `tokens`, the number of tokens that the model was trained on.
+    """
     rows = [
         ("Parameters (tied embedding included)", f"{figures['parameters'] / 1e6:.2f}M"),
         ("Training tokens seen", f"{figures['tokens'] / 1e6:.1f}M"),
@@ -79,7 +84,8 @@ def figures_section(figures: dict[str, Any]) -> str:
 
 
 def samples_section(samples: list[dict[str, str]]) -> str:
-    """Return prompts with their greedy continuations as Markdown; a comment marks where a continuation begins."""
+    """Return sample prompts with their greedy continuations as Markdown; a comment marks where each continuation
+    begins."""
     blocks = [
         f"````python\n{s['prompt']}# ---- the model goes on:\n{s['continuation'].rstrip()}\n````" for s in samples
     ]
@@ -87,7 +93,10 @@ def samples_section(samples: list[dict[str, str]]) -> str:
 
 
 def data_section(totals: dict[str, int]) -> str:
-    """Return a Markdown table of all sources with version, license and megabytes. totals: {source: characters}."""
+    """Return a Markdown table of all sources of the corpus, with version, license and size in megabytes.
+
+    totals: {source: number of its characters in the training data}.
+    """
     manifest = load_manifest()
     library = manifest["stdlib"]
     held = manifest["heldout"]["packages"]
@@ -101,10 +110,10 @@ def data_section(totals: dict[str, int]) -> str:
 
 
 def write_card(work: Path, figures: dict[str, Any], root: Path = ROOT) -> None:
-    """Update README.md, evaluation.json and loss.png in the distribution's folder.
+    """Update README.md, evaluation.json and loss.png in the folder ``root`` of the tiny model's distribution.
 
     work: folder of the training run.
-    figures: the results of `evaluate`, and `tokens`, the number that the exported model was trained on.
+    figures: the results of `evaluate`, and `tokens`, the number of tokens that the exported model was trained on.
     """
     history = [json.loads(line) for line in (work / "loss.jsonl").read_text().splitlines()]
     history = [point for point in history if point["tokens"] <= figures["tokens"]]

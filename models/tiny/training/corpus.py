@@ -30,7 +30,7 @@ MAX_TEST_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Document:
-    """One source file: the distribution it came from, its path there, and its text."""
+    """One source file: the distribution from which it comes, its path in the distribution, and its text."""
 
     source: str
     path: str
@@ -47,13 +47,14 @@ def normalize(name: str) -> str:
 
 
 def identity(wheel: Path) -> tuple[str, str]:
-    """The (normalized name, version) of a wheel."""
+    """Return the (normalized name, version) that the file name of a wheel states."""
     name, version, *_ = wheel.name.split("-")
     return normalize(name), version
 
 
 def download(package: dict[str, Any], folder: Path) -> Path:
-    """The path of a package's pinned wheel in ``folder``, downloaded with pip unless it exists."""
+    """Return the path of a package's wheel in ``folder``, in the pinned version. It is downloaded with pip if it is not
+    there."""
     wheels = {identity(wheel): wheel for wheel in folder.glob("*.whl")}
     wanted = (normalize(package["name"]), package["version"])
     if wanted in wheels:
@@ -71,11 +72,13 @@ def download(package: dict[str, Any], folder: Path) -> Path:
 
 
 def package_files(package: dict[str, Any], folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield (path, content) of every Python file in the package's modules, from the environment or a wheel.
+    """Yield (path, content) of every Python file in the package's modules. The manifest decides whether the files come
+    from the installed package or from a wheel.
 
-    package: an entry of the manifest.
+    package: an entry of the manifest (corpus.toml).
     folder: where wheels are downloaded.
-    Raises RuntimeError if the package is to be taken from the environment, which has another version of it.
+
+    Raises RuntimeError if the files are to come from the installed package, but its version is not the manifest's.
     """
     wanted = tuple(f"{module}/" for module in package["modules"])
     if package["source"] == "installed":
@@ -104,7 +107,11 @@ def stdlib_files() -> Iterator[tuple[str, bytes]]:
 
 
 def is_heldout_stdlib(path: str, names: list[str]) -> bool:
-    """Whether a standard library path is a held-out module, or the test of one."""
+    """Return whether a file of the standard library belongs to a held-out module, or is a test of one.
+
+    path: relative to the library's folder.
+    names: files and folders of the held-out modules.
+    """
     stems = {name.removesuffix(".py") for name in names}
     parts = path.split("/")
     if parts[0] in names:
@@ -114,10 +121,11 @@ def is_heldout_stdlib(path: str, names: list[str]) -> bool:
 
 
 def select(files: list[tuple[str, str]], source: str, budget: int, seen: Deduplicator) -> list[Document]:
-    """Select files of at most ``budget`` characters in a fixed pseudo-random order; at most a quarter are tests.
+    """Select files in a fixed pseudo-random order, with at most ``budget`` characters in total and at most a quarter of
+    these in tests.
 
     files: (path, text) pairs, which are sorted in place.
-    seen: rejects duplicates of files selected before.
+    seen: rejects near-duplicates of files that were selected before.
     """
     files.sort(key=lambda item: hashlib.sha256(f"{source}/{item[0]}".encode()).digest())
     kept, used, tests = [], 0, 0
@@ -133,14 +141,19 @@ def select(files: list[tuple[str, str]], source: str, budget: int, seen: Dedupli
 
 
 def clean_all(raw: Iterator[tuple[str, bytes]], pool: ProcessPoolExecutor) -> list[tuple[str, str]]:
-    """Return (path, text) of the files that the filters accept and that are neither vendored nor too large."""
+    """Clean the texts of files with `filters.clean`. Returns (path, text) of the files that it accepts and that are
+    neither vendored nor too large.
+
+    raw: (path, content) of the files.
+    pool: the processes that do the work.
+    """
     named = [(path, data) for path, data in raw if not VENDORED.search(path) and len(data) <= 2 * MAX_BYTES]
     texts = pool.map(clean, [data for _, data in named], chunksize=32)
     return [(path, text) for (path, _), text in zip(named, texts, strict=True) if text is not None]
 
 
 def collect(work: Path) -> tuple[list[Document], list[Document]]:
-    """Collect (training documents, held-out documents). Wheels are cached in ``work/wheels``."""
+    """Return the training documents and the held-out documents. Wheels are cached in ``work/wheels``."""
     manifest = load_manifest()
     folder = work / "wheels"
     folder.mkdir(parents=True, exist_ok=True)
@@ -182,7 +195,8 @@ def read_jsonl(path: Path) -> list[Document]:
 
 
 def build(work: Path) -> None:
-    """Write ``train.jsonl``, ``heldout.jsonl`` and ``totals.json`` under ``work`` unless the first two exist."""
+    """Collect the corpus and write ``train.jsonl``, ``heldout.jsonl`` and ``totals.json`` (characters of each training
+    source) under ``work``, unless the first two files exist."""
     if (work / "train.jsonl").exists() and (work / "heldout.jsonl").exists():
         return
     train, heldout = collect(work)

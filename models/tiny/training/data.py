@@ -14,7 +14,8 @@ BATCH_UNITS = 4
 class Units:
     """The training tokens as shuffled units. The order depends on the seed and the epoch only.
 
-    A unit is 2049 consecutive token ids: 2048 inputs, and one more as the last one's target.
+    A unit is 2049 consecutive token ids: 2048 inputs, and one more as the target of the last input.
+
     path: a file of token ids (.npy).
     """
 
@@ -25,9 +26,11 @@ class Units:
         self._epoch, self._order = -1, np.empty(0, np.int64)
 
     def batch(self, first: int, length: int) -> torch.Tensor:
-        """Split the next BATCH_UNITS units, from index ``first`` on, into sequences.
+        """Return a batch: BATCH_UNITS units, from number ``first`` of the shuffled order on, split into sequences.
 
+        first: counted through all epochs.
         length: tokens of a sequence; it divides UNIT.
+
         Returns int64 [number of sequences, length + 1]: each has one more id, the target of its last token.
         """
         rows = []

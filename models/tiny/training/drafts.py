@@ -1,7 +1,7 @@
-"""Train the drafts that come with the model: a draft model, and heads of EAGLE and EAGLE-3.
+"""Train the drafts that come with the tiny model: a draft model, and the draft heads of EAGLE and EAGLE-3.
 
-They are trained on excerpts of the corpus, and on the model's own greedy and sampled continuations of other excerpts.
-Neither kind of text comes from the held-out modules.
+They are trained on excerpts of the corpus, and on the tiny model's own greedy and sampled continuations of other
+excerpts. Neither kind of text comes from the held-out modules.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ STEPS = {"eagle3": 4000, "eagle": 2000, "draft_model": 1800}
 
 
 def build_texts(work: Path) -> list[Path]:
-    """Write the training texts as files of token ids unless they exist. Returns the files."""
+    """Write the training texts of the drafts as files of token ids, unless the files exist. Returns the paths of the
+    files."""
     folder = work / "drafts"
     folder.mkdir(exist_ok=True)
     ids = np.load(work / "train.npy", mmap_mode="r")
@@ -70,19 +71,22 @@ def build_texts(work: Path) -> list[Path]:
 
 
 def cut(ids: np.ndarray, length: int, first: int, number: int) -> np.ndarray:
-    """Take excerpts of the corpus, shuffled in an order that is the same in each run. Returns int32 [number, length].
+    """Cut the corpus into excerpts of ``length`` tokens, shuffle them in an order that is the same in each run, and
+    return ``number`` of them from index ``first`` on, int32 [number, length].
 
     ids: token ids of the corpus.
-    first: index of the first excerpt in that order.
     """
     chosen = np.random.default_rng(0).permutation(len(ids) // length)[first : first + number]
     return ids[: len(ids) // length * length].reshape(-1, length)[chosen].astype(np.int32)
 
 
 def join(texts: np.ndarray) -> np.ndarray:
-    """Join texts, with END after each, and split them into rows of LENGTH tokens.
+    """Concatenate texts, with END (<|endoftext|>) after each, and split the result into rows of LENGTH token ids.
+    Returns int32 [number of rows, LENGTH]; token ids that do not fill a row are left out.
 
-    END follows even a text that ends with a generated END. texts: int32 [number of texts, length], padded with -1.
+    END is added even after a text that ends with a generated END.
+
+    texts: token ids, int32 [number of texts, length], padded with -1.
     """
     ids = np.concatenate([np.append(row[row >= 0], END) for row in texts])
     return ids[: len(ids) // LENGTH * LENGTH].reshape(-1, LENGTH).astype(np.int32)
@@ -95,9 +99,12 @@ def save(file: Path, texts: np.ndarray) -> None:
 
 
 def continue_excerpts(excerpts: np.ndarray, temperature: float) -> np.ndarray:
-    """Let the model continue the beginning of each excerpt, of random length, up to the excerpt's length.
+    """Use a beginning of random length of each excerpt as a prompt, and let the tiny model continue it up to the
+    excerpt's length.
 
-    Returns the beginnings and continuations, in the shape of `excerpts`, padded with -1 where a continuation ends
+    excerpts: token ids, int32 [number of excerpts, length].
+
+    Returns prompts with their continuations, in the shape of `excerpts`, padded with -1 where a continuation ends
     early.
     """
     lengths = np.random.default_rng(1).integers(SHORTEST_PROMPT, LONGEST_PROMPT, len(excerpts))
@@ -118,9 +125,12 @@ def continue_excerpts(excerpts: np.ndarray, temperature: float) -> np.ndarray:
 
 
 def train_draft(work: Path, method: str, threads: int | None) -> None:
-    """Train a draft, or resume its training, and copy it into the package.
+    """Train a draft model or draft head, or resume its training, and copy its checkpoint into the package.
 
-    Raises ValueError if it is too large to ship.
+    method: name of the proposer for which it is trained, such as "eagle3".
+    threads: number of CPU threads. None: torch's default.
+
+    Raises ValueError if the trained weights are too large to ship.
     """
     spec = Plugins.load().proposer(method)
     out = work / "drafts" / method
@@ -152,7 +162,8 @@ def train_draft(work: Path, method: str, threads: int | None) -> None:
 
 
 def write_card(work: Path, root: Path = ROOT) -> None:
-    """Write the model card's table of the packaged drafts, with the acceptance lengths at the end of their training."""
+    """Write a table of the packaged drafts into the model card, with the acceptance lengths measured at the end of
+    their training."""
     lines = ["| Draft | MB | Updates | Tokens | Greedy | Temperature 1 |", "|---|---|---|---|---|---|"]
     for method in OPTIONS:
         file = WEIGHTS / "drafts" / method / "model.safetensors"

@@ -1,7 +1,8 @@
-"""Synthesize edit documents: a task, a snippet of the corpus, and the snippet after the edit.
+"""Synthesize edit documents for training: each has a task, a code snippet of the corpus, and the snippet after the
+edit.
 
 They teach the model to copy and change code in its context. Each edit is checked by parsing the result. The functions
-in KINDS return (task, edited code), or None if they find nothing to edit.
+in KINDS, one for each kind of edit, return (task, edited code), or None if they find nothing to edit.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ Edit = tuple[str, str]
 
 
 def apply(code: str, spans: list[Span]) -> str:
-    """Replace every (start, end, text) character span of the code."""
+    """Return the code with all spans applied. A span (start, end, text) replaces the characters start to end - 1 by the
+    text."""
     for start, end, text in sorted(spans, reverse=True):
         code = code[:start] + text + code[end:]
     return code
 
 
 def line_starts(code: str) -> list[int]:
-    """Character offset of each line; AST columns equal character columns only in ASCII code."""
+    """Return the character offset at which each line begins. Adding the column of an AST node gives the node's offset,
+    but only in ASCII code, since AST columns count bytes."""
     starts = [0]
     for line in code.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -41,7 +44,8 @@ def line_starts(code: str) -> list[int]:
 
 
 def rename(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
-    """Rename a local variable or parameter everywhere in the snippet. names: from which the new name is drawn."""
+    """Rename a local variable or parameter everywhere in the snippet. Returns (task, edited code), or None if there is
+    nothing to rename. names: names from which the new one is drawn."""
     places: dict[str, list[tuple[int, int]]] = {}
     bound: set[str] = set()
     blocked: set[str] = set()
@@ -73,7 +77,8 @@ def rename(code: str, tree: ast.Module, rng: random.Random, names: list[str]) ->
 
 
 def remove_comments(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
-    """Remove every comment, and its line if it has nothing else."""
+    """Remove every comment, and its line if the line has nothing else. Returns (task, edited code), or None if there
+    are no comments."""
     starts, spans = line_starts(code), []
     for token in tokenize.generate_tokens(io.StringIO(code).readline):
         if token.type == tokenize.COMMENT:
@@ -87,7 +92,8 @@ def remove_comments(code: str, tree: ast.Module, rng: random.Random, names: list
 
 
 def remove_docstrings(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
-    """Remove the docstrings of functions and classes that have further statements."""
+    """Remove the docstrings of functions and classes that have further statements. Returns (task, edited code), or None
+    if there are none."""
     starts, spans = line_starts(code), []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and len(node.body) > 1:
@@ -98,7 +104,8 @@ def remove_docstrings(code: str, tree: ast.Module, rng: random.Random, names: li
 
 
 def replace_constant(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
-    """Replace every occurrence of one decimal integer."""
+    """Replace every occurrence of one decimal integer by another one. Returns (task, edited code), or None if there is
+    nothing to replace."""
     numbers = [t for t in tokenize.generate_tokens(io.StringIO(code).readline) if t.type == tokenize.NUMBER]
     values = sorted({t.string for t in numbers if t.string.isdigit() and len(t.string) < 5})
     if not values:
@@ -111,7 +118,7 @@ def replace_constant(code: str, tree: ast.Module, rng: random.Random, names: lis
 
 
 def hint_spans(code: str, tree: ast.Module) -> list[Span]:
-    """Return the spans to delete so that parameters and return values lose their type hints."""
+    """Return the spans of code to delete so that parameters and return values lose their type hints."""
     starts, spans = line_starts(code), []
 
     def end(node: ast.expr) -> int:
@@ -129,13 +136,14 @@ def hint_spans(code: str, tree: ast.Module) -> list[Span]:
 
 
 def remove_hints(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
-    """Remove the type hints of all parameters and return values."""
+    """Remove the type hints of all parameters and return values. Returns (task, edited code), or None if there are
+    none."""
     spans = hint_spans(code, tree)
     return ("remove the type hints", apply(code, spans)) if spans else None
 
 
 def repeat(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
-    """The edit that changes nothing."""
+    """Make the edit that changes nothing. Returns (task, unchanged code)."""
     return "repeat the code unchanged", code
 
 
@@ -150,7 +158,7 @@ KINDS: list[tuple[Callable[..., Edit | None], int]] = [
 
 
 def snippets(document: Document) -> list[str]:
-    """Functions and small classes of a file, dedented, ASCII only."""
+    """Return the source code of a file's functions and small classes, dedented. Code that is not ASCII is left out."""
     lines = document.text.split("\n")
     found = []
     for node in ast.walk(ast.parse(document.text)):
@@ -163,7 +171,8 @@ def snippets(document: Document) -> list[str]:
 
 
 def edit_document(code: str, rng: random.Random, names: list[str]) -> str | None:
-    """The text of one edit document, or None if the drawn edit does not apply to the snippet."""
+    """Draw a kind of edit, apply it to a snippet, and return the text of the edit document. None if this edit does not
+    apply to the snippet."""
     kind = rng.choices([k for k, _ in KINDS], [weight for _, weight in KINDS])[0]
     try:
         tree = ast.parse(code)
@@ -177,7 +186,8 @@ def edit_document(code: str, rng: random.Random, names: list[str]) -> str | None
 
 
 def edit_documents(documents: list[Document], seed: int = 0, share: float = SHARE) -> Iterator[Document]:
-    """Yield edit documents until they are ``share`` of the characters of all documents, the given ones included."""
+    """Yield edit documents made from snippets of ``documents``, until they have the ``share`` of all characters, those
+    of ``documents`` included."""
     rng = random.Random(seed)
     budget = sum(len(d.text) for d in documents) * share / (1 - share)
     names = common_names(rng.sample(documents, min(len(documents), 1500)))
@@ -195,7 +205,7 @@ def edit_documents(documents: list[Document], seed: int = 0, share: float = SHAR
 
 
 def common_names(documents: list[Document]) -> list[str]:
-    """Return the variable names that at least three documents use. They are plausible new names."""
+    """Return the variable names that at least three documents use. The edit `rename` draws new names from them."""
     counts: Counter[str] = Counter()
     for document in documents:
         counts.update({n.id for n in ast.walk(ast.parse(document.text)) if isinstance(n, ast.Name)})

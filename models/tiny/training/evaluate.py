@@ -39,7 +39,7 @@ def mean(values):
 
 @torch.inference_mode()
 def token_losses(model: LlamaForCausalLM, ids: list[int]) -> torch.Tensor:
-    """Loss (nats) of each id after the first, with at least 512 ids of context if available."""
+    """Compute the loss in nats of each token id after the first, with at least 512 tokens of context if available."""
     losses: list[torch.Tensor] = []
     done = 1
     for start in range(0, len(ids), STRIDE):
@@ -85,7 +85,8 @@ def heldout(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documen
 
 @torch.inference_mode()
 def copying(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: list[Document]) -> dict[str, Any]:
-    """Compute the top-1 accuracy on the tokens of the edited code, for edits of held-out code, by kind of edit."""
+    """Compute the top-1 accuracy of the model on the tokens of edited code. The edits are of held-out code. Returns
+    {kind of edit: accuracy}, with the accuracy over all edits under "in all"."""
     rng = random.Random(0)
     names = common_names(documents)
     codes = [code for document in documents for code in snippets(document)]
@@ -104,7 +105,7 @@ def copying(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documen
 
 
 def samples(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, str]]:
-    """Continue PROMPTS greedily."""
+    """Continue each of PROMPTS by greedy decoding. Returns prompts and continuations."""
     found = []
     for prompt in PROMPTS:
         inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
@@ -115,7 +116,11 @@ def samples(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def evaluate(work: Path, weights: Path) -> dict[str, Any]:
-    """Compute all evaluation results for the model card. weights: folder of the exported model."""
+    """Compute all evaluation results for the model card.
+
+    work: folder of the training run, with the held-out documents.
+    weights: folder of the exported model.
+    """
     tokenizer = AutoTokenizer.from_pretrained(weights)
     model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).eval()
     documents = read_jsonl(work / "heldout.jsonl")

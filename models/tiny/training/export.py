@@ -24,7 +24,8 @@ FILES = (
 
 
 def export(work: Path, target: Path = WEIGHTS) -> int:
-    """Export ``work/checkpoint.pt`` to ``target``, each file atomically. Returns how many tokens it was trained on."""
+    """Export ``work/checkpoint.pt`` as a transformers checkpoint to the folder ``target``, writing each file
+    atomically. Returns the number of tokens that the exported model was trained on."""
     path = work / "checkpoint.pt"
     if not path.exists():
         raise FileNotFoundError(f"no checkpoint at {path}; run the training first, or name its work folder")

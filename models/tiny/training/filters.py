@@ -1,4 +1,4 @@
-"""Filters of training files: hand-written, parseable Python that is not a duplicate."""
+"""Filters that select training files: hand-written, parseable Python that is not a duplicate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ LICENCE_HEADER = re.compile(r"copyright|licen[cs]e|all rights reserved|spdx", re
 
 
 def strip_licence_header(text: str) -> str:
-    """Drop a leading comment block that only states copyright and license, which would repeat in each file."""
+    """Remove the comment block at the beginning of a file if it mentions copyright or license, since many files have
+    the same one."""
     match = re.match(r"(?:[ \t]*#[^\n]*\n|[ \t]*\n)+", text)
     if match and LICENCE_HEADER.search(match.group()):
         return text[match.end() :]
@@ -25,7 +26,8 @@ def strip_licence_header(text: str) -> str:
 
 
 def clean(content: bytes) -> str | None:
-    """The file's text ready for training, or None if it is not hand-written, parseable Python."""
+    """Return a file's text ready for training, without its license header and with normalized white space. None if the
+    file is not hand-written, parseable Python of a suitable size."""
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
@@ -61,7 +63,8 @@ class Deduplicator:
         self._seen: set[int] = set()
 
     def admit(self, text: str) -> bool:
-        """Whether the text is not a near-duplicate. If so, its lines are remembered as those of an admitted file."""
+        """Return whether the text is no near-duplicate of a file admitted before. If so, its lines are remembered as
+        those of an admitted file. False also for a text without any line of 16 or more characters."""
         hashes = line_hashes(text)
         if not hashes or len(hashes & self._seen) > DUPLICATE_SHARE * len(hashes):
             return False

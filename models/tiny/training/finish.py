@@ -1,4 +1,4 @@
-"""Export the latest checkpoint, measure it, and write the model card. It may run at any time during training."""
+"""Export the latest checkpoint, evaluate it, and write the model card. This can be done at any time during training."""
 
 from __future__ import annotations
 

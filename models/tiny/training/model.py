@@ -1,4 +1,5 @@
-"""The tiny model's architecture, with attention and loss that train it faster on a CPU, where these take most time."""
+"""The tiny model's architecture, with an attention function and a loss function that make training faster on a CPU,
+where these two take most of the time."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ LOSS_CHUNK = 1024
 
 
 def config() -> LlamaConfig:
-    """Eight Llama layers of width 256: 9.96M parameters with the tied embedding."""
+    """Return the model's configuration: eight Llama layers of width 256, with 9.96M parameters including the tied
+    embedding."""
     return LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=256,
@@ -90,12 +92,14 @@ def chunk_loss(hidden: Tensor, weight: Tensor, targets: Tensor, scale: float) ->
 class TiedLoss(torch.autograd.Function):
     """Mean cross entropy of an LM head that is tied to the embedding, computed in chunks of tokens.
 
-    So the [tokens, vocabulary] logits never exist at once. The gradient of the embedding is summed in float32.
+    Because of the chunks, the logits of all tokens [tokens, vocabulary] are never in memory at the same time. The
+    gradient of the embedding is summed in float32.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
-        """Loss of hidden [N, width] bf16 against targets [N], with embedding [vocabulary, width] float32."""
+        """Compute the mean loss of hidden states [N, width] (bf16) for target token ids [N], with the embedding
+        [vocabulary, width] (float32) as the LM head."""
         count, weight = hidden.shape[0], embedding.to(hidden.dtype)
         by_hidden = torch.empty_like(hidden)
         by_weight = torch.zeros(weight.shape[1], weight.shape[0])
@@ -111,7 +115,7 @@ class TiedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        """The gradients, which ``forward`` has computed already."""
+        """Return the gradients of hidden states and embedding, which ``forward`` has already computed."""
         by_hidden, by_weight = ctx.saved_tensors
         return by_hidden * gradient.to(by_hidden.dtype), by_weight.t() * gradient, None
 
@@ -143,7 +147,7 @@ class Trainee:
                 self._working[name].copy_(master)
 
     def loss(self, ids: Tensor) -> Tensor:
-        """Mean next-token loss (nats) of ids [B, T + 1]."""
+        """Compute the mean next-token loss in nats of sequences of token ids [B, T + 1]."""
         inputs = torch.nn.functional.embedding(ids[:, :-1], self.embedding).to(torch.bfloat16)
         hidden = self.model.model(inputs_embeds=inputs, use_cache=False).last_hidden_state
         targets = ids[:, 1:].flatten()
@@ -151,7 +155,8 @@ class Trainee:
         return loss
 
     def collect_gradients(self) -> None:
-        """Move the bf16 gradients to the master weights, as float32. The embedding's gradient is there already."""
+        """Move the gradients of the bf16 weights to the master weights, as float32. The embedding's gradient is there
+        already, since the loss uses the embedding's master weights."""
         for name, working in self._working.items():
             if working.grad is not None:
                 self.masters[name].grad = working.grad.float()
@@ -159,7 +164,7 @@ class Trainee:
 
 
 def plain_model(masters: dict[str, Tensor]) -> LlamaForCausalLM:
-    """Build a bf16 model from master weights, to be saved. Raises ValueError if they do not fit the architecture."""
+    """Build a bf16 model from master weights, for export. Raises ValueError if they do not fit the architecture."""
     model = LlamaForCausalLM(config()).bfloat16()
     missing, unexpected = model.load_state_dict(masters, strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:

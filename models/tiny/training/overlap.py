@@ -1,4 +1,4 @@
-"""Look for the demo's tasks in the training corpus: `python -m training.overlap --work ~/tiny-run`.
+"""Search the training corpus for the built-in tasks of specdec's demo: `python -m training.overlap --work ~/tiny-run`.
 
 Two texts overlap if they share 13 words in a row, the measure of "Language Models are Few-Shot Learners"
 (arXiv:2005.14165, appendix C). Words are identifiers, numbers and single punctuation characters; white space is
@@ -20,18 +20,19 @@ NUM_WORDS = 13
 
 
 def words(text: str) -> list[str]:
-    """The identifiers, numbers and single punctuation characters of a text."""
+    """Split a text into identifiers, numbers and single punctuation characters."""
     return re.findall(r"\w+|[^\w\s]", text)
 
 
 def ngrams(text: str) -> set[str]:
-    """Every 13 words in a row, joined by spaces."""
+    """Return all sequences of 13 words in a row in a text, each joined by spaces."""
     found = words(text)
     return {" ".join(found[i : i + NUM_WORDS]) for i in range(len(found) - NUM_WORDS + 1)}
 
 
 def overlaps(texts: Sequence[str], documents: Iterable[corpus.Document]) -> list[tuple[int, str, str]]:
-    """(index of a text, 13 words, "source/path" of the document), for each 13 words of a text that a document has."""
+    """Find all sequences of 13 words that a text and a document share. Returns, for each, the index of the text, the 13
+    words and the document's "source/path"."""
     wanted = {ngram: index for index, text in enumerate(texts) for ngram in ngrams(text)}
     found = []
     for document in documents:
@@ -45,7 +46,7 @@ def overlaps(texts: Sequence[str], documents: Iterable[corpus.Document]) -> list
 
 
 def main() -> None:
-    """Print each overlap of the demo's tasks, and fail if there is one."""
+    """Print each overlap of the demo's tasks with the training corpus. Exits with status 1 if there is one."""
     from specdec_tools.tasks import TASKS
 
     parser = argparse.ArgumentParser(description=__doc__)

@@ -13,7 +13,7 @@ from .model import Trainee
 
 @dataclass
 class Progress:
-    """A run's progress, which determines the next batch and learning rate.
+    """How far a training run has come; this determines its next batch and learning rate.
 
     units: number of units (see data.py) used so far.
     decay_from: value of `tokens` at which the decay of the learning rate began; None before that.
@@ -41,7 +41,8 @@ def save(path: Path, trainee: Trainee, optimizers: list[torch.optim.Optimizer], 
 
 
 def restore(path: Path, trainee: Trainee, optimizers: list[torch.optim.Optimizer] | None = None) -> Progress:
-    """Load a checkpoint's weights, and optimizer states if optimizers are given. Returns its progress."""
+    """Load a checkpoint's weights into ``trainee`` and, if optimizers are given, its optimizer states into these.
+    Returns the checkpoint's progress."""
     state = torch.load(path, weights_only=True)
     with torch.no_grad():
         for name, master in trainee.masters.items():
@@ -52,14 +53,19 @@ def restore(path: Path, trainee: Trainee, optimizers: list[torch.optim.Optimizer
 
 
 def truncate_history(path: Path, tokens: int) -> None:
-    """Drop logged points beyond ``tokens`` training tokens, where the checkpoint is from which the run resumes."""
+    """Remove the points that the loss history logged after ``tokens`` training tokens: the number in the checkpoint
+    from which the run resumes.
+
+    path: the file of the loss history.
+    """
     if path.exists():
         lines = [line for line in path.read_text().splitlines() if json.loads(line)["tokens"] <= tokens]
         path.write_text("".join(line + "\n" for line in lines))
 
 
 def rewind(work: Path) -> None:
-    """Restore the checkpoint from before the learning rate decay, so that a longer run can continue from it."""
+    """Replace the latest checkpoint by the one from before the learning rate decay, so that a longer run can continue
+    from it."""
     if not (work / "stable.pt").exists():
         raise FileNotFoundError(f"no stable.pt in {work}: the decay has not begun, so plain training continues")
     (work / "stable.pt").replace(work / "checkpoint.pt")

@@ -1,4 +1,4 @@
-"""The byte-level BPE tokenizer, and the corpus as one array of token ids."""
+"""The byte-level BPE tokenizer of the tiny model, which also turns the corpus into one array of token ids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PIECES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\
 
 
 def sample(documents: list[Document], limit: int) -> Iterator[str]:
-    """Yields texts of documents in order, up to ``limit`` characters in total."""
+    """Yield the texts of documents in order, until they have ``limit`` characters in total."""
     for document in documents:
         if limit <= 0:
             return
@@ -31,7 +31,7 @@ def sample(documents: list[Document], limit: int) -> Iterator[str]:
 
 
 def train_tokenizer(documents: list[Document]) -> Tokenizer:
-    """A byte-level BPE of :data:`VOCABULARY` entries, trained on the documents."""
+    """Train a byte-level BPE tokenizer of :data:`VOCABULARY` entries on the documents."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -64,7 +64,8 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def encode(tokenizer: Tokenizer, documents: list[Document], path: Path) -> int:
-    """Write the ids (uint16) of documents, each with end-of-text after it, as ``.npy``. Returns their number."""
+    """Write the token ids of all documents, with an end-of-text token after each document, to the ``.npy`` file
+    ``path`` (uint16). Returns the number of token ids."""
     end = tokenizer.token_to_id(END_OF_TEXT)
     parts: list[np.ndarray] = []
     for start in tqdm(range(0, len(documents), 256), desc=f"encode {path.stem}"):
@@ -78,7 +79,8 @@ def encode(tokenizer: Tokenizer, documents: list[Document], path: Path) -> int:
 
 
 def build(work: Path, seed: int = 0) -> None:
-    """Write ``tokenizer/``, ``train.npy`` and ``heldout.npy`` under ``work`` unless they exist."""
+    """Train the tokenizer and encode the corpus: write ``tokenizer/``, ``train.npy`` and ``heldout.npy`` under
+    ``work``, unless they exist."""
     if (work / "train.npy").exists() and (work / "heldout.npy").exists():
         return
     train, heldout = read_jsonl(work / "train.jsonl"), read_jsonl(work / "heldout.jsonl")

@@ -34,9 +34,9 @@ HELDOUT_UNITS = 16
 
 
 def sequence_length(progress: Progress, stable_tokens: int) -> int:
-    """Sequence length at this point: short at first, full in the learning rate decay.
+    """Return the length of the next batch's sequences in tokens: short at first, full in the learning rate decay.
 
-    stable_tokens: number of tokens before the decay.
+    stable_tokens: number of training tokens before the decay.
     """
     if progress.decay_from is not None:
         return DECAY_LENGTH
@@ -45,7 +45,7 @@ def sequence_length(progress: Progress, stable_tokens: int) -> int:
 
 
 def rate(progress: Progress) -> float:
-    """Learning rate at this step as a share of its peak."""
+    """Return the learning rate of the next step as a share of its peak."""
     if progress.decay_from is not None:
         left = 1 - (progress.tokens - progress.decay_from) / progress.decay_tokens
         return FINAL_SHARE + (1 - FINAL_SHARE) * max(left, 0.0)
@@ -53,7 +53,8 @@ def rate(progress: Progress) -> float:
 
 
 def make_optimizers(trainee: Trainee, peak: float) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for the embedding and the norms."""
+    """Make the optimizers: Muon for the layers' matrices, AdamW for the embedding and the norms. peak: the highest
+    learning rate."""
     layers = [w for name, w in trainee.masters.items() if w.ndim == 2 and "embed" not in name]
     others = [w for name, w in trainee.masters.items() if w.ndim != 2 or "embed" in name]
     return [
@@ -70,10 +71,11 @@ def heldout_loss(trainee: Trainee, path: Path) -> float:
 
 
 def decay_due(work: Path, progress: Progress, stable_tokens: int, default: int) -> int | None:
-    """Number of tokens that the learning rate decay takes if it is to begin now; None if it is not.
+    """Return the number of tokens that the learning rate decay takes if it is to begin now, else None.
 
-    stable_tokens: the decay begins after so many tokens, or as soon as the file ``decay`` exists.
-    default: number of tokens if that file names no other.
+    stable_tokens: the decay begins after this many training tokens, or as soon as the file ``decay`` exists in
+        ``work``.
+    default: the number of tokens that the decay takes, unless that file contains another number.
     """
     request = work / "decay"
     if request.exists():
@@ -83,7 +85,7 @@ def decay_due(work: Path, progress: Progress, stable_tokens: int, default: int) 
 
 
 def update(trainee: Trainee, optimizers: list[torch.optim.Optimizer], ids: torch.Tensor, learning_rate: float) -> float:
-    """One optimizer step on a batch of ids [B, T + 1]; returns its loss."""
+    """Take one optimizer step on a batch of token ids [B, T + 1]. Returns the loss of the batch."""
     loss = trainee.loss(ids)
     torch.autograd.backward(loss)
     trainee.collect_gradients()
@@ -98,9 +100,11 @@ def update(trainee: Trainee, optimizers: list[torch.optim.Optimizer], ids: torch
 
 
 def report(point: dict[str, Any], progress: Progress, tokens: int, step_seconds: float) -> None:
-    """Print one line about the last steps: loss, speed, and the time left.
+    """Print one line about the latest training steps: loss, speed, and the time left.
 
-    tokens: number of tokens of the whole run.
+    point: the values just logged, such as `loss`.
+    tokens: number of training tokens of the whole run.
+    step_seconds: duration of a typical step.
     """
     end = tokens if progress.decay_from is None else progress.decay_from + progress.decay_tokens
     speed = BATCH_UNITS * UNIT / step_seconds
@@ -113,7 +117,11 @@ def report(point: dict[str, Any], progress: Progress, tokens: int, step_seconds:
 
 
 def train(work: Path, tokens: int, decay_tokens: int, peak: float, seed: int = 0) -> Progress:
-    """Train on ``tokens`` tokens; the learning rate decays over the last ``decay_tokens``. peak: the highest rate."""
+    """Train the tiny model on ``tokens`` tokens. The learning rate decays over the last ``decay_tokens`` of these.
+
+    work: folder of the corpus and the checkpoints.
+    peak: the highest learning rate.
+    """
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     (work / "pid").write_text(str(os.getpid()))
     trainee, units = Trainee(seed), Units(work / "train.npy", seed)
@@ -165,7 +173,7 @@ def train(work: Path, tokens: int, decay_tokens: int, peak: float, seed: int = 0
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of a training run."""
+    """Return the parser for the command-line options of a training run."""
     options = argparse.ArgumentParser(description="Train the tiny model; resumes from its last checkpoint.")
     options.add_argument("--work", type=Path, required=True, help="folder of the corpus and the checkpoints")
     options.add_argument("--tokens", type=float, default=18e6, help="tokens to train on")
@@ -176,7 +184,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Train with the given options."""
+    """Train with the given command-line options; with --rewind, first go back to the checkpoint before the decay."""
     if arguments.rewind:
         rewind(arguments.work)
     train(arguments.work, int(arguments.tokens), int(arguments.decay_tokens), arguments.peak)

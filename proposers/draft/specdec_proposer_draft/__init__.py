@@ -1,6 +1,6 @@
 """Draft models as a specdec plugin: the method `draft_model` drafts with a smaller causal language model.
 
-The engine imports this module to list plugins, so it imports no heavy dependency; `plan` and `build` do.
+The engine imports this module to list plugins. So only `plan` and `build` import torch and other heavy packages.
 """
 
 from __future__ import annotations
@@ -38,8 +38,12 @@ def build(config: DraftConfig, context: BuildContext) -> Proposer:
 
 
 def is_causal_lm(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a checkpoint is a whole model, not a draft head: only a model's embedding has a name with a prefix, as in
-    `model.embed_tokens.weight`. shapes: those of the checkpoint's tensors, by name."""
+    """Whether a checkpoint is a whole causal language model, not a draft head. The name of the embedding's tensor shows
+    it: a whole model has a prefix before `embed_tokens.weight`, as in `model.embed_tokens.weight`, and a draft head has
+    none.
+
+    shapes: the shape of each of the checkpoint's tensors, by the tensor's name.
+    """
     return any(name.endswith("embed_tokens.weight") and name != "embed_tokens.weight" for name in shapes)
 
 

@@ -16,7 +16,8 @@ from specdec_core import (
 
 @frozen(kw_only=True)
 class DraftConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSamplingConfig, DraftStopConfig):
-    """Options of the draft model and of the shape of its drafts. Raises ConfigError if a value is out of range."""
+    """Options of the method `draft_model`: the draft model, the shape of its drafts, how they are sampled and when they
+    stop. Raises ConfigError if a value is out of range."""
 
     use_heterogeneous_vocab: bool = field(
         default=False,

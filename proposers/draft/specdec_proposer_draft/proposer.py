@@ -27,29 +27,34 @@ from specdec_proposer_draft.vocabulary import SharedVocabulary
 
 @define
 class Stored:
-    """What the draft model's KV cache holds of a request.
+    """What the draft model's KV cache holds of one request.
 
-    num_tokens: how many of the request's first tokens are in it.
-    num_levels: how many levels of the last draft are in the KV-cache slots after these tokens. After verification, the
-        engine moves the accepted draft tokens so that they directly follow the request's tokens.
+    num_tokens: the cache holds this many of the request's tokens, counted from its first token.
+    num_levels: the cache also holds this many levels of the last draft, in the slots after these tokens. After
+        verification, the engine moves the accepted draft tokens so that they directly follow the request's tokens.
     """
 
     num_tokens: int = 0
     num_levels: int = 0
 
     def settle(self, num_accepted: int) -> None:
-        """After verification, add the accepted draft tokens to num_tokens. A token in the draft's last level is not
-        added, since the draft model never computed it."""
+        """After verification, count accepted draft tokens as tokens of the request. An accepted token of the draft's
+        last level is not counted, since the draft model has never forwarded it.
+
+        num_accepted: number of accepted draft tokens.
+        """
         self.num_tokens += min(num_accepted, self.num_levels)
         self.num_levels = 0
 
 
 class DraftModelProposer(Proposer):
-    """Computes the request's tokens that the draft model's KV cache lacks, then grows the draft level by level.
+    """Drafts with a language model, the draft model, which has a KV cache of its own.
 
-    Draft tokens have the same KV-cache slots in the draft model as in the target, and the engine moves the accepted
-    ones in both caches, so they need not be computed again. The last level of a draft is not forwarded. Tokens that
-    were generated while a request did not draft are computed before its next draft.
+    `propose` first forwards the request's tokens that this KV cache lacks, such as those generated while the request
+    did not draft. Then it grows the draft level by level; the last level is not forwarded.
+
+    A draft token has the same slot in the KV caches of the draft model and of the target. The engine moves the keys and
+    values of accepted tokens in both caches, so the draft model does not compute them again.
     """
 
     def __init__(self, config: DraftConfig, context: BuildContext) -> None:
@@ -77,8 +82,8 @@ class DraftModelProposer(Proposer):
         self._stop.finish(request)
 
     def observe(self, observation: Observation) -> None:
-        """Record that accepted draft tokens are in the KV cache. If a request had a draft, its valid tokens in the
-        observation are the token before the draft and the accepted draft tokens."""
+        """Record how many draft tokens were accepted and are therefore in the draft model's KV cache. If a request had
+        a draft, its valid tokens in the observation are the token before the draft and the accepted draft tokens."""
         for request, num_valid in zip(observation.requests, observation.host_num_valid, strict=True):
             self._stored[request.id].settle(max(0, num_valid - 1))
 
@@ -89,8 +94,9 @@ class DraftModelProposer(Proposer):
         return grow(grower, logits, lambda level: self._forward_nodes(level, batch))
 
     def _catch_up(self, requests: list[RequestView]) -> torch.Tensor:
-        """Forward all tokens that the draft model's KV cache lacks. Returns the logits after each request's last token,
-        [len(requests), num_shared], where num_shared counts the tokens that both models have."""
+        """Forward the tokens of these requests that the draft model's KV cache lacks, in several forward passes if they
+        exceed the token budget. Returns the logits after each request's last token, [len(requests), num_shared], where
+        num_shared is the number of tokens that both vocabularies have."""
         if not requests:
             return torch.empty(0, 1, device=self._device)
         found: dict[int, torch.Tensor] = {}
@@ -115,8 +121,8 @@ class DraftModelProposer(Proposer):
         return torch.stack([found[b] for b in range(len(requests))])
 
     def _forward_tokens(self, requests: list[RequestView], starts: list[int], tokens: list[np.ndarray]) -> torch.Tensor:
-        """Forward the tokens tokens[i] of request i, which begin at position starts[i]. Returns the logits after the
-        last token of each request, [len(requests), num_shared]."""
+        """Forward the tokens tokens[i] of requests[i], the first of which is at position starts[i]. Returns the logits
+        after the last of tokens[i], for each i: [len(requests), num_shared]."""
         lengths = [len(each) for each in tokens]
         ranges = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
         token_ids, positions = (torch.from_numpy(np.concatenate(each)).to(self._device) for each in (tokens, ranges))
@@ -131,8 +137,12 @@ class DraftModelProposer(Proposer):
         return self._forward(passed, torch.arange(passed.num_tokens, device=self._device))
 
     def _forward(self, passed: DraftPass, rows: torch.Tensor) -> torch.Tensor:
-        """Run the draft model on the tokens of `passed`, whose ids are the target's. rows: indices of the tokens whose
-        logits are wanted. Returns logits over the tokens that both models have, [len(rows), num_shared]."""
+        """Run the draft model on the tokens of one forward pass. Returns logits over the tokens that both vocabularies
+        have, [len(rows), num_shared].
+
+        passed: the forward pass, with the target's token ids. They are replaced by the draft model's ids.
+        rows: int64, indices of the tokens in the forward pass after which logits are computed.
+        """
         token_ids = self._stand_in[passed.token_ids]
         logits, _ = self._model.forward(
             token_ids, passed.positions, passed.metadata, passed.visibility, rows, window=self._window
@@ -141,5 +151,5 @@ class DraftModelProposer(Proposer):
 
 
 def _on_device(ids: Any, device: torch.device) -> Any:
-    """Move an array to the device as a tensor; return a slice or None unchanged."""
+    """Return an array as a tensor on the device. A slice or None is returned unchanged."""
     return torch.from_numpy(ids).to(device) if isinstance(ids, np.ndarray) else ids

@@ -1,5 +1,5 @@
 """Training recipe of draft models: distillation of the target's next-token distribution with the forward KL divergence,
-on given or self-generated texts (DistillSpec, Zhou et al. 2023)."""
+on texts that the user gives or the target generates (DistillSpec, Zhou et al. 2023)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def _size(text: str, default: int | None) -> Any:
 
 @frozen(kw_only=True)
 class DraftTrainingOptions:
-    """Size and loss of a draft model in training. Raises ConfigError if from_layers, which takes over the target's
-    sizes, is combined with a size."""
+    """Options for training a draft model: its size and its loss. Raises ConfigError if from_layers is given together
+    with a size, since from_layers copies layers of the target, which have the target's sizes."""
 
     from_layers: int | None = _size("Initialize with this many of the target's first layers, with its sizes.", None)
     num_layers: int | None = _size("Number of layers. Default: 2.", None)

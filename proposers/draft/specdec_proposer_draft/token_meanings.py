@@ -1,4 +1,4 @@
-"""The texts and roles (such as EOS) of a tokenizer's tokens, by which tokens of two tokenizers are paired."""
+"""The meanings of a tokenizer's tokens, texts or roles such as EOS. Tokens of two tokenizers are paired by them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 @frozen
 class Meanings:
-    """What a tokenizer's tokens stand for: text or, for a special token, a role and a name.
+    """The meanings of a tokenizer's tokens. An ordinary token means the bytes of its text; a special token means its
+    role, if it has one, and its name.
 
-    of_id: token id -> all of its meanings; the role of a special token comes before its name.
-    ids: meaning -> token id. If several tokens share a meaning, the lowest id is taken. Byte tokens such as <0x41> come
-        last, since tokenizers use them only for text without other tokens.
+    of_id: token id -> all meanings of the token; the role of a special token comes before its name.
+    ids: meaning -> token id. If several tokens have the same meaning, this is the lowest of their ids. A byte token
+        such as <0x41> is used only if no other token has the meaning, as tokenizers use byte tokens only for text that
+        no other token covers.
     """
 
     of_id: Mapping[int, tuple[Meaning, ...]]
@@ -32,7 +34,7 @@ class Meanings:
 
     @classmethod
     def of(cls, tokenizer: Any, num_ids: int) -> Meanings:
-        """The meanings of the tokens with ids below num_ids. tokenizer: one of transformers."""
+        """Read the meanings of all tokens with ids below num_ids. tokenizer: a tokenizer of transformers."""
         tokens = {i: token for token, i in tokenizer.get_vocab().items() if i < num_ids}
         known = {role: getattr(tokenizer, role, None) for role in ROLES}
         roles: dict[str, int] = {role: i for role, i in known.items() if i is not None and i in tokens}
@@ -53,8 +55,8 @@ class Meanings:
         return cls(found, ids)
 
     def pairs_with(self, other: Meanings) -> dict[int, int]:
-        """Pairs of tokens with the same meaning, {id: id in the other tokenizer}. Roles are paired first, and no token
-        is in two pairs."""
+        """Pair tokens of this tokenizer with tokens of another one that have the same meaning. Returns {token id: token
+        id in the other tokenizer}. Roles are paired first, and no token is in two pairs."""
         pairs: dict[int, int] = {}
         taken: set[int] = set()
         for meaning, i in self.ids.items():
@@ -65,9 +67,12 @@ class Meanings:
         return pairs
 
     def nearest(self, meanings: tuple[Meaning, ...]) -> int:
-        """The token that best replaces another tokenizer's token with these meanings.
+        """Return the id of the token that best replaces a token of another tokenizer.
 
-        It has the same meaning, else its text is the longest suffix of the other's text, else it is the EOS token.
+        It is the token with the same meaning. If there is none, it is the token whose text is the longest suffix of the
+        other token's text, or else the EOS token.
+
+        meanings: the meanings of the other tokenizer's token.
         """
         for meaning in meanings:
             for start in range(len(meaning)) if isinstance(meaning, bytes) else (0,):
@@ -77,8 +82,8 @@ class Meanings:
 
 
 def _texts(tokenizer: Any, ids: list[int]) -> Iterator[tuple[int, str]]:
-    """Yield (id, text) of each token. Each is decoded behind an alphanumeric token, whose text is then cut off, because
-    tokenizers may drop a space at the beginning of a text."""
+    """Yield (id, text) of each token. Tokenizers may drop a space at the beginning of a text, so each token is decoded
+    after an alphanumeric token, whose text is then cut off."""
     settings = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
     alone = ((i, tokenizer.decode([i], **settings)) for i in ids)
     anchor = next(((i, text) for i, text in alone if text.isascii() and text.strip().isalnum()), None)
@@ -88,10 +93,10 @@ def _texts(tokenizer: Any, ids: list[int]) -> Iterator[tuple[int, str]]:
 
 
 def _text_bytes(token: str, text: str) -> bytes | None:
-    """The bytes that a token stands for; None if they are unknown.
+    """Return the bytes of a token's text, or None if they are unknown.
 
     token: the token as the vocabulary writes it.
-    text: the token, decoded. If it is only a part of a character, the bytes are read from `token` instead.
+    text: the decoded token. If the token is only a part of a character, its byte is read from `token` instead.
     """
     if REPLACEMENT not in text:
         return text.encode()
@@ -106,8 +111,8 @@ def _text_bytes(token: str, text: str) -> bytes | None:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """{character: byte} of byte-level tokenizers such as GPT-2's, which write printable bytes as themselves and the
-    others as the characters from 256 on."""
+    """Return {character: byte} of byte-level tokenizers such as GPT-2's. Their vocabularies write a printable byte as
+    the character with its code, and the other bytes as the characters with the codes from 256 on."""
     printing = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in printing]
     return {chr(byte): byte for byte in printing} | {chr(256 + n): byte for n, byte in enumerate(others)}

@@ -21,8 +21,8 @@ HEAD_DIM = 64
 class DraftTrainee(nn.Module):
     """A draft model in training: a small Llama with the target's vocabulary, or a copy of the target's first layers.
 
-    The loss is the cross entropy to the target's next-token distribution, averaged over the unmasked tokens. With
-    `hard_weight`, the text's actual next token has that share of the labels.
+    The loss is the cross entropy to the target's next-token distribution, averaged over the unmasked tokens.
+    `hard_weight` mixes this distribution with the text's actual next token, which then has a share of hard_weight.
     """
 
     def __init__(self, options: DraftTrainingOptions, target: TrainingTarget) -> None:
@@ -48,7 +48,7 @@ class DraftTrainee(nn.Module):
         return loss, {"accuracy": ((logits.argmax(-1) == likeliest) * weight).sum()}
 
     def save(self, folder: Path) -> None:
-        """Save the model with `save_pretrained`, and the target's tokenizer if it can be loaded."""
+        """Save the draft model with `save_pretrained`, and the target's tokenizer beside it if that can be loaded."""
         dtype = getattr(self._target.config, "dtype", None) or torch.float32
         had_bar = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()
@@ -91,10 +91,10 @@ def _small(options: DraftTrainingOptions, target: TrainingTarget) -> Any:
 
 @torch.no_grad()
 def _begin_with_embedding(model: Any, target: Any) -> None:
-    """Initialize the model's embedding with the principal components of the target's embedding.
+    """Initialize a draft model's embedding with the principal components of the target's embedding.
 
-    With a large vocabulary most of a small model's weights are in its embedding, and without this they would be learned
-    token by token.
+    If the vocabulary is large, most weights of a small model are in its embedding. If they were random, training would
+    have to learn each token's row from this token's occurrences alone.
     """
     known = target.get_input_embeddings().weight.float()
     size = min(known.shape[1], model.config.hidden_size)

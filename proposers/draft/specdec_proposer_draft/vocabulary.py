@@ -18,10 +18,11 @@ characters, which every vocabulary has and which make up little of a tokenized t
 
 @frozen(eq=False)
 class SharedVocabulary:
-    """The tokens that both models have. Only these are drafted (TLI: Timor et al. 2025, algorithm 4).
+    """The tokens that the draft model and the target have in common, and the mapping between their ids. Only common
+    tokens are drafted (TLI: Timor et al. 2025, algorithm 4).
 
-    `stand_in` replaces each of the target's tokens by one token of the draft model. So a text has equally many tokens
-    in both models, and they use the same KV-cache slots. All arrays are on the host.
+    `stand_in` replaces each of the target's tokens by one token of the draft model. So a request has equally many
+    tokens in both models, and they use the same KV-cache slots. All arrays are on the host.
     """
 
     stand_in: np.ndarray  # int64 [target_vocab]   the draft's id for each of the target's
@@ -30,8 +31,8 @@ class SharedVocabulary:
 
     @classmethod
     def by_id(cls, draft: TargetInfo, target: TargetInfo) -> SharedVocabulary:
-        """The mapping for models with the same token ids. Ids that only one model has are padding of its embedding, so
-        it does not matter which token stands in for them."""
+        """Return the mapping for models whose token ids mean the same tokens. An id that only one model has is padding
+        of its embedding and never occurs in a request, so it does not matter which id replaces it."""
         size = min(draft.vocab_size, target.vocab_size)
         return cls(
             stand_in=np.minimum(np.arange(target.vocab_size), draft.vocab_size - 1),
@@ -41,8 +42,12 @@ class SharedVocabulary:
 
     @classmethod
     def by_text(cls, of_draft: Any, of_target: Any, draft: TargetInfo, target: TargetInfo) -> SharedVocabulary:
-        """The mapping for models with different tokenizers (of_draft, of_target). Tokens with the same text or the same
-        special role are paired."""
+        """Return the mapping for models with different tokenizers. Tokens with the same text or the same special role,
+        such as EOS, are paired.
+
+        of_draft, of_target: the tokenizers of the two models.
+        draft, target: the two models.
+        """
         its, wanted = Meanings.of(of_draft, draft.vocab_size), Meanings.of(of_target, target.vocab_size)
         pairs = wanted.pairs_with(its)
         stand_in = [its.nearest(wanted.of_id.get(i, ())) for i in range(target.vocab_size)]
@@ -57,11 +62,11 @@ class SharedVocabulary:
 
 
 def shared_vocabulary(config: DraftConfig, draft: TargetInfo, target: TargetInfo) -> SharedVocabulary:
-    """The mapping for a draft model and a target.
+    """Return the mapping between the token ids of a draft model and those of the target.
 
     Raises CompatibilityError if their tokenizers differ or, with use_heterogeneous_vocab, if they have too few tokens
-    in common. The models may have embeddings of different sizes, since some are padded, but only if both tokenizers can
-    be loaded.
+    in common. The embeddings of the two models may have different numbers of rows, since some models pad them, but only
+    if both tokenizers can be loaded to compare the tokens.
     """
     of_draft, of_target = _tokenizers(config, target)
     if of_target is None or of_draft is None:
@@ -106,7 +111,7 @@ def _check_without_tokenizers(config: DraftConfig, draft: TargetInfo, target: Ta
 
 
 def _tokenizers(config: DraftConfig, target: TargetInfo) -> tuple[Any, Any]:
-    """The draft model's and the target's tokenizer; None for one that cannot be loaded."""
+    """Return the draft model's tokenizer and the target's. Each is None if it cannot be loaded."""
     is_trusted = target.trust_remote_code
     of_draft = EngineConfig(
         model=config.model,

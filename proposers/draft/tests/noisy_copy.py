@@ -1,5 +1,5 @@
-"""Draft models for tests: copies of a target with noise on the weights. The target accepts some of their draft
-tokens."""
+"""Draft models for tests: copies of a target with noise on the weights. The target accepts some of their draft tokens
+and rejects others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from safetensors.torch import load_file, save_file
 
 
 def noisy_copy(target: Path, folder: Path, noise: float = 0.05, seed: int = 0) -> Path:
-    """Save a copy of a model with noise on its weight matrices, and return its folder. noise: standard deviation,
-    relative to that of each matrix."""
+    """Save a copy of a target whose weight matrices have Gaussian noise added, and return the copy's folder.
+
+    noise: standard deviation of the noise, relative to the standard deviation of each matrix.
+    """
     generator = torch.Generator().manual_seed(seed)
     weights = load_file(target / "model.safetensors")
     for weight in weights.values():

@@ -22,7 +22,11 @@ def quick(fox: str) -> str:
 
 
 def byte_level(lines: Iterable[str] = (TEXT,), vocab_size: int = 330, **special: str) -> Any:
-    """Train a byte-level BPE tokenizer like GPT-2's: all 256 bytes are tokens. special: eos_token and the like."""
+    """Train a byte-level BPE tokenizer like GPT-2's: all 256 bytes are tokens.
+
+    lines: the training text.
+    special: special tokens by the names that transformers gives them, such as eos_token.
+    """
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -32,7 +36,11 @@ def byte_level(lines: Iterable[str] = (TEXT,), vocab_size: int = 330, **special:
 
 def sentence_piece(lines: Iterable[str] = (TEXT,), vocab_size: int = 400, **special: str) -> Any:
     """Train a BPE tokenizer like Llama's SentencePiece: a space is the character ▁, and byte tokens encode text that no
-    other token covers. special: eos_token and the like."""
+    other token covers.
+
+    lines: the training text.
+    special: special tokens by the names that transformers gives them, such as eos_token.
+    """
     tokenizer = Tokenizer(BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
@@ -53,8 +61,8 @@ def _trained(
 
 
 def _with_plain_bytes(made: Any, special: dict[str, str]) -> Any:
-    """Turn the byte tokens into ordinary tokens. They were trained as special ones, because a trainer puts only these
-    first."""
+    """Return the tokenizer with its byte tokens as ordinary tokens. They were trained as special tokens, because a
+    trainer gives the lowest ids to special tokens only."""
     as_json = json.loads(made.backend_tokenizer.to_str())
     as_json["added_tokens"] = [token for token in as_json["added_tokens"] if not token["content"].startswith("<0x")]
     return PreTrainedTokenizerFast(
@@ -69,8 +77,11 @@ def save_words(folder: Path, words: Sequence[str]) -> None:
 
 
 def renumber(target: Path, folder: Path, ids: Sequence[int | None], noise: float = 0.0) -> Path:
-    """Save a draft model that is the target with other token ids, and return its folder. Its token i is the target's
-    token ids[i], or a new one if that is None. noise: as in `noisy_copy`."""
+    """Save a copy of a target that has other token ids, to use it as the draft model, and return its folder.
+
+    ids: ids[i] is the target's id of the copy's token i, or None if this token is new and gets random weights.
+    noise: standard deviation of the noise on the weights, as in `noisy_copy`.
+    """
     generator = torch.Generator().manual_seed(0)
     weights = load_file(target / "model.safetensors")
     for name, weight in weights.items():

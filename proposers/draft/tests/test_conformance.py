@@ -1,4 +1,5 @@
-"""Runs the tests of every proposer (`ProposerConformance`) on a draft model that sometimes agrees with the target."""
+"""Runs the conformance tests of all proposers (`ProposerConformance`) on draft models that agree with the target on
+some tokens only."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class TestSampledTrees(_DraftModel):
 
 
 class TestOtherVocabulary(ProposerConformance):
-    """A draft model with two thirds of the target's words, in another order, and some words of its own."""
+    """Tests a draft model that has two thirds of the target's words, with other token ids, and some words of its
+    own."""
 
     method = "draft_model"
     num_speculative_tokens = 6

@@ -1,4 +1,5 @@
-"""Tests of the KV-cache layout and limits planned before weights are loaded, and of refused options and models."""
+"""Tests of what the plugin plans before weights are loaded (KV-cache layout, limits), and of the errors for options and
+models that do not fit."""
 
 from __future__ import annotations
 

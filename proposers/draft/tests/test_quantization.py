@@ -1,4 +1,5 @@
-"""Quantized draft models: options and errors are as for the target, and the output is that of plain decoding."""
+"""Tests of quantized draft models: options and errors are as for a quantized target, and the output is that of plain
+decoding."""
 
 from __future__ import annotations
 
@@ -41,8 +42,10 @@ def options(draft: Path, **more: Any) -> dict[str, Any]:
 
 
 def check_output(target: Path, draft: Path, **more: Any) -> list[int]:
-    """Check that outputs equal those of plain decoding, greedy and sampled. Returns the number of accepted draft tokens
-    of each."""
+    """Check that the output with this draft model equals that of plain decoding, greedy and sampled.
+
+    Returns the number of accepted draft tokens of each prompt, first with greedy decoding, then with sampling.
+    """
     prompts = [{"prompt_token_ids": [(7 * n + i) % 48 for i in range(n)]} for n in (1, 5, 40)]
     llms = LLM(str(target), **SETTINGS), LLM(str(target), speculative_config=options(draft, **more), **SETTINGS)
     num_accepted = []
@@ -108,7 +111,8 @@ def test_check_says_it_too(target: Path, draft: Path, tmp_path: Path, rounding: 
 
 
 def weight_types(llm: LLM) -> set[str]:
-    """The type names of the weights of the draft model's linear layers, without the LM head."""
+    """Return the names of the tensor classes that hold the weights of the draft model's linear layers, without the LM
+    head."""
     model = llm.engine._speculation.drafters[0].proposer.proposer._model._model
     return {type(layer.weight).__name__ for layer in model.model.modules() if isinstance(layer, torch.nn.Linear)}
 

@@ -1,4 +1,4 @@
-"""Drafts that stop early, at any depth, leave the draft model's KV cache correct.
+"""Tests that drafts which stop early, at any depth, leave the draft model's KV cache correct.
 
 The draft model is a copy of the target, so every draft token is accepted except those that the test makes wrong.
 """
@@ -21,8 +21,8 @@ SHAPES = {"chain": None, "tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)
 
 
 class AnyStop(Stopping):
-    """Stops drafts at random depths, including 0. If is_spoilt, it also draws the depth from which each chain's tokens
-    are made wrong."""
+    """Stops each request's draft at a random depth, which may be 0. If is_spoilt, it also draws a depth for each
+    request from which on the test makes the draft's tokens wrong."""
 
     def __init__(self, num_requests: int, generator: torch.Generator, is_spoilt: bool) -> None:
         self._depths = torch.randint(0, 5, (num_requests,), generator=generator)
@@ -45,8 +45,12 @@ class AnyStop(Stopping):
 def accepted_and_right(
     patch: pytest.MonkeyPatch, folder: Any, shape: str, max_tokens: int = 100
 ) -> tuple[int, int, set[int]]:
-    """Generate with a draft model that is the target, and with drafts that stop at random depths. Returns the number of
-    accepted draft tokens, the number of correct ones, and the set of the drafts' depths. shape: a key of SHAPES."""
+    """Generate with a draft model that is a copy of the target, and with drafts that stop at random depths.
+
+    shape: a key of SHAPES.
+
+    Returns the number of accepted draft tokens, the number of correct draft tokens, and the set of the drafts' depths.
+    """
     stops: list[AnyStop] = []
     generator = torch.Generator().manual_seed(0)
     grow = DraftBuilder.grow
@@ -56,7 +60,8 @@ def accepted_and_right(
         return stops[-1]
 
     def grow_wrong_tokens(self: DraftBuilder, logits: Any, requests: torch.Tensor, *more: Any) -> Grown:
-        """Make tokens wrong before the draft model forwards them, so that its KV cache holds the wrong ones too."""
+        """Grow a level of the draft, then replace tokens by wrong ones. The draft model has not forwarded them yet, so
+        its KV cache will hold the wrong tokens."""
         grown, stop = grow(self, logits, requests, *more), stops[-1]
         is_wrong = stop.num_right[requests[grown.parents]] <= stop.num_grown
         grown.token_ids[is_wrong] = (grown.token_ids[is_wrong] + 1) % VOCAB_SIZE
@@ -88,8 +93,9 @@ def test_what_the_target_itself_drafts_is_accepted(shape, tmp_path, monkeypatch)
 
 
 def test_counting_tokens_of_skipped_steps_as_accepted_nodes_drafts_worse(tmp_path, monkeypatch):
-    """Fewer draft tokens are accepted if `observe` does nothing and accepted tokens are inferred from the number of
-    new tokens. Tokens from steps without a draft then count as accepted tokens of an earlier, rejected draft."""
+    """Fewer draft tokens are accepted if `observe` does nothing and the number of accepted tokens is inferred from the
+    number of new tokens. Then tokens from steps without a draft count as accepted tokens of an earlier draft, which was
+    rejected."""
     catch_up = DraftModelProposer._catch_up
 
     def inferred(self: DraftModelProposer, requests: list[Any]) -> torch.Tensor:

@@ -48,7 +48,7 @@ LINES = st.lists(st.text("aabcde  éß狐🦊\n", min_size=1, max_size=40), min_
 @settings(max_examples=25, deadline=None)
 @given(lines=LINES, its_lines=LINES, kinds=st.tuples(*[st.sampled_from(sorted(KINDS))] * 2), data=st.data())
 def test_shared_tokens_have_the_same_text(lines, its_lines, kinds, data):
-    """Paired tokens have the same text, alone and within texts, and no token is in two pairs."""
+    """Paired tokens have the same text, decoded alone and after other tokens, and no token is in two pairs."""
     of_target, of_draft = KINDS[kinds[0]]([*lines, "xa"], 300), KINDS[kinds[1]]([*its_lines, "xb"], 290)
     found = share(of_target, of_draft, padding=7)
     ours, its = found.target_ids.tolist(), found.draft_ids.tolist()
@@ -74,7 +74,7 @@ def test_the_same_tokenizer_shares_everything(kind):
 
 
 def doubles(tokenizer: Any) -> set[str]:
-    """The byte tokens, such as <0x41>, whose character also has an ordinary token."""
+    """Return the byte tokens, such as <0x41>, whose character is also an ordinary token."""
     tokens = set(tokenizer.get_vocab())
     return {f"<0x{byte:02X}>" for byte in range(128) if chr(byte).replace(" ", "▁") in tokens} & tokens
 
@@ -143,7 +143,7 @@ def token_ids(llm: LLM, vocab_size: int = 48, **params: Any) -> list[list[int]]:
 
 
 def test_the_same_model_in_other_words_is_accepted_whole(target, tmp_path):
-    """If the draft model is the target with other token ids, every draft token is accepted."""
+    """If the draft model is a copy of the target with other token ids, every draft token is accepted."""
     ids = [*range(47, 20, -1), None, *range(21), None]
     draft = renumber(target, tmp_path, ids)
     save_words(draft, [f"own{i}" if its is None else f"w{its}" for i, its in enumerate(ids)])
@@ -225,7 +225,8 @@ class TestRefusals:
 
 
 def test_meanings_are_of_ids_that_there_are():
-    """Token ids beyond the model's embedding are left out: a tokenizer may have more tokens than its model."""
+    """`Meanings` leaves out token ids that the model's embedding lacks, since a tokenizer may have more tokens than its
+    model."""
     tokenizer = byte_level(eos_token="<e>")
     found = Meanings.of(tokenizer, 100)
     assert {*found.of_id} == {*range(100)}

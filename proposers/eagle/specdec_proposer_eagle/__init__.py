@@ -1,6 +1,6 @@
 """EAGLE as a specdec plugin: the methods `eagle` (EAGLE-1 and -2) and `eagle3`.
 
-The engine imports this module to list plugins, so it imports no heavy dependency; `plan` and `build` do.
+The engine imports this module to list plugins. So only `plan` and `build` import torch and other heavy packages.
 """
 
 from __future__ import annotations

@@ -43,8 +43,9 @@ def size_on(device: torch.device) -> TreeSize:
 
 @frozen(kw_only=True)
 class EagleConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSamplingConfig, DraftStopConfig):
-    """Options of both methods. By default they draft EAGLE-2's dynamic trees (Li et al. 2024): a tree's
-    num_speculative_tokens most probable nodes, of all that were generated, are the draft tokens.
+    """Options of the methods `eagle` and `eagle3`. By default both draft EAGLE-2's dynamic trees (Li et al. 2024): the
+    head generates more nodes than are needed, and the num_speculative_tokens most probable ones become the draft
+    tokens.
 
     Raises ConfigError if a value is out of range or options contradict each other.
     """
@@ -111,12 +112,13 @@ class EagleConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSam
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether drafts are dynamic trees, which the head's probabilities shape. A greedy chain is one with
-        eagle_topk=1."""
+        """Whether drafts are dynamic trees, whose shape depends on the head's probabilities. A greedy chain counts as a
+        dynamic tree with eagle_topk=1."""
         return self.speculative_token_tree is None and self.draft_sample_method == "greedy"
 
     def on(self, device: torch.device) -> EagleConfig:
-        """These options with the device's defaults for dynamic trees filled in. Chains and fixed trees have none."""
+        """Return these options with the device's defaults for dynamic trees filled in. The options of chains and fixed
+        trees do not depend on the device."""
         if not self.is_dynamic or self.eagle_topk == 1:
             return self
         size, min_prob = size_on(device), self.eagle_min_prob
@@ -138,7 +140,7 @@ class EagleConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSam
         return self.eagle_min_prob or 0.0
 
     def depth(self, num_speculative_tokens: int) -> int:
-        """Number of levels of a dynamic tree below the first level: one less than the tree's depth."""
+        """Number of levels of a dynamic tree below its first level, which holds the root's children."""
         return num_speculative_tokens - 1 if self.eagle_depth is None else self.eagle_depth
 
     def default_num_speculative_tokens(self, device: torch.device) -> int:
@@ -151,16 +153,16 @@ class EagleConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSam
         return super().default_num_speculative_tokens(device)
 
     def _num_expanded(self, num_speculative_tokens: int) -> int:
-        """Number of nodes from which a dynamic tree selects the best: top_k in the first level, and top_k children of
-        each of the top_k expanded nodes in every later level."""
+        """Number of nodes that the head generates for a dynamic tree, before the best are selected: top_k nodes in the
+        first level, and in every later level top_k children of each of the top_k expanded nodes."""
         return self.top_k * (1 + self.top_k * self.depth(num_speculative_tokens))
 
     def context_tokens(self, *, has_all: bool, is_aligned: bool) -> int:
-        """The value of eagle_context_tokens for a head, or its default: how many tokens outside of the head's
-        vocabulary may be drafted, the most recent ones in the text.
+        """Number of tokens outside of the head's vocabulary that may be drafted for a request, namely its most recent
+        ones: the option eagle_context_tokens or, if that is None, the default for this head.
 
-        has_all: the head's vocabulary is the target's.
-        is_aligned: the head was trained so that the target's LM head can read its outputs.
+        has_all: whether the head's vocabulary is the target's.
+        is_aligned: whether the head was trained so that the target's LM head can read its outputs.
 
         Raises ConfigError if the option is given for a head that has all tokens.
         """
@@ -174,7 +176,7 @@ class EagleConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSam
         return DEFAULT_CONTEXT_TOKENS
 
     def check(self, num_speculative_tokens: int) -> None:
-        """Raise ConfigError if the tree can never have num_speculative_tokens draft tokens."""
+        """Raise ConfigError if no draft tree with these options can have num_speculative_tokens draft tokens."""
         super().check(num_speculative_tokens)
         if self.speculative_token_tree:
             return
@@ -186,8 +188,8 @@ class EagleConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSam
             )
 
     def scratch_slots(self, num_speculative_tokens: int) -> int:
-        """Most draft tokens per request that the head forwards and that need KV-cache slots: those of all levels but
-        the last."""
+        """Largest number of KV-cache slots that the draft tokens of a request can need. In a dynamic tree the head
+        forwards top_k nodes of each level but the last, so only these need slots."""
         if not self.is_dynamic:
             return num_speculative_tokens
         return self.top_k * self.depth(num_speculative_tokens)

@@ -1,8 +1,9 @@
-"""Drafting recent tokens of a request's text that are outside an EAGLE-3 head's reduced vocabulary.
+"""Drafting tokens that an EAGLE-3 head's reduced vocabulary lacks, if they occurred recently in the request.
 
-An EAGLE-3 head predicts only the tokens that are most frequent overall, but a single text repeats others, for instance
-the tokens of its identifiers. If the head was trained to predict the target's hidden states, its outputs times rows of
-the target's LM head are logits of these tokens. A few dozen rows cost little beside the head's own LM head.
+The head predicts only the tokens that are most frequent overall, but a single request repeats others, for instance the
+tokens of its identifiers. If the head was trained to predict the target's hidden states, the products of its outputs
+with rows of the target's LM head are logits of these tokens. A few dozen rows cost little beside the head's own LM
+head.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from specdec_core import RequestView
 
 
 class ContextVocabulary:
-    """Tracks, for each request, the most recent tokens that the head's vocabulary lacks, and adds their logits to the
-    head's.
+    """Tracks the most recent tokens of each request that the head's vocabulary lacks, and adds their logits to the
+    head's logits.
 
-    own_ids: int64 [draft_vocab], the target's ids of the head's tokens.
+    own_ids: int64 [draft_vocab], the target's id of each token in the head's vocabulary.
     vocab_size: size of the target's vocabulary.
-    num_tokens: most tokens to add per request.
-    rows_of: maps token ids, int64 [...], to rows of the target's LM head, [..., hidden].
+    num_tokens: largest number of tokens to add for a request.
+    rows_of: a function that takes token ids, int64 [...], and returns their rows of the target's LM head, [...,
+        hidden].
     """
 
     def __init__(
@@ -46,7 +48,8 @@ class ContextVocabulary:
         self._num_read.pop(request.id, None)
 
     def begin(self, requests: Sequence[RequestView]) -> None:
-        """Prepare the next draft: read the requests' new tokens and fetch the LM head's rows for the tokens to add."""
+        """Prepare the next draft: read the requests' new tokens, and fetch the target's LM-head rows of the tokens to
+        add."""
         ids = np.full((len(requests), self._num_tokens), self._vocab_size)
         for row, request in zip(ids, requests, strict=True):
             recent = self._read(request)
@@ -67,10 +70,10 @@ class ContextVocabulary:
         return recent
 
     def logits(self, own: torch.Tensor, outputs: torch.Tensor, requests: np.ndarray) -> torch.Tensor:
-        """Logits over the target's vocabulary [n, vocab], -inf for tokens that cannot be drafted.
+        """Return logits over the target's vocabulary, [n, vocab]. They are -inf for tokens that cannot be drafted.
 
-        own: [n, draft_vocab], the head's logits.
-        outputs: [n, hidden], what the head's LM head computed them from; each request has equally many rows.
+        own: [n, draft_vocab], the logits that the head's LM head computed.
+        outputs: [n, hidden], the inputs from which it computed them. Each request has equally many rows.
         requests: int64 [num_requests], the requests' indices in the batch, ascending.
         """
         ids, rows = self._ids, self._rows

@@ -29,7 +29,8 @@ class HeadConfig:
     """The architecture of an EAGLE head.
 
     layer: sizes, norms and rotary embedding of its decoder layers.
-    shapes: shapes of the head's tensors by their names in `modules`. If a name is absent, the head lacks that part.
+    shapes: shapes of the head's tensors, by the parameter names of `modules.Head`. The head lacks an optional module if
+        the name of its tensor is absent.
     """
 
     is_eagle3: bool
@@ -57,7 +58,7 @@ class HeadConfig:
 
     @property
     def feature_size(self) -> int:
-        """Width of the target's hidden states that the head reads, concatenated."""
+        """Width of the head's input from the target: the hidden states of one or several layers, concatenated."""
         return self.target_hidden_size * max(1, len(self.aux_layer_ids))
 
 
@@ -66,12 +67,12 @@ def our_name(published: str) -> str:
 
 
 def read(config: Mapping[str, Any], shapes: Shapes, target: TargetInfo, *, is_eagle3: bool) -> HeadConfig:
-    """Read a published head's configuration.
+    """Read the architecture of a published head.
 
     config: the contents of config.json.
-    shapes: shapes of all tensors by their published names.
+    shapes: shapes of all tensors in the checkpoint, by their published names.
 
-    Raises CompatibilityError if the configuration is not valid or belongs to another target.
+    Raises CompatibilityError if the configuration is not valid or the head was trained for another target.
     """
     flat = flatten(config)
     ours = {our_name(name): shape for name, shape in shapes.items() if name not in TABLES}
@@ -105,8 +106,9 @@ def _length(shape: tuple[int, ...]) -> int:
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A head's configuration without nesting: the parts in NESTED move to the top level, where existing keys take
-    precedence. Raises CompatibilityError if such a part is not a mapping."""
+    """Return a head's configuration without nesting. The keys of the nested mappings that NESTED names move to the top
+    level; keys that are already there take precedence. Raises CompatibilityError if the value of such a name is not a
+    mapping."""
     flat: dict[str, Any] = {}
     for name in NESTED:
         part = config.get(name) or {}
@@ -141,11 +143,11 @@ def _layer_config(flat: Mapping[str, Any]) -> LlamaConfig:
 
 
 def _aux_layer_ids(config: Mapping[str, Any], flat: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    """Layers of the target whose inputs the head reads.
+    """Return the indices of the target's layers whose inputs the head reads.
 
     Two conventions are in use. Ids at the top level of config.json name layers whose inputs are read. Ids in
-    `eagle_config`, as SpecForge writes them, name layers whose outputs are read, which are the inputs of the layers
-    after them.
+    `eagle_config`, as SpecForge writes them, name layers whose outputs are read, which are the inputs of the next
+    layers.
     """
     ids = config.get("eagle_aux_hidden_state_layer_ids")
     if ids is None:
@@ -160,7 +162,8 @@ def _aux_layer_ids(config: Mapping[str, Any], flat: Mapping[str, Any], num_layer
 
 
 def _following(ids: Any) -> Any:
-    """Add 1 to each layer id. Invalid values are returned unchanged; `_aux_layer_ids` refuses them."""
+    """Add 1 to each layer id: the output of a layer is the input of the next one. Invalid values are returned
+    unchanged, and `_aux_layer_ids` refuses them."""
     return [i + 1 if type(i) is int else i for i in ids] if isinstance(ids, list) else ids
 
 

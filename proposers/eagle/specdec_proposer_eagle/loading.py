@@ -19,7 +19,10 @@ IGNORED = ("rotary_emb.inv_freq",)
 
 @frozen(eq=False)
 class Found:
-    """A head whose checkpoint was found and checked, but not loaded. options: with the device's defaults filled in."""
+    """An EAGLE head whose checkpoint was found and checked; its weights are not loaded yet.
+
+    options: the user's options, with the device's defaults filled in.
+    """
 
     options: EagleConfig
     head: HeadConfig
@@ -28,7 +31,7 @@ class Found:
 
 
 def find(options: EagleConfig, target: TargetInfo, *, is_eagle3: bool) -> Found:
-    """Read a checkpoint's configuration and check its tensors' shapes, without loading weights.
+    """Read a head's configuration from its checkpoint and check the shapes of its tensors, without loading weights.
 
     Raises ConfigError if the checkpoint cannot be found, CompatibilityError if it does not fit the target or is
     incomplete.
@@ -44,10 +47,10 @@ def find(options: EagleConfig, target: TargetInfo, *, is_eagle3: bool) -> Found:
 
 
 def load(found: Found, target: TargetInfo) -> tuple[Head, torch.Tensor | None]:
-    """Load the weights in the target's dtype and onto its device.
+    """Load a head's weights in the target's dtype and onto its device.
 
-    Returns the head, and the target's ids of the tokens in the head's vocabulary, int64 [draft_vocab]; None if the ids
-    are the same.
+    Returns the head and a tensor, int64 [draft_vocab], with the target's id of each token in the head's vocabulary. The
+    tensor is None if the ids are the same in both vocabularies.
     """
     module = Head(found.head)
     others = found.checkpoint.load_into(module, _name_in_module, dtype=target.dtype, device=target.device)
@@ -59,7 +62,8 @@ def _name_in_module(published: str) -> str | None:
 
 
 def _outline(head: HeadConfig) -> Head:
-    """The head's modules on the meta device, without memory. Raises CompatibilityError if they cannot be made."""
+    """Build the head's modules on the meta device, where they take no memory. Raises CompatibilityError if its
+    configuration does not allow it."""
     try:
         with torch.device("meta"):
             return Head(head)
@@ -94,8 +98,8 @@ def _check_tables(model: str, head: HeadConfig, shapes: Mapping[str, tuple[int, 
 def _to_target(
     model: str, tensors: Mapping[str, torch.Tensor], head: HeadConfig, target: TargetInfo
 ) -> torch.Tensor | None:
-    """The target's ids of the tokens in the head's vocabulary, None without the tensor d2t, which
-    holds differences: target id minus the head's id."""
+    """Return the target's id of each token in the head's vocabulary, int64 [draft_vocab], or None if the checkpoint has
+    no tensor d2t. This tensor holds differences: the target's id minus the head's id."""
     if "d2t" not in tensors:
         return None
     ids = tensors["d2t"].to(torch.int64) + torch.arange(head.draft_vocab_size)

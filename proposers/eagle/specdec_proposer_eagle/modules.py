@@ -1,7 +1,7 @@
-"""The heads of EAGLE (Li et al. 2024) and EAGLE-3 (Li et al. 2025) as modules.
+"""The draft heads of EAGLE (Li et al. 2024) and EAGLE-3 (Li et al. 2025) as torch modules.
 
-Tokens of all requests form a flat batch, [num_tokens, ...]. The modules hold no KV cache: the function `attend`, which
-they get as an argument, stores keys and values and computes attention.
+The tokens of all requests form a flat batch, [num_tokens, ...]. The modules hold no KV cache: the function `attend`,
+which they get as an argument, stores keys and values and computes attention.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """A decoder layer of a head. EAGLE-3's first layer takes the embedding and the hidden state concatenated; the first
-    layer of EAGLE-1 and -2 has no input norm."""
+    """A decoder layer of an EAGLE head. In EAGLE-3, the first layer's input is the token's embedding and the hidden
+    state, concatenated. In EAGLE-1 and -2, the first layer has no input norm."""
 
     def __init__(self, head: HeadConfig, layer: int) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Layer(nn.Module):
 
 
 class Head(nn.Module):
-    """An EAGLE head. `embed_tokens` and `lm_head` are None if the head uses the target's."""
+    """An EAGLE draft head. `embed_tokens` or `lm_head` is None if the head uses the target's embedding or LM head."""
 
     def __init__(self, head: HeadConfig) -> None:
         super().__init__()
@@ -115,8 +115,8 @@ class Head(nn.Module):
         self.rotary = LlamaRotaryEmbedding(head.layer)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """Project the target's hidden states [n, feature_size] to the head's width. EAGLE-1 and -2 use them as they
-        are."""
+        """Project the target's hidden states, concatenated, [n, feature_size], to the head's hidden size. A head of
+        EAGLE-1 or -2 uses them unchanged."""
         if not self._is_eagle3:
             return features
         if self.fc_norm:
@@ -135,14 +135,16 @@ class Head(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the head over a flat batch of tokens.
 
-        embedded: [n, hidden], for each token the embedding of the token after it.
-        feature: [n, hidden], for known tokens the result of `fuse`, for a draft token this method's second result for
-            its parent.
-        rotation: `rotation` of the tokens' positions.
-        rows: int64, indices of the tokens whose outputs are returned; None for all. Of the others, the last layer only
-            computes keys and values.
+        embedded: [n, hidden], for each token the embedding of the next token.
+        feature: [n, hidden]. For a token of the request, this is the result of `fuse`. For a draft token, it is the
+            second result of this method for the token's parent in the draft.
+        rotation: the result of the method `rotation` for the tokens' positions.
+        attend: stores keys and values in the KV cache and computes attention; see `Attend`.
+        rows: int64, indices of the tokens whose outputs are returned; None for all tokens. For the other tokens, the
+            last layer computes only keys and values.
 
-        Returns [len(rows), hidden] each: the input of the LM head, and the feature for the next level of the draft.
+        Returns two tensors, [len(rows), hidden] each: the input of the LM head, and `feature` for the next level of the
+        draft.
         """
         if self._is_eagle3:
             hidden = feature

@@ -35,10 +35,10 @@ class EagleProposer(Proposer):
     """Drafts with an EAGLE head, which has a KV cache of its own beside the target's.
 
     KV-cache slot i of the head belongs to the embedding of token i + 1 and the target's hidden states of token i; the
-    head's output there predicts token i + 2. When tokens become final, `observe` computes their slots from the target's
-    hidden states. It overwrites slots that were drafted, which were computed from the head's own hidden states. The
-    last of these slots belongs to the embedding of the request's last token. Its output is kept per request and gives
-    the logits of the next draft's first level.
+    head's output there predicts token i + 2. When tokens become final (prompt tokens and accepted draft tokens),
+    `observe` computes their slots from the target's hidden states. This overwrites slots that the head computed from
+    its own hidden states while drafting. The last slot belongs to the embedding of the request's last token. The head's
+    output there is kept for each request and gives the logits of the next draft's first level.
     """
 
     def __init__(
@@ -123,8 +123,14 @@ class EagleProposer(Proposer):
     def _forward(
         self, passed: DraftPass, features: torch.Tensor, rows: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the head on a forward pass. features: [num_tokens, hidden]. rows: as in `Head.forward`, whose two results
-        are returned, with padding at the end."""
+        """Run the head on the tokens of one forward pass.
+
+        features: [num_tokens, hidden], the argument `feature` of `Head.forward`.
+        rows: int64, indices of the tokens whose outputs are returned; None for all tokens.
+
+        Returns the two results of `Head.forward`: inputs of the LM head, and features for the next level. There may be
+        padding rows at the end.
+        """
         if passed.num_tokens < len(passed.token_ids):
             features = pad(features, (0, 0, 0, len(passed.token_ids) - passed.num_tokens))
         with self._attention.forwarding(passed.metadata, passed.visibility, window=self._config.draft_window):
@@ -137,10 +143,10 @@ class EagleProposer(Proposer):
         return self._context.embed(token_ids) if own is None else own(token_ids)
 
     def _logits(self, outputs: torch.Tensor, requests: np.ndarray) -> torch.Tensor:
-        """Logits [n, draft_vocab], or over the target's vocabulary, [n, vocab], if recent tokens of the text can be
-        drafted.
+        """Return the logits of the next draft tokens: [n, draft_vocab] over the head's vocabulary or, if the request's
+        recent tokens outside of it can be drafted, [n, vocab] over the target's.
 
-        outputs: [n, hidden], inputs of the LM head; each request has equally many rows.
+        outputs: [n, hidden], inputs of the LM head. Each request has equally many rows.
         requests: int64 [num_requests], the requests' indices in the batch.
         """
         lm_head = self._head.lm_head

@@ -1,6 +1,6 @@
-"""Recognizes EAGLE heads by their tensors, and lists published heads of well-known targets.
+"""Recognizes EAGLE heads by the names of their tensors, and lists published heads of well-known targets.
 
-This module runs when plugins are listed, so it imports no torch.
+The engine imports this module when it lists plugins, so the module does not import torch.
 """
 
 from __future__ import annotations
@@ -28,18 +28,25 @@ EAGLE3 = {
 
 
 def aux_layers(num_layers: int) -> tuple[int, ...]:
-    """Default layers of the target whose inputs an EAGLE-3 head reads: a low, the middle and a high one."""
+    """Return the layers of the target whose inputs an EAGLE-3 head reads by default: a low, the middle and a high
+    layer."""
     return 2, num_layers // 2, num_layers - 3
 
 
 def is_eagle3(config: Mapping[str, Any], shapes: Shapes) -> bool:
-    """Whether the tensors are an EAGLE-3 head's. Only such a head normalizes the hidden state (`hidden_norm`) beside
-    the embedding."""
+    """Whether a checkpoint is an EAGLE-3 head. Only EAGLE-3 has a norm of its own for the hidden state, `hidden_norm`,
+    beside that of the embedding.
+
+    shapes: the shape of each of the checkpoint's tensors, by the tensor's name.
+    """
     return _is_head(shapes) and any(name.endswith(".hidden_norm.weight") for name in shapes)
 
 
 def is_eagle(config: Mapping[str, Any], shapes: Shapes) -> bool:
-    """Whether the tensors are an EAGLE-1 or EAGLE-2 head's. The first layer of such a head has no input norm."""
+    """Whether a checkpoint is an EAGLE-1 or EAGLE-2 head. The first layer of such a head has no input norm.
+
+    shapes: the shape of each of the checkpoint's tensors, by the tensor's name.
+    """
     return _is_head(shapes) and "layers.0.input_layernorm.weight" not in shapes and not is_eagle3(config, shapes)
 
 

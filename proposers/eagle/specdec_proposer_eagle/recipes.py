@@ -74,8 +74,8 @@ class Eagle3Options(HeadOptions):
     )
 
     def layers(self, target: TargetInfo) -> tuple[int, ...]:
-        """Layers of the target whose inputs the head reads. Raises ConfigError if the target lacks one that was
-        given."""
+        """Return the indices of the target's layers whose inputs the head reads. Raises ConfigError if the user gave a
+        layer that the target lacks."""
         num_layers = target.num_layers
         if self.aux_layers is None:
             if num_layers >= 7:
@@ -89,8 +89,8 @@ class Eagle3Options(HeadOptions):
         return self.aux_layers
 
     def vocab_size(self, target: TargetInfo) -> int:
-        """Size of the head's vocabulary, by default the target's or 32000, if that is less. Raises ConfigError if it
-        exceeds the target's."""
+        """Return the size of the head's vocabulary. By default this is the smaller of 32000 and the size of the
+        target's vocabulary. Raises ConfigError if a given size exceeds the target's."""
         if self.draft_vocab_size is not None and self.draft_vocab_size > target.vocab_size:
             raise ConfigError(
                 f"draft_vocab_size={self.draft_vocab_size}, but the target has {target.vocab_size} tokens: give at "

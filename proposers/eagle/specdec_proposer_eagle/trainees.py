@@ -23,9 +23,12 @@ Metrics = Mapping[str, torch.Tensor]
 
 
 class EagleTrainee(nn.Module):
-    """Trains an EAGLE head (Li et al. 2024). The loss is the smooth L1 distance of its output to the target's next
-    hidden state, plus the cross entropy between the token distributions that the target's LM head computes from the
-    two."""
+    """Trains an EAGLE head (Li et al. 2024) to predict the target's next hidden state.
+
+    The loss is a weighted sum of two terms. The first is the smooth L1 distance between the head's output and the
+    target's next hidden state. The target's LM head turns both of these into token distributions; the second term is
+    the cross entropy between these distributions.
+    """
 
     def __init__(self, options: EagleOptions, target: TrainingTarget) -> None:
         super().__init__()
@@ -64,7 +67,7 @@ class Eagle3Trainee(nn.Module):
 
     The loss of a step is the cross entropy to the target's distribution over the head's vocabulary. Positions where the
     target's most likely token is outside that vocabulary are masked. With feature_weight, a smooth L1 loss also pulls
-    the inputs of the head's LM head towards those of the target's. A head learns these inputs from far fewer texts.
+    the inputs of the head's LM head towards the inputs of the target's LM head; this needs far fewer training texts.
     """
 
     target_ids: torch.Tensor  # int64 [draft_vocab], ascending
@@ -135,20 +138,28 @@ class Eagle3Trainee(nn.Module):
 
 
 def _distance(outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Smooth L1 distance between hidden states [batch, n, hidden], averaged over the last dimension: [batch, n]."""
+    """Return the smooth L1 distance between hidden states, [batch, n, hidden], averaged over the last dimension:
+    [batch, n]."""
     return smooth_l1_loss(outputs, wanted, reduction="none").mean(-1)
 
 
 def most_frequent(token_counts: torch.Tensor, size: int) -> torch.Tensor:
-    """The ids of the `size` most frequent tokens, ascending. Of equally frequent tokens, lower ids are taken first."""
+    """Return the ids of the `size` most frequent tokens, ascending. Of equally frequent tokens, the lowest ids are
+    taken.
+
+    token_counts: int64 [vocab], how often each token occurs in the training texts.
+    """
     return token_counts.cpu().argsort(descending=True, stable=True)[:size].sort().values
 
 
 def _weight(counts: torch.Tensor, step: int) -> torch.Tensor:
-    """Weight of each position's loss at a step of the training-time test, [batch, length - 1 - step]. The sum is 1.
+    """Return the weight of each position's loss at a step of the training-time test, float32 [batch, length - 1 -
+    step].
 
-    Position i predicts token i + 2 + step, so the last position has no token to predict and gets weight 0.
-    counts: bool [batch, length], tokens that are not masked.
+    Position i predicts token i + 2 + step. Its weight is 0 if this token is masked or does not exist, as at the last
+    position. The other positions have equal weights with the sum 1.
+
+    counts: bool [batch, length], False for masked tokens.
     """
     weight = torch.zeros_like(counts[:, 1 + step :], dtype=torch.float32)
     weight[:, :-1] = counts[:, 2 + step :]
@@ -163,10 +174,10 @@ def _head_config(
     is_eagle3: bool,
     layers: tuple[int, ...] = (),
 ) -> HeadConfig:
-    """The configuration of a new head.
+    """Return the architecture of a new head.
 
-    shapes: shapes of the tensors of optional parts, by name.
-    layers: layers of the target whose inputs an EAGLE-3 head reads.
+    shapes: shapes of the tensors of the head's optional modules, by parameter name.
+    layers: indices of the target's layers whose inputs an EAGLE-3 head reads.
 
     Raises ConfigError if the target's config lacks num_attention_heads.
     """
@@ -203,8 +214,8 @@ def _head_config(
 
 
 def _rope(config: Any) -> dict[str, Any]:
-    """Parameters of the head's rotary embedding: the target's if they are of a common type, else plain ones with the
-    same base."""
+    """Return the parameters of a new head's rotary embedding: the target's if their type is default, linear or llama3
+    with full rotation, else unscaled ones with the target's rope_theta."""
     found = getattr(config, "rope_parameters", None) or {}
     if found.get("rope_type", "default") in ("default", "linear", "llama3") and "partial_rotary_factor" not in found:
         return {"rope_type": "default", "rope_theta": 10000.0, **found}

@@ -1,9 +1,9 @@
 """The training-time test (Li et al. 2025, section 3.2): a head is trained on its own outputs, as it drafts from them.
 
-At step k, position i of a text gets the embedding of token i + 1 + k (teacher forcing) and its own output of step
-k - 1. It acts as the draft token at depth k of a draft that begins at position i, so its rotary position is i + k. It
-attends to the keys of step 0 up to position i, which the KV cache would hold, and to position i's own keys of steps 1
-to k, which are those of the draft token and its ancestors.
+At step k, the head's input at position i of a text is the embedding of token i + 1 + k (teacher forcing) and the head's
+own output for position i at step k - 1. This is the input of the draft token at depth k in a draft that begins at
+position i, so the rotary position is i + k. Position i attends to the keys of step 0 up to position i, which the KV
+cache would hold, and to its own keys of steps 1 to k, which are those of the draft token and its ancestors.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from specdec_proposer_eagle.modules import Head
 
 
 class SlotAttention:
-    """The attention of the training-time test over texts, [batch, length]. `Head` calls `attend` in each layer, for one
-    step after the other."""
+    """Attention of the training-time test over a batch of texts, [batch, length]. `Head` calls `attend` once in each
+    layer at each step, and the object keeps the keys and values of all steps so far."""
 
     def __init__(self, batch: int, length: int) -> None:
         self._shape = batch, length
@@ -39,11 +39,11 @@ class SlotAttention:
         return attended.transpose(1, 2).flatten(0, 1)
 
     def _attend_own(self, query: torch.Tensor, steps: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Attention in every step but the first: each position attends to the first step's keys up to itself, and to
-        its own keys of the later steps.
+        """Compute attention at any step after the first. Each position attends to the first step's keys up to the
+        position itself, and to its own keys of the later steps.
 
-        Query and result are [batch, num_heads, length, head_dim].
-        steps: (key, value) of each step so far.
+        query: [batch, num_heads, length, head_dim], like the result.
+        steps: the (key, value) pair of each step so far, in the same layout.
         """
         (key, value), *later = steps
         length = query.shape[2]
@@ -65,13 +65,15 @@ def unroll(
     features: torch.Tensor,
     num_steps: int,
 ) -> Iterator[torch.Tensor]:
-    """Yield the inputs of the LM head at each step, [batch, length, hidden]. The last 1 + step positions of each text
-    are meaningless, since the tokens whose embeddings they need lie behind the text's end.
+    """Run the training-time test. Yields, for each step, the inputs of the head's LM head, [batch, length, hidden].
 
-    embed: token ids -> embeddings.
+    At the last 1 + step positions of each text the result is meaningless, since these positions need embeddings of
+    tokens beyond the text's end.
+
+    embed: a function from token ids to embeddings.
     token_ids: int64 [batch, length].
-    features: [batch, length, hidden], from `Head.fuse`.
-    num_steps: steps of the training-time test.
+    features: [batch, length, hidden], the result of `Head.fuse`.
+    num_steps: number of steps of the training-time test.
     """
     batch, length = token_ids.shape
     attention = SlotAttention(batch, length)

@@ -1,12 +1,14 @@
-"""Reference implementations of EAGLE and EAGLE-3 heads: float64, no KV cache, the whole path recomputed for each node.
+"""Reference implementations of EAGLE and EAGLE-3 heads: in float64 and without a KV cache. For each node of a draft
+tree, the whole path to it is computed anew.
 
-Sources: Li et al. 2401.15077 (EAGLE), 2406.16858 (EAGLE-2), 2503.01840 (EAGLE-3), and the projects' own forwards.
+Sources: Li et al. 2401.15077 (EAGLE), 2406.16858 (EAGLE-2), 2503.01840 (EAGLE-3), and the forward passes in the
+projects' code.
 
-Both functions take a head as published: `tensors` by the names in its file, `config` as in its config.json. The input
-at position i of a text is the embedding of x_{i+1} and the target's hidden state of x_i. The input of a tree node (a
-draft token) at depth d, from 1 on, is its own embedding and the head's output for its parent, at rotary position
-n - 1 + d. It attends to the n positions of the text, its ancestors and itself. So the path to a node is a plain causal
-sequence, which is computed here.
+`reference_eagle` and `reference_eagle3` take a head as published: `tensors` by the names in its file, `config` as in
+its config.json. The head's input at position i of a text is the embedding of x_{i+1} and the target's hidden state of
+x_i. Its input for a tree node (a draft token) at depth d, from 1 on, is the node's embedding and the head's output for
+the node's parent, at rotary position n - 1 + d. The node attends to the n positions of the text, its ancestors and
+itself. So the path to a node is a plain causal sequence.
 """
 
 from __future__ import annotations
@@ -30,13 +32,14 @@ def reference_eagle(
     features: Tensor,
     tree: Tree = (),
 ) -> Tensor:
-    """Logits of an EAGLE-1/2 head, float64 [1 + len(tree), vocab_size]: after the root, which is the last of `tokens`,
-    and after every node of the tree.
+    """Return the logits of an EAGLE-1 or -2 head, float64 [1 + len(tree), vocab_size]. The first row predicts the token
+    after the root, which is the last of `tokens`; the other rows predict the token after each node of the tree.
 
     Args:
-        embed: token ids int64 [s] -> the target's embeddings [s, hidden_size]; not used if the head has embed_tokens.
-        lm_head: the target's LM head, float64 [s, hidden_size] -> [s, vocab_size].
-        tokens: n + 1 token ids x_0 .. x_n; the target has not computed the last one, the root.
+        embed: a function that returns the target's embeddings [s, hidden_size] of token ids, int64 [s]. It is not
+            called if the head has embed_tokens.
+        lm_head: the target's LM head, a function from float64 [s, hidden_size] to [s, vocab_size].
+        tokens: n + 1 token ids x_0 .. x_n. The target has not run on the last one, the root.
         features: [n, hidden_size], the target's output after its last norm at x_0 .. x_{n-1}.
         tree: the nodes drafted so far.
     """
@@ -69,11 +72,12 @@ def reference_eagle3(
     features: Tensor,
     tree: Tree = (),
 ) -> Tensor:
-    """Logits of an EAGLE-3 head over its draft vocabulary, float64 [1 + len(tree), draft_vocab_size].
+    """Return the logits of an EAGLE-3 head over its draft vocabulary, float64 [1 + len(tree), draft_vocab_size].
 
-    As `reference_eagle`, but `features` are the target's auxiliary hidden states concatenated, lowest layer first:
-    [n, 3 * target hidden size]. `embed` and `lm_head` are used if the head has none of its own. `config` may have the
-    layout of EAGLE's own heads or of speculators, and the layers may be called midlayer or layers.N.
+    The arguments and rows are those of `reference_eagle`, except that `features` holds the target's auxiliary hidden
+    states, concatenated, lowest layer first: [n, 3 * target hidden size]. `embed` and `lm_head` are used only if the
+    head has no embedding or LM head of its own. `config` may have the layout of EAGLE's own heads or of speculators,
+    and the head's layers may be called midlayer or layers.N.
     """
     config = flat_config(config)
     head = Head({name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}, config, embed)
@@ -95,15 +99,15 @@ def reference_eagle3(
 
 
 def flat_config(config: Config) -> dict[str, Any]:
-    """A config as one flat dict: transformer_layer_config and eagle_config move to the top level, whose own keys take
-    precedence."""
+    """Return a head's config as one flat dict. The keys nested under transformer_layer_config and eagle_config move to
+    the top level; keys that are already there take precedence."""
     nested = {**config.get("transformer_layer_config", {}), **(config.get("eagle_config") or {})}
     return {**nested, **{key: value for key, value in config.items() if value is not None}}
 
 
 def target_token_ids(tensors: Tensors, draft_vocab_size: int) -> Tensor:
-    """The target's ids of the tokens in the draft vocabulary, int64 [draft_vocab_size]. The tensor d2t holds offsets;
-    without it the ids are the same."""
+    """Return the target's id of each token in the draft vocabulary, int64 [draft_vocab_size]. The tensor d2t holds the
+    difference to each draft id. Without d2t the ids are the same."""
     token_ids = torch.arange(draft_vocab_size)
     return token_ids + tensors["d2t"] if "d2t" in tensors else token_ids
 
@@ -111,12 +115,12 @@ def target_token_ids(tensors: Tensors, draft_vocab_size: int) -> Tensor:
 def next_log_probs(
     logits: Callable[[Tree], Tensor], token_ids: Tensor | None = None
 ) -> Callable[[tuple[int, ...]], dict[int, float]]:
-    """The head as a function for `reference_tree.dynamic_tree`: path of tokens below the root -> {token id:
-    log-probability}.
+    """Wrap a head as the function that `reference_tree.dynamic_tree` calls: it takes the path of token ids from the
+    root's child to a node and returns {token id: log-probability} of the next token.
 
     Args:
-        logits: one of the references above with all arguments but `tree` given.
-        token_ids: the target's token id of each draft token id, where the vocabularies differ.
+        logits: `reference_eagle` or `reference_eagle3` with all arguments but `tree` given.
+        token_ids: the target's id of each draft token id; None if the vocabularies are the same.
     """
 
     def after(path: tuple[int, ...]) -> dict[int, float]:
@@ -130,8 +134,11 @@ def next_log_probs(
 def _at_root_and_nodes(
     head: Head, forward: Callable[[Tensor, Tensor], Tensor], tokens: Sequence[int], features: Tensor, tree: Tree
 ) -> Tensor:
-    """The head's outputs for the root and for each node, [1 + len(tree), hidden_size]. forward: (embeddings, hidden
-    states) of a causal sequence -> outputs. Raises ValueError if the lengths of tokens and features do not fit."""
+    """Return the head's outputs at the root and at each node, [1 + len(tree), hidden_size]. Raises ValueError unless
+    `tokens` has one entry more than `features`, which must not be empty.
+
+    forward: a function from the embeddings and hidden states of a causal sequence to the head's outputs.
+    """
     if not len(tokens) - 1 == len(features) > 0:
         raise ValueError(
             f"{len(tokens)} tokens, {len(features)} features: allowed is one feature less, and at least one"
@@ -147,8 +154,8 @@ def _at_root_and_nodes(
 
 
 def _path(tree: Tree, node: int) -> list[int]:
-    """The indices of the nodes from the root's child to this one. Raises ValueError if a parent is not an earlier
-    node."""
+    """Return the indices of the nodes on the path from the root's child to `node`. Raises ValueError if a node's parent
+    is not an earlier node."""
     parent = tree[node][1]
     if not -1 <= parent < node:
         raise ValueError(f"node {node} has parent {parent}: allowed are -1 and the nodes before it")
@@ -156,7 +163,7 @@ def _path(tree: Tree, node: int) -> list[int]:
 
 
 def _fused_features(head: Head, features: Tensor) -> Tensor:
-    """The target's auxiliary hidden states, concatenated, projected to the head's width: [n, hidden_size]."""
+    """Project the target's auxiliary hidden states, concatenated, to the head's hidden size: [n, hidden_size]."""
     features = features.double()
     if head.config.get("norm_before_fc", False):
         features = head.norm("input_norm", features)

@@ -1,4 +1,4 @@
-"""The Llama layer of a draft head in float64, on one causal sequence and without a KV cache."""
+"""The Llama decoder layer of a draft head in float64, for one causal sequence and without a KV cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Tensors = Mapping[str, Tensor]
 
 
 class Head:
-    """A head's tensors in float64 and the operations of a Llama layer, on one sequence [s, ...] from position 0 on."""
+    """A draft head's tensors in float64 and the operations of a Llama decoder layer. They take one sequence, [s, ...],
+    whose first position is 0."""
 
     def __init__(self, tensors: Tensors, config: Config, embed: Callable[[Tensor], Tensor]) -> None:
         _refuse_unknown(config)
@@ -32,7 +33,8 @@ class Head:
         return self._tensors[name].double()
 
     def check_all_used(self) -> None:
-        """Raise ValueError if no operation has read one of the tensors: the config then does not fit the tensors."""
+        """Raise ValueError if the head has a tensor that no operation has used, which means that the config does not
+        fit the tensors. d2t and t2d are exempt."""
         if unused := sorted(self._tensors.keys() - self._used - {"d2t", "t2d"}):
             raise ValueError(f"tensors without use in this head: {unused}")
 
@@ -51,8 +53,12 @@ class Head:
         return self.tensor(f"{name}.weight") * x / (mean_square + self.config.get("rms_norm_eps", 1e-6)).sqrt()
 
     def layer(self, name: str, x: Tensor, residual: Tensor) -> Tensor:
-        """A decoder layer's output. x: the input of attention, whose output is added to `residual`; both are
-        [s, ...]."""
+        """Return the output of a decoder layer, [s, hidden_size].
+
+        name: the layer's prefix in the names of its tensors.
+        x: the input of attention, [s, ...].
+        residual: the hidden states to which the output of attention is added, [s, hidden_size].
+        """
         h = residual + self._attention(f"{name}.self_attn", x)
         return h + self._mlp(f"{name}.mlp", self.norm(f"{name}.post_attention_layernorm", h))
 
@@ -79,19 +85,24 @@ class Head:
         return self.linear(f"{name}.o_proj", torch.cat(outputs, dim=-1))
 
     def _head_norm(self, name: str, x: Tensor) -> Tensor:
-        """Qwen3's norm of an attention head's queries or keys. Without its weight in the checkpoint, x is returned."""
+        """Apply Qwen3's norm to the queries or keys of one attention head. Returns x unchanged if the draft head has no
+        weight for this norm."""
         return self.norm(name, x) if self.has(f"{name}.weight") else x
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Llama's rotary embedding, which pairs dimension j with j + half. x: [s, head_dim]; angles: [s, head_dim / 2]."""
+    """Apply Llama's rotary embedding, which rotates dimensions j and j + head_dim / 2 together.
+
+    x: [s, head_dim], the queries or keys of one attention head.
+    angles: [s, head_dim / 2].
+    """
     low, high = x.chunk(2, dim=-1)
     return torch.cat([low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin()], dim=-1)
 
 
 def inverse_frequencies(config: Config) -> Tensor:
-    """Rotary angle per position, float64 [head_dim / 2]. The config may have the old keys (rope_theta, rope_scaling) or
-    the new one (rope_parameters)."""
+    """Return the rotary angle per position of each pair of dimensions, float64 [head_dim / 2]. The config may have the
+    old keys (rope_theta, rope_scaling) or the new one (rope_parameters)."""
     rope = _rope(config)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     frequencies = [rope["theta"] ** (-2 * j / head_dim) for j in range(head_dim // 2)]
@@ -116,7 +127,7 @@ def _rope(config: Config) -> dict[str, Any]:
 
 
 def _refuse_unknown(config: Config) -> None:
-    """Raises NotImplementedError for config values that this reference does not implement."""
+    """Raise NotImplementedError if the config has a value that this reference implementation does not support."""
     rope = _rope(config)
     rotated = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     asked: dict[str, tuple[Any, set[Any]]] = {

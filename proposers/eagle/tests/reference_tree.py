@@ -1,11 +1,13 @@
 """Reference implementation of EAGLE-2's dynamic draft tree (Li et al. 2406.16858, section 4).
 
-A node's index is the order in which it is generated: first the root's children, likeliest first, then level by level
-the children of the frontier, the nodes of the level above that are expanded. The frontier is ordered best first, and
-each of its nodes' children likeliest first.
+Nodes are generated level by level. First come the root's children. For each later level, only the best nodes of the
+level above are expanded; these nodes are called the frontier. The frontier's nodes are expanded in the order of their
+scores, best first, and the children of a node are generated in the order of their probabilities, likeliest first. A
+node's index is its number in this order.
 
-Ties: of equal values the first wins. Among a node's children that is the lower token id, or the earlier entry of a
-mapping (the draft vocabulary's order); among generated nodes the lower index.
+Ties: of nodes with equal values the first wins. Among the children of a node that is the one with the lower token id
+or, if the log-probabilities are a mapping, the earlier entry, which is the order of the draft vocabulary. Among all
+generated nodes it is the one with the lower index.
 """
 
 from __future__ import annotations
@@ -36,13 +38,15 @@ class _Candidate:
 def dynamic_tree(
     next_log_probs: Callable[[tuple[int, ...]], LogProbs], top_k: int, depth: int, num_nodes: int
 ) -> DynamicTree:
-    """The best `num_nodes` of all generated nodes, in the order of their indices; all of them if there are fewer.
+    """Return the best `num_nodes` of all generated nodes, in the order of their indices, or all nodes if there are
+    fewer.
 
     Args:
-        next_log_probs: the draft's log-probabilities after a path of token ids below the root; () is the root itself.
-        top_k: number of children of a node, and of expanded nodes of a level; all if there are fewer.
-        depth: number of times that a frontier (a level's nodes to expand) is expanded, as the method's authors count:
-        the deepest nodes are at depth + 1; with 0 there are only the root's children.
+        next_log_probs: a function that takes the path of token ids from the root's child to a node, () for the root
+            itself, and returns the draft head's log-probabilities of the next token.
+        top_k: number of children of an expanded node, and number of expanded nodes of a level; all if there are fewer.
+        depth: number of levels that are expanded below the root, as the method's authors count. The deepest nodes are
+            at depth + 1. With 0 there are only the root's children.
         num_nodes: number of nodes without the root (the authors' total_token includes it).
     """
     candidates = _children(next_log_probs, (), -1, 0.0, top_k)
@@ -80,5 +84,5 @@ def _children(
 
 
 def _best(numbers: Sequence[int], candidates: Sequence[_Candidate], count: int) -> list[int]:
-    """The `count` of these node indices whose scores are highest, highest first. numbers: indices into `candidates`."""
+    """Return the `count` of these indices into `candidates` whose nodes have the highest scores, best first."""
     return sorted(numbers, key=lambda number: -candidates[number].score)[:count]

@@ -1,4 +1,4 @@
-"""Runs the tests of every proposer (`ProposerConformance`) on heads with random weights."""
+"""Runs the conformance tests of all proposers (`ProposerConformance`) on EAGLE heads with random weights."""
 
 from __future__ import annotations
 

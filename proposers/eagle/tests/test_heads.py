@@ -1,4 +1,5 @@
-"""Heads of all published checkpoint layouts give the same logits as the references, which follow the papers."""
+"""Tests that heads of all published checkpoint layouts give the same logits as the reference implementations in
+`reference_heads`, which follow the papers."""
 
 from __future__ import annotations
 
@@ -51,7 +52,10 @@ HEADS: dict[str, Callable[[Path], TinyHead]] = {
 def dense(
     layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, rows: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Causal attention over the whole sequence. rows: indices of the queries to compute; None for all."""
+    """Compute causal attention over one whole sequence, in place of the engine's attention with a KV cache.
+
+    rows: indices of the queries to compute; None for all.
+    """
     per_kv_head = query.shape[1] // key.shape[1]
     key, value = (each.repeat_interleave(per_kv_head, dim=1) for each in (key, value))
     hidden = torch.ones(len(key), len(key)).triu(1).bool()

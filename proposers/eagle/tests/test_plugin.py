@@ -1,4 +1,5 @@
-"""Tests of what is planned before weights are loaded, of detecting a head and its method, and of refused heads."""
+"""Tests of what the plugin plans before weights are loaded, of the detection of a head and its method, and of the
+errors for heads that do not fit."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def planned(target: Path, **config: Any) -> Plan:
 
 
 def changed(head: TinyHead, change: Change) -> Path:
-    """Apply `change` to the config and the tensors of a safetensors head, and return its folder."""
+    """Let the function `change` modify the config and the tensors of a head that is saved as safetensors. Returns the
+    head's folder."""
     config, tensors = json.loads((head.folder / "config.json").read_text()), load_file(head.folder / SAFETENSORS)
     change(config, tensors)
     (head.folder / "config.json").write_text(json.dumps(config))
@@ -86,8 +88,9 @@ def test_rows_of_the_targets_output_layer_are_for_heads_that_lack_tokens(target,
 
 
 def test_a_target_whose_logits_are_no_such_products_has_the_heads_tokens_alone(tmp_path):
-    """If the target caps its logits, as Gemma 2 does, a head drafts only tokens of its own vocabulary, since products
-    with rows of the target's LM head are not the target's logits. Setting eagle_context_tokens raises."""
+    """If the target caps its logits, as Gemma 2 does, a head drafts only tokens of its own vocabulary: the products of
+    its outputs with rows of the target's LM head are not the target's logits. Setting eagle_context_tokens is then an
+    error."""
     sizes = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 8, "head_dim": 16}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "query_pre_attn_scalar": 16}
     capping = Gemma2Config(**sizes, max_position_embeddings=64, final_logit_softcapping=1.0, initializer_range=0.3)
@@ -266,7 +269,7 @@ def test_a_file_that_was_cut_off_is_refused(file, target, tmp_path):
 
 
 class _Code:
-    """A pickle payload that runs code: unpickling it creates `file`."""
+    """A pickle that runs code: unpickling this object creates `file`."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -373,7 +376,7 @@ def test_only_the_default_tree_ends_early_by_itself(options, min_prob):
 
 
 def test_the_default_tree_is_for_the_engines_device(target, tmp_path):
-    """The default tree depends on the device of the engine, not on the best one of the machine."""
+    """The size of the default tree depends on the device that the engine uses, even if the machine has a faster one."""
     for device, size in ((CPU, ON_CPU), (torch.device("cuda"), AUTHORS)):
         config = EagleConfig(model="any")
         found = config.on(device)

@@ -1,4 +1,5 @@
-"""Tests of the dynamic tree's reference: on examples worked out by hand, and its properties on random ones."""
+"""Tests of the reference implementation of dynamic trees: on examples worked out by hand, and by properties that hold
+for random examples."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ VOCAB_SIZE = 3
 
 
 def table(seed: list[int], depth: int) -> dict[tuple[int, ...], list[float]]:
-    """Log-probabilities after every path of up to `depth` tokens, made from the numbers in `seed`. Few of them differ,
-    so that ties are common."""
+    """Return {path: log-probabilities of the next token} for every path of up to `depth` tokens. They are made from the
+    numbers in `seed`, and few of them differ, so that ties are common."""
     result = {}
     for i, path in enumerate(path for length in range(depth + 1) for path in product(range(VOCAB_SIZE), repeat=length)):
         shares = [1 + (seed[(VOCAB_SIZE * i + j) % len(seed)]) for j in range(VOCAB_SIZE)]

@@ -1,4 +1,5 @@
-"""Tests of the reference heads against transformers' layers, against trees of the authors' code, and by property."""
+"""Tests of the reference implementations of EAGLE heads (`reference_heads`): against transformers' layers, against
+trees that the authors' code drafted, and by general properties."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ Logits = Callable[..., Tensor]  # (tokens, features, tree) -> logits
 
 
 def weights(seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
-    """A target's embedding and LM head, [vocab_size, hidden_size] each, and the random generator that drew them."""
+    """Draw a target's embedding and LM head at random. Returns two matrices, [vocab_size, hidden_size] each, and the
+    random generator that drew them, for further draws."""
     generator = torch.Generator().manual_seed(1000 + seed)
     embeddings = torch.randn(TARGET.vocab_size, TARGET.hidden_size, generator=generator).double()
     output = torch.randn(TARGET.vocab_size, TARGET.hidden_size, generator=generator).double()
@@ -128,7 +130,8 @@ def test_rotation_knows_distances_only(query_at: int, key_at: int, shift: int, s
 
 
 def both(tmp_path: Path) -> list[tuple[Logits, int]]:
-    """(logits, width of its features) of an EAGLE and an EAGLE-3 head, which combine many variants."""
+    """Return two pairs (function that computes logits, width of its features), for an EAGLE and an EAGLE-3 head with
+    many variants combined."""
     shape = Shape(num_hidden_layers=2, head_dim=6, rope_scaling=llama3_rope())
     shape3 = Shape(hidden_size=24, draft_vocab_size=40, norm_before_residual=True, norm_output=True, fc_norm=True)
     return [
@@ -164,8 +167,8 @@ def test_each_input_counts(tmp_path: Path) -> None:
 
 
 def test_drafted_slots_are_slots_with_the_features_that_the_head_fed_back(tmp_path: Path) -> None:
-    """The head computes the same for a chain of draft tokens as for a text whose last hidden states are its own
-    outputs."""
+    """A head gives the same outputs for a chain of draft tokens as for the same tokens in the text, if the head's own
+    outputs take the place of the target's hidden states."""
     embeddings, _, _ = weights(0)
     head = write_eagle(tmp_path / "eagle", TARGET, 5)
     # An EAGLE-3 head without fc and lm_head reads hidden states of its own width and returns its feedback.
@@ -204,8 +207,9 @@ def test_a_pre_norm_recurrence_and_a_post_norm_one_differ_from_the_first_node_on
     ],
 )
 def test_norms_forget_the_scale_of_what_they_norm(tmp_path: Path, shape: Shape, of_all: bool, of_each: bool) -> None:
-    """A head's output does not depend on the scale of the target's hidden states if a norm comes first: on a common
-    scale if they are normed together (of_all), on the scale of each if one by one (of_each)."""
+    """If a head begins with a norm, scaling the target's hidden states does not change its logits. A norm of the
+    concatenated hidden states (of_all) allows one common scale; norms of each layer's hidden states (of_each) allow a
+    scale for each."""
     logits = eagle3(write_eagle3(tmp_path, TARGET, 8, shape=evolve(shape, rms_norm_eps=1e-12)))
     tokens, features = context(7, 5, 96)
     rows = logits(tokens, features, TREE)

@@ -1,4 +1,5 @@
-"""A draft that stops early equals the upper levels of the full draft, whichever other requests stop."""
+"""Tests that a draft which stops early equals the upper levels of the full draft, wherever the drafts of other requests
+stop."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ SIZES = Target(hidden_size=32, vocab_size=48, num_hidden_layers=6)
 
 
 class AnyStop(Stopping):
-    """Decides at random at which depth each request's draft stops; 0 means no draft."""
+    """Stops each request's draft at a random depth; 0 means no draft."""
 
     generator = torch.Generator().manual_seed(0)
 

@@ -1,4 +1,5 @@
-"""The heads that `tiny_heads` writes have the layout of published ones, and the references can read them."""
+"""Tests that the heads which `tiny_heads` writes have the layout of published ones, and that the reference
+implementations in `reference_heads` can read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A head in training computes the same logits, at every position and step, as when it drafts."""
+"""Tests that a head in training computes the same logits, at every position and step, as when it drafts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def batch_of(target: TrainingTarget, taps: tuple[str, ...], seed: int = 1) -> Tr
 
 
 def sharpen(trainee: torch.nn.Module) -> torch.nn.Module:
-    """Enlarge a trainee's weights so that a wrong position or attention mask changes the results."""
+    """Replace the weight matrices of the head in training by larger random ones, so that a wrong position or attention
+    mask changes the results. Returns the trainee."""
     for parameter in trainee.head.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=1.5 * parameter.shape[1] ** -0.5)
@@ -111,7 +112,7 @@ def test_what_is_saved_is_what_the_proposer_loads(target, tmp_path):
     ],
 )
 def test_what_does_not_count_teaches_nothing(recipe, options, target):
-    """The loss does not depend on masked tokens, nor on tokens behind the last unmasked one."""
+    """The loss does not depend on masked tokens, nor on tokens after the last unmasked one."""
     torch.manual_seed(0)
     trainee = recipe.make(options, target, torch.arange(48))
     taps = (*recipe.taps(options, target.info), "final")

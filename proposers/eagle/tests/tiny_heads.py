@@ -1,7 +1,8 @@
-"""Tiny random draft heads, written to a folder in the layouts of the projects that publish heads.
+"""Tiny random draft heads for tests, written to a folder in the layouts of the projects that publish heads.
 
-SafeAILab/EAGLE: config.json of a plain Llama and pytorch_model.bin (some have model.safetensors). SpecForge: as
-transformers' save_pretrained writes it. speculators: its own config around a layer's, model.safetensors.
+SafeAILab/EAGLE: the config.json of a plain Llama, and pytorch_model.bin; some heads have model.safetensors instead.
+SpecForge: the files that transformers' save_pretrained writes.
+speculators: a config.json of its own, with the config of the decoder layer inside, and model.safetensors.
 
 Weights are scaled so that the embedding, the hidden state, attention and the MLP all affect the output, and attention
 is sharp. So a test of about ten tokens notices a single error (a wrong position, mask or hidden state, or a stale
@@ -40,7 +41,8 @@ class TinyHead:
 
 
 def llama3_rope(original_max_position_embeddings: int = 16) -> dict[str, Any]:
-    """Llama 3's rope scaling. The original context is so short that the scaling changes a tiny head's angles."""
+    """Return a config of Llama 3's rope scaling. The original context length is so short that the scaling changes the
+    rotary angles of a tiny head."""
     return {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -60,12 +62,13 @@ def write_eagle(
     file: str = BIN,
     shape: Shape = DEFAULT,
 ) -> TinyHead:
-    """Write an EAGLE-1/2 head as SafeAILab/EAGLE does. As in published heads, the config mentions `bias` only if it is
-    False.
+    """Write an EAGLE-1 or -2 head in the layout of SafeAILab/EAGLE. As in published heads, the config has the key
+    `bias` only if it is False.
 
     Args:
+        bias: whether fc has a bias.
+        para_norm: whether the head has HASS's norms of the embedding and of the hidden state before fc.
         file: BIN or SAFETENSORS.
-        para_norm: HASS's variant, norms of the embedding and of the hidden state before fc.
     """
     draw = Draw(seed, shape, target, hidden_size=target.hidden_size)
     hidden_size = target.hidden_size
@@ -96,10 +99,10 @@ def write_eagle3(
     file: str = BIN,
     shape: Shape = DEFAULT,
 ) -> TinyHead:
-    """Write an EAGLE-3 head as SafeAILab/EAGLE does: its layer is called midlayer, and it has d2t and t2d only if the
-    vocabularies differ.
+    """Write an EAGLE-3 head in the layout of SafeAILab/EAGLE: its layer is called midlayer, and it has d2t and t2d only
+    if its vocabulary differs from the target's.
 
-    The variants in `shape` are from other projects' heads, which use the same names.
+    The variants that `shape` can add come from heads of other projects, with the tensor names that those use.
     """
     draw, tensors = _eagle3_tensors(target, seed, shape, first="midlayer")
     config = {"architectures": ["LlamaForCausalLM"], **draw.config(), **_old_rope(shape), **_eagle3_keys(draw)}
@@ -107,7 +110,8 @@ def write_eagle3(
 
 
 def write_specforge(folder: Path, target: Target, seed: int = 0, *, shape: Shape = DEFAULT) -> TinyHead:
-    """Write an EAGLE-3 head as SpecForge does: always with d2t and t2d, and with the new and the old keys of rope."""
+    """Write an EAGLE-3 head in the layout of SpecForge: it always has d2t and t2d, and its config has both the new and
+    the old keys of the rotary embedding."""
     draw, tensors = _eagle3_tensors(target, seed, shape, first="midlayer")
     tensors.setdefault("d2t", torch.zeros(draw.draft_vocab_size, dtype=torch.int64))
     tensors.setdefault("t2d", torch.ones(target.vocab_size, dtype=torch.bool))
@@ -126,8 +130,8 @@ def write_speculators(
     num_speculative_tokens: int = 3,
     shape: Shape = DEFAULT,
 ) -> TinyHead:
-    """Write an EAGLE-3 head as speculators does: the layer's config is nested in the head's, layers are called
-    layers.N, and d2t holds offsets."""
+    """Write an EAGLE-3 head in the layout of speculators: the decoder layer's config is nested in the head's, layers
+    are called layers.N, and d2t holds the differences between the target's token ids and the head's."""
     draw, tensors = _eagle3_tensors(target, seed, shape, first="layers.0")
     layer = {**draw.config(), **_new_rope(shape), "model_type": "qwen3" if shape.qk_norm else "llama"}
     config = {
@@ -188,7 +192,8 @@ def _eagle3_tensors(target: Target, seed: int, shape: Shape, first: str) -> tupl
 
 
 def _eagle3_keys(draw: Draw) -> dict[str, Any]:
-    """Config keys that EAGLE-3 adds to Llama's. The key of a variant is absent unless the head has the variant."""
+    """Return the config keys that EAGLE-3 adds to those of Llama. The key of a variant, such as fc_norm, is present
+    only if the head has it."""
     variants = ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"]
     keys: dict[str, Any] = {name: True for name in variants if getattr(draw.shape, name)}
     if draw.hidden_size != draw.target.hidden_size:

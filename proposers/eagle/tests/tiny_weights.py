@@ -12,7 +12,8 @@ from torch import Tensor
 
 @frozen
 class Target:
-    """The target's sizes that a head depends on."""
+    """The properties of a target that a tiny head for it depends on: its sizes, and the scale of its embeddings and
+    hidden states."""
 
     hidden_size: int
     vocab_size: int
@@ -22,14 +23,15 @@ class Target:
 
     @property
     def aux_layer_ids(self) -> list[int]:
-        """The layers whose inputs EAGLE-3 reads by default."""
+        """The indices of the layers whose inputs an EAGLE-3 head reads by default."""
         num_layers = self.num_hidden_layers
         return [2, num_layers // 2, num_layers - 3]
 
 
 @frozen(kw_only=True)
 class Shape:
-    """A head's own sizes and variants. None means the target's size."""
+    """A head's own sizes, and the variants that it has. hidden_size and draft_vocab_size are the target's if they are
+    None."""
 
     hidden_size: int | None = None  # other than the target's: EAGLE-3 only, and it then has embeddings of its own
     intermediate_size: int = 48
@@ -57,7 +59,8 @@ DEFAULT = Shape()
 
 @frozen
 class Draw:
-    """Draws a head's random tensors. Each matrix maps an input with unit variance to an output with unit variance."""
+    """Draws a head's random tensors. `matrix` draws matrices that map an input with unit variance to an output with
+    unit variance."""
 
     seed: int
     shape: Shape
@@ -91,15 +94,19 @@ class Draw:
         )
 
     def vocabulary(self) -> dict[str, Tensor]:
-        """The tensors d2t and t2d of a draft vocabulary, which is a random ascending subset of the target's tokens."""
+        """Draw a draft vocabulary, a random subset of the target's tokens in ascending order, and return its tensors
+        d2t and t2d."""
         token_ids = torch.randperm(self.target.vocab_size, generator=self._generator)[: self.draft_vocab_size]
         in_draft = torch.zeros(self.target.vocab_size, dtype=torch.bool)
         in_draft[token_ids] = True
         return {"d2t": token_ids.sort().values - torch.arange(self.draft_vocab_size), "t2d": in_draft}
 
     def layers(self, first_width: int, strength: float) -> dict[str, Tensor]:
-        """The tensors of all layers, by name. first_width: input width of the first layer. strength: weight of
-        attention and MLP relative to the residual stream."""
+        """Draw the tensors of all layers. Returns them by name.
+
+        first_width: input width of the first layer.
+        strength: scale of the outputs of attention and MLP relative to the residual stream.
+        """
         tensors: dict[str, Tensor] = {}
         for i in range(self.shape.num_hidden_layers):
             layer = self._layer(first_width if i == 0 else self.hidden_size, strength)
@@ -129,7 +136,7 @@ class Draw:
         return tensors
 
     def config(self) -> dict[str, Any]:
-        """The keys of a Llama config, without those of rope."""
+        """Return the keys of a Llama config, without those of the rotary embedding."""
         shape = self.shape
         return {
             "model_type": "llama",

@@ -1,6 +1,6 @@
 """Prompt lookup as a specdec plugin: the method `ngram` drafts the tokens that followed the same n-gram earlier.
 
-The engine imports this module to list plugins, so it imports no heavy dependency; `build` does.
+The engine imports this module to list plugins. So only `build` imports numba and other heavy packages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""numba decorators and intrinsics for the n-gram index: arrays at memory addresses, and prefetching."""
+"""numba helpers for the n-gram index: decorators that compile functions, arrays at memory addresses, and
+prefetching."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ WRITE, KEEP, DATA = (ir.Constant(ir.IntType(32), value) for value in (1, 3, 1)) 
 
 
 def jit(signature: str) -> Callable[[Callable[..., Any]], Any]:
-    """Compile the decorated function for a numba signature when it is defined, or load it from numba's cache."""
+    """Return a decorator that compiles a function with numba for the argument types in `signature`. It does so when the
+    function is defined, unless the machine code is already in numba's cache."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         try:
@@ -26,13 +28,13 @@ def jit(signature: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 def jit_inner(function: Callable[..., Any]) -> Any:
-    """Compile a function that only compiled functions call; Python cannot call it."""
+    """Compile a function with numba that only other compiled functions call. Python code cannot call it."""
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
 
 
 @jit_inner
 def array_at(address, size, dtype):
-    """An array of `size` elements at a memory address. The memory must outlive the array."""
+    """Return an array of `size` elements that lies at a memory address. The memory must outlive the array."""
     return carray(_pointer(address), size, dtype)
 
 
@@ -46,7 +48,7 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 
 @intrinsic
 def prefetch(typing_context: Any, array: Any, i: Any) -> Any:
-    """Fetch array[i] into the processor's cache in the background. Any i is allowed, also one outside of the array."""
+    """Start to load array[i] into the CPU cache, without waiting for it. i may lie outside of the array."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data

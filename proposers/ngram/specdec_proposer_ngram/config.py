@@ -14,7 +14,8 @@ DEFAULT_LENGTH = 5
 
 @frozen
 class NgramConfig:
-    """Lengths of the suffixes of the text that are looked up in it, and which of several matches is continued.
+    """Options of the method `ngram`: how many of a request's last tokens are searched for among its earlier tokens, and
+    which of several matches is continued.
 
     Raises ConfigError if a value is out of range or prompt_lookup_min exceeds prompt_lookup_max.
     """
@@ -50,7 +51,7 @@ class NgramConfig:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Shortest and longest suffix to look for, in tokens. A bound left out equals the other one. By default both
-        are 5."""
+        """Smallest and largest number of last tokens to search for. If one option is None, it equals the other one. By
+        default both are 5."""
         given = [n for n in (self.prompt_lookup_min, self.prompt_lookup_max) if n is not None] or [DEFAULT_LENGTH]
         return given[0], given[-1]

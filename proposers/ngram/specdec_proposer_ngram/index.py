@@ -1,10 +1,13 @@
-"""An index of each request's n-grams, to find earlier occurrences of its last tokens; one compiled call per batch.
+"""Hash tables of the requests' n-grams, which find earlier occurrences of a request's last tokens. One compiled call
+handles a whole batch.
 
-An *end* is a number of tokens and stands for the text up to there. Each request has a hash table. Each n-gram of the
-configured lengths has a slot in it, which holds the end of its most recent (or leftmost) occurrence. When a token is
-appended, the slots of the n-grams that end with it are read: the earlier ends in them are the matches to continue from.
-Its own end then replaces them (or not, if the leftmost are wanted). So a step visits one slot for each new token and
-length, however long the text.
+In this module, the *end* of an n-gram's occurrence is the number of the request's tokens up to and including this
+occurrence. Each request has a hash table with a slot for each of the request's n-grams of the configured lengths. The
+slot holds the end of the n-gram's most recent occurrence (or of the leftmost one, if leftmost matches are wanted).
+
+When a token is appended, the slots of the n-grams that end with this token are read. The ends in these slots belong to
+earlier occurrences, and a draft can continue after one of them. Then the new end is stored in these slots (unless
+leftmost matches are wanted). So each new token costs one slot for each length, however many tokens the request has.
 
 Most of the time is spent fetching slots from memory, so the slots of many ends are prefetched before the first is read.
 """
@@ -50,21 +53,24 @@ def slots_of(state):
 
 @jit_inner
 def with_token(hashed, token):
-    """The hash of an n-gram extended to the left by a token."""
+    """Return the hash of an n-gram that is extended by one token to the left. hashed: the hash of the shorter
+    n-gram."""
     product = (hashed ^ np.uint64(token)) * NO_TOKENS
     return product ^ (product >> HALF)
 
 
 @jit_inner
 def home_of(hashed, num_slots):
-    """Index of the slot where probing for an n-gram begins. hashed: the n-gram's hash."""
+    """Return the index of the hash-table slot where the search for an n-gram begins. hashed: the n-gram's hash."""
     return np.int64(((hashed & LOW) * np.uint64(num_slots)) >> HALF)
 
 
 @jit_inner
 def prefetch_slots(state, end, shortest, longest, hashes):
-    """Prefetch the hash-table slots of the n-grams that end with token end - 1. Writes their hashes, uint64
-    [longest - shortest + 1]."""
+    """Compute the hashes of the n-grams that end with token end - 1, and prefetch their hash-table slots.
+
+    hashes: uint64 [longest - shortest + 1], overwritten with the hashes, those of shorter n-grams first.
+    """
     tokens, slots, hashed = tokens_of(state), slots_of(state), NO_TOKENS
     for n in range(1, min(end, longest) + 1):
         hashed = with_token(hashed, tokens[end - n])
@@ -75,8 +81,13 @@ def prefetch_slots(state, end, shortest, longest, hashes):
 
 @jit_inner
 def exchange(slots, hashed, end, most_recent):
-    """Return the end stored for an n-gram (the number of tokens up to an earlier occurrence), 0 for a new n-gram.
-    `end` is stored instead if the n-gram is new or if most_recent."""
+    """Return the end that the hash table holds for an n-gram, or 0 if it does not have this n-gram yet. An end is the
+    number of tokens up to and including an occurrence. If the n-gram is new or most_recent is set, `end` is stored as
+    its end.
+
+    slots: the hash table.
+    hashed: the n-gram's hash.
+    """
     i = home_of(hashed, len(slots))
     while slots[i] != 0:
         if (slots[i] ^ hashed) >> END_BITS == 0:
@@ -91,10 +102,11 @@ def exchange(slots, hashed, end, most_recent):
 
 @jit_inner
 def index_ends(states, rows, ends, hashes, shortest, longest, most_recent):
-    """Store each end (the number of tokens up to a new token) in the hash-table slots of the n-grams that end there.
+    """Store the ends of new n-grams in the hash tables, and set where each request's next draft begins.
 
-    ends[k] belongs to the request in row rows[k] of states. That request's next draft continues the text after the
-    earlier end of the longest n-gram that has one.
+    An end is the number of tokens up to and including an n-gram. All n-grams with the end ends[k] belong to the request
+    in row rows[k] of states, and hashes[k] holds their hashes. The draft begins after the earlier occurrence of the
+    longest of them that has one.
     """
     for k, row in enumerate(rows):
         slots, start = slots_of(states[row]), 0
@@ -107,8 +119,12 @@ def index_ends(states, rows, ends, hashes, shortest, longest, most_recent):
 
 @jit_inner
 def append(states, rows, new_tokens, num_new, shortest, longest, most_recent):
-    """Append new tokens to the requests' texts and index the n-grams that end with them, in order. num_new: number of
-    new tokens of each request in `rows`."""
+    """Append new tokens to the requests and add the n-grams that end with these tokens to the hash tables.
+
+    rows: the requests' rows in states.
+    new_tokens: the new tokens of all requests, one request after the other.
+    num_new: number of new tokens of each request.
+    """
     ends, rows_of_ends = np.empty(NUM_ENDS, np.int64), np.empty(NUM_ENDS, np.int64)
     hashes = np.empty((NUM_ENDS, longest - shortest + 1), np.uint64)
     for row in rows:
@@ -144,10 +160,11 @@ def draft(
     parents,  # int32 [sum of budgets]
     counts,  # int64 [batch]
 ):
-    """Append each request's new tokens and draft the continuation of its best match.
+    """Append each request's new tokens, then draft the tokens that follow its best match.
 
-    The match is the most recent (or leftmost) earlier occurrence of the longest suffix that has one, among suffixes of
-    `shortest` to `longest` tokens. Without a match, the request's count is 0.
+    The match is an earlier occurrence of the request's last n tokens, with the largest n from `shortest` to `longest`
+    that has one: the most recent occurrence or, without most_recent, the leftmost. Without a match, the request's entry
+    of `counts` is 0.
     """
     append(states, rows, new_tokens, num_new, shortest, longest, most_recent)
     for b, row in enumerate(rows):

@@ -20,7 +20,7 @@ LINE = 64
 
 
 def zeros(num_bytes: int) -> np.ndarray:
-    """Zeroed memory, uint8 [num_bytes or more], in huge pages if it is large and the system has them."""
+    """Return zeroed memory, uint8 [num_bytes or more]. If it is large, it uses huge pages where the system has them."""
     if num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(num_bytes, dtype=np.uint8)
     whole_pages = -(-num_bytes // HUGE_PAGE) * HUGE_PAGE
@@ -45,25 +45,28 @@ class Block:
 
     @property
     def num_slots(self) -> int:
-        """Number of slots of the hash table: one for each token and n-gram length, with an eighth of all left empty,
-        since probing is slow in a full table."""
+        """Number of slots of the hash table. There is one for each token and n-gram length, and an eighth of all slots
+        stays empty, since the search in a full table is slow."""
         return self.capacity * self.num_lengths * 8 // 7 + 1
 
     @property
     def _shift(self) -> int:
-        """Offset in bytes of the hash table in its memory, which varies from row to row. Otherwise the tables of texts
-        of equal length would compete for the same cache lines."""
+        """Offset in bytes at which the hash table begins in the block's memory. It differs from request to request;
+        otherwise the hash tables of requests of equal length would compete for the same cache lines."""
         return self.row % 64 * LINE
 
     @property
     def state(self) -> tuple[int, ...]:
-        """The request's row of `Indexes.states`; its columns are explained in `index`."""
+        """The values of the request's row in `Indexes.states`. The module `index` explains the columns."""
         address = self._memory.ctypes.data + self._shift
         return address, self.num_slots, address + 8 * self.num_slots, self.capacity, self.num_tokens, 0
 
 
 class Indexes:
-    """The indexes of all requests, by request id. states: an array with a row per request, explained in `index`."""
+    """The n-gram indexes of all requests, by request id.
+
+    states: int64 [max_num_requests, 6], a row for each request. The module `index` explains the columns.
+    """
 
     def __init__(self, max_num_requests: int, num_lengths: int) -> None:
         self.states = np.zeros((max_num_requests, 6), dtype=np.int64)
@@ -72,8 +75,8 @@ class Indexes:
         self._blocks: dict[str, Block] = {}
 
     def catch_up(self, requests: Sequence[RequestView]) -> tuple[list[int], list[np.ndarray]]:
-        """Each request's row of `states`, and the tokens that its index lacks. The caller must append these to the
-        index."""
+        """Return each request's row of `states` and the tokens that its index lacks. The caller must append these
+        tokens to the index, as `Indexes` counts them as appended."""
         rows, new_tokens = [], []
         for request in requests:
             token_ids = request.token_ids
@@ -91,8 +94,8 @@ class Indexes:
         self._rows.finish(request)
 
     def _allocate(self, request: RequestView, num_tokens: int) -> Block:
-        """Allocate an empty block with 1.5 times the capacity. An outgrown block is dropped and its index built anew,
-        so a token is indexed at most three times on average."""
+        """Allocate an empty index with room for 1.5 times `num_tokens`. If the request's old index is too small, it is
+        dropped, and all tokens must be appended again; so a token is appended at most three times on average."""
         self._blocks.pop(request.id, None)
         row = self._rows.start(request)
         block = Block(row, capacity=num_tokens * 3 // 2 + 64, num_lengths=self._num_lengths)

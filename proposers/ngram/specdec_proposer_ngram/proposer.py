@@ -1,4 +1,5 @@
-"""Prompt lookup decoding (Saxena 2023): finds the text's last tokens earlier in the text, drafts what followed them."""
+"""Prompt lookup decoding (Saxena 2023): finds an earlier occurrence of a request's last tokens in the request itself
+and drafts the tokens that followed."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class NgramProposer(Proposer):
-    """Drafts chains copied from the request's own tokens, in one compiled call per batch.
+    """Drafts chains of tokens copied from the request itself, in one compiled call for the whole batch.
 
-    It has no `reset`: a preempted request keeps its tokens, and the index depends on nothing else.
+    It needs no `reset`: a preempted request keeps its tokens, and its index depends on nothing else.
     """
 
     def __init__(self, config: NgramConfig, max_num_requests: int, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Puts the tests' folder on the path, so that they can import helpers in it."""
+"""Puts the tests' folder on sys.path, so that tests can import helper modules from it."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A simple reference implementation of `ngram`, and requests to draft for."""
+"""A simple reference implementation of the method `ngram`, and helpers that make requests and batches to draft for."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def reference(context: list[int], shortest: int, longest: int, match: str, budge
 
 
 class Request:
-    """A request as proposers see it (`RequestView`). Its tokens grow in an array with spare capacity, like the
-    engine's."""
+    """A request with the interface that proposers get (`RequestView`). Like the engine's, its `token_ids` is a
+    read-only view of an array with spare capacity."""
 
     def __init__(self, name: str, tokens: Sequence[int] = ()) -> None:
         self.id = name
@@ -58,7 +58,8 @@ def batch_of(requests: Sequence[Request], budgets: Sequence[int]) -> ProposerBat
 
 
 def drafts(of: NgramProposer, requests: Sequence[Request], budgets: Sequence[int]) -> list[list[int]]:
-    """Each request's drafted chain, after checks that the draft consists of chains."""
+    """Draft for the requests with the proposer `of`. Checks that all drafts are chains, and returns the token ids of
+    each."""
     draft = of.propose(batch_of(requests, budgets))
     trees: list[DraftTree] = [draft.tree(i) for i in range(len(requests))]
     for tree in trees:

@@ -1,4 +1,5 @@
-"""Tests of the n-gram index alone: with hash collisions, and mutation tests, which break its code on purpose."""
+"""Tests of the n-gram index alone. They include hash collisions, and mutation tests, which break the index's source
+code on purpose to see whether the tests notice."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def array_at(address: int, size: int, dtype: type) -> np.ndarray:
 
 
 def in_python(old: str, new: str) -> SimpleNamespace:
-    """The module `index` run as plain Python, with `old` replaced by `new` in its source."""
+    """Return the functions of the module `index`, not compiled, after replacing `old` by `new` in the module's source
+    code."""
     assert IMPORT in SOURCE
     assert old in SOURCE
     names = {
@@ -39,8 +41,11 @@ def in_python(old: str, new: str) -> SimpleNamespace:
 
 
 def draft(module, text, cuts, shortest, longest, match, budget) -> list[list[int]]:
-    """The drafts of an index after the first cuts[0], cuts[1], ... tokens of a text. The hash table has one slot more
-    than it can fill."""
+    """Append a text's tokens to an index in parts: up to cuts[0], then up to cuts[1], and so on. Returns the drafts
+    after each part. The hash table has one slot more than the n-grams can fill.
+
+    module: the module `index` or the result of `in_python`.
+    """
     num_slots = len(text) * (longest - shortest + 1) + 1
     slots, tokens = np.zeros(num_slots, dtype=np.uint64), np.zeros(len(text), dtype=np.uint32)
     states = np.array([[slots.ctypes.data, num_slots, tokens.ctypes.data, len(text), 0, 0]])
@@ -56,10 +61,11 @@ def draft(module, text, cuts, shortest, longest, match, budget) -> list[list[int
 
 
 def first_difference(module, *, longest_text: int = 6) -> object:
-    """The first text for which drafts differ from the reference's, with its options; None if there is none.
+    """Return the first case in which the drafts of `module` differ from the reference implementation's: the text, the
+    options and the drafts. Returns None if there is none.
 
-    It tries all texts of two distinct tokens up to a length and some longer ones. Each text is appended in two parts,
-    and drafted for once more without new tokens.
+    The function tries all texts of two distinct tokens with up to longest_text tokens, and some longer texts. It
+    appends each text in two parts, and then drafts once more without new tokens.
     """
     texts = [text for length in range(1, longest_text + 1) for text in product((0, 1), repeat=length)]
     chance = random.Random(0)

@@ -1,4 +1,4 @@
-"""Compares the drafts of `ngram` with a simple reference over many requests."""
+"""Compares the drafts of the method `ngram` with a simple reference implementation's over many requests."""
 
 from __future__ import annotations
 
@@ -102,8 +102,11 @@ bounds = st.tuples(st.integers(1, 8), st.integers(1, 8)).map(sorted)
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.lists(texts, min_size=1, max_size=4), min_size=1, max_size=4), bounds, st.booleans(), st.data())
 def test_equals_the_reference(parts, bounds, is_last, data):
-    """Drafts equal the reference's. parts: the tokens appended to each request in each step; a request without further
-    parts is left out of the batch."""
+    """Drafts equal those of the reference implementation.
+
+    parts: parts[i][step] holds the tokens that are appended to request i in a step. A request with no part left is not
+        in the batch.
+    """
     match = "last" if is_last else "first"
     ngram, requests = proposer(*bounds, match), [Request(str(i)) for i in range(len(parts))]
     for step in range(max(map(len, parts))):
@@ -116,8 +119,10 @@ def test_equals_the_reference(parts, bounds, is_last, data):
 
 
 def lengthen(chance: random.Random, tokens: list[int], num_kinds: int) -> None:
-    """Append 1 to 8 tokens: new ones, a copy of earlier ones, or repetitions of the last few. num_kinds: distinct
-    tokens."""
+    """Append 1 to 8 tokens to a list: random ones, a copy of earlier ones, or a repetition of the last few.
+
+    num_kinds: number of distinct token ids.
+    """
     num, kind = chance.randint(1, 8), chance.random()
     if kind < 0.3 or not tokens:
         tokens += [chance.randrange(num_kinds) for _ in range(num)]
@@ -136,8 +141,8 @@ def lengthen(chance: random.Random, tokens: list[int], num_kinds: int) -> None:
     [(1, 1, 30), (1, 3, 3), (2, 2, 2), (2, 5, 4), (5, 5, 2), (3, 7, 1), (1, 100, 3), (30, 100, 1)],
 )
 def test_lives(shortest, longest, num_kinds, match):
-    """Drafts equal the reference's while requests start, grow, are preempted and finish in random order, some with the
-    id of an earlier request."""
+    """Drafts equal those of the reference implementation while requests start, grow, are preempted and finish in random
+    order, some with the id of a finished request."""
     chance, ngram, seen = random.Random(f"{shortest} {longest} {match}"), proposer(shortest, longest, match, 6), 0
     live: list[Request] = []
     for step in range(150):
@@ -178,7 +183,8 @@ def test_memory_is_given_back():
     ngram = proposer(1, 4, max_num_requests=8)
 
     def load(seed: int) -> int:
-        """Run eight requests that outgrow their memory and finish in random order. Returns the bytes still held."""
+        """Draft for eight requests that outgrow their memory, and finish them in random order. Returns the number of
+        bytes of all arrays that are still allocated."""
         chance = random.Random(seed)
         requests = [Request(str(i), [chance.randrange(5) for _ in range(chance.randint(1, 300))]) for i in range(8)]
         while requests:

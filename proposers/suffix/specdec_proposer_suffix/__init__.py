@@ -1,6 +1,6 @@
 """Suffix decoding as a specdec plugin: the method `suffix` drafts the tokens that most often followed the same context.
 
-The engine imports this module to list plugins, so it imports no heavy dependency; `build` does.
+The engine imports this module to list plugins. So only `build` imports numba and other heavy packages.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""A suffix automaton with counts: how often each string of up to `limit` tokens occurs in a set of sequences.
+"""A suffix automaton with counts: how often each string of up to `limit` tokens occurs in a set of token sequences.
 
 Strings that end at the same positions share a state (Blumer et al. 1985, here for several sequences and strings of
-bounded length). A state's strings are all suffixes of its longest string that are longer than the longest string of its
-`link`. So the states of all suffixes that end at one position lie on one path of links. Adding or removing an
-occurrence changes only that path, and the path is short because suffixes of many lengths share a state.
+bounded length). They are suffixes of the state's longest string. The next shorter suffix belongs to another state, the
+`link` of this state. So from the state of a position's longest string, a path of links leads to the states of all
+suffixes that end at this position. Adding or removing an occurrence changes only that path, and the path is short
+because suffixes of many lengths share a state.
 
 A growing sequence is represented by its position, int64 [2]: a state and the sequence's number of tokens. The state is
 that of the longest suffix that another token may follow: the last limit - 1 tokens, or the whole sequence if it is
-shorter. Another sequence may split that state; `state_of_length` then finds the half that has the suffix. `remove` may
-free the state; `match` then finds the suffix again.
+shorter. Appending to another sequence may split that state in two; `state_of_length` then finds the one that has the
+suffix. `remove` may free the state; `match` then finds the state of the suffix again.
 
 The root, the state of the empty string, has no count and no link.
 """
@@ -61,8 +62,10 @@ def new_root(store: Store) -> int:
 
 @jit_inline
 def state_of_length(store: Store, state: int, length: int) -> int:
-    """The automaton state that has the suffix of `length` tokens now. state: the one that had it before states were
-    split."""
+    """Return the automaton state that now has a certain suffix of `length` tokens.
+
+    state: the state that had this suffix earlier. Since then it may have been split in two.
+    """
     link = store.states[state, LINK]
     while link != NONE and length <= store.states[link, LENGTH]:
         state = link
@@ -73,7 +76,7 @@ def state_of_length(store: Store, state: int, length: int) -> int:
 @jit
 def match(store: Store, root: int, limit: int, tokens: np.ndarray) -> tuple[int, int]:
     """Find the longest suffix of `tokens`, of at most limit - 1 tokens, that occurs in the automaton with this root.
-    Returns its state and its length."""
+    Returns the suffix's state and its number of tokens, or the root and 0 if no suffix occurs."""
     state, length = root, 0
     for token in tokens:
         target = target_of(store, state, token)
@@ -89,9 +92,11 @@ def match(store: Store, root: int, limit: int, tokens: np.ndarray) -> tuple[int,
 
 @jit_inline
 def extend(store: Store, limit: int, vocab_size: int, position: np.ndarray, token_ids: np.ndarray, owner: int) -> bool:
-    """Append tokens to a sequence in the automaton and advance its position in place. owner: the sequence's id.
+    """Append tokens to a sequence in the automaton and advance the sequence's position in place.
 
-    Returns False if the store was too full for all of them; position[NUM_TOKENS] then counts those that were appended.
+    owner: the sequence's id.
+
+    Returns False if the store was too full for all tokens; position[NUM_TOKENS] then counts those that were appended.
     """
     for token in token_ids:
         if not has_room_for_token(store, limit, vocab_size):
@@ -116,8 +121,8 @@ def _append(store: Store, limit: int, state: int, length: int, token: int, owner
 
 @jit_inline
 def _link_new(store: Store, limit: int, state: int, reached: int, token: int) -> None:
-    """Connect the new automaton state `reached`: set its link, and add edges to it from all suffixes of `state` that
-    `token` never followed before."""
+    """Connect a new automaton state, `reached`: set its link, and add edges with `token` that lead to it. These edges
+    start from `state` and from the states of shorter suffixes that `token` never followed before."""
     states = store.states
     while True:
         add_edge(store, state, token, reached)
@@ -137,9 +142,9 @@ def _link_new(store: Store, limit: int, state: int, reached: int, token: int) ->
 
 @jit_inline
 def _split(store: Store, limit: int, state: int, length: int, source: int, token: int) -> int:
-    """Move an automaton state's strings of up to `length` tokens to a new state, which is returned.
+    """Split an automaton state: move its strings of up to `length` tokens to a new state. Returns the new state.
 
-    source: the state from which `token` leads to the longest of these strings.
+    source: the state from which `token` leads to the longest of the moved strings.
     """
     states = store.states
     link = states[state, LINK]
@@ -161,12 +166,13 @@ def _split(store: Store, limit: int, state: int, length: int, source: int, token
 
 @jit_inline
 def _count(store: Store, state: int, length: int, reached: int, token: int, owner: int) -> None:
-    """Count one more occurrence of each string that ends with a newly appended token, and update the edges into their
-    states.
+    """Count one more occurrence of each string that ends with a newly appended token, and update the edges into the
+    states of these strings.
 
-    state, length: the longest suffix before the token.
-    reached: the state of the longest string that ends with the token; the other states are on its path of links.
-    owner: the sequence's id.
+    state, length: the longest suffix before the token: its state and its number of tokens.
+    reached: the state of the longest string that ends with the token. A path of links leads from it to the states of
+        the shorter strings.
+    owner: the id of the sequence to which the token was appended.
     """
     states = store.states
     target = reached
@@ -185,12 +191,13 @@ def _count(store: Store, state: int, length: int, reached: int, token: int, owne
 
 @jit
 def remove(store: Store, limit: int, tokens: np.ndarray) -> None:
-    """Remove a sequence from the automaton of ROOT. The result equals an automaton that was built without the sequence.
+    """Remove a sequence from the automaton whose root is ROOT. The result equals an automaton that was built without
+    the sequence.
 
     `remove` walks the sequence and subtracts one occurrence from every state on each token's path of links. A state
-    without occurrences is freed one token later, when its last edge is deleted. A state whose only child has the same
-    count is merged into that child. The edges into all these states start from states on the previous token's path, so
-    that path is kept.
+    without occurrences is freed one token later, when its last edge is deleted. A state's children are the states that
+    link to it; if it has only one and both have the same count, it is merged into that child. The edges into all these
+    states start from states on the previous token's path, so `remove` keeps that path.
     """
     states = store.states
     before, num_before = np.empty(limit + 1, np.int64), 0  # states of the suffixes that end one token earlier
@@ -222,11 +229,14 @@ def remove(store: Store, limit: int, tokens: np.ndarray) -> None:
 
 @jit
 def _take_one(store: Store, limit: int, state: int, before: np.ndarray, token: int) -> int:
-    """Subtract one occurrence from an automaton state, and merge it into its child if both now have the same count.
+    """Subtract one occurrence from an automaton state. If only one state, its child, links to it and has the same count
+    now, merge the state into the child.
 
-    before, token: states of the suffixes that end one token earlier, and the token that leads from them to this state.
-    Returns the state that has its edges afterwards: the state itself or, if it was merged, the child that took them
-    over. NONE if the child had edges of its own: then the merged state's edges are deleted.
+    before: states of the suffixes that end one token earlier.
+    token: the token of the edges that lead from these states to `state`.
+
+    Returns the state that has the edges of `state` afterwards: `state` itself or, after a merge, the child. Returns
+    NONE if the child had edges of its own; the edges of the merged state are then deleted.
     """
     states = store.states
     states[state, COUNT] -= 1
@@ -257,8 +267,8 @@ def _take_one(store: Store, limit: int, state: int, before: np.ndarray, token: i
 
 @jit
 def _repair(store: Store, before: np.ndarray, token: int) -> None:
-    """Repair the automaton's edges with `token` from the states in `before` and from the root, after the edges' targets
-    lost an occurrence.
+    """Update the edges with `token` that start from the root and from the states in `before`, after the states to which
+    they lead have lost an occurrence.
 
     Deletes edges to states without occurrences, marks best tokens as STALE, and frees the DYING states of `before`.
     """

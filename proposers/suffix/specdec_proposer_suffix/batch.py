@@ -1,4 +1,4 @@
-"""One step for a whole batch: append the requests' new tokens to suffix automata, then draft."""
+"""Compiled functions for a whole batch: they append the requests' new tokens to suffix automata, then draft."""
 
 from __future__ import annotations
 
@@ -51,17 +51,24 @@ def draft_chains(
     parents: np.ndarray,
     scores: np.ndarray,
 ) -> int:
-    """Append new tokens, then write one draft chain per request, one after the other.
+    """Append new tokens to the suffix automata, then write one draft chain per request into the arrays, one after the
+    other.
 
-    A chain comes from the automaton whose chain has the higher score: the request's own or, if strictly higher, the one
-    of all outputs. The stores (own_*: of the requests' automata; the others: of all outputs) are passed as separate
-    arrays because numba unpacks these several times as fast as tuples.
+    A chain is found in the request's own automaton, and another one in the automaton of all outputs. The second is
+    taken only if its score is higher. The arrays of two stores are passed: own_* hold the requests' own automata, the
+    others the automaton of all outputs. They are separate arguments because numba unpacks these several times as fast
+    as tuples.
 
-    requests: the request table. plan, tails: see the constants at the top of the file.
-    limits: int64 [tree depth], most draft tokens after a matched context of each length.
+    requests: int64 [max_num_seqs, REQUEST_WIDTH], a row for each request. The constants at the top of the file explain
+        its columns.
+    plan: int64 [4, batch]. The constants at the top of the file explain its rows. The first three are overwritten with
+        results.
+    tails: the last tokens of all requests, one request after the other, with all new tokens.
+    limits: int64 [tree depth], limits[n] is the largest number of draft tokens after a match of n tokens.
     least_prob: lowest cumulative probability of a draft token.
-    token_ids, parents, scores: written, [sum of budgets] each.
-    Returns DONE, OWN_IS_FULL or CACHE_IS_FULL.
+    token_ids, parents, scores: overwritten with the drafts, [sum of budgets] each.
+
+    Returns DONE or, if a store must be enlarged first, OWN_IS_FULL or CACHE_IS_FULL.
     """
     own, cache = Store(own_states, own_edges, own_book), Store(states, edges, book)
     full = take_over(own, cache, len(limits), vocab_size, requests, plan, tails)
@@ -98,8 +105,13 @@ def draft_trees(
     parents: np.ndarray,
     scores: np.ndarray,
 ) -> None:
-    """Write one draft tree per request, one after the other: all from the requests' own automata or, if is_cache, all
-    from the automaton of all outputs. store: that of the automata; the other arguments are those of `draft_chains`."""
+    """Write one draft tree per request into the arrays, one after the other.
+
+    store: the store of the suffix automata to draft from.
+    is_cache: whether the store holds the automaton of all outputs, and not the requests' own automata.
+
+    The other arguments are those of `draft_chains`.
+    """
     end, start = 0, 0
     for i in range(plan.shape[1]):
         request, budget, tail = requests[plan[SLOTS, i]], plan[BUDGETS, i], tails[start : plan[ENDS, i]]
@@ -128,8 +140,8 @@ def take_over(
     plan: np.ndarray,
     tails: np.ndarray,
 ) -> int:
-    """Append each request's new tokens to its own automaton, and its new output tokens to the one of all outputs.
-    Returns DONE, OWN_IS_FULL or CACHE_IS_FULL."""
+    """Append each request's new tokens to its own suffix automaton, and its new output tokens to the automaton of all
+    outputs. Returns DONE or, if a store must be enlarged first, OWN_IS_FULL or CACHE_IS_FULL."""
     if not _take_over(own, limit, vocab_size, requests, OWN.start, plan, tails):
         return OWN_IS_FULL
     if not _take_over(cache, limit, vocab_size, requests, CACHED.start, plan, tails):
@@ -141,8 +153,10 @@ def take_over(
 def _take_over(
     store: Store, limit: int, vocab_size: int, requests: np.ndarray, column: int, plan: np.ndarray, tails: np.ndarray
 ) -> bool:
-    """Append new tokens to one store's automata. column: the first of the two columns of the request table that hold
-    the positions in them. Returns False if the store was full."""
+    """Append the requests' new tokens to the automata in one store. Returns False if the store became full.
+
+    column: the first of the two columns of `requests` that hold the requests' positions in these automata.
+    """
     for i in range(plan.shape[1]):
         request, end = requests[plan[SLOTS, i]], plan[ENDS, i]
         position = request[column : column + 2]
@@ -157,19 +171,21 @@ def _take_over(
 
 @jit_inline
 def own_context(store: Store, request: np.ndarray, limit: int) -> tuple[int, int]:
-    """Where the request's draft begins in its own automaton: the state and the length of the suffix of its text to
-    continue."""
+    """Return where the request's draft begins in its own automaton: the state of the request's last tokens, and how
+    many of them the state stands for."""
     length = min(request[OWN][NUM_TOKENS], limit - 1)
     return state_of_length(store, request[OWN][STATE], length), length
 
 
 @jit_inline
 def cached_context(store: Store, request: np.ndarray, limit: int, tail: np.ndarray) -> tuple[int, int]:
-    """Where the request's draft begins in the automaton of all outputs: the state and the length of the suffix to
-    continue.
+    """Return where the request's draft begins in the automaton of all outputs: the state of the longest suffix of the
+    request's tokens that occurs there, and the suffix's number of tokens.
 
-    If the request's output has at least limit - 1 tokens, its stored position is the answer. Before that the suffix
-    reaches into the prompt and is looked up. tail: the request's last tokens.
+    If the request's output has at least limit - 1 tokens, its stored position gives the state. Before that, the suffix
+    reaches into the prompt and is looked up.
+
+    tail: the request's last tokens.
     """
     if request[CACHED][STATE] != NONE and request[CACHED][NUM_TOKENS] >= limit - 1:
         return state_of_length(store, request[CACHED][STATE], limit - 1), limit - 1

@@ -17,22 +17,23 @@ STORE_SHARE = 0.9
 
 
 def most_states(max_bytes: int) -> int:
-    """Largest number of states of the automaton under a memory limit."""
+    """Return the largest number of automaton states that fit into the memory limit `max_bytes`."""
     return int(max_bytes * STORE_SHARE / STATE_BYTES)
 
 
 class OutputCache:
-    """The output sequences of finished and running requests. Newer sequences have larger ids.
+    """The cached output sequences of finished and running requests, in one suffix automaton. Newer sequences have
+    larger ids.
 
     While there are more sequences than max_sequences, or more bytes than max_bytes, a finished sequence is evicted: the
     one that finished first or, with is_lru, the one that was drafted from least recently.
 
-    A removal invalidates the positions of running sequences (see `automaton`): callers compare `num_removed` and call
-    `look_up`.
+    A removal invalidates the positions of running sequences (see `automaton`). Callers notice it because `num_removed`
+    has changed, and then call `look_up` for each running sequence.
 
-    limit: longest string of the automaton, in tokens.
+    limit: length of the longest strings that the automaton counts, in tokens.
     vocab_size: number of token ids.
-    max_sequences: most sequences, running ones included.
+    max_sequences: largest number of sequences, running ones included.
     max_bytes: memory limit in bytes; None for no limit.
     is_lru: evict the least recently used sequence instead of the one that finished first.
     """
@@ -51,7 +52,7 @@ class OutputCache:
 
     @property
     def sequences(self) -> list[np.ndarray]:
-        """Finished sequences, int32 arrays, in order of eviction."""
+        """The finished sequences, int32 arrays. The one to evict next comes first."""
         return list(self._finished.values())
 
     @property
@@ -59,14 +60,19 @@ class OutputCache:
         return self.store.num_bytes + self._num_token_bytes
 
     def begin(self) -> int:
-        """Register a running sequence and return its id. May evict finished ones."""
+        """Register the output sequence of a new request and return the sequence's id. This may evict finished
+        sequences."""
         self._num_running += 1
         self._next += 1
         self._remove_surplus()
         return self._next - 1
 
     def finish(self, number: int, token_ids: np.ndarray) -> None:
-        """Keep the tokens of a sequence (number: its id) that has ended. All of them must be in the automaton."""
+        """Keep the tokens of a running sequence that has ended, until it is evicted.
+
+        number: the sequence's id.
+        token_ids: the whole sequence, which must be in the automaton already.
+        """
         self._num_running -= 1
         if len(token_ids):
             self._finished[number] = token_ids.astype(np.int32)
@@ -74,12 +80,16 @@ class OutputCache:
         self._remove_surplus()
 
     def drop(self, token_ids: np.ndarray) -> None:
-        """Remove a running sequence. token_ids: those of its tokens that are in the automaton."""
+        """Remove a running sequence.
+
+        token_ids: the tokens of the sequence that are in the automaton.
+        """
         self._num_running -= 1
         self._remove(token_ids)
 
     def add(self, token_ids: np.ndarray) -> None:
-        """Add a finished sequence. No sequence may be running. Tokens beyond the memory limit are left out."""
+        """Add a whole sequence as a finished one, while no sequence is running. If the memory limit is reached, the
+        rest of its tokens is left out."""
         number, position, removed = self.begin(), np.array([ROOT, 0]), self.num_removed
         token_ids = token_ids.astype(np.int64)
         while not extend(self.store, self.limit, self.vocab_size, position, token_ids[position[NUM_TOKENS] :], number):
@@ -90,21 +100,27 @@ class OutputCache:
         self.finish(number, token_ids[: position[NUM_TOKENS]])
 
     def look_up(self, position: np.ndarray, token_ids: np.ndarray) -> None:
-        """Update a running sequence's position in place after a removal. token_ids: the sequence, or its part up to
-        there."""
+        """Update a running sequence's position in place after another sequence was removed from the automaton.
+
+        token_ids: at least the first position[NUM_TOKENS] tokens of the running sequence.
+        """
         num_tokens = position[NUM_TOKENS]
         last = token_ids[max(0, num_tokens - self.limit + 1) : num_tokens].astype(np.int64)
         position[STATE], _ = match(self.store, ROOT, self.limit, last)
 
     def mark_used(self, numbers: Iterable[int]) -> None:
-        """Mark sequences as just drafted from, for LRU eviction. numbers: their ids; evicted ones are ignored."""
+        """Record that sequences were just drafted from, for LRU eviction.
+
+        numbers: the ids of the sequences. Ids of evicted and running sequences are ignored.
+        """
         if self._is_lru:
             for number in numbers:
                 if number in self._finished:
                     self._finished[number] = self._finished.pop(number)
 
     def make_room(self) -> bool:
-        """Enlarge the store or evict a finished sequence. Returns False if neither is possible."""
+        """Enlarge the automaton's store or, if the memory limit forbids that, evict a finished sequence. Returns False
+        if neither is possible."""
         if self._max_states is None or len(self.store.states) < self._max_states:
             self.store = enlarge(self.store, self._max_states)
             return True

@@ -1,4 +1,4 @@
-"""Saving a cache of outputs to a file of token sequences, and loading it again."""
+"""Saves the cached outputs to a file of token sequences, and loads them again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORMAT = "specdec-suffix-cache-1"
 
 
 class UnusableFileError(Exception):
-    """A file cannot be loaded. The message gives the reason and is meant to follow the file's name."""
+    """A cache file cannot be loaded. The message is the reason, worded to follow the file's name in a sentence."""
 
 
 Save = Callable[[Sequence[np.ndarray]], None]
@@ -32,10 +32,11 @@ Save = Callable[[Sequence[np.ndarray]], None]
 
 @contextmanager
 def sole_writer(path: Path) -> Iterator[Save]:
-    """Lock a cache file against other writers and yield a function that replaces its contents by sequences of token
-    ids. Waits until no other process or thread writes to the file. Raises OSError.
+    """Lock a cache file against other writers, and yield a function that replaces the file's contents by the given
+    sequences of token ids.
 
-    The replacement is atomic: readers see the old file or the new one, even if the process is killed.
+    The lock waits until no other process or thread writes to the file. The replacement is atomic: readers get the old
+    file or the new one, even if the process is killed. Raises OSError if the file cannot be locked or written.
     """
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,8 +69,9 @@ def _replace(path: Path, unfinished: Path, file: BinaryIO, sequences: Sequence[n
 
 @contextmanager
 def _locked(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, which is created if it does not exist, and lock it. Its content stays. The system unlocks the file
-    when the process ends, even if it is killed. Raises OSError, also on a file system without locks."""
+    """Open a file and lock it; the lock ends with the context. The file is created if it does not exist, and its
+    content is kept. If the process is killed, the system unlocks the file. Raises OSError, also on a file system
+    without locks."""
     while True:
         with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
             flock(file, LOCK_EX)
@@ -87,7 +89,7 @@ def _is_at(path: Path, file: BinaryIO) -> bool:
 
 
 def load_sequences(path: Path, vocab_size: int) -> list[np.ndarray]:
-    """The file's sequences of token ids, int32 arrays, in the order in which they were saved.
+    """Return the file's sequences of token ids, int32 arrays, in the order in which they were saved.
 
     Raises UnusableFileError if the file is damaged or has a token id that is not below vocab_size.
     """
@@ -116,13 +118,14 @@ def _checksum(token_ids: np.ndarray, lengths: np.ndarray) -> int:
 
 @define
 class SavedCache:
-    """The file that outputs are loaded from and appended to. Without a path, all methods do nothing.
+    """The cache file that outputs are loaded from and appended to. If `path` is None, there is no file: `load` returns
+    [], and the other methods do nothing.
 
     Several engines may share a file, in one process or in several: each appends its new outputs to the file's current
     contents.
 
-    most: most sequences in the file, and most unsaved sequences in memory; the oldest are dropped. A file that already
-        has more sequences than that does not shrink.
+    most: largest number of sequences in the file, and of unsaved sequences in memory. The oldest are dropped. A file
+        that already has more sequences does not shrink.
     """
 
     path: Path | None
@@ -132,8 +135,8 @@ class SavedCache:
     _next_save_s: float = field(init=False, factory=lambda: time.monotonic() + SAVE_EVERY_S)
 
     def load(self) -> list[np.ndarray]:
-        """The file's sequences, [] if there is no file. If the file is unusable, a warning is given, [] is returned,
-        and the file is not touched again."""
+        """Return the file's sequences of token ids, or [] if there is no file. An unusable file causes a warning; the
+        result is then [], and the file is neither read nor written from then on."""
         if self.path is None or not self.path.exists():
             return []
         try:
@@ -148,7 +151,8 @@ class SavedCache:
             return []
 
     def add(self, token_ids: np.ndarray) -> None:
-        """Queue an output to be saved. Saves the queue if the last save was at least SAVE_EVERY_S seconds ago."""
+        """Queue an output, a sequence of token ids, to be saved. If the last save was at least SAVE_EVERY_S seconds
+        ago, save the queue now."""
         if self.path is None or not len(token_ids):
             return
         self._new.append(token_ids.astype(np.int32))
@@ -157,7 +161,8 @@ class SavedCache:
             self.save()
 
     def save(self) -> None:
-        """Append the queued outputs to the file. A file that cannot be written causes a warning."""
+        """Append the queued outputs to the file. If the file cannot be written, a warning is given and the outputs stay
+        queued."""
         self._next_save_s = time.monotonic() + SAVE_EVERY_S
         if self.path is None or not self._new:
             return

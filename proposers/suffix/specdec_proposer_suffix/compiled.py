@@ -11,16 +11,16 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def jit(function: F) -> F:
-    """Compile a function with numba at its first call for each combination of argument types.
+    """Compile a function with numba. This happens at the first call with each combination of argument types.
 
-    The machine code is cached beside the source if that folder is writable.
+    The machine code is cached beside the source file if that folder is writable.
     """
     return _jit(function)
 
 
 def jit_inline(function: F) -> F:
-    """Like `jit`, but inlined into its callers, since a call with a `Store` copies dozens of words of array
-    descriptors."""
+    """Like `jit`, but numba also inlines the function into its callers. Otherwise each call with a `Store` as an
+    argument would copy the descriptors of its arrays, dozens of machine words."""
     return _jit(function, forceinline=True)
 
 

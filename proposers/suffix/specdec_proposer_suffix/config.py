@@ -26,7 +26,7 @@ def _path_as_text(value: Any) -> Any:
 
 @frozen
 class SuffixConfig:
-    """Options of suffix decoding. Names, defaults and ranges are vLLM's where vLLM has the option.
+    """Options of the method `suffix`. Options that vLLM has too have the same names, defaults and ranges as there.
 
     Raises ConfigError if a value is out of range or options contradict each other.
     """

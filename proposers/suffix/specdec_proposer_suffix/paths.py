@@ -1,5 +1,5 @@
-"""Drafting a chain. Each suffix of the context has a most frequent continuation; the one with the highest score is
-drafted."""
+"""Drafting a chain. The automaton gives the most frequent continuation of each suffix of a request's tokens, and the
+continuation with the highest score is drafted."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ ROUNDING = np.float32(1.00001)
 def best_path(
     store: Store, state: int, length: int, limits: np.ndarray, most: int, least_prob: np.float32, score: np.float32
 ) -> tuple[np.float32, int, int]:
-    """The chain with the highest score: (its score, the state it starts from, its number of tokens).
+    """Find the chain with the highest score. Returns its score, the automaton state from which it starts, and its
+    number of tokens.
 
     A chain's score is the sum of its tokens' cumulative probabilities, the expected number of accepted tokens. All
-    suffixes of the context are tried; for equal scores the longest one wins.
+    suffixes of the request's tokens are tried; of chains with equal scores, the one after the longest suffix wins.
 
-    state, length: the context's longest suffix in the automaton.
-    limits: int64 [limit], most draft tokens after a matched context of each length.
-    most: most draft tokens of the request.
+    state, length: the longest suffix in the automaton: its state and its number of tokens.
+    limits: int64 [limit], limits[n] is the largest number of draft tokens after a suffix of n tokens.
+    most: largest number of draft tokens of the request.
     least_prob: lowest cumulative probability of a draft token.
-    score: the score to exceed; without a better chain the result is (score, NONE, 0).
+    score: the score to exceed. If no chain does, the result is (score, NONE, 0).
     """
     states = store.states
     start, num_tokens = NONE, 0
@@ -41,8 +42,8 @@ def best_path(
 
 @jit_inline
 def _follow(store: Store, state: int, most: int, least_prob: np.float32, score: np.float32) -> tuple[np.float32, int]:
-    """Score and length of the most frequent chain from an automaton state, of up to `most` tokens; (0, 0) as soon as
-    its score cannot exceed `score`."""
+    """Return the score and the number of tokens of the most frequent chain from an automaton state, which has at most
+    `most` tokens. Returns (0, 0) as soon as it is clear that the chain's score cannot exceed `score`."""
     states = store.states
     prob, total = np.float32(1), np.float32(0)
     for num_tokens in range(most):
@@ -61,8 +62,8 @@ def _follow(store: Store, state: int, most: int, least_prob: np.float32, score: 
 
 @jit_inline
 def write_path(store: Store, state: int, token_ids: np.ndarray, parents: np.ndarray, scores: np.ndarray) -> None:
-    """Fill the arrays with the most frequent chain from an automaton state: token ids, parents, and as scores each
-    token's probability given its parent."""
+    """Fill the arrays with the most frequent chain from an automaton state. The score of a token is its probability
+    given its parent."""
     states = store.states
     for i in range(len(token_ids)):
         target = best_of(store, state)

@@ -1,5 +1,5 @@
 """Suffix decoding (Oliaro et al. 2024): drafts the tokens that most often followed the same context earlier, in the
-request itself or in the outputs of others."""
+request itself or in the outputs of other requests."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ Nodes = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class SuffixProposer(Proposer):
-    """Drafts from suffix automata: one per running request over its prompt and output, and one over all outputs.
+    """Drafts from suffix automata: one for each running request, over its prompt and output, and one over the outputs
+    of all requests.
 
-    The requests' automata share one store. Only `propose` and `finish` append new tokens, and a preempted request keeps
-    its tokens, so there is nothing to `reset`.
+    The running requests' automata share one store. Only `propose` and `finish` append new tokens, and a preempted
+    request keeps its tokens, so there is nothing to `reset`.
     """
 
     def __init__(self, config: SuffixConfig, context: BuildContext) -> None:
@@ -83,7 +84,7 @@ class SuffixProposer(Proposer):
         return merge_drafts(drafts, batch.max_draft_tokens)
 
     def finish(self, request: RequestView, reason: str) -> None:
-        """Add the request's output to the finished ones and free the request's own automaton.
+        """Keep the request's output in the cache of finished outputs, and free the request's own automaton.
 
         If an interrupt aborts this method or `start`, the engine calls `finish` again. So each step is recorded before
         it is done: skipping it the second time is safer than doing it twice.
@@ -108,15 +109,15 @@ class SuffixProposer(Proposer):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all automata and of the finished outputs, in bytes."""
+        """Memory of all suffix automata and of the finished outputs' tokens, in bytes."""
         return self._own.num_bytes + self.cache.num_bytes
 
     def close(self) -> None:
         self._saved.save()
 
     def plan(self, batch: ProposerBatch) -> tuple[np.ndarray, np.ndarray, Nodes]:
-        """The arrays `plan` and `tails` of a step (see the constants in `batch.py`), and empty arrays for the
-        drafts."""
+        """Return the arguments of `draft_chains` and `draft_trees` for a batch: the arrays `plan` and `tails`, which
+        the constants in `batch.py` explain, and uninitialized arrays for the draft tokens."""
         slots, totals, ends, tails = [], [], [], []
         end, depth, seen = 0, len(self._limits), self._seen
         for request in batch.requests:
@@ -133,7 +134,8 @@ class SuffixProposer(Proposer):
         return plan, np.concatenate(tails), _room_for_nodes(sum(batch.max_draft_tokens))
 
     def chains(self, plan: np.ndarray, tails: np.ndarray, nodes: Nodes) -> None:
-        """Append the requests' new tokens to the automata and draft chains into `nodes`."""
+        """Append the requests' new tokens to the suffix automata, then draft a chain for each request into the arrays
+        of `nodes`."""
         while True:
             state = draft_chains(
                 *self._own, *self.cache.store, self._vocab_size, self._requests, plan, tails, self._limits,
@@ -144,8 +146,11 @@ class SuffixProposer(Proposer):
             self._make_room(state)
 
     def trees(self, plan: np.ndarray, tails: np.ndarray, nodes: Nodes) -> list[tuple[np.ndarray, Nodes]]:
-        """Append the requests' new tokens and draft trees. Returns (plan, nodes) of the drafts from the requests' own
-        automata, then of those from the automaton of all outputs."""
+        """Append the requests' new tokens to the suffix automata, then draft two trees for each request.
+
+        Returns two pairs (plan, nodes): the first for the trees from the requests' own automata, the second for those
+        from the automaton of all outputs.
+        """
         limit = len(self._limits)
         while True:
             state = take_over(self._own, self.cache.store, limit, self._vocab_size, self._requests, plan, tails)
@@ -179,8 +184,8 @@ class SuffixProposer(Proposer):
         return extend(self.cache.store, len(self._limits), self._vocab_size, row[CACHED], new, row[OWNER])
 
     def _make_room_in_cache(self) -> None:
-        """Enlarge the cache or evict a finished output. If no request has finished, the oldest running one's output is
-        dropped and is not cached again."""
+        """Enlarge the cache's store or evict a finished output. If neither is possible, the cache drops the output of
+        the oldest running request, and this request's output is not cached again."""
         if not self.cache.make_room():
             cached = [entry for entry in self._running.values() if self._requests[entry[0]][CACHED][STATE] != NONE]
             slot, request = min(cached, key=lambda entry: self._requests[entry[0], OWNER])
@@ -190,7 +195,8 @@ class SuffixProposer(Proposer):
         self._look_up_after_removal()
 
     def _look_up_after_removal(self) -> None:
-        """If an output was removed from the cache since the last call, look up the running outputs' positions again."""
+        """If the cache has removed an output since the last call, look up the positions of the running requests'
+        outputs again."""
         if self.cache.num_removed == self._num_removed:
             return
         for slot, request in self._running.values():
@@ -201,7 +207,7 @@ class SuffixProposer(Proposer):
 
 
 def _room_for_nodes(num_nodes: int) -> Nodes:
-    """Uninitialized arrays for the token ids, parents and scores of num_nodes draft tokens."""
+    """Return uninitialized arrays for the token ids, parents and scores of num_nodes draft tokens."""
     return np.empty(num_nodes, np.int64), np.empty(num_nodes, np.int32), np.empty(num_nodes, np.float32)
 
 
@@ -213,7 +219,8 @@ def _cached_output(request: ref[RequestView], row: np.ndarray) -> np.ndarray:
 
 
 def lengths_after(config: SuffixConfig) -> np.ndarray:
-    """int64 [tree depth]: entry n is a draft's maximum length after a context match of n tokens. Entry 0 is unused."""
+    """Return an array, int64 [tree depth], whose entry n is the largest number of draft tokens after a match of n
+    tokens. Entry 0 is unused."""
     limit = config.suffix_decoding_max_tree_depth
     contexts = np.arange(limit)
     factor = np.float32(config.suffix_decoding_max_spec_factor)

@@ -1,4 +1,5 @@
-"""Warm-up: runs two small requests so that numba compiles everything while the engine is built."""
+"""Warm-up: drafts for two small requests while the engine is built, so that numba compiles all functions before the
+first real request."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class _Request:
 
 @frozen
 class _Batch:
-    """The fields of a ProposerBatch that the proposer reads."""
+    """Stands in for a ProposerBatch. It has only the fields that the proposer reads."""
 
     requests: list[_Request]
     max_draft_tokens: tuple[int, ...] = (1,)

@@ -1,9 +1,9 @@
 """Storage of suffix automata: states and edges in flat arrays, whose entries are allocated and freed.
 
-States and edges are indices into `states` and `edges`. Most states have a single edge, which the state itself holds as
-its best one. If a state has more, all of them are in `edges`, which is a hash table (open addressing, linear probing)
-and at the same time a doubly linked list per state. Deleting an edge moves later edges of its run up, so the table
-needs no tombstones.
+States and edges are represented by their indices in `states` and `edges`. Most states have a single edge, which is kept
+in the state's own entry as its best edge. If a state has more edges, all of them are in `edges`, which is a hash table
+(open addressing, linear probing). There the edges of a state also form a doubly linked list. Deleting an edge moves
+later edges up that were displaced by it, so the table needs no tombstones.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Store(NamedTuple):
 
 @jit_inline
 def has_room(store: Store, num_states: int, num_edges: int) -> bool:
-    """Whether that many more automaton states and edges fit. A quarter of the edge table stays free to keep probing
-    short."""
+    """Whether num_states more automaton states and num_edges more edges fit into the store. A quarter of the edge hash
+    table stays free to keep probing short."""
     return (
         store.book[NUM_STATES] + num_states <= len(store.states)
         and (store.book[NUM_EDGES] + num_edges) * 4 <= len(store.edges) * 3
@@ -83,15 +83,18 @@ def has_room(store: Store, num_states: int, num_edges: int) -> bool:
 
 @jit_inline
 def has_room_for_token(store: Store, limit: int, vocab_size: int) -> bool:
-    """Whether an automaton has room for one more token: two states, two edges per suffix, and a copy of all edges of
-    another state."""
+    """Whether the store has room to append one more token to an automaton. This takes at most two states, two edges for
+    each suffix, and a copy of all edges of another state."""
     return has_room(store, 2, 2 * limit + min(vocab_size, store.book[NUM_EDGES]))
 
 
 @jit_inline
 def new_state(store: Store, length: int, link: int) -> int:
-    """Allocate an automaton state without occurrences and edges; return its index. The store must have room. length:
-    tokens of its longest string. link: see LINK."""
+    """Allocate an automaton state without occurrences and edges, and return its index. The store must have room for it.
+
+    length: number of tokens of the state's longest string.
+    link: the state of the longest suffix that has other occurrences too; NONE for a root.
+    """
     states, book = store.states, store.book
     state = book[FREE]
     if state == NONE:
@@ -113,7 +116,7 @@ def new_state(store: Store, length: int, link: int) -> int:
 
 @jit_inline
 def free_state(store: Store, state: int) -> None:
-    """Return an automaton state to the free list. Its edges must be deleted already."""
+    """Return an automaton state to the list of free states. Its edges must be deleted already."""
     store.states[state, LENGTH] = NONE
     store.states[state, LINK] = store.book[FREE]
     store.book[FREE] = state
@@ -122,7 +125,7 @@ def free_state(store: Store, state: int) -> None:
 
 @jit_inline
 def target_of(store: Store, source: int, token: int) -> int:
-    """The automaton state that `token` leads to from the state `source`; NONE if there is no such edge."""
+    """Return the automaton state to which `token` leads from the state `source`, or NONE if there is no such edge."""
     if store.states[source, BEST_TOKEN] == token:
         return store.states[source, BEST_TARGET]
     if store.states[source, FIRST_EDGE] == NONE:
@@ -133,8 +136,8 @@ def target_of(store: Store, source: int, token: int) -> int:
 
 @jit_inline
 def add_edge(store: Store, source: int, token: int, target: int) -> None:
-    """Add an edge between automaton states. `source` must have no edge with this token, and the table room for two
-    edges."""
+    """Add an edge with `token` from the automaton state `source` to the state `target`. `source` must have no edge with
+    this token yet, and the edge hash table must have room for two edges."""
     states = store.states
     if states[source, FIRST_EDGE] == NONE:
         if states[source, BEST_TOKEN] == NONE:
@@ -147,7 +150,7 @@ def add_edge(store: Store, source: int, token: int, target: int) -> None:
 
 @jit_inline
 def redirect(store: Store, source: int, token: int, target: int) -> None:
-    """Redirect the edge with `token` from the automaton state `source` to `target`. The edge must exist."""
+    """Let the edge with `token` from the automaton state `source` lead to the state `target`. The edge must exist."""
     states = store.states
     if states[source, BEST_TOKEN] == token:
         states[source, BEST_TARGET] = target
@@ -175,7 +178,7 @@ def delete_edges(store: Store, source: int) -> None:
 
 @jit
 def copy_edges(store: Store, source: int, other: int) -> None:
-    """Copy all edges of the automaton state `source` to another state, which must have none."""
+    """Copy all edges of the automaton state `source` to the state `other`, which must have no edges."""
     edges = store.edges
     _copy_best(store.states, source, other)
     edge = store.states[source, FIRST_EDGE]
@@ -186,7 +189,7 @@ def copy_edges(store: Store, source: int, other: int) -> None:
 
 @jit
 def move_edges(store: Store, source: int, other: int) -> None:
-    """Move all edges of the automaton state `source` to another state, which must have none."""
+    """Move all edges of the automaton state `source` to the state `other`, which must have no edges."""
     states, edges = store.states, store.edges
     _copy_best(states, source, other)
     states[source, BEST_TOKEN] = NONE
@@ -206,8 +209,8 @@ def _copy_best(states: np.ndarray, source: int, other: int) -> None:
 
 @jit_inline
 def count_edge(store: Store, source: int, token: int, target: int) -> None:
-    """Update the best edge of the automaton state `source` after the count of `target` grew by one. target: the state
-    that the edge with `token` leads to."""
+    """Update the best edge of the automaton state `source` after the count of `target` grew by one. `target` is the
+    state to which `token` leads from `source`."""
     states = store.states
     count, best = states[target, COUNT], states[source, BEST_TOKEN]
     if best == token or (best != STALE and count >= states[source, BEST_COUNT]):
@@ -217,9 +220,12 @@ def count_edge(store: Store, source: int, token: int, target: int) -> None:
 
 @jit_inline
 def discount_edge(store: Store, source: int, token: int, target: int) -> None:
-    """Update the edges of the automaton state `source` after the count of `target` fell by one. target: the state that
-    the edge with `token` leads to. The edge is deleted if the count is 0. The best token is marked STALE if another
-    token may be the best now."""
+    """Update the edges of the automaton state `source` after the count of `target` fell by one. `target` is the state
+    to which `token` leads from `source`.
+
+    If the count is now 0, the edge is deleted. If another token may be the most frequent one now, BEST_TOKEN of
+    `source` becomes STALE.
+    """
     states = store.states
     count = states[target, COUNT]
     if count == 0:
@@ -233,9 +239,10 @@ def discount_edge(store: Store, source: int, token: int, target: int) -> None:
 
 @jit_inline
 def best_of(store: Store, state: int) -> int:
-    """The automaton state that the most frequent next token leads to; NONE if no token follows.
+    """Return the automaton state to which the most frequent next token leads, or NONE if no token follows.
 
-    Recomputes a STALE best edge: afterwards BEST_TOKEN is that token and BEST_COUNT its count.
+    A STALE best edge is computed again. Afterwards BEST_TOKEN of `state` is the most frequent token and BEST_COUNT its
+    count.
     """
     states = store.states
     if states[state, BEST_TOKEN] == STALE:
@@ -249,7 +256,8 @@ def best_of(store: Store, state: int) -> int:
 
 @jit_inline
 def last_seen_in(store: Store, state: int) -> int:
-    """Id of the sequence in which the automaton state was last seen; NONE if the store does not record it."""
+    """Return the id of the sequence in which a string of this automaton state occurred last, or NONE if the store does
+    not record it."""
     return store.book[LAST_SEEN + state] if len(store.book) > LAST_SEEN else NONE
 
 
@@ -261,7 +269,8 @@ def mark_last_seen(store: Store, state: int, number: int) -> None:
 
 @jit_inline
 def _home(edges: np.ndarray, source: int, token: int) -> int:
-    """The index in the edge hash table where probing for an edge begins: a hash of its source and token."""
+    """Return the index in the edge hash table where probing for an edge begins, a hash of the edge's source and
+    token."""
     mixed = (np.uint64(source) * np.uint64(0x9E3779B97F4A7C15)) ^ (np.uint64(token) * np.uint64(0xC2B2AE3D27D4EB4F))
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
@@ -341,9 +350,9 @@ def _move(store: Store, edge: int, place: int) -> None:
 
 
 def enlarge(store: Store, most: int | None = None) -> Store:
-    """A copy of the store with 1.5 times the capacity in states and edges. most: upper limit of the capacity in states.
+    """Return a copy of the store with 1.5 times the capacity. States keep their indices; edges do not.
 
-    States keep their indices; edges do not.
+    most: upper limit of the new capacity, in states; None for no limit.
     """
     num_states = len(store.states) * 3 // 2
     if most is not None:

@@ -1,4 +1,4 @@
-"""Drafting a tree: the most probable continuations of the context, in several branches."""
+"""Drafting a tree: the most probable continuations of a request's last tokens, in several branches."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ def best_tree(
     parents: np.ndarray,
     scores: np.ndarray,
 ) -> tuple[int, int, int]:
-    """Write the tree with the highest score, which is the sum of its nodes' cumulative probabilities.
+    """Write the draft tree with the highest score into the arrays. A tree's score is the sum of its nodes' cumulative
+    probabilities.
 
-    Returns its number of nodes, its depth, and the state of the context that it continues, NONE for an empty tree. The
-    arguments up to `least_prob` are those of `paths.best_path`.
+    Returns the tree's number of nodes, its depth, and the automaton state that it continues, which is NONE for an empty
+    tree. The arguments up to `least_prob` are those of `paths.best_path`.
 
-    token_ids, parents, scores: written, [most] each; a score is the node's probability given its parent.
+    token_ids, parents, scores: overwritten with the tree, [most] each. A score is a node's probability given its
+        parent.
     """
     states = store.states
     score, num_nodes, max_depth, chosen = np.float32(0), 0, 0, NONE
@@ -70,8 +72,8 @@ def _grow(
     parents: np.ndarray,
     scores: np.ndarray,
 ) -> tuple[np.float32, int, int]:
-    """Grow a tree of up to `most` nodes and `depth` levels from an automaton state, the most probable node first.
-    Returns its score, number of nodes and depth. The other arguments are those of `best_tree`."""
+    """Write a draft tree of up to `most` nodes and `depth` levels that continues an automaton state, the most probable
+    node first. Returns the tree's score, number of nodes and depth. The other arguments are those of `best_tree`."""
     states, edges = store.states, store.edges
     probs = np.empty((most, 2), np.float32)  # of waiting nodes: cumulative, and given the parent
     nodes = np.empty((most, 4), np.int64)  # their tokens, states, parents and depths

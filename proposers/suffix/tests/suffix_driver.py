@@ -1,4 +1,4 @@
-"""Drives a suffix proposer without an engine."""
+"""Test helpers that run a suffix proposer without an engine."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from specdec_testing.drive import NO_TARGET, _build_context, batch_of
 
 
 def texts(number: int, length: int, *, seed: int, num_symbols: int = 50) -> list[list[int]]:
-    """Random texts, `number` of them with `length` tokens each. Every symbol has three usual successors, so that
-    strings repeat within and across texts."""
+    """Return random token sequences, `number` of them with `length` tokens each. Three certain tokens usually follow
+    each token, so that strings repeat within and across sequences."""
     random = Random(seed)
     after = [[random.randrange(num_symbols) for _ in range(3)] for _ in range(num_symbols)]
     found = []
@@ -34,7 +34,7 @@ def texts(number: int, length: int, *, seed: int, num_symbols: int = 50) -> list
 
 @define(eq=False)
 class Speaker:
-    """A request as proposers see it (`RequestView`), to which the test appends tokens."""
+    """A request with the interface that proposers get (`RequestView`), to which the test appends tokens."""
 
     id: str
     tokens: list[int]
@@ -82,20 +82,20 @@ class Driver:
         return [draft.tree(i).token_ids for i in range(draft.batch_size)]
 
     def propose(self, *requests: Speaker) -> list[int]:
-        """Draft for all requests; returns the first request's draft."""
+        """Draft for all requests in one batch. Returns the token ids of the first request's draft."""
         return self.propose_all(requests)[0]
 
     def finish(self, request: Speaker) -> None:
         self.proposer.finish(request, "stop")
 
     def run(self, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """Run a request to its end without drafting for it."""
+        """Start a request, append its output and finish it, without drafting for it."""
         request = self.start(prompt)
         request.say(*output)
         self.finish(request)
 
     def ask(self, context: Sequence[int]) -> list[int]:
-        """The draft for a new request with this prompt. The request then ends without output."""
+        """Return the draft for a new request whose prompt is `context`. The request then finishes without output."""
         request = self.start(context)
         draft = self.propose(request)
         self.finish(request)

@@ -1,9 +1,9 @@
 """Random sequences of request operations, in which every draft of a subject (the proposer under test) is compared with
-the reference.
+those of the reference implementation in `suffix_reference`.
 
 A subject (`Subject`) reads tokens as a proposer does: from a request's `token_ids` in `start`, `propose` and `finish`.
-The reference is updated at the same moments: before a batch is drafted for, it reads the new tokens of all requests in
-the batch.
+The reference implementation gets the same tokens at the same moments: before a batch is drafted for, it gets the new
+tokens of all requests in the batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VOCABULARY = (0, 1, 2, 7, 100, 30_000, 65_535, 65_536, 199_999)  # token ids tha
 
 @define(eq=False)
 class View:
-    """A request as proposers see it (`RequestView`), whose tokens grow."""
+    """A request with the interface that proposers get (`RequestView`), to which the test appends tokens."""
 
     id: str
     num_prompt_tokens: int
@@ -77,7 +77,7 @@ class Plan:
 
 @define
 class Figures:
-    """Counts of events in a run, so that a test can check that rare ones, such as evictions, occurred."""
+    """Counts of events in a run, with which a test can check that rare events, such as evictions, occurred."""
 
     num_operations: int = 0
     num_evicted: int = 0
@@ -87,7 +87,7 @@ class Figures:
 
 @define
 class Text:
-    """Generates tokens, most of which repeat earlier ones."""
+    """Generates the tokens of one request, most of which repeat earlier tokens."""
 
     random: Random
     symbols: list[int]
@@ -119,7 +119,12 @@ class Text:
 
 @define
 class Fuzz:
-    """Runs a plan's random operations and checks every draft. random makes all choices; subject must be new."""
+    """Runs the random operations of a plan and checks every draft.
+
+    plan: the parameters of the run.
+    subject: the proposer under test, which must be new.
+    random: the generator that makes all random choices.
+    """
 
     plan: Plan
     subject: Subject
@@ -162,8 +167,8 @@ class Fuzz:
             view.append(text.take(1, view.token_ids.tolist()))
 
     def extend(self) -> None:
-        """Append part of the last draft and a few other tokens to some requests, as an engine step does. The subject is
-        not called."""
+        """Append tokens to some requests, as an engine step does: accepted tokens of the last draft and a few others.
+        The subject is not called."""
         for key in self._some_active():
             self.figures.num_operations += 1
             view, text = self.active[key]
@@ -190,7 +195,7 @@ class Fuzz:
             self.figures.longest_draft = max(self.figures.longest_draft, len(drafted.token_ids))
 
     def reset(self) -> None:
-        """Preempt a request, whose tokens do not change."""
+        """Call the subject's `reset` for a random request, as after a preemption. The request keeps its tokens."""
         for key in self._some_active()[:1]:
             self.figures.num_operations += 1
             self.figures.events["reset"] += 1
@@ -269,7 +274,8 @@ def is_chain(drafted: Drafted, chain: Chain) -> bool:
 
 
 def paths_of(drafted: Drafted) -> list[list[tuple[int, float]]]:
-    """For each drafted node, the (token id, score) pairs from the first level of the tree to the node."""
+    """Return a list for each drafted node: the (token id, score) pairs on the path from the first level of the tree to
+    the node."""
     paths: list[list[tuple[int, float]]] = []
     for node in zip(drafted.token_ids, drafted.scores, drafted.parents, strict=True):
         token_id, score, parent = node
@@ -279,8 +285,12 @@ def paths_of(drafted: Drafted) -> list[list[tuple[int, float]]]:
 
 
 def is_explained(path: list[tuple[int, float]], matches: list[tuple[Tree, String]]) -> bool:
-    """Whether the score of a path's last token equals the one that the reference gives it after a matched string.
-    matches: the pairs of a tree of string counts and a matched string to try."""
+    """Whether the reference implementation gives the last token of a path the same score, if the path follows one of
+    the matched strings.
+
+    path: (token id, score) pairs from the first level of a draft tree to a node.
+    matches: pairs (string counts, matched string) to try.
+    """
     *before, (token_id, score) = path
     for tree, matched in matches:
         string = (*matched, *(t for t, _ in before))

@@ -1,4 +1,4 @@
-"""Plans of the random tests: combinations of options, and texts of few or many distinct tokens."""
+"""Plans of the random tests in `suffix_fuzz`: combinations of options, with few or many distinct tokens."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The reference of the method `suffix`: every string of tokens is counted in a dict.
+"""A simple reference implementation of the method `suffix`, which counts every string of tokens in a dict.
 
-The method does not specify which of several equally frequent tokens comes next. So the reference returns every draft
+The method does not specify which of several equally frequent tokens is drafted. So the reference returns every draft
 that some way of breaking these ties can produce.
 """
 
@@ -28,7 +28,7 @@ Chain = tuple[Node, ...]
 
 
 def total(chain: Chain) -> np.float32:
-    """A chain's expected number of accepted tokens, added up in float32 in the order of the nodes."""
+    """Return a chain's expected number of accepted tokens, summed in float32 in the order of its nodes."""
     score = np.float32(0)
     for node in chain:
         score += np.float32(node.prob)
@@ -46,7 +46,8 @@ class Options:
     matches_whole_context: bool = True  # arctic does not: it leaves at least one token of the context unmatched
 
     def max_nodes(self, match_len: int, budget: int) -> int:
-        """Most draft tokens after a match of `match_len` tokens. budget: the request's own limit."""
+        """Return the largest number of draft tokens after a match of `match_len` tokens, which is at most the request's
+        draft budget."""
         allowed = np.float32(match_len) * np.float32(self.factor) + np.float32(self.offset)
         return max(min(budget, int(float(allowed) + 1e-6)), 0)
 
@@ -60,7 +61,8 @@ class Tree:
     following: dict[String, Counter[int]] = field(factory=dict)  # string -> how often each token follows
 
     def append(self, sequence: list[int], token_id: int) -> None:
-        """Append a token to a sequence. All of its earlier tokens must have been added by this method."""
+        """Append a token to a sequence in place, and count the strings that end with it. The sequence's earlier tokens
+        must have been appended by this method too."""
         sequence.append(token_id)
         for string in self._strings_that_end(sequence, len(sequence)):
             self.following.setdefault(string[:-1], Counter())[string[-1]] += 1
@@ -79,19 +81,22 @@ class Tree:
         return self.counts_after(string[:-1])[string[-1]]
 
     def counts_after(self, string: String) -> Counter[int]:
-        """How often each token follows a string, which must be shorter than the depth."""
+        """Return how often each token follows a string, which must have fewer than `depth` tokens."""
         return self.following.get(string, Counter())
 
     def score(self, string: String, token_id: int) -> np.float32:
-        """The share of a string's occurrences that a token follows. An occurrence at a sequence's end is not followed
-        by any."""
+        """Return the share of a string's occurrences that are followed by `token_id`. Occurrences at the end of a
+        sequence, which no token follows, are included."""
         return np.float32(self.count((*string, token_id))) / np.float32(self.count(string))
 
     def chains(self, string: String, max_nodes: int, min_prob: float, prob: float = 1.0) -> list[Chain]:
-        """The most frequent continuations of a string: one for each way of breaking ties.
+        """Return the most frequent continuations of a string: one for each way of breaking ties.
 
         There are few: each non-empty one has a probability of at least min_prob, none is a prefix of another, and each
         occurrence of the string is followed by at most one of them.
+
+        max_nodes: largest number of tokens of a continuation.
+        prob: cumulative probability of the string's draft tokens.
         """
         counts = self.counts_after(string) if len(string) < self.depth else None
         if max_nodes == 0 or not counts:
@@ -108,8 +113,10 @@ class Tree:
         return found
 
     def matches(self, context: Sequence[int], longest: int) -> Iterator[String]:
-        """The suffixes of the context that occur in the sequences, shortest first. longest: the most tokens of a
-        suffix."""
+        """Yield the suffixes of a request's tokens, `context`, that occur in the counted sequences, shortest first.
+
+        longest: largest number of tokens of a suffix.
+        """
         for length in range(1, min(longest, self.depth - 1, len(context)) + 1):
             string = tuple(context[-length:])
             if not self.count(string):
@@ -130,7 +137,8 @@ class Request:
 
 @define
 class Reference:
-    """The reference proposer. A key names a request and may be reused once the request has finished."""
+    """The reference proposer. Its methods name a request by a key, which may be used again once the request has
+    finished."""
 
     options: Options
     new_tree: Callable[[int], Tree] = Tree
@@ -148,7 +156,7 @@ class Reference:
             self._evict(newest=request.number)
 
     def extend(self, key: str, token_ids: Sequence[int]) -> None:
-        """Append tokens to a request, those of the prompt first, then those of the output."""
+        """Append tokens to a request. The tokens of its prompt come first, then those of its output."""
         request = self.requests[key]
         for token_id in token_ids:
             request.tree.append(request.tokens, token_id)
@@ -173,8 +181,8 @@ class Reference:
             self.num_evicted += 1
 
     def trees(self, key: str) -> list[Tree]:
-        """The counts that a request is drafted from: those of its own tokens, which win ties, and those of all
-        outputs."""
+        """Return the two string counts from which a request is drafted: first those of its own tokens, then those of
+        the outputs of all requests. If their drafts have equal scores, the first wins."""
         return [self.requests[key].tree, self.tree]
 
     def matches(self, key: str, tree: Tree) -> list[String]:
@@ -183,10 +191,12 @@ class Reference:
         return list(tree.matches(recent, len(recent) - (not self.options.matches_whole_context)))
 
     def drafts(self, key: str, budget: int) -> set[Chain]:
-        """Every chain that may be drafted for a request: the best of all matches in both trees.
+        """Return every chain that may be drafted for a request: the best of those after all matches, in its own tokens
+        and in the outputs of all requests.
 
         Ties between equally frequent tokens are broken independently at each match. So a chain may win if it beats the
-        worst chain of every other match; between equal scores, `rank` decides.
+        worst chain of every other match. If scores are equal, a match in the request's own tokens wins, then the longer
+        match.
         """
         rivals: list[tuple[tuple[int, int], list[Chain]]] = [((0, 0), [()])]
         for own, tree in zip((1, 0), self.trees(key), strict=True):

@@ -1,4 +1,5 @@
-"""String counts, for the reference, of texts that are too long to count every string in advance."""
+"""String counts for the reference implementation, if the token sequences are too long to count every string in
+advance."""
 
 from __future__ import annotations
 

@@ -67,7 +67,8 @@ def test_memory_is_the_same_after_20_times_as_much(requests):
 
 @pytest.mark.parametrize("eviction", ["fifo", "lru"])
 def test_outputs_that_are_all_alike_keep_within_the_memory(eviction):
-    """The memory limit holds for equal outputs, too. They share automaton states, so their tokens fill the memory."""
+    """The memory limit also holds for equal outputs. They share automaton states, so most of the memory is taken by the
+    copies of their tokens that the cache keeps."""
     driver = Driver(max_memory_mb=1, eviction=eviction)
     for _ in range(600):
         driver.run([1], range(10, 1010))
@@ -89,8 +90,8 @@ def test_nothing_is_left_of_requests_without_a_cache():
 
 
 def test_where_only_running_requests_fill_the_memory_the_oldest_goes_on_without():
-    """If only running requests fill the memory, the oldest one's output is dropped from the cache. The request still
-    gets drafts, from its own tokens and other outputs."""
+    """If running requests alone fill the memory, the cache drops the output of the oldest request. This request still
+    gets drafts, from its own tokens and from the outputs of others."""
     driver = Driver(max_memory_mb=1)
     requests = [driver.start([i]) for i in range(4)]
     for text in zip(*texts(4, 12_000, seed=3, num_symbols=5000), strict=True):

@@ -1,4 +1,5 @@
-"""The cache file: it is loaded whole or refused, and a file that is not a cache is never overwritten."""
+"""Tests that a cache file is either loaded completely or refused, and that a file that is not a cache is never
+overwritten."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ OUTPUT = [10, 11, 12, 13, 14]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A cache file with one output."""
+    """Fixture: a cache file that holds one output."""
     path = tmp_path / "some" / "cache"
     driver = Driver(cache_path=path)
     driver.run([1], OUTPUT)

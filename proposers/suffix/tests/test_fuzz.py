@@ -1,4 +1,4 @@
-"""Compares every draft of `suffix` with the reference over thousands of random requests.
+"""Compares every draft of the method `suffix` with the reference implementation over thousands of random requests.
 
 With SPECDEC_NIGHTLY set, a million operations are run.
 """

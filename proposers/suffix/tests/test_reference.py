@@ -1,4 +1,5 @@
-"""The reference agrees with examples worked out by hand and with arctic-inference, and it notices wrong drafts."""
+"""Tests that the reference implementation agrees with examples worked out by hand and with arctic-inference, and that
+the random tests notice wrong drafts."""
 
 from __future__ import annotations
 
@@ -98,7 +99,8 @@ def test_it_shows_where_arctic_differs(arctic, difference):
 
 @define
 class ReferenceSubject:
-    """The reference as the proposer under test. It reads a request's new tokens in the same calls as a proposer."""
+    """The reference implementation in the role of the proposer under test. It reads a request's new tokens in the same
+    calls as a proposer."""
 
     plan: Plan
     reference: Reference = field(default=Factory(lambda self: Reference(self.plan.options), takes_self=True))

@@ -1,5 +1,5 @@
-"""Requests with common prefixes, run one after another, so that each may find blocks of earlier ones in the prefix
-cache."""
+"""Requests that begin with the same tokens. They run one after another, so that a later request can find KV-cache
+blocks of earlier ones in the prefix cache."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from specdec_testing.conformance.workload import BLOCK_SIZE, MAX_TOKENS, Ask
 
 
 def asks() -> dict[str, list[Ask]]:
-    """Greedy and sampled requests, in groups by their common prefix.
+    """Return groups of greedy and sampled requests that begin with the same tokens, {name of the group: requests}.
 
-    "prefix": all share three KV-cache blocks. One prompt is exactly these blocks; the others share two more tokens.
-        Tests add `continued` requests to this group.
-    "fill": the first request ends before anything is drafted for it; the others begin with its whole prompt.
-    "lookahead": all share three KV-cache blocks but differ in the token after them.
+    "prefix": all prompts begin with the same three KV-cache blocks. One prompt ends there; the others also share the
+        next two tokens. `Targets` adds a request made by `continued`.
+    "fill": the first request ends after one output token, before anything is drafted for it. The other prompts begin
+        with its whole prompt.
+    "lookahead": all prompts begin with the same three KV-cache blocks and differ in the next token.
     """
     size = 3 * BLOCK_SIZE
     prefix = tuple(token * 11 % 37 for token in range(size + 2))
@@ -42,12 +43,12 @@ def _asks(prompts: Sequence[tuple[int, ...]], first_seed: int) -> list[Ask]:
 
 
 def continued(ask: Ask, output: Sequence[int]) -> Ask:
-    """A request whose prompt is the prompt of `ask`, its output and one more token."""
+    """Return a request whose prompt is the prompt of `ask`, followed by `output` and one more token."""
     return Ask((*ask.prompt, *output, 4), evolve(ask.params, seed=1000 + (ask.params.seed or 0)))
 
 
 def run_in_turn(llm: LLM, asked: Sequence[Ask], journal: Journal) -> Run:
-    """Run requests in one engine, one after another."""
+    """Run requests in one engine, each to its end before the next one starts. Returns the outputs of all requests."""
     runs = [run_engine(llm, [ask], journal) for ask in asked]
     return Run(
         journal, [output for run in runs for output in run.outputs], num_cached=sum(run.num_cached for run in runs)

@@ -1,4 +1,5 @@
-"""Checks of randomness: drafts depend only on a request's own tokens and seed, and sampled draft tokens follow `q`."""
+"""Checks of randomness: drafts depend only on a request's own tokens and seed, and sampled draft tokens follow the
+distributions that the draft declares in `Draft.q`."""
 
 from __future__ import annotations
 
@@ -27,10 +28,10 @@ Score = Callable[[torch.Tensor], torch.Tensor]
 
 
 def signs(seed: int) -> Score:
-    """A random score per token: 1 for half of the tokens, -1 for the others.
+    """Return a score function that gives each token id 1 or -1 at random, independent of its probability.
 
-    It detects a proposer that always takes the same one of several equally likely tokens, which scores computed from
-    probabilities miss.
+    This score detects a proposer that always takes the same one of several equally likely tokens. Scores that depend
+    only on a token's probability cannot detect that.
     """
 
     def of_tokens(probs: torch.Tensor) -> torch.Tensor:
@@ -44,18 +45,20 @@ SCORES |= {f"sign (of {seed + 1})": signs(seed) for seed in range(4)}
 
 
 def difference(situations: Situations, other: Run, *, only_after_reset: bool = False) -> str | None:
-    """Compare a run's drafts with those of the greedy and sampled runs for requests in the same state.
+    """Compare a run's drafts with the drafts of the kit's greedy and sampled runs for requests in the same state.
 
-    Returns the first that differs, as text; None if all are equal. only_after_reset: only drafts for preempted
-    requests.
+    Returns a text that shows the first two drafts that differ. None if all are equal.
+
+    other: the run to compare with the greedy and sampled runs.
+    only_after_reset: whether to compare only drafts for requests that had been preempted.
     """
     known = situations.greedy.drafts() | situations.sampled.drafts()
     return first_difference(known, other.drafts(only_after_reset=only_after_reset))
 
 
 def first_difference(known: Mapping[Asked, Any], then: Mapping[Asked, Any]) -> str | None:
-    """Compare two runs' `drafts()` for requests in the same state. Returns the first that differs, as text; None if all
-    are equal."""
+    """Compare the drafts of two runs (from `Run.drafts`) for requests in the same state. States that only one run had
+    are ignored. Returns a text that shows the first two drafts that differ. None if all are equal."""
     for asked, draft in then.items():
         if asked in known and known[asked] != draft:
             return f"\nasked: {asked}\nfirst: {known[asked]}\nthen:  {draft}"
@@ -63,7 +66,8 @@ def first_difference(known: Mapping[Asked, Any], then: Mapping[Asked, Any]) -> s
 
 
 def skip_unless_repeatable(situations: Situations) -> None:
-    """Skip the test, which compares drafts, if two equal runs draft differently."""
+    """Skip the current test if the proposer drafts differently in two runs with equal requests and seeds. Tests that
+    compare drafts of different runs call this first."""
     if difference(situations, situations.sampled_again):
         pytest.skip("its drafts differ from run to run: see test_same_tokens_same_draft")
 
@@ -80,16 +84,17 @@ class ChanceChecks:
     def test_same_tokens_same_draft(self, specdec_situations: Situations) -> None:
         """Two runs with equal requests and seeds give equal drafts.
 
-        Take all random numbers from batch.random, which is keyed by the request's seed. Users cannot reproduce
-        randomness from elsewhere (torch, numpy, the order of a set of strings, the time).
+        A proposer must take all random numbers from batch.random, which depends on the request's seed. If it takes them
+        from elsewhere (torch, numpy, the order of a set of strings, the time), users cannot reproduce its drafts.
         """
         found = difference(specdec_situations, specdec_situations.sampled_again)
         assert not found, f"draw with batch.random only; two equal runs drafted differently{found}"
 
     def test_batch_does_not_matter(self, specdec_situations: Situations) -> None:
-        """A request gets the same draft alone and among others, in any order.
+        """A request gets the same draft whether it is alone in the batch or among other requests, in any order.
 
-        Keep state under the request's id, never by its index in the batch, and do not mix the tokens of requests.
+        A proposer must keep a request's state under the request's id, never under its index in the batch, and must not
+        mix the tokens of different requests.
         """
         skip_unless_repeatable(specdec_situations)
         found = difference(specdec_situations, specdec_situations.rearranged)
@@ -98,20 +103,21 @@ class ChanceChecks:
     def test_sampled_nodes_exist_whatever_they_are(self, specdec_situations: Situations) -> None:
         """Whether a sampled draft token is in the tree never depends on the token itself.
 
-        Stop, prune and merge before a token is drawn, or keep it: dropping an unlikely token (or marking it as padding,
-        parent -2) changes the distribution that rejection sampling relies on. The test drafts after the same tokens
-        with many seeds. After equal draft tokens, the next sampled token must exist for all seeds or for none, with the
-        same row of `q`.
+        A proposer may stop, prune or merge before it samples a token. Once it has sampled the token, it must keep it:
+        dropping an unlikely token (or marking it as padding, parent -2) changes the distribution that rejection
+        sampling relies on. The test drafts after the same tokens with many seeds. After equal draft tokens, the next
+        sampled token must exist for all seeds or for none, and must be sampled from the same distribution (row of
+        `Draft.q`).
         """
         faults = list(existence_faults(_sampled(specdec_situations), learns=self.learns))
         assert not faults, faults[0]
 
     def test_sampled_tokens_follow_q(self, specdec_situations: Situations) -> None:
-        """Sampled draft tokens are distributed as their row of `q` specifies, after temperature.
+        """Sampled draft tokens are distributed as their row of `Draft.q` specifies, after temperature.
 
-        The test scores each drawn token by its probability, its log-probability and random signs. Over many seeds, the
-        mean scores must be as expected under `q`. A token that was picked deterministically, such as the likeliest one,
-        needs no `q` and has -1 in q_rows.
+        The test scores each sampled token by its probability, by its log-probability and by random signs (1 or -1 per
+        token id). Over many seeds, the mean scores must be as expected under `q`. A token that was picked
+        deterministically, such as the likeliest one, needs no row of `q` and has -1 in Draft.q_rows.
         """
         drafts = _sampled(specdec_situations)
         if any(existence_faults(drafts, learns=self.learns)):
@@ -131,7 +137,12 @@ Trees = tuple[tuple[tuple[int, int], ...], ...]
 
 
 class SeededDraft(NamedTuple):
-    """One request's tree, drafted with one seed."""
+    """The draft tree of one request, drafted with the seed in `asked`.
+
+    proposal: the recorded call of `propose` that returned the tree.
+    asked: the state of the request at that call.
+    tree: the nodes of the tree.
+    """
 
     proposal: Proposal
     asked: Asked
@@ -139,7 +150,8 @@ class SeededDraft(NamedTuple):
 
 
 def _sampled(situations: Situations) -> list[SeededDraft]:
-    """Drafts after the same tokens with many seeds. Skips the test if the proposer samples no draft token."""
+    """Return the drafts for requests with the same prompt and different seeds (`workload.many_seeds`). Drafts that
+    break another rule are left out. Skips the test if the proposer samples no draft token."""
     sound = [p for p in situations.proposals if not any(rules.faults_of(p))]
     if not any(node.q_row >= 0 for p in sound for tree in rules.trees(p) for node in tree):
         pytest.skip("none of its nodes is sampled from a distribution, so that q is not given")
@@ -148,8 +160,8 @@ def _sampled(situations: Situations) -> list[SeededDraft]:
 
 
 def draws(draft: SeededDraft) -> Iterator[tuple[Node, torch.Tensor]]:
-    """Sampled draft tokens, each with the distribution float64 [vocab] that it was drawn from. Without replacement, the
-    tokens of earlier siblings have probability 0 in it."""
+    """Yield each sampled draft token with the distribution, float64 [vocab], that it was sampled from. If siblings are
+    sampled without replacement, earlier siblings have probability 0 in it."""
     left: dict[int, torch.Tensor] = {}
     for node in rules.live(draft.tree):
         if node.q_row >= 0:
@@ -162,7 +174,8 @@ def draws(draft: SeededDraft) -> Iterator[tuple[Node, torch.Tensor]]:
 
 
 def excess(drafts: list[SeededDraft], score: Score) -> float:
-    """The number of standard deviations by which the score of the drawn tokens exceeds its expectation under `q`."""
+    """Return by how many standard deviations the total score of all sampled draft tokens exceeds its expectation under
+    their rows of `Draft.q`. Negative if the total is below the expectation."""
     total = variance = 0.0
     for draft in drafts:
         for node, probs in draws(draft):
@@ -174,9 +187,11 @@ def excess(drafts: list[SeededDraft], score: Score) -> float:
 
 
 def first_decided(tree: list[Node]) -> list[Node | None]:
-    """The nodes of a draft whose drafting order is known: all of a chain, or the first of a tree.
+    """Return the nodes of a draft whose drafting order is known: all nodes of a chain, but only the first node of a
+    tree.
 
-    None stands for the end of a chain, and for a tree's first node if it is padding.
+    The list of a chain ends with None, which stands for the chain's end. If the first node of a tree is padding, its
+    list is [None].
     """
     alive = [node for node in tree if node.parent != DEAD]
     above = [-1, *(node.index for node in alive)]
@@ -186,13 +201,15 @@ def first_decided(tree: list[Node]) -> list[Node | None]:
 
 
 def existence_faults(drafts: list[SeededDraft], *, learns: bool) -> Iterator[str]:
-    """Yield an error wherever a sampled node exists for some seeds only, or its row of `q` differs between seeds.
+    """Yield an error message for each position where a sampled draft token exists for some seeds only, or where its row
+    of `Draft.q` differs between seeds.
 
-    Only drafts for the same request tokens are compared, and only up to their first differing draft token. Chains are
-    compared to their end, trees only at their first node, because the drafting order of the others is unknown.
+    Two drafts are compared only if their requests have the same tokens, and only up to the first draft token in which
+    they differ. Chains are compared to their end, trees only at their first node, because the drafting order of the
+    other nodes is unknown.
 
-    learns: drafts may also depend on the acceptance of the request's earlier drafts, so compare only requests whose
-        earlier drafts were equal.
+    learns: whether drafts may also depend on how many of the request's earlier draft tokens were accepted. If so, only
+        requests with equal earlier drafts are compared.
     """
     same: dict[tuple[tuple[int, ...], Trees, tuple[int, ...]], list[tuple[SeededDraft, Node | None]]]
     same, earlier = defaultdict(list), defaultdict[int, Trees](tuple)

@@ -1,6 +1,7 @@
-"""The rules that a draft (`specdec_core.Draft`) must keep: functions that yield error messages with advice.
+"""The rules that a draft (`specdec_core.Draft`) must keep. Each rule is a function that yields an error message with
+advice for each violation.
 
-A rule that cannot be checked because the draft breaks another one yields nothing.
+A rule yields nothing if it cannot be checked because the draft breaks another rule.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ class Node:
     """A draft token in one request's tree.
 
     index: its index in the tree.
-    parent: its parent's index; -1: the root (the request's last token, which the tree grows from); -2: padding.
-    q_row: the row of the draft's `q` that it was sampled from; -1: it was picked deterministically.
+    parent: the index of its parent in the tree; -1: the parent is the root (the request's last token); -2: the node is
+        padding.
+    q_row: the row of Draft.q that the token was sampled from; -1: it was picked deterministically.
     """
 
     index: int
@@ -38,7 +40,8 @@ class Node:
 
 
 def trees(proposal: Proposal) -> list[list[Node]]:
-    """The draft's tokens on the host, one list per request. The draft must keep the rule `tensors`."""
+    """Return the nodes of a recorded draft, one list per request. The draft must keep the rule `tensors`; this is not
+    checked here."""
     draft = proposal.draft
     rows = draft.q_rows.tolist() if draft.q_rows is not None else [-1] * draft.num_nodes
     tokens, parents = draft.token_ids.tolist(), draft.parents.tolist()
@@ -115,8 +118,8 @@ def can_be_walked(proposal: Proposal) -> bool:
 
 
 def depths(tree: list[Node]) -> list[int]:
-    """The depth of each tree node, 1 for children of the root; 0 for padding nodes (parent -2) and their
-    descendants."""
+    """Return the depth of each node of a request's tree, 1 for children of the root. Padding nodes (parent -2) and all
+    nodes below them have depth 0."""
     found: list[int] = []
     for node in tree:
         above = 0 if node.parent == -1 else None if node.parent == DEAD else found[node.parent] or None
@@ -125,7 +128,8 @@ def depths(tree: list[Node]) -> list[int]:
 
 
 def is_live(proposal: Proposal) -> torch.Tensor:
-    """For each node, whether it is a draft token: neither padding nor below padding. bool [num_nodes]."""
+    """Return for each node of a draft whether it is live, that is neither padding (parent -2) nor below a padding node.
+    bool [num_nodes]."""
     return torch.tensor([depth > 0 for tree in trees(proposal) for depth in depths(tree)], dtype=torch.bool)
 
 
@@ -163,8 +167,8 @@ def is_a_chain(tree: list[Node]) -> bool:
 
 
 def host_copies(proposal: Proposal) -> Iterator[str]:
-    """Compare the draft's host copies with the device tensors. The engine reads the copies only for drafts that are not
-    on a CPU."""
+    """Yield an error message for each host copy that differs from its tensor. The engine reads host copies only if the
+    draft's tensors are not on a CPU."""
     if is_readable(proposal):
         for copy in proposal.draft.host_copies:
             if copy.values.dtype != copy.of.cpu().numpy().dtype or not np.array_equal(copy.values, copy.of.cpu()):
@@ -213,7 +217,7 @@ def q_rows(proposal: Proposal) -> Iterator[str]:
 
 
 def used_rows(proposal: Proposal) -> list[int]:
-    """Indices of the rows of `q` that draft tokens were sampled from, without those of padding nodes."""
+    """Return the indices of the rows of Draft.q that draft tokens were sampled from, without those of padding nodes."""
     num_rows = len(proposal.draft.q) if proposal.draft.q is not None else 0
     return sorted({node.q_row for tree in trees(proposal) for node in live(tree) if 0 <= node.q_row < num_rows})
 
@@ -271,7 +275,7 @@ def sampled_tokens(proposal: Proposal) -> Iterator[str]:
 
 
 def target_probs(proposal: Proposal, row: int) -> torch.Tensor:
-    """Row `row` of the draft's `q` as a distribution over the target's vocabulary, float64 [vocab]."""
+    """Return row `row` of Draft.q as probabilities of all target token ids, float64 [vocab]."""
     draft = proposal.draft
     assert draft.q is not None
     probs = draft.q[row].double()

@@ -1,4 +1,4 @@
-"""Finds the objects that an object keeps alive."""
+"""Finds the objects that an object keeps alive, by following Python references."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SHARED = (type, ModuleType, FrameType, CodeType, BuiltinFunctionType, Logger)
 
 @attrs.frozen
 class HeldObjects:
-    """What can be reached from an object.
+    """What can be reached from one object by following Python references.
 
-    strings: all strings.
-    size: the number of references between objects, plus the number of elements of arrays and tensors.
+    strings: all strings among the reached objects.
+    size: the number of references between reached objects, plus the number of elements of arrays and tensors.
     """
 
     strings: set[str]
@@ -30,8 +30,8 @@ class HeldObjects:
 
     @classmethod
     def of(cls, root: object, lent: Sequence[object]) -> HeldObjects:
-        """Search all that can be reached from `root`. lent: objects to leave out; for a bound method, its object is
-        left out too."""
+        """Follow all references from `root`. lent: objects that the search does not enter. For a bound method in
+        `lent`, the search does not enter its instance (`__self__`) either."""
         owners = [value.__self__ for value in lent if hasattr(value, "__self__")]
         seen = {id(value) for value in (*lent, *owners)}
         strings: set[str] = set()

@@ -1,4 +1,4 @@
-"""Drafts after arbitrary sequences of tokens, for proposers that need no model."""
+"""Drafts that a proposer without a model makes after arbitrary token sequences, outside of an engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from specdec_testing.drive import SimpleRequest, batch_of, one_step
 
 @frozen
 class Question:
-    """A batch of requests to draft for. histories: the token ids of each."""
+    """A batch of requests to draft for.
+
+    histories: the token ids of each request.
+    max_draft_tokens: the largest number of draft tokens for each request.
+    temperature: the sampling temperature of all requests.
+    """
 
     histories: list[list[int]]
     max_draft_tokens: list[int]
@@ -34,9 +39,10 @@ def questions(vocab_size: int, most: int) -> st.SearchStrategy[Question]:
 
 
 def for_any_history(situations: Situations, check: Callable[[Proposal], None]) -> None:
-    """Call check(proposal) with drafts after many kinds of token sequences, the same ones in each run.
+    """Call `check` with drafts that the proposer makes after many generated token sequences, the same sequences in each
+    run.
 
-    hypothesis reports the simplest sequences that fail.
+    If `check` raises an error, hypothesis reports the simplest token sequences for which it does.
     """
     most = situations.subject.num_speculative_tokens
 
@@ -49,7 +55,8 @@ def for_any_history(situations: Situations, check: Callable[[Proposal], None]) -
 
 
 def after_any_history(situations: Situations) -> list[Proposal]:
-    """Drafts after the token sequences of `for_any_history`, made once. Empty for a proposer that needs a model."""
+    """Return the drafts that the proposer makes after the token sequences of `for_any_history`. They are made once and
+    cached. The list is empty for a proposer that needs a model."""
     if situations.histories is None:
         situations.histories = []
         if situations.is_model_free:
@@ -60,7 +67,8 @@ def after_any_history(situations: Situations) -> list[Proposal]:
 def ask(
     situations: Situations, histories: Sequence[Sequence[int]], max_draft_tokens: Sequence[int], temperature: float
 ) -> Proposal:
-    """The proposer's draft after these tokens, as if they had just been prefilled."""
+    """Call the proposer for requests with these token ids (`histories`), as if they had just been prefilled. Returns
+    the recorded call of `propose`."""
     requests = [SimpleRequest(f"history-{i}", tokens, seed=i) for i, tokens in enumerate(histories)]
     batch = batch_of(requests, max_draft_tokens, temperature=temperature)
     draft = one_step(situations.lone_proposer, batch, observes=situations.plan.observes)

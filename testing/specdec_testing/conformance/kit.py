@@ -1,4 +1,5 @@
-"""`ProposerConformance`, which plugin authors subclass. Overriding one of its tests is an error."""
+"""`ProposerConformance`, the class that plugin authors subclass to test a proposer. A subclass that overrides one of
+its tests raises PluginError."""
 
 from __future__ import annotations
 
@@ -20,18 +21,19 @@ from specdec_testing.tiny import tiny_target
 
 
 class ProposerConformance(SpecChecks, DraftChecks, ChanceChecks, LifecycleChecks, ObservationChecks, OutputChecks):
-    """Checks that a proposer keeps the contracts in `specdec_core.contracts`: one test for each rule.
+    """Tests that a proposer keeps the contracts in `specdec_core.contracts`, with one test for each rule.
 
     method: the method's name, as in speculative_config.
     options: the method's own keys of speculative_config.
     modules: modules to load the plugin from, if it is not installed.
-    num_speculative_tokens: the largest number of draft tokens per request and step.
-    skips: {name of a test: why it does not apply to this proposer}. Overriding a test instead raises an error when the
-        class is defined, since the proposer would seem to have passed it.
-    learns: whether the number of draft tokens may depend on how many of the request's earlier ones were accepted.
+    num_speculative_tokens: the largest number of draft tokens per request and decode step.
+    skips: {name of a test: why it does not apply to this proposer}. A subclass cannot override a test instead: the
+        proposer would seem to have passed it, so PluginError is raised when the subclass is defined.
+    learns: whether the number of draft tokens may depend on how many of the request's earlier draft tokens were
+        accepted.
 
-    Each proposer runs in the real engine with a random target model. Override `make_options` if it needs a checkpoint
-    that fits the target.
+    The proposer runs in the real engine with a target model of random weights. Override `make_options` if the proposer
+    needs a draft checkpoint that fits the target.
     """
 
     method: ClassVar[str]
@@ -42,24 +44,29 @@ class ProposerConformance(SpecChecks, DraftChecks, ChanceChecks, LifecycleChecks
 
     @staticmethod
     def make_target(folder: Path) -> Path:
-        """Save a target model in `folder` and return its folder. It needs at least 48 token ids, a maximum length of at
-        least 512 tokens, and no end-of-text token."""
+        """Save a target model in `folder` and return the folder. The model must have at least 48 token ids, a maximum
+        length of at least 512 tokens, and no end-of-text token."""
         return tiny_target(folder)
 
     @classmethod
     def make_options(cls, target: Path, folder: Path) -> Mapping[str, Any]:
-        """The method's options. target: the target's folder. folder: an empty folder for files that the options name,
-        such as a draft checkpoint."""
+        """Return the method's own keys of speculative_config.
+
+        target: the folder of the target model.
+        folder: an empty folder for files that the options name, such as a draft checkpoint.
+        """
         return cls.options
 
     @classmethod
     def subject(cls, config: pytest.Config) -> Subject:
-        """The proposer to check. config: pytest's, for subclasses that read the command line."""
+        """Return the proposer to check, with its options and its target. config: pytest's configuration object, from
+        which subclasses can read command-line options."""
         return Subject(cls.method, cls.modules, cls.num_speculative_tokens, cls.make_target, cls.make_options)
 
     @classmethod
     def reasons_to_skip(cls, config: pytest.Config) -> Mapping[str, str]:
-        """{name of a test: why it does not apply to this proposer}. config: pytest's."""
+        """Return the tests to skip, {name of a test: why it does not apply to this proposer}. config: pytest's
+        configuration object, from which subclasses can read command-line options."""
         return cls.skips
 
     def __init_subclass__(cls) -> None:
@@ -78,8 +85,11 @@ def kit_tests() -> list[str]:
 
 
 def check_skips(skips: Mapping[str, str], where: str) -> None:
-    """Raise PluginError for an unknown test, or a skip without a reason. where: the class or command-line option to
-    name in the error."""
+    """Raise PluginError if `skips` names an unknown test or gives no reason for one.
+
+    skips: {name of a test: why it does not apply to the proposer}.
+    where: the class or command-line option that the error message names as the source of `skips`.
+    """
     for name, reason in skips.items():
         if name not in kit_tests():
             raise PluginError(f"{where} skips {name!r}, which is no kit test: the kit has {', '.join(kit_tests())}")

@@ -1,4 +1,5 @@
-"""Checks of the order in which the engine calls a proposer's methods: `specdec_core.contracts.proposer.Proposer`."""
+"""Checks of what a proposer does when requests are preempted, cancelled and finished, and when it is closed
+(`specdec_core.contracts.proposer.Proposer`)."""
 
 from __future__ import annotations
 
@@ -12,23 +13,24 @@ class LifecycleChecks:
     def test_draft_after_preemption(self, specdec_situations: Situations) -> None:
         """A request gets the same drafts after a preemption as without one.
 
-        `reset` must forget what the proposer stored from the request's hidden states: its tokens are computed again,
-        and `observe` gets them again from token `request.num_cached_tokens` on.
+        `reset` must drop everything that the proposer stored from the request's hidden states. The target then computes
+        the request's tokens again, and `observe` gets their hidden states again, from token `request.num_cached_tokens`
+        on.
         """
         skip_unless_independent(specdec_situations)
         found = difference(specdec_situations, specdec_situations.preempted, only_after_reset=True)
         assert not found, f"a draft is another since the request was preempted: forget it in reset{found}"
 
     def test_reused_ids(self, specdec_situations: Situations) -> None:
-        """A request gets the same drafts if its id belonged to an earlier, finished request. `finish` must drop all
-        state of the earlier one."""
+        """A request gets the same drafts whether its id is new or was used by an earlier request that has finished.
+        `finish` must drop all state of the finished request."""
         skip_unless_independent(specdec_situations)
         found = difference(specdec_situations, Run(specdec_situations.rounds.journal))
         assert not found, f"a draft is another where the id was in use before: forget it in finish{found}"
 
     def test_finish_at_any_moment(self, specdec_situations: Situations) -> None:
         """`finish` does not raise, whenever it is called after `start`: before the first `propose` or `observe`,
-        between chunks of a prompt, or after `reset`."""
+        between two prefill chunks, or after `reset`."""
         asked = specdec_situations.asks
         journal = Journal()
         llm = specdec_situations.llm(journal, max_num_batched_tokens=16, **SMALL_POOL)
@@ -36,8 +38,8 @@ class LifecycleChecks:
         run_engine(llm, asked, journal, cancel_preempted=True)
 
     def test_close(self, specdec_situations: Situations) -> None:
-        """`close` does not raise, whenever it is called: before the first request, or while requests run. `finish` is
-        called for these first."""
+        """`close` does not raise, neither before the first request nor while requests run. In the second case the
+        engine first calls `finish` for all running requests."""
         for num_requests in (0, 3):
             journal = Journal()
             with specdec_situations.llm(journal) as llm:
@@ -52,9 +54,10 @@ class LifecycleChecks:
     def test_nothing_is_kept_after_finish(self, specdec_situations: Situations) -> None:
         """After `finish` the proposer keeps nothing of the request, since a server runs millions of requests.
 
-        The test searches all objects that can be reached from the proposer, without those that the engine provides. It
-        must find no id and no view of a finished request, and the number of objects must not grow when the same
-        requests run again. One more request runs before each search, so a proposer may keep its last batch.
+        The test follows Python references from the proposer to all objects that it holds, except objects that the
+        engine provides. It must find neither the id nor the request object (`RequestView`) of a finished request, and
+        the number of references must not grow when the same requests run again. Before each search one more request
+        runs, so a proposer may keep its last batch.
         """
         held = specdec_situations.rounds
         known = {name for name in held.names if name in held.strings}
@@ -66,8 +69,8 @@ class LifecycleChecks:
         )
 
     def test_arguments_are_not_changed(self, specdec_situations: Situations) -> None:
-        """`propose` and `observe` do not write to the tensors and token ids that they are given. Copy what you need to
-        change."""
+        """`propose` and `observe` do not write to the tensors and token ids that they are given. A proposer must copy
+        what it needs to change."""
         situations = specdec_situations
         changed = [line for run in (situations.greedy, situations.sampled) for line in run.journal.changed]
         assert not changed, f"{changed[0]}: copy it first"

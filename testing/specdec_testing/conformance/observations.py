@@ -1,5 +1,5 @@
-"""Checks of `Proposer.observe`: it gets no hidden states of tokens found in the prefix cache, and may get others
-late."""
+"""Checks of `Proposer.observe`, which passes the target's hidden states to a proposer. The proposer gets no hidden
+states of tokens that were found in the prefix cache, and may get those of other tokens late."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from specdec_testing.conformance.situations import Situations
 
 
 def cached_difference(situations: Situations, group: str) -> str | None:
-    """Compare drafts made with and without prefix caching. Returns the first difference as text, None if there is none.
+    """Compare the drafts that the same requests get with and without prefix caching. Returns a text that shows the
+    first two drafts that differ. None if all are equal.
 
-    group: requests with common prefixes, a key of `beginnings.asks`.
+    group: which requests to run, a key of `beginnings.asks`.
 
-    Skips the test if the proposer stores no keys and values that could be cached, or if its drafts vary from run to run
-    or with the batch.
+    Skips the test if the proposer stores no keys and values in the KV cache, if it never reports stored ones with
+    `attention.fill`, or if its drafts vary from run to run or with the batch.
     """
     if situations.plan.kv_layout is None:
         pytest.skip("it has no KV of its own (Plan.kv_layout) that could be found again")
@@ -37,13 +38,14 @@ class ObservationChecks:
     learns: ClassVar[bool]
 
     def test_draft_after_cached_prefix(self, specdec_situations: Situations) -> None:
-        """A request whose prefix is found in the prefix cache gets the same drafts as if its whole prompt had been
-        computed.
+        """A request whose prefix is found in the prefix cache gets the same drafts as if the target had computed its
+        whole prompt.
 
-        `observe` then begins at token `request.num_cached_tokens`; the tokens before it have no hidden states. Their
-        KV-cache slots of the draft's own layers are filled already and shared with other requests: do not write to
-        them. The value may change after `reset`. A proposer that needs the hidden states of the whole text, such as
-        their sum, cannot keep this rule: skip the test with that reason.
+        The target does not compute the tokens in the cached prefix, so `observe` gets hidden states only from token
+        `request.num_cached_tokens` on. The draft's own keys and values of the cached prefix are in KV-cache slots that
+        other requests share: a proposer must not write to these slots. `request.num_cached_tokens` may change after
+        `reset`. A proposer that needs the hidden states of all tokens, such as their sum, cannot keep this rule: name
+        this test in `skips` with that reason.
         """
         found = cached_difference(specdec_situations, "prefix")
         if not found and not self.learns:
@@ -58,10 +60,11 @@ class ObservationChecks:
         )
 
     def test_fill(self, specdec_situations: Situations) -> None:
-        """`attention.fill(requests, num_tokens)` reports only tokens whose keys and values are stored already.
+        """The proposer calls `attention.fill(requests, num_tokens)` only for tokens whose keys and values it has
+        already stored in the KV cache.
 
-        A request may end at any moment. The next request with the same prefix reuses the reported KV-cache slots
-        without computing them.
+        A request may end at any moment. The next request with the same prefix then reuses the KV-cache slots of these
+        tokens without computing them again.
         """
         skip_unless_cacheable(specdec_situations)
         found = cached_difference(specdec_situations, "fill")
@@ -71,10 +74,11 @@ class ObservationChecks:
         )
 
     def test_lookahead(self, specdec_situations: Situations) -> None:
-        """`Plan.lookahead` is the number of later tokens that the draft's keys and values of a token depend on (EAGLE:
+        """`Plan.lookahead` states on how many of the next tokens the draft's keys and values of a token depend (EAGLE:
         1).
 
-        Requests share a KV-cache block only if their tokens agree up to its end and for that many tokens after it.
+        Two requests share a KV-cache block of the draft only if their tokens are equal up to the block's end and for
+        that many tokens after it.
         """
         skip_unless_cacheable(specdec_situations)
         found = cached_difference(specdec_situations, "lookahead")
@@ -84,13 +88,13 @@ class ObservationChecks:
         )
 
     def test_draft_after_late_observations(self, specdec_situations: Situations) -> None:
-        """A request whose hidden states arrive late gets the same drafts as one that is observed after every forward
-        pass.
+        """A request gets the same drafts whether `observe` gets its hidden states after every forward pass or several
+        forward passes late.
 
         While speculation is turned off for a request, the engine keeps the target's hidden states. It passes them to
-        `observe` in one call before the next draft. This observation may begin in the prompt, end in the output and
-        have more rows than any draft has tokens: `observation.starts` (position of a request's first row) and
-        `host_num_valid` (number of its valid rows) define which tokens they are.
+        `observe` in one call before the next draft. This one observation may begin in the prompt, end in the output and
+        have more rows than a draft has tokens. `observation.starts` (the position of each request's first row) and
+        `observation.host_num_valid` (the number of its valid rows) define which tokens they belong to.
         """
         situations = specdec_situations
         if not situations.plan.observes:

@@ -1,4 +1,4 @@
-"""Checks that the output with the proposer is the target's own."""
+"""Checks that the engine's output with the proposer equals the target's output without speculative decoding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ CANCELLED = {1: 2, 4: 0, 6: 5, 8: 3}
 
 
 def outputs_of(situations: Situations, situation: str) -> tuple[Sequence[Ask], list[list[int]]]:
-    """The requests run in a situation (see `test_output_is_the_targets`), and the output token ids of each."""
+    """Run the requests of a situation, such as "preempted" (`test_output_is_the_targets` explains all situations).
+    Returns the requests and the output token ids of each request."""
     match situation:
         case "greedy":
             return situations.asks[:5], situations.greedy.outputs
@@ -44,15 +45,15 @@ def outputs_of(situations: Situations, situation: str) -> tuple[Sequence[Ask], l
 class OutputChecks:
     @pytest.mark.parametrize("situation", ["greedy", "sampled", "chunked", "preempted", "cancelled", "cached", "late"])
     def test_output_is_the_targets(self, specdec_situations: Situations, situation: str) -> None:
-        """The output with the proposer equals plain decoding's, token for token.
+        """The output with the proposer equals the output of decoding without a draft, token for token.
 
         The situations: greedy and sampled requests; prompts prefilled in chunks; preempted and cancelled requests;
         prompts found in the prefix cache (`observe` then begins at token `request.num_cached_tokens`); and speculation
-        turned off now and then (`observe` then gets the hidden states of several steps at once).
+        turned off now and then, called "late" (`observe` then gets the hidden states of several decode steps at once).
 
-        The kit accepts only draft tokens that equal plain decoding's, so drafts cannot change the output. If it
-        differs, the proposer writes where it must not: to the target's weights, to KV-cache slots of other layers than
-        its own, or to tensors that it was given.
+        In the kit's engine a draft token is accepted only if it equals the target's next token, so drafts cannot change
+        the output. If the output differs, the proposer writes to memory that is not its own: to the target's weights,
+        to KV-cache slots of other layers than its own, or to tensors that it was given.
         """
         situations = specdec_situations
         asked, outputs = outputs_of(situations, situation)

@@ -1,4 +1,4 @@
-"""Wraps a proposer in the engine, and records what it is given and what it returns."""
+"""Wraps the proposer of an engine, and records the calls that it gets and the drafts that it returns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from specdec_testing.conformance.faults import faults_of
 
 @attrs.frozen
 class Asked:
-    """The state of one request when `propose` was called."""
+    """The state of one request when `propose` was called. Tests compare the drafts that requests in equal states
+    got."""
 
     seed: int
     token_ids: tuple[int, ...]
@@ -40,7 +41,13 @@ class Asked:
 
 @attrs.frozen(eq=False)
 class Proposal:
-    """One recorded call of `propose`. draft: what it returned, with its tensors copied."""
+    """One recorded call of `propose`.
+
+    asked: the state of each request of the batch.
+    draft: the draft that `propose` returned, with its tensors copied.
+    vocab_size: number of the target's token ids.
+    device: the engine's device.
+    """
 
     asked: tuple[Asked, ...]
     after_reset: tuple[bool, ...]  # [batch]   the request was preempted before
@@ -61,7 +68,8 @@ class Proposal:
 
 
 def _copied(draft: Any) -> Any:
-    """Copy a draft's tensors, which the proposer may reuse. Anything else than a Draft is returned unchanged."""
+    """Return a draft with copied tensors, because the proposer may reuse its own tensors. If `propose` returned
+    something other than a Draft, return that unchanged."""
     if not isinstance(draft, Draft):
         return draft
     given = {name: value for name, value in _fields(draft) if torch.is_tensor(value)}
@@ -81,8 +89,8 @@ def _fields(value: Any) -> list[tuple[str, Any]]:
 
 @attrs.frozen(eq=False, weakref_slot=True)
 class View:
-    """A request as the proposer sees it (`RequestView`), with an id that the kit chooses. Weak references to it show
-    whether the proposer still holds it after `finish`."""
+    """The request object (`RequestView`) that the kit gives to the proposer in place of the engine's. Its id is chosen
+    by the kit. Weak references to it show whether the proposer still holds it after `finish`."""
 
     id: str
     request: RequestView
@@ -105,7 +113,8 @@ class View:
 
 
 class LentAttention:
-    """The engine's `LayerAttention` for the proposer. It replaces the kit's views of requests with the engine's own."""
+    """Forwards the proposer's calls to the engine's `LayerAttention`. It replaces the kit's request objects (`View`),
+    which the proposer uses, by the engine's own."""
 
     def __init__(self, inner: LayerAttention, journal: Journal) -> None:
         self._inner, self._journal = inner, journal
@@ -127,8 +136,8 @@ def own_name(request: RequestView) -> str:
 
 @attrs.define(eq=False)
 class Journal:
-    """What was recorded of a proposer in one run. name: a function from a request to the id that the proposer is
-    shown."""
+    """What was recorded of a proposer in one or more runs of an engine. name: a function that returns the id under
+    which the proposer sees a given request."""
 
     name: Callable[[RequestView], str] = own_name
     proposals: list[Proposal] = attrs.field(factory=list)
@@ -144,10 +153,10 @@ class Journal:
 
 
 class RecordingProposer(Proposer):
-    """Sits between the engine and a proposer, and records the calls.
+    """Forwards the engine's calls to the proposer under test and records them in a `Journal`.
 
-    If a draft breaks a rule, it is recorded, but the engine gets an empty draft instead, so that the fault causes no
-    further errors.
+    If a draft breaks a rule, it is recorded, but the engine gets an empty draft instead, so that the violation causes
+    no further errors.
     """
 
     def __init__(self, inner: Proposer, context: BuildContext, journal: Journal) -> None:
@@ -208,14 +217,14 @@ class RecordingProposer(Proposer):
 
 
 def _is_late(request: View, start: int, num_valid: int) -> bool:
-    """Whether an observation of a request has hidden states of more than one forward pass: it reaches into the output,
-    but begins before the request's last token."""
+    """Return whether one observation of a request has hidden states of more than one forward pass. That is so if it
+    covers output tokens, but begins before the request's last token."""
     return start < len(request.token_ids) - 1 and start + num_valid > request.num_prompt_tokens
 
 
 class _Closed:
-    """Stands in for a proposer that was closed. Any use raises AssertionError, because the engine must not call it
-    again."""
+    """Replaces a proposer that was closed. Any access raises AssertionError, because the engine must not call a
+    proposer after `close`."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AssertionError(f"the engine's own fault: it asked for {name} of a proposer that was closed")
@@ -232,7 +241,8 @@ def _tensors(argument: ProposerBatch | Observation) -> dict[str, torch.Tensor]:
 
 
 class RecordingPlugins(Plugins):
-    """The installed plugins, with the proposer named `recorded` replaced by one that records to `journal`."""
+    """The installed plugins, with one change: the proposer of the method `recorded` is wrapped, and its calls are
+    recorded in `journal`."""
 
     journal: Journal
     recorded: str

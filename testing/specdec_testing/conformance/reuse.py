@@ -1,4 +1,4 @@
-"""Runs rounds of requests in one engine, to find what its proposer still holds of finished requests."""
+"""Runs requests in one engine repeatedly, to find what its proposer still holds of finished requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_testing.conformance.workload import Ask
 
 @frozen(eq=False)
 class ReuseRounds:
-    """What a proposer held after several rounds of requests with the same ids."""
+    """What a proposer held after each of several runs of requests that used the same request ids again."""
 
     journal: Journal
     names: list[str]  # of the requests
@@ -25,7 +25,8 @@ class ReuseRounds:
 
 
 def run_rounds(llm: LLM, journal: Journal, some: list[Ask], others: list[Ask], last: list[Ask]) -> ReuseRounds:
-    """Run the requests `some` once and then `others` twice, all with the same ids.
+    """Run the requests `some` once and then the requests `others` twice. The i-th request has the same id in all three
+    runs.
 
     After each of the three runs, run the request in `last` and measure what the proposer holds.
     """

@@ -1,4 +1,4 @@
-"""Runs requests in engines whose proposer is recorded."""
+"""Runs requests in an engine and records the calls of its proposer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ SMALL_POOL = {"num_kv_blocks": 24, "max_model_len": 64}
 
 @define(eq=False)
 class Run:
-    """The results of some requests. outputs: the output token ids of each, in the order in which the requests were
-    added."""
+    """The result of running some requests.
+
+    journal: the recorded calls of the proposer.
+    outputs: the output token ids of each request, in the order in which the requests were added.
+    """
 
     journal: Journal
     outputs: list[list[int]] = field(factory=list)
@@ -32,11 +35,10 @@ class Run:
     num_cached: int = 0  # tokens that were found in the cache
 
     def drafts(self, *, only_after_reset: bool = False) -> dict[Asked, Any]:
-        """The recorded drafts: {state of the request: (its tree, whether each node was sampled)}.
+        """Return the recorded drafts, {state of a request: (its draft tree, whether each node was sampled)}. Drafts
+        that break a rule are left out.
 
-        only_after_reset: only drafts for requests that had been preempted.
-
-        Drafts that break a rule are left out.
+        only_after_reset: whether to return only drafts for requests that had been preempted.
         """
         return {
             asked: (tree, is_sampled)
@@ -57,8 +59,8 @@ def _trees(proposal: Proposal) -> list[tuple[Asked, bool, Any, Any]]:
 
 
 def quietly(load: Callable[[], P]) -> P:
-    """Call `load` and ignore warnings about plugins that cannot be loaded. The kit reports the checked plugin's own
-    load error in test_is_offered."""
+    """Call `load`, which loads plugins, and return what it returns. Warnings about plugins that cannot be loaded are
+    suppressed: if the plugin under test cannot be loaded, test_is_offered fails with its error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)
         return load()
@@ -82,8 +84,9 @@ def run_engine(
     cancel_after: Mapping[int, int] | None = None,
     cancel_preempted: bool = False,
 ) -> Run:
-    """Run requests to their end.
+    """Run requests in an engine to their end and return their outputs.
 
+    journal: where the calls of the engine's proposer are recorded.
     cancel_after: {index of a request: number of steps after which it is cancelled}.
     cancel_preempted: whether to cancel each request that was preempted.
     """

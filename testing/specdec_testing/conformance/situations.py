@@ -1,4 +1,5 @@
-"""Runs one proposer in real engines, in situations such as preemption: each once, when a test first needs it."""
+"""Runs one proposer in real engines, in situations such as preemption. Each run is made when a test first needs it, and
+then cached."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from specdec_testing.conformance.workload import Ask
 
 
 class Situations:
-    """The engine runs that the tests of one conformance class share. A property that loads the proposer skips the test
-    if it cannot be loaded."""
+    """The engine runs with one proposer, shared by the tests of one conformance class. If a test needs a property that
+    loads the proposer, and the proposer cannot be loaded, the test is skipped."""
 
     def __init__(self, subject: Subject, target: Target, folder: Path) -> None:
         self.subject = subject
@@ -63,17 +64,18 @@ class Situations:
 
     @cached_property
     def config(self) -> Any:
-        """The method's options, as an instance of its config class."""
+        """The method's options, as an instance of the method's config class (`ProposerSpec.config`)."""
         return SpeculativeConfig.from_mapping(self.speculative_config, self.spec.config).options
 
     @cached_property
     def asks(self) -> list[Ask]:
-        """Five greedy requests, then five sampled ones."""
+        """The requests of most runs: five greedy ones, then five sampled ones."""
         most = self.subject.num_speculative_tokens
         return [*workload.asks(0.0, 100, most), *workload.asks(0.8, 200, most)]
 
     def run(self, asked: Sequence[Ask], **settings: Any) -> Run:
-        """Run requests in a new engine, hence with a new proposer. settings: of the engine."""
+        """Run requests in a new engine, hence with a new proposer. settings: keyword arguments of the engine
+        (`LLM`)."""
         journal = Journal()
         return run_engine(self.llm(journal, **settings), asked, journal)
 
@@ -99,7 +101,8 @@ class Situations:
 
     @cached_property
     def rearranged(self) -> Run:
-        """Drafts for one of the requests alone, then for all of them in one batch in reverse order."""
+        """A run of one request alone, and then of all requests in one batch in reverse order. Only its drafts are
+        recorded, not its outputs."""
         journal = Journal()
         llm = self.llm(journal)
         for asked in ([self.asks[8]], self.asks[::-1]):
@@ -113,10 +116,10 @@ class Situations:
         return run
 
     def in_turn(self, group: str, kv_manager: str) -> Run:
-        """Run requests with common prefixes, one after another.
+        """Run requests that begin with the same tokens, one after another in one engine. The run is cached.
 
-        group: a key of `beginnings.asks`.
-        kv_manager: "prefix", with prefix caching, or "paged", without.
+        group: which requests to run, a key of `beginnings.asks`.
+        kv_manager: "prefix" for prefix caching, "paged" for none.
         """
         if (group, kv_manager) not in self._in_turn:
             journal = Journal()
@@ -131,8 +134,8 @@ class Situations:
 
     @cached_property
     def cached_and_preempted(self) -> Run:
-        """All requests, with prefix caching and too few KV-cache blocks. Preempted requests may find their own blocks
-        in the cache when they start over."""
+        """A run of all requests with prefix caching and so few KV-cache blocks that some requests are preempted. A
+        preempted request may find its own blocks in the prefix cache when it starts over."""
         run = self.run(self.asks, kv_manager="prefix", **SMALL_POOL)
         assert run.num_preempted > 0, "the kit's own fault: nothing was preempted"
         assert run.num_cached or self.plan.kv_layout, "the kit's own fault: nothing was found in the cache"
@@ -140,8 +143,8 @@ class Situations:
 
     @cached_property
     def late(self) -> Run:
-        """All requests, with speculation turned off for each now and then, so that the proposer gets their hidden
-        states late."""
+        """A run of all requests in which speculation is turned off for each request now and then, so that the proposer
+        gets the request's hidden states late."""
         journal = Journal()
         llm = self.llm(journal)
         for drafter in llm.engine._speculation.drafters:
@@ -180,5 +183,5 @@ class Situations:
 
     @cached_property
     def lone_proposer(self) -> Proposer:
-        """A proposer that the kit calls itself, without an engine."""
+        """A further instance of the proposer, which the kit calls directly instead of through an engine."""
         return self.spec.build(self.config, self.context)

@@ -50,7 +50,8 @@ class SpecChecks:
             assert info.status != "incompatible", info.error
 
     def test_required_modules_are_installed(self, specdec_situations: Situations) -> None:
-        """Every module in ProposerSpec.requires is installed. List their packages as dependencies of the plugin."""
+        """Every module in ProposerSpec.requires is installed. The plugin's package should list the packages of these
+        modules as dependencies."""
         for info in _listed(specdec_situations):
             if info.status != "incompatible":
                 Plugins.proposer(
@@ -60,7 +61,8 @@ class SpecChecks:
     def test_entry_module_is_light(self, specdec_situations: Situations) -> None:
         """The plugin's entry point imports neither torch, nor transformers, nor modules in ProposerSpec.requires.
 
-        Import them in `build`. Plugins are imported whenever they are listed, also for users of other methods.
+        A plugin must import these modules in ProposerSpec.build instead, because listing plugins imports every plugin's
+        entry point, also for users of other methods.
         """
         values = [*specdec_situations.subject.modules]
         values += [entry.value for entry in entry_points(group=GROUP, name=specdec_situations.spec.name)]
@@ -68,8 +70,8 @@ class SpecChecks:
         assert not imported, f"importing {', '.join(values)} imported {', '.join(imported)}, too: do that in build"
 
     def test_defaults_are_allowed(self, specdec_situations: Situations) -> None:
-        """The method's config class (ProposerSpec.config) accepts its own defaults: only options without a default must
-        be given."""
+        """The method's config class (ProposerSpec.config) accepts the default values of its own options. The test
+        passes only those options that have no default."""
         config = specdec_situations.spec.config
         needed = {attribute.name for attribute in attrs.fields(config) if attribute.default is attrs.NOTHING}
         config(**{name: value for name, value in specdec_situations.options.items() if name in needed})
@@ -81,8 +83,8 @@ class SpecChecks:
             specdec_situations.spec.config(**specdec_situations.options, no_such_option_of_any_method=1)
 
     def test_options_are_its_own(self, specdec_situations: Situations) -> None:
-        """No option of the method has the name of a key of speculative_config that the engine itself reads, since it
-        would hide that key."""
+        """No option of the method has the same name as a speculative_config key that the engine itself reads. Such an
+        option would hide the engine's key."""
         own = {attribute.name for attribute in attrs.fields(specdec_situations.spec.config)}
         assert not own & SpeculativeConfig.core_keys(), "the engine has keys of these names: rename the options"
 
@@ -98,8 +100,8 @@ class SpecChecks:
 
 @cache
 def imported_alone(values: tuple[str, ...], heavy: tuple[str, ...]) -> list[str]:
-    """The modules of `heavy` that a new interpreter imports when it loads plugins. values: the plugins' entry
-    points."""
+    """Load plugins in a new Python process, and return those modules of `heavy` that it imported. values: the import
+    paths of the plugins' modules."""
     code = IMPORT_ALONE.format(values=values, heavy=heavy)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     result = subprocess.run(
@@ -111,8 +113,8 @@ def imported_alone(values: tuple[str, ...], heavy: tuple[str, ...]) -> list[str]
 
 
 class _NoTensors(TorchFunctionMode):
-    """Fails the test if a tensor with storage is created. Tensors on the meta device are allowed, and so are those that
-    core's `outline_draft` creates from a model's configuration."""
+    """A context in which creating a tensor fails the test. Tensors on the meta device are allowed, and so are tensors
+    that specdec_core's `outline_draft` creates from a model's configuration."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **kwargs or {})
@@ -129,7 +131,7 @@ def _is_outlining() -> bool:
 
 
 def _listed(situations: Situations) -> list[PluginInfo]:
-    """The plugin that provides the method, in a list. The list is empty if it could not be imported, or if another
-    plugin has the method's name."""
+    """Return a list with the plugin that provides the method. The list is empty if the plugin could not be imported, or
+    if another plugin provides a method of the same name."""
     offer = f"proposer {situations.subject.method}"
     return [info for info in situations.plugins.listing() if offer in info.provides and info.status != "duplicate"]

@@ -1,4 +1,4 @@
-"""The proposer to check, with its options and its target."""
+"""Describes the proposer that a conformance class checks: its method, options and target model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from attrs import frozen
 
 @frozen(eq=False)
 class Subject:
-    """The proposer to check, named by its method.
+    """The proposer to check.
 
-    modules: modules to load it from, if its plugin is not installed.
-    make_target: (folder) -> the folder with a target model that was saved there.
-    make_options: (the target's folder, an empty folder for files) -> the method's options.
+    method: its name in speculative_config.
+    modules: modules to load its plugin from, if the plugin is not installed.
+    make_target: function that saves a target model in the given folder and returns the model's folder.
+    make_options: function that takes the target's folder and an empty folder for files, and returns the method's own
+        keys of speculative_config.
     """
 
     method: str

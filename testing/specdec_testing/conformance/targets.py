@@ -1,4 +1,4 @@
-"""Random target models, and their outputs without speculative decoding."""
+"""Target models with random weights, and their outputs without speculative decoding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Target:
     """A saved target model, and its outputs without speculative decoding.
 
     outputs: {request: output token ids}.
-    alike: {group: requests with common prefixes}, see `beginnings`.
+    alike: {name of a group: requests that begin with the same tokens}, from `beginnings.asks`.
     """
 
     folder: Path
@@ -31,8 +31,8 @@ class Target:
 
 
 class Targets:
-    """Makes one target model for each `make_target` function. Conformance classes with the same function share its
-    target and outputs."""
+    """Saves one target model for each `make_target` function and caches its outputs. Conformance classes with the same
+    function share the target and the outputs."""
 
     def __init__(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         self._factory = tmp_path_factory

@@ -1,4 +1,4 @@
-"""The requests with which every proposer is run."""
+"""The requests that the conformance kit runs with every proposer."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Ask:
 
 
 def asks(temperature: float, first_seed: int, num_speculative_tokens: int) -> list[Ask]:
-    """Five requests with different prompts and limits on draft tokens.
+    """Return five requests with different prompts and different limits on the number of draft tokens.
 
-    first_seed: the seed of the first one; the others count up.
-    num_speculative_tokens: no limit is larger.
+    first_seed: the seed of the first request. Each further request has the next seed.
+    num_speculative_tokens: the largest limit on draft tokens.
     """
     budgets = cycle([None, 1, 3, 2, None])
     return [
@@ -55,13 +55,14 @@ def asks(temperature: float, first_seed: int, num_speculative_tokens: int) -> li
 
 
 def plain(ask: Ask) -> Ask:
-    """The same request without num_speculative_tokens, which an engine without speculation refuses."""
+    """Return the request without its own limit on draft tokens (num_speculative_tokens), which an engine without
+    speculative decoding refuses."""
     return evolve(ask, params=evolve(ask.params, num_speculative_tokens=None))
 
 
 def off_now_and_then(request: Request) -> bool:
-    """Replaces `Observer.is_off`: speculation is turned off for two output tokens, on for the next two, and so on.
-    Requests with odd seeds begin with on."""
+    """Return whether speculation is turned off for a request. It is off for two output tokens, on for the next two, and
+    so on; for odd seeds it begins with on. The kit puts this function in place of `Observer.is_off`."""
     return ((request.num_tokens - request.num_prompt_tokens) // 2 + request.seed) % 2 == 0
 
 
@@ -70,17 +71,17 @@ def one_token() -> list[Ask]:
 
 
 def last() -> list[Ask]:
-    """A short request with a seed that no other request has."""
+    """Return a list of one short request, whose seed no other request has."""
     return [Ask((8, 9, 2, 8, 9), SamplingParams(temperature=0.0, max_tokens=3, seed=2, ignore_eos=True))]
 
 
 def long() -> list[Ask]:
-    """A request that runs up to the target's maximum length."""
+    """Return a list of one request that runs up to the target's maximum length."""
     return [Ask((3, 1, 4, 1, 5) * (LONG // 5), SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True))]
 
 
 def many_seeds() -> list[Ask]:
-    """Requests with one prompt and different seeds. Their output is the same because of top_k=1, so the proposer draws
-    after the same tokens many times."""
+    """Return requests with the same prompt and different seeds. All have the same output because of top_k=1, so the
+    proposer drafts after the same tokens with many seeds."""
     params = SamplingParams(temperature=0.7, top_k=1, max_tokens=MAX_TOKENS, ignore_eos=True)
     return [Ask(PROMPTS[1], evolve(params, seed=1000 + i)) for i in range(48)]

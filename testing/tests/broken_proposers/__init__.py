@@ -1,4 +1,5 @@
-"""Proposers that fail exactly one test of the conformance kit, at least one for each test."""
+"""Proposers with a deliberate fault. Each fails exactly one test of the conformance kit, and each test of the kit has
+at least one proposer that fails it."""
 
 from __future__ import annotations
 

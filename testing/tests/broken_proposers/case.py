@@ -1,4 +1,4 @@
-"""Registers faulty proposers, each with the test of the kit that must fail for it."""
+"""Registers proposers with a deliberate fault, each with the test of the conformance kit that must fail for it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ CASES = [
 
 
 def breaks(*tests, is_variant=False, **spec):
-    """Register the decorated proposer class under its name in lower case.
+    """Return a decorator that registers a proposer class under the class's name in lower case.
 
-    tests: the kit test that must fail for it. If only some of its parametrized variants must fail, these.
-    is_variant: the class registered before it fails the same kit test. Only that test is run for this one.
-    spec: arguments of `offer`, which makes its ProposerSpec.
+    tests: the kit test that must fail for the class. If only some parametrized variants of the test must fail, the
+        names of these variants.
+    is_variant: whether the class registered before it fails the same kit test. If so, only that test is run for this
+        class.
+    spec: arguments of `offer`, which makes the class's ProposerSpec.
     """
 
     def register(cls):
@@ -50,7 +52,8 @@ def breaks(*tests, is_variant=False, **spec):
 
 
 def recent(test, options=None, *, is_variant=False, **spec):
-    """Register `example_proposer` with the decorated config class or `plan` function in its ProposerSpec.
+    """Return a decorator for a config class or a `plan` function. It registers the plugin `example_proposer` with the
+    decorated object in its ProposerSpec.
 
     test: the test of the kit that must fail for it.
     options: the method's options.
@@ -68,7 +71,7 @@ def recent(test, options=None, *, is_variant=False, **spec):
 
 
 class Recent(RecentProposer):
-    """`example_proposer` with its default options."""
+    """The proposer of `example_proposer` with its default options, as a base class for faulty proposers."""
 
     def __init__(self, config, context):
         super().__init__(RecentConfig(), context.device)

@@ -1,4 +1,5 @@
-"""Faulty proposers whose drafts depend on more than the request, or whose tokens are not drawn from their `q`."""
+"""Faulty proposers: their drafts depend on more than the request's tokens and seed, or their tokens are not sampled
+from the distributions that they give as `Draft.q`."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ MOODS = count()
 
 @breaks("test_same_tokens_same_draft")
 class Moody(Recent):
-    """Its drafts depend on how many instances were built before it."""
+    """Drafts a token that depends on how many instances of the class were built before."""
 
     def __init__(self, config, context):
         super().__init__(config, context)
@@ -56,7 +57,7 @@ class Stubborn(Sampling):
 
 @breaks("test_sampled_tokens_follow_q", is_variant=True)
 class Ranking(Selecting):
-    """Takes the likeliest tokens in order, but gives `q` as if they had been sampled."""
+    """Takes the likeliest tokens in order, but declares them as sampled from `Draft.q`."""
 
     def draw(self, batch, request, node, probs):
         return int(probs.argmax())
@@ -64,7 +65,8 @@ class Ranking(Selecting):
 
 @breaks("test_sampled_tokens_follow_q", is_variant=True)
 class Completing(Selecting):
-    """Samples the root's first child, but takes the likeliest of the remaining tokens as the second."""
+    """Samples the root's first child, but takes the likeliest remaining token as the second child and declares it as
+    sampled."""
 
     def draw(self, batch, request, node, probs):
         return int(probs.argmax()) if node == 1 else super().draw(batch, request, node, probs)
@@ -72,7 +74,7 @@ class Completing(Selecting):
 
 @breaks("test_sampled_tokens_follow_q", is_variant=True)
 class Heated(Sampling):
-    """Gives `q` without applying the temperature."""
+    """Gives in `Draft.q` the distribution before temperature, although it samples after temperature."""
 
     def propose(self, batch):
         import torch

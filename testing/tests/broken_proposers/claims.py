@@ -1,4 +1,4 @@
-"""Faulty declarations of plugins, such as options, requirements and plans."""
+"""Plugins whose ProposerSpec is faulty, for instance its options, its required modules or its plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faulty proposers whose drafts have wrong tensors."""
+"""Faulty proposers that return wrong drafts, mostly with wrong tensors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Greedy(Recent):
 
 @breaks("test_budgets", is_variant=True)
 class Levelling(Recent):
-    """Drafts up to the largest max_draft_tokens of the batch for every request."""
+    """Drafts for every request as many tokens as the largest max_draft_tokens of the batch allows."""
 
     def propose(self, batch):
         budgets = [max(batch.max_draft_tokens)] * len(batch.requests)
@@ -75,7 +75,7 @@ class Straight(Branching):
 
 @breaks("test_is_chain", is_variant=True)
 class Interrupted(Recent):
-    """A chain (is_chain=True) whose second node is padding and whose third is a child of the root."""
+    """Returns drafts with is_chain=True whose second node is padding and whose third node is a child of the root."""
 
     def propose(self, batch):
         draft = super().propose(batch)
@@ -88,7 +88,7 @@ class Interrupted(Recent):
 
 @breaks("test_host_copies")
 class Stale(Recent):
-    """Its host copy of token_ids differs from the tensor."""
+    """Returns a host copy of token_ids that differs from the tensor."""
 
     def propose(self, batch):
         draft = super().propose(batch)
@@ -107,7 +107,7 @@ class Scored(Branching):
 
 @breaks("test_sampled_siblings_come_first")
 class Unordered(Sampling):
-    """The root's second child was sampled, but the first is marked as picked deterministically."""
+    """Marks the root's first child as picked deterministically, although its second child was sampled."""
 
     def propose(self, batch):
         draft = super().propose(batch)
@@ -143,7 +143,7 @@ class Doubled(Sampling):
 
 @breaks("test_q_ids")
 class Repeating(Selecting):
-    """A row of q_ids names a token twice, one that was not drawn."""
+    """Returns a q_ids in which a token id occurs twice in one row. No draft token has this id."""
 
     def propose(self, batch):
         draft = super().propose(batch)
@@ -157,7 +157,7 @@ class Repeating(Selecting):
 
 @breaks("test_q_ids", is_variant=True)
 class Mapped(Selecting):
-    """Gives both q_ids and q_to_target, which exclude each other."""
+    """Returns drafts with both q_ids and q_to_target, which exclude each other."""
 
     def propose(self, batch):
         return attrs.evolve(super().propose(batch), q_to_target=self.to_target[: self.NUM_SELECTED])
@@ -165,7 +165,7 @@ class Mapped(Selecting):
 
 @breaks("test_sampled_tokens_are_possible")
 class Unmapped(Sampling):
-    """Gives a `q` with all probability on the least likely token, so that the sampled ones have none."""
+    """Returns a `q` with all probability on the least likely token, so that the sampled tokens have probability 0."""
 
     def propose(self, batch):
         import torch

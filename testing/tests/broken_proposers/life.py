@@ -1,4 +1,5 @@
-"""Faulty proposers that mishandle the order of calls, keep data of finished requests or write to their arguments."""
+"""Faulty proposers that mishandle `start`, `reset`, `finish` or `close`, keep data of finished requests, or write to
+their arguments."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class Suspicious(Recent):
 
 @breaks("test_finish_at_any_moment")
 class Unprepared(Recent):
-    """Creates a request's state at its first draft, and requires it in `finish`."""
+    """Creates a request's state at its first draft instead of in `start`. `finish` fails if there is no such state."""
 
     def start(self, request):
         pass
@@ -48,7 +49,7 @@ class Unprepared(Recent):
 
 @breaks("test_close")
 class Unsaved(Recent):
-    """Requires in `close` that a request was started before."""
+    """Fails in `close` if no request was ever started."""
 
     def start(self, request):
         super().start(request)

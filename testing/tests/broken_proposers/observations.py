@@ -1,4 +1,5 @@
-"""Faulty proposers that mishandle hidden states which they never get (prefix caching) or get late."""
+"""Faulty proposers that mishandle hidden states which arrive late, or never because the tokens were found in the prefix
+cache."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from broken_proposers.case import breaks
 
 @breaks("test_output_is_the_targets[cached]", plan=plan_features)
 class Presuming(Feeling):
-    """Assumes that the hidden states begin at a request's first token, also if its prefix was found in the cache."""
+    """Assumes that the hidden states begin at a request's first token, even if the request's prefix was found in the
+    prefix cache."""
 
     def begin(self, request):
         return 0
@@ -41,8 +43,8 @@ class Remembering(Presuming):
 
 
 class Tallying(Attending):
-    """Keeps for each request the end of its stored keys and values in the KV cache. Subclasses store them and move the
-    end."""
+    """Keeps for each request the number of tokens whose keys and values are stored. Subclasses store keys and values
+    and update this number."""
 
     def __init__(self, config, context):
         super().__init__(config, context)
@@ -60,8 +62,8 @@ class Tallying(Attending):
 
 @breaks("test_draft_after_cached_prefix", plan=plan_attending)
 class Rewriting(Tallying):
-    """Stores keys and values from the request's first KV-cache slot on, even if a cached prefix is in the first
-    slots."""
+    """Stores keys and values from the request's first KV-cache slot on, even if the first slots hold a prefix from the
+    prefix cache."""
 
     def observe(self, observation):
         starts = tuple(self.ends[request.id] for request in observation.requests)
@@ -72,7 +74,8 @@ class Rewriting(Tallying):
 
 @breaks("test_fill", plan=plan_attending)
 class Boasting(Tallying):
-    """Reports observed tokens with `fill`, but stores their keys and values only when it drafts."""
+    """Reports tokens as stored with `attention.fill` when it observes them, but stores their keys and values only when
+    it drafts."""
 
     def observe(self, observation):
         self.fill(observation)
@@ -90,13 +93,13 @@ class Boasting(Tallying):
 
 @breaks("test_lookahead", plan=partial(plan_attending, lookahead=0))
 class Shortsighted(Attending):
-    """Declares lookahead=0, although its keys and values of a token depend on the next token, too."""
+    """Declares Plan.lookahead=0, although its keys and values of a token also depend on the next token."""
 
 
 class Hasty(Feeling):
     """Assumes that `observe` is called after every forward pass.
 
-    Once it has drafted for a request, it expects the next hidden states to begin at the request's last known token.
+    After its first draft for a request, it expects each observation to begin at the request's last token.
     """
 
     def __init__(self, config, context):
@@ -116,14 +119,15 @@ class Hasty(Feeling):
         self.drafted.discard(request.id)
 
     def num_behind(self, observation, i):
-        """How many of request i's tokens in the observation precede the first one that this class expects."""
+        """Return how many tokens before the expected first token request i's observation begins. 0 before the first
+        draft."""
         request = observation.requests[i]
         return len(request.token_ids) - 1 - observation.starts[i] if request.id in self.drafted else 0
 
 
 @breaks("test_draft_after_late_observations", plan=plan_features)
 class Forgetful(Hasty):
-    """Skips hidden states of tokens before the one that it expects first, as if it had seen them already."""
+    """Skips the hidden states of tokens before the expected first token, as if it had got them already."""
 
     def new_rows(self, observation, i):
         rows = super().new_rows(observation, i)

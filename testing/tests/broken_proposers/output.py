@@ -1,4 +1,4 @@
-"""Faulty proposers that change the output."""
+"""Faulty proposers that change the engine's output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from broken_proposers.case import Recent, breaks
 
 
 def scribble(context):
-    """Write to the target's embedding, as a draft with tied weights might."""
+    """Overwrite the target's embedding matrix, as a draft model that shares it might."""
     weight = context.embed.__self__._model.get_input_embeddings().weight
     weight.copy_(weight.roll(1, 0))
 
@@ -20,7 +20,7 @@ class Scribbling(Recent):
 
 @breaks("test_output_is_the_targets[preempted]", "test_output_is_the_targets[cached]", is_variant=True)
 class Spiteful(Recent):
-    """Writes to the target's embedding when a request is preempted, with or without prefix caching."""
+    """Overwrites the target's embedding matrix when a request is preempted, with or without prefix caching."""
 
     def reset(self, request):
         scribble(self.context)

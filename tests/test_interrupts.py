@@ -124,6 +124,7 @@ def generate(llm: LLM, tracer: Tracer, is_second: bool) -> None:
         return logits
 
     params = [attrs.evolve(PARAMS, logits_processors=[interrupt] if is_second else None), *[PARAMS] * 2]
+    before = sys.gettrace()  # measuring coverage sets one
     try:
         if not is_second:
             tracer.begin()
@@ -131,7 +132,7 @@ def generate(llm: LLM, tracer: Tracer, is_second: bool) -> None:
     except KeyboardInterrupt:
         pass
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
 
 
 CASES = [(method, is_second) for is_second in (True, False) for method in METHODS]
@@ -316,7 +317,7 @@ def test_the_block_pool_loses_no_block() -> None:
                 raise KeyboardInterrupt
         return trace
 
-    k = 0
+    k, before = 0, sys.gettrace()
     while True:
         k += 1
         num_left, pool = k, BlockPool(32, 8)
@@ -326,7 +327,7 @@ def test_the_block_pool_loses_no_block() -> None:
         except KeyboardInterrupt:
             pass
         finally:
-            sys.settrace(None)
+            sys.settrace(before)
         for name in "ab":
             pool.drop(name)
         pool.check_integrity()

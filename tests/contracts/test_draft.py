@@ -50,7 +50,8 @@ def run(target: Path, method: str | None, patch: pytest.MonkeyPatch, *, is_read:
         skip_tokenizer_init=True,
     )
     engine, ended = llm.engine, {}
-    engine._speculation.drafters[0].reads_drafts = is_read
+    for drafter in engine._speculation.drafters:
+        drafter.reads_drafts = is_read
     found = Ran([])
     propose = Speculation.propose
 

@@ -13,6 +13,8 @@ import uses
 from projects import FOLDERS, ROOT, files, package_of, with_dependencies
 
 AGREED = ("Version", "License-Expression", "License-File", "Requires-Python", "Classifier", "Description-Content-Type")
+IN_EVERY_RUN = {("specdec-core",), ("specdec-proposer-eagle",)}
+TRIED_ALONE = [pytest.param(names, marks=() if names in IN_EVERY_RUN else pytest.mark.nightly) for names in uses.USES]
 WHO_IS_HERE = """if True:
     import importlib.metadata, importlib.util, json, sys
     packages = json.loads(sys.argv[1])
@@ -81,7 +83,7 @@ def test_every_distribution_is_tried_alone():
     assert {(name,) for name in FOLDERS} <= uses.USES.keys()
 
 
-@pytest.mark.parametrize("distributions", uses.USES, ids="+".join)
+@pytest.mark.parametrize("distributions", TRIED_ALONE, ids="+".join)
 def test_a_distribution_works_with_its_dependencies_alone(distributions, environment, wheels, weights, tmp_path):
     environment.install("--find-links", wheels, *distributions)
 

@@ -30,6 +30,7 @@ TERMINAL = {**NO_TERMINAL, "FORCE_COLOR": "1", "TERM": "xterm-256color"}
 @pytest.fixture
 def demo(checkpoint, bigram_site, monkeypatch):
     monkeypatch.syspath_prepend(bigram_site)
+    monkeypatch.setattr("specdec_tools.demo.NUM_RUNS", 1)
 
     def run(*arguments, env=NO_TERMINAL):
         options = ["--model", str(checkpoint), "--method", "bigram", "--max-tokens", "24"]

@@ -269,7 +269,7 @@ def test_interrupts_lose_no_block() -> None:
                 raise KeyboardInterrupt
         return trace
 
-    k = num_left = 0
+    k, num_left, before = 0, 0, sys.gettrace()
     while num_left <= 0:
         k += 1
         num_left, pool = k, SharedBlocks(16, 8, most_kept=2)
@@ -279,7 +279,7 @@ def test_interrupts_lose_no_block() -> None:
         except KeyboardInterrupt:
             pass
         finally:
-            sys.settrace(None)
+            sys.settrace(before)
         pool.check_integrity()
         for name in "ab":
             pool.drop(name)

@@ -90,9 +90,9 @@ def all_figures(done: dict[str, list[Lap]]) -> dict[str, Any]:
 
 
 def figures(laps: Sequence[Lap]) -> dict[str, Any]:
-    """Summarize one peer's laps: microseconds per request and step, and draft tokens and accepted ones per draft.
+    """Summarize one peer's laps: microseconds per request and step, and mean numbers of drafted and accepted tokens.
 
-    The time is the median over the laps of the mean time in a lap.
+    The time is the median of the laps' mean times.
     """
     parts = laps[0].us
     totals = sorted(lap.us["total"] for lap in laps)

@@ -1,11 +1,13 @@
-"""Measures trained drafts (draft models and EAGLE heads) end to end, with `spec-decode bench`.
+"""Measures draft models and EAGLE heads end to end, with `spec-decode bench`.
 
     python benchmarks/learned.py [--drafts DIR] [--humaneval FILE]     # writes benchmarks/results/learned.json
 
 The prompts are not in the training data. DIR has a subfolder of weights for each method, such as DIR/eagle3; by default
-the engine uses the drafts that come with the model. FILE is HumanEval's .jsonl file, or another one with the key
-`prompt`. The held-out prompts are also continued greedily by a copy of the model that generates the same tokens, but
-has several times as many layers (inflate.py). The copy shows the speed-up for a model whose forward pass costs more.
+the engine uses the weights that come with the model. FILE is HumanEval's .jsonl file, or another one with the key
+`prompt`.
+
+The held-out prompts are also completed greedily by a copy of the model that has several times as many layers but
+generates the same tokens (inflate.py). The copy shows the speed-up for a model whose forward pass costs more.
 """
 
 from __future__ import annotations
@@ -107,7 +109,7 @@ def arguments() -> argparse.Namespace:
 
 
 def prompt_files(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
-    """Write each set of prompts to a file in `folder`: the held-out prompts and, if FILE is given, those of HumanEval.
+    """Write each set of prompts to a file in `folder`: the held-out prompts and, with --humaneval, those of HumanEval.
 
     Returns {name of the set: file}.
     """

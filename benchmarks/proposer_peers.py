@@ -49,7 +49,7 @@ class Peer:
     def cache(self, request: Replay) -> float:
         """Let the proposer cache the whole output of a request, and return how many seconds this took.
 
-        request: holds the prompt and the output. It is started and then finished without a step.
+        request: holds the prompt and the output. Nothing is drafted for it.
         """
         started = perf_counter()
         self.start(request)

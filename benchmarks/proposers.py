@@ -44,7 +44,7 @@ NUM_ALONE = 8  # requests at batch 1, one after the other
 
 
 def fill(peers: list[Peer], texts: list[np.ndarray]) -> dict[str, float]:
-    """Let each of the peers (proposers) cache the outputs of finished requests, and time it.
+    """Time how long each peer (proposer) takes to cache the outputs of finished requests.
 
     texts: token ids of each request. The first token is the prompt, the rest is the output.
     Returns {name of the peer: median microseconds per output token}.

@@ -1,5 +1,5 @@
-"""Paged attention in plain torch that reads only the device tensors of an AttentionPlan, as a kernel does, and two
-variants with deliberate bugs."""
+"""Paged attention in plain torch, and two variants of it with deliberate bugs. Like a kernel, it reads only the device
+tensors of an AttentionPlan."""
 
 from __future__ import annotations
 

@@ -50,11 +50,12 @@ class NoiseOf:
 
 
 def joint_error(verifier: Any, models: Sequence[tuple[Model, Model]], shapes: Sequence[Shape]) -> float:
-    """Return the largest error in the joint probability of two requests' output sequences, over all random draws.
+    """Return the largest error in the joint probability of two requests' output sequences.
 
-    models: (target, draft model) of each request. shapes: the draft tree of each request. An output sequence is one
-    token longer than its draft tree is deep; tokens that the verifier does not emit are sampled from the target. The
-    error is the difference from the product of the target's probabilities.
+    models: (target, draft model) of each request. shapes: the shape of each request's draft tree.
+
+    The joint probability is exact: all random draws are enumerated. It should be the product of the probabilities under
+    the targets. Each sequence has depth + 1 tokens; if the verifier emits fewer, the rest is sampled from the target.
     """
     emitted: dict[tuple[History, ...], float] = {}
 

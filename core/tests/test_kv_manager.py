@@ -294,8 +294,7 @@ def test_cache_of_a_group_is_not_shared_with_another() -> None:
 
 
 def test_slots_past_what_a_request_owns_are_refused() -> None:
-    """Asking for KV-cache slots past a request's own blocks raises CapacityError. In a batch they would belong to
-    another request."""
+    """Asking for KV-cache slots past a request's own blocks raises CapacityError."""
     manager = paged(8, 4)
     manager.add_group(LAYOUTS[0])
     manager.admit("a", np.arange(5), "", ())

@@ -48,8 +48,8 @@ def levels(*, of_fixed_size: bool) -> Iterator[None]:
 def grown(grower: TreeGrower, num_requests: int, model: Callable[[int, Path], torch.Tensor] = logits_after) -> Draft:
     """Grow a draft tree, and check on each level that its parents and ancestors lead to the right path.
 
-    model: returns logits for a request's index and the draft tokens on a path. After a dead (padding) entry it is not
-    called: the logits are extreme or NaN there, so that a tree that grows below the entry is detected.
+    model: returns logits, given a request's index and the draft tokens on a path. For dead (padding) entries the logits
+    are extreme or NaN instead, so that nodes below a dead entry are detected.
     """
     entries: list[tuple[int, Path]] = [(b, ()) for b in grower.roots]
     by_number: list[dict[int, int]] = [{} for _ in range(num_requests)]

@@ -1,6 +1,6 @@
-"""Drafts with dead (padding) nodes, or with draft probabilities `q` of only a few tokens per row (sparse).
+"""Drafts with dead (padding) nodes, and drafts whose `q` holds the probabilities of only a few tokens per row (sparse).
 
-The engine either reads these drafts on the host, or only checks them on their device.
+In some tests the engine reads the drafts on the host. In others it only checks them on their device.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Computes from scratch what the method `draft_model` must draft.
 
-transformers runs the draft model without a KV cache, for each draft token over all tokens before it.
+For each draft token, transformers runs the draft model over the whole sequence, without a KV cache.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class DraftModelFromScratch:
     """A callable that takes a recorded draft and returns the draft that the proposer should have made.
 
     shape: the shape of the draft tree.
-    is_sampled: draft tokens are sampled if the temperature is above 0. The recorded tokens are then not recomputed,
-        only their probabilities.
+    is_sampled: draft tokens are sampled if the temperature is above 0. They are then copied from the recorded draft,
+        and only their probabilities are computed.
     words: how the vocabularies of target and draft model correspond; None: they are equal.
     window: how many positions each token attends to; None: all.
     """

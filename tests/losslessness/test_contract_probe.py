@@ -92,7 +92,7 @@ def test_late_observations_make_no_difference(kv_manager: str, probed_model: Pat
 
 
 class Seen:
-    """Stands in for a request as it was when a draft was recorded, with the two attributes that `is_off` reads."""
+    """Stands in for a request at the time when a draft was recorded. It has only the attributes that `is_off` reads."""
 
     def __init__(self, drafted: Any) -> None:
         self.num_tokens, self.seed = len(drafted.history), drafted.seed

@@ -243,8 +243,10 @@ def test_wrong_tokens_of_the_context_are_noticed(
 
 
 def features_of_drafted_nodes_stay(patch: Patch) -> None:
-    """A deliberate fault: in decode steps `observe` writes only the root's KV-cache entry, so accepted draft tokens
-    keep entries computed from the draft head's own outputs instead of the target's hidden states."""
+    """A deliberate fault: `observe` does not rewrite the KV-cache entries of accepted draft tokens.
+
+    Entries computed from the draft head's own outputs stay, instead of entries from the target's hidden states.
+    """
     observe = EagleProposer.observe
     forward = EagleProposer._forward
     seen: list[Observation] = []

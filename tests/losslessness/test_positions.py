@@ -1,5 +1,7 @@
-"""Rotary frequencies do not depend on other requests. In transformers, some depend on the longest request of the batch;
-specdec fixes these."""
+"""Rotary frequencies do not depend on other requests.
+
+In transformers, the frequencies of some models depend on the longest request of the batch. specdec keeps them constant.
+"""
 
 from __future__ import annotations
 
@@ -77,8 +79,10 @@ def test_short_and_long_frequencies_differ(folder: Path) -> None:
 def test_a_longer_request_changes_no_other(
     is_pinned: bool, folder: Path, make_llm: Any, generate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request's output does not change if a longer request runs beside it. Negative control: it does if rotary
-    frequencies are not fixed."""
+    """A longer request in the batch does not change another request's output.
+
+    Negative control: the output changes without `pin_positions`.
+    """
     if not is_pinned:
         monkeypatch.setattr(target_model, "pin_positions", lambda *args: None)
         monkeypatch.setattr(target_model, "try_out", lambda *args: Findings(keeps_rows=True))
@@ -90,7 +94,7 @@ def test_a_longer_request_changes_no_other(
 
 
 def test_what_is_not_pinned_is_found_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model whose rotary frequencies cannot be fixed, such as one with custom code, is refused."""
+    """A model is refused if its rotary frequencies still depend on the batch, for example because of custom code."""
     monkeypatch.setattr(target_model, "pin_positions", lambda *args: None)
     with pytest.raises(CompatibilityError, match="max_model_len may help"):
         LLM(str(folder / "longrope"), skip_tokenizer_init=True, dtype="float32")

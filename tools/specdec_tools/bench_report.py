@@ -105,7 +105,7 @@ def _processor() -> str:
 
 
 def plot(groups: Groups, method: str, path: Path, *, title: str) -> None:
-    """Plot the speed-up of every batch and, for each draft position, the share of drafts accepted up to there.
+    """Plot the speed-up of every batch, and the acceptance rate at each position of a draft.
 
     groups: {group of prompts: its comparisons}.
     method: the speculative method, for the axis label.

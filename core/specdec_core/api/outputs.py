@@ -41,8 +41,8 @@ class RequestOutput:
     speculation: counts of the drafts, draft tokens and accepted tokens of all n completions: see `DraftCounts`.
     prompt_logprobs: one entry per prompt token, None for the first token. None unless the sampling parameters ask for
         them.
-    lossless: whether the output has the target's distribution. False only if a lossy verifier verified its drafts,
-        which happens only above temperature 0.
+    lossless: whether the output has the target's distribution. False only if a lossy verifier was used, at a
+        temperature above 0.
     num_cached_tokens: the number of prompt tokens that the first completion found in the prefix cache.
     """
 
@@ -95,8 +95,8 @@ class StreamOutput:
     prompt_logprobs: set in the first output of the prompt's first completion, if the sampling parameters ask for them;
         else None.
     text: the text that became final in this step. An unfinished character, and characters that may begin a stop string,
-        are held back for a later output. The last output adds everything that is still held back (`rest`), so that all
-        texts joined are the completion's text.
+        are held back for a later output. The last output adds everything that is still held back, so that all texts
+        joined are the completion's text.
     """
 
     prompt_index: int

@@ -31,7 +31,7 @@ LIMITS = {
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, of an error too.")
 @click.pass_context
 def command(ctx: click.Context, options: ModelOptions, as_json: bool) -> None:
-    """Check a model and how to speculate, without loading weights.
+    """Check a model and the options of speculation, without loading weights.
 
     Reads the config file, the plugin, its options, and the model's configuration, tokenizer and weight files. Refuses
     what loading would refuse, with the same message and exit status 1. Then prints how much memory is needed, and how

@@ -73,8 +73,8 @@ def _read_stdin() -> str:
 
 
 def _stream(llm: LLM, prompt: str, params: SamplingParams) -> tuple[int, list[int]]:
-    """Print one completion as it is generated. Returns its number of tokens, and the numbers of the prompts that
-    failed: [1] if this prompt, number 1, ended with an error, else []."""
+    """Print one completion as it is generated. Returns its number of tokens, and the numbers of the failed
+    prompts, counted from 1: [1] if the completion ended with an error, else []."""
     num_tokens, reason = 0, None
     try:
         for output in llm.stream(prompt, params):

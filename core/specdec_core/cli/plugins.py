@@ -49,9 +49,9 @@ def command(ctx: click.Context, name: str | None, as_json: bool, disable: tuple[
 
 
 def _named(plugins: Sequence[PluginInfo], name: str) -> list[PluginInfo]:
-    """Select the plugins that a name refers to: a plugin of that name with all its options, and each plugin that
-    provides a method, a verifier or anything else of that name, with only the options of this method or verifier.
-    Raises PluginError if no plugin is found."""
+    """Select the plugins that a name refers to, with the options to show. A plugin of this name has all its options.
+    If the name is that of a method, a verifier or anything else that a plugin provides, the plugin has only the options
+    of this part. Raises PluginError if no plugin is found."""
     found, known = [], set()
     for plugin in plugins:
         offers = {offer: offer.partition(" ")[2] for offer in plugin.provides}

@@ -28,8 +28,8 @@ DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
 def _dtype_name(value: Any) -> Any:
-    """Convert a torch dtype, or another name that vLLM has for one ("half", "float"), to the name that this project
-    uses, such as "float16". Other values are returned unchanged."""
+    """Convert a torch dtype, or one of vLLM's short names ("half", "float"), to the name that this project uses, such
+    as "float16". Other values are returned unchanged."""
     if not isinstance(value, str) and type(value).__module__ != "torch":
         return value
     try:

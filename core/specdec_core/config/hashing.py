@@ -30,8 +30,8 @@ def config_hash(config: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value that JSON cannot write to one that it can. Raises ConfigError if the value's only text is the
-    default repr, whose memory address differs from process to process."""
+    """Convert a value that JSON cannot write to one that it can. Raises ConfigError if the value has only
+    Python's default repr, since the memory address in it differs between processes."""
     if has(type(value)):
         hashed = [attribute.name for attribute in fields(type(value)) if not attribute.metadata.get("specdec_unhashed")]
         return {"class": type(value).__qualname__, **{name: getattr(value, name) for name in hashed}}

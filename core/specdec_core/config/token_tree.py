@@ -95,8 +95,8 @@ class TokenTree:
 
     @cached_property
     def first_children(self) -> tuple[int, ...]:
-        """The index of the first child of the root and then of each node (draft token), [1 + num_nodes]. The root has
-        index 0, and the nodes follow in order. A node without children has the index that its first child would
+        """The index of the first child, for the root and then for each node (draft token), [1 + num_nodes]. The root
+        has index 0, and the nodes follow in order. For a node without children, the index that a first child would
         have."""
         return tuple(accumulate(self.num_children[:-1], initial=1))
 

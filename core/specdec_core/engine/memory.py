@@ -58,7 +58,7 @@ class MemoryPlan:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens that the KV cache holds, of all requests together."""
+        """How many tokens, of all requests together, fit into the KV cache."""
         return self.num_blocks * self.block_size
 
     @property
@@ -140,8 +140,8 @@ def _check(memory: MemoryPlan, left_bytes: int) -> None:
 
 
 def _kv_budget(fraction: float | None, left_bytes: int, total_bytes: int, device: torch.device) -> int:
-    """The most bytes for the KV cache. On a GPU: left_bytes, minus a share 1 - fraction of total_bytes that is reserved
-    for activations and other uses. On a CPU, which other programs share: fraction of left_bytes.
+    """The most bytes that the KV cache may use. On a GPU: left_bytes - (1 - fraction) * total_bytes, which leaves room
+    for activations and other uses. On a CPU, which other programs share: fraction * left_bytes.
 
     fraction: gpu_memory_utilization; None: the default.
     left_bytes: free memory after the weights are loaded.

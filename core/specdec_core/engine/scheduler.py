@@ -129,7 +129,7 @@ class Scheduler:
 
     def _extend(self, request: Request, room: int, schedule: Schedule) -> int:
         """Schedule a running request's next tokens: a chunk of its prompt, or its last token with a draft. Returns how
-        many of the `room` tokens left in the forward pass this uses, 0 if the request was preempted."""
+        many tokens of the forward pass this takes, at most `room`; 0 if the request was preempted."""
         num_known = min(request.num_pending, room)
         behind = len(self.running) - len(schedule.requests) - 1  # running requests that also want a token
         budget = max(0, min(self._budget(request, len(self.running)), room - num_known - behind))

@@ -22,7 +22,7 @@ Operation = Callable[..., Any]
 
 def replace_parts(model: nn.Module, ops: Mapping[str, Operation]) -> None:
     """Replace the model's norms by the operation `rms_norm` of `ops`, and its rotary embeddings by the operation
-    `rotary`. An operation that is the reference implementation, and not a plugin's, replaces nothing."""
+    `rotary`. Modules are not replaced by the reference implementations."""
     like = next(model.parameters(), torch.empty(0))
     for module in list(model.modules()):
         if ops["rotary"] is not REFERENCE["rotary"]:
@@ -64,11 +64,10 @@ def _is_rms_norm(module: nn.Module) -> bool:
 
 
 def _replace_rotary(module: nn.Module, operation: Operation, like: torch.Tensor) -> None:
-    """Make an attention module use the operation `rotary`, if the family's own function computes the same as the
-    reference implementation of `rotary`.
+    """Make an attention module use the operation `rotary`, if the family's function `apply_rotary_pos_emb` computes
+    the same as the reference implementation of `rotary`.
 
-    The module's `forward` calls a function `apply_rotary_pos_emb` that its Python file defines. This module gets a copy
-    of `forward` in which that name refers to the operation. The function in the file stays unchanged.
+    The module gets a copy of its `forward` method, in which the name `apply_rotary_pos_emb` refers to the operation.
 
     like: a tensor with the dtype and device of the trial input.
     """

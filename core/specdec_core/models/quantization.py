@@ -24,8 +24,8 @@ def quantized_loading(asked: Any, config: PretrainedConfig, device: torch.device
 
     asked, config: see `quantization_config`.
 
-    Raises ConfigError, before any weights are loaded, if the quantization needs a package or hardware that is missing,
-    or a checkpoint that was calibrated for it.
+    Raises ConfigError if the quantization is not available: a package or the hardware is missing, or the method needs
+    a calibrated checkpoint. No weights have been loaded then.
     """
     chosen, own = quantization_config(asked, config), own_quantization(config)
     if chosen is None and own is None:

@@ -118,7 +118,7 @@ def refuse_disabled(plugins: Sequence[Plugin], names: Sequence[str], origin: str
 
 
 def refuse_duplicates(plugins: Sequence[Plugin]) -> None:
-    """Mark plugins as duplicates if several distributions have a plugin of their name: users may mean any of them."""
+    """Mark plugins of the same name from different distributions as duplicates, since users may mean any of them."""
     by_name: dict[str, list[Plugin]] = {}
     for plugin in plugins:
         if plugin.status == "ok" and not plugin.builtin:

@@ -20,7 +20,7 @@ S = TypeVar("S", ProposerSpec, VerifierSpec, KVManagerSpec)
 
 
 class Offers:
-    """The specs that plugins offer. If two share a name, neither is used; the later is marked as a duplicate."""
+    """The specs that plugins offer. If two of a kind share a name, neither is used; the later plugin gets an error."""
 
     def __init__(self, plugins: Sequence[Plugin]) -> None:
         self._plugins = plugins

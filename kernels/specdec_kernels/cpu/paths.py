@@ -73,8 +73,8 @@ def _rounded_up(num_tokens):
 
 @inner()
 def _num_more(prefix_len, more_slots, row):
-    """Count the slots in more_slots[row] that are not in the token's prefix: those of a draft token and of its
-    ancestors in the draft tree. The row is padded at the end by repeating its last slot."""
+    """Count the slots in a row of more_slots that are not in the token's prefix. The row is padded by repeating its
+    last slot."""
     num_more, last = 0, np.int64(-1)
     for i in range(more_slots.shape[1]):
         slot = more_slots[row, i]

@@ -57,8 +57,10 @@ def _rotate(like, angles, query, key):
 
 @inner()
 def _rotate_heads(like, cos, sin, there):
-    """Rotate the heads of a query or key tensor, which `there` describes as in `_rotate`. Every product and every sum
-    is rounded to the dtype, as in torch."""
+    """Rotate the heads of a query or key tensor. Every product and every sum is rounded to the dtype, as in torch.
+
+    there: the argument `query` or `key` of `_rotate`.
+    """
     address, _, head_stride, token_stride, _, num_heads, output_address = there
     num_tokens, width = cos.shape
     half = width // 2

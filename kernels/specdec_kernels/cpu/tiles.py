@@ -93,12 +93,11 @@ def dot_tile(
 
 
 def _sum_lanes(builder: Any, vectors: Sequence[Any], distance: int) -> Any:
-    """Add up lanes within vectors, and merge the vectors into one. Called with LANES vectors and distance 1, lane j of
-    the result is the sum of all lanes of vector j.
+    """Add up lanes within vectors, and merge the vectors into one by a butterfly reduction.
 
-    Each round merges every pair of vectors a, b into one. In lanes whose index does not have the bit `distance`, the
-    merged vector has sums of two lanes of a that are `distance` apart; in the other lanes, those of b. The distance
-    doubles from round to round.
+    For LANES vectors and distance 1, lane j of the result is the sum of all lanes of vector j.
+
+    distance: distance between the lanes that the first round adds. Each further round doubles it.
     """
     while len(vectors) > 1:
         own = [i + (LANES if i & distance else 0) for i in range(LANES)]
@@ -254,8 +253,8 @@ def _at(builder: Any, cache_data: Any, places_data: Any, i: Any, stride: Any, of
 
 
 def _variable(builder: Any, value: Any = _ZERO) -> Any:
-    """Allocate a variable for a vector, which the compiler can keep in a register. The generated code sets it to
-    `value` each time it reaches this point."""
+    """Allocate a variable for a vector, which the compiler can keep in a register. The generated code stores
+    `value` in it at this point."""
     variable = cgutils.alloca_once(builder, _VECTOR)
     builder.store(value, variable)
     return variable

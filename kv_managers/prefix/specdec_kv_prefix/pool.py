@@ -1,4 +1,4 @@
-"""A pool of KV-cache blocks with reference counts. Published blocks that no request holds stay in an LRU cache."""
+"""A pool of KV-cache blocks with reference counts, and an LRU cache of blocks that no request holds."""
 
 from __future__ import annotations
 

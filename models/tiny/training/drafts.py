@@ -1,4 +1,4 @@
-"""Train the drafts that come with the tiny model: a draft model, and the draft heads of EAGLE and EAGLE-3.
+"""Train the draft model and the draft heads (EAGLE and EAGLE-3) that come with the tiny model.
 
 They are trained on excerpts of the corpus, and on the tiny model's own greedy and sampled continuations of other
 excerpts. Neither kind of text comes from the held-out modules.
@@ -53,8 +53,7 @@ STEPS = {"eagle3": 4000, "eagle": 2000, "draft_model": 1800}
 
 
 def build_texts(work: Path) -> list[Path]:
-    """Write the training texts of the drafts as files of token ids, unless the files exist. Returns the paths of the
-    files."""
+    """Write the training texts as files of token ids, unless the files exist. Returns the paths of the files."""
     folder = work / "drafts"
     folder.mkdir(exist_ok=True)
     ids = np.load(work / "train.npy", mmap_mode="r")
@@ -162,8 +161,8 @@ def train_draft(work: Path, method: str, threads: int | None) -> None:
 
 
 def write_card(work: Path, root: Path = ROOT) -> None:
-    """Write a table of the packaged drafts into the model card, with the acceptance lengths measured at the end of
-    their training."""
+    """Write a table of the packaged draft model and draft heads into the model card. Each has the acceptance lengths
+    measured at the end of its training."""
     lines = ["| Draft | MB | Updates | Tokens | Greedy | Temperature 1 |", "|---|---|---|---|---|---|"]
     for method in OPTIONS:
         file = WEIGHTS / "drafts" / method / "model.safetensors"

@@ -186,8 +186,10 @@ def edit_document(code: str, rng: random.Random, names: list[str]) -> str | None
 
 
 def edit_documents(documents: list[Document], seed: int = 0, share: float = SHARE) -> Iterator[Document]:
-    """Yield edit documents made from snippets of ``documents``, until they have the ``share`` of all characters, those
-    of ``documents`` included."""
+    """Yield edit documents made from snippets of ``documents``.
+
+    share: the fraction of all characters that are in edit documents. The others are in ``documents``.
+    """
     rng = random.Random(seed)
     budget = sum(len(d.text) for d in documents) * share / (1 - share)
     names = common_names(rng.sample(documents, min(len(documents), 1500)))

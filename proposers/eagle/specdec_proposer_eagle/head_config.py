@@ -106,9 +106,9 @@ def _length(shape: tuple[int, ...]) -> int:
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a head's configuration without nesting. The keys of the nested mappings that NESTED names move to the top
-    level; keys that are already there take precedence. Raises CompatibilityError if the value of such a name is not a
-    mapping."""
+    """Return a head's configuration as one flat dict. The keys of the nested mappings, which are listed in NESTED, move
+    to the top level; keys that are already there take precedence. Raises CompatibilityError if one of the nested values
+    is not a mapping."""
     flat: dict[str, Any] = {}
     for name in NESTED:
         part = config.get(name) or {}

@@ -84,5 +84,4 @@ def _children(
 
 
 def _best(numbers: Sequence[int], candidates: Sequence[_Candidate], count: int) -> list[int]:
-    """Return the `count` of these indices into `candidates` whose nodes have the highest scores, best first."""
     return sorted(numbers, key=lambda number: -candidates[number].score)[:count]

@@ -42,8 +42,8 @@ def best_path(
 
 @jit_inline
 def _follow(store: Store, state: int, most: int, least_prob: np.float32, score: np.float32) -> tuple[np.float32, int]:
-    """Return the score and the number of tokens of the most frequent chain from an automaton state, which has at most
-    `most` tokens. Returns (0, 0) as soon as it is clear that the chain's score cannot exceed `score`."""
+    """Follow the most frequent next tokens from an automaton state, up to `most` tokens. Returns the score and the
+    number of tokens of this chain, or (0, 0) as soon as it is clear that the score cannot exceed `score`."""
     states = store.states
     prob, total = np.float32(1), np.float32(0)
     for num_tokens in range(most):

@@ -285,8 +285,7 @@ def paths_of(drafted: Drafted) -> list[list[tuple[int, float]]]:
 
 
 def is_explained(path: list[tuple[int, float]], matches: list[tuple[Tree, String]]) -> bool:
-    """Whether the reference implementation gives the last token of a path the same score, if the path follows one of
-    the matched strings.
+    """Whether the score of a path's last token equals the reference implementation's score after at least one match.
 
     path: (token id, score) pairs from the first level of a draft tree to a node.
     matches: pairs (string counts, matched string) to try.

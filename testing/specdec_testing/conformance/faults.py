@@ -40,8 +40,7 @@ class Node:
 
 
 def trees(proposal: Proposal) -> list[list[Node]]:
-    """Return the nodes of a recorded draft, one list per request. The draft must keep the rule `tensors`; this is not
-    checked here."""
+    """Return the nodes of a recorded draft, one list per request. The draft's tensors must be valid (see `tensors`)."""
     draft = proposal.draft
     rows = draft.q_rows.tolist() if draft.q_rows is not None else [-1] * draft.num_nodes
     tokens, parents = draft.token_ids.tolist(), draft.parents.tolist()
@@ -217,7 +216,7 @@ def q_rows(proposal: Proposal) -> Iterator[str]:
 
 
 def used_rows(proposal: Proposal) -> list[int]:
-    """Return the indices of the rows of Draft.q that draft tokens were sampled from, without those of padding nodes."""
+    """Return the indices of the rows of Draft.q that draft tokens were sampled from. Padding does not count."""
     num_rows = len(proposal.draft.q) if proposal.draft.q is not None else 0
     return sorted({node.q_row for tree in trees(proposal) for node in live(tree) if 0 <= node.q_row < num_rows})
 

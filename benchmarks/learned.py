@@ -135,7 +135,7 @@ def targets(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
 class Setting:
     """What one row of the results measures: a target model, a set of prompts, a configuration and a temperature.
 
-    target: AS_IT_IS for the model itself, or "deep" for its copy with more layers.
+    target: AS_IT_IS for the unchanged checkpoint, or "deep" for one to which layers were added.
     prompts: name of the set of prompts.
     way: the speculative configuration.
     """

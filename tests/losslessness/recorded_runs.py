@@ -1,5 +1,5 @@
-"""Engine runs that cover all that can happen to drafts: prompts are split into chunks, drafts are rejected or accepted
-in part or in full, and requests are preempted or cancelled."""
+"""Engine runs that cover all that can happen to a request under speculation: chunked prefill, drafts that are rejected
+or accepted in part or in full, preemption and cancellation."""
 
 from __future__ import annotations
 

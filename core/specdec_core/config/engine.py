@@ -41,7 +41,7 @@ def _dtype_name(value: Any) -> Any:
 
 @frozen(kw_only=True)
 class EngineConfig:
-    """The options of an engine, except those of speculation. `LLM` takes these keys."""
+    """The options of an engine, except those of speculation. `LLM` takes each as a keyword argument."""
 
     model: str | Path = field(
         validator=checkpoint,

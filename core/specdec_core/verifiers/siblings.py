@@ -40,7 +40,7 @@ class Siblings:
 
 class Proposals:
     """For each draft token, the draft distribution over the target's vocabulary that it was drawn from, given that its
-    earlier siblings were rejected. A token that was picked, not sampled, has probability 1."""
+    earlier siblings were rejected. A deterministic (not sampled) token has probability 1."""
 
     def __init__(self, draft: Draft, siblings: Siblings, vocab_size: int, dtype: torch.dtype) -> None:
         self._draft, self._siblings = draft, siblings

@@ -9,8 +9,9 @@ A setting is a method, a batch size and a temperature. For each setting both sid
 rounds. Within a round the sides alternate every STEPS_OF_TURN engine steps (a "turn"), so that other load on the
 machine slows both sides alike. The first round warms up. The time of a turn is its median over the other rounds.
 
-For each setting the script adds up each side's times of the turns, and reports the ratio after / before. A ratio below
-1 means that the change made specdec faster. The script also reports whether both sides generated the same tokens.
+For each setting the script sums up the times of each side's turns, and reports the ratio of the sums, after / before. A
+ratio below 1 means that the change made specdec faster. The script also reports whether both sides generated the same
+tokens.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def work() -> None:
 
 
 class Side:
-    """A worker process that measures one of the two installations of specdec (see `work`).
+    """A worker process that runs `work` to measure one of the two installations of specdec.
 
     python: path of the installation's Python interpreter.
     """

@@ -10,7 +10,7 @@ that the script works, not how fast specdec is.
 
 One process holds an engine for each method. The engines take turns, so that other load on the machine affects all. Only
 decode steps are timed, and results are medians over the rounds. CUDA calls are counted in additional untimed steps,
-since the profiler slows steps down (see `count_calls`). On a CPU the counts in the results are null.
+since the profiler slows steps down. On a CPU the counts in the results are null.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def count_calls(events: Iterable[Any], num_steps: int) -> dict[str, Any]:
     events: the profiler's events. Only calls that begin within the event named REGION count.
     num_steps: number of steps within that event.
     Returns a dict with the keys of COUNTED. All values are None if the profiler recorded no CUDA call.
-    - blocking_calls_per_step: calls that make the host wait for the GPU. These calls synchronize with a stream, event,
-      device or context (such as cudaStreamSynchronize), or are a variant of cudaMemcpy, or a cudaMemcpyAsync to or from
-      pageable memory. Such a cudaMemcpyAsync and a cudaStreamSynchronize right after it count as one call. `.item()`,
-      `.cpu()`, `nonzero()` and `torch.tensor(..., device="cuda")` make such pairs of calls. A cudaMemcpyAsync to or
-      from pinned memory does not count, since it returns at once. cudaMalloc, cudaFree and cudaHostAlloc never count,
-      though they may wait.
+    - blocking_calls_per_step: calls that make the host wait for the GPU. There are three kinds: synchronization with a
+      stream, event, device or context (such as cudaStreamSynchronize), synchronous copies (such as cudaMemcpy), and
+      cudaMemcpyAsync to or from pageable memory. A call of the last kind and a cudaStreamSynchronize right after it
+      count as one call; `.item()`, `.cpu()`, `nonzero()` and `torch.tensor(..., device="cuda")` make such pairs. A
+      cudaMemcpyAsync to or from pinned memory does not count, since it returns at once. cudaMalloc, cudaFree and
+      cudaHostAlloc do not count, though they may wait.
     - kernel_launches_per_step: launches of a kernel or of a CUDA graph.
     - calls_per_step: {name of the call: calls per step} of all CUDA calls. The name of a cudaMemcpyAsync includes the
       kinds of memory that it copies from and to.
@@ -179,9 +179,9 @@ def random_llama(shape: dict[str, int], device: str) -> PreTrainedModel:
 def save_head(folder: Path, shape: dict[str, int], device: str) -> None:
     """Save a random EAGLE-3 head with the tensor names of the checkpoints that EAGLE's authors published.
 
-    The head is one Llama layer whose q, k and v projections read token embedding and hidden state, concatenated. Its
-    vocabulary has every fourth token of the target model's.
-    shape: the target model's sizes (see LARGE).
+    The head is one Llama layer whose q, k and v projections read token embedding and hidden state, concatenated. The
+    head's vocabulary is every fourth token of the target model's vocabulary.
+    shape: sizes of the target model by config key, such as hidden_size and vocab_size.
     """
     layer, vocab_size = {**shape, "num_hidden_layers": 1}, shape["vocab_size"] // 4
     state = random_llama({**layer, "vocab_size": vocab_size}, device).state_dict()

@@ -1,6 +1,7 @@
 """Write the results in benchmarks/results into the Markdown documents, as tables.
 
-The table of results X lies between the comments `<!-- measured: X -->` and `<!-- measured: end -->`.
+A table lies between the comments `<!-- measured: X -->` and `<!-- measured: end -->`. X is the name of a results file
+without .json, such as `ngram`. A second table of the same file adds a name, as in `learned, by position`.
 
 python benchmarks/readme.py            # rewrite the documents
 python benchmarks/readme.py --check    # exit 1 if a document differs from the results

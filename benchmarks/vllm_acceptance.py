@@ -41,7 +41,7 @@ class Engine:
 
     name: "specdec" or "vllm".
     python: path of a Python interpreter that has the engine installed.
-    settings: the JSON object that acceptance_worker.py describes.
+    settings: what the worker runs: the folders of model and EAGLE-3 head, the prompts, the dtype and other options.
     """
 
     def __init__(self, name: str, python: str, settings: dict[str, Any]) -> None:
@@ -83,9 +83,9 @@ def arguments() -> argparse.Namespace:
 
 
 def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Compute one engine's results.
+    """Compute one engine's acceptance length and tokens per second.
 
-    runs: what the worker printed in each round. Only the seconds differ between rounds.
+    runs: for each round, what the worker printed: seconds, outputs and counts. Only the seconds differ between rounds.
     """
     num_tokens = sum(map(len, runs[0]["outputs"]))
     counts = {name: runs[0][name] for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")}

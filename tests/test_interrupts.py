@@ -115,7 +115,8 @@ def _places(code: CodeType) -> frozenset[int]:
 def generate(llm: LLM, tracer: Tracer, is_second: bool) -> None:
     """Generate while the tracer raises KeyboardInterrupt, and catch it.
 
-    is_second: first raise a KeyboardInterrupt in the third step of the first request, and start the tracer there.
+    is_second: whether the tracer starts after a first KeyboardInterrupt, raised during the first request. If not, the
+        tracer starts at once.
     """
 
     def interrupt(logits: torch.Tensor, token_ids: Any) -> torch.Tensor:

@@ -55,7 +55,7 @@ def with_llm(scenario: Callable[[AsyncLLM], Awaitable[None]], **settings: Any) -
     closed AsyncLLM.
 
     scenario: an async function that takes the AsyncLLM.
-    settings: keywords of AsyncLLM.
+    settings: keyword arguments of AsyncLLM.
     """
     llm = AsyncLLM("tiny", **{**SETTINGS, **settings})
 

@@ -1,5 +1,5 @@
-"""Paged attention in plain torch, and two variants of it with deliberate bugs. Like a kernel, it reads only the device
-tensors of an AttentionPlan."""
+"""Paged attention in plain torch, and two variants with deliberate bugs. Like kernels, these functions read only the
+device tensors of an AttentionPlan."""
 
 from __future__ import annotations
 

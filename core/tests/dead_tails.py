@@ -12,9 +12,9 @@ from specdec_core.contracts.draft import DEAD, Draft
 
 
 def with_dead_tails(draft: Draft, num_nodes: Sequence[int]) -> Draft:
-    """Append dead (padding) nodes to a draft, so that request i has num_nodes[i] nodes.
+    """Append dead (padding) nodes to a batch of drafts, so that the draft of request i has num_nodes[i] nodes.
 
-    The tokens, the scores and the rows of `q` of the dead nodes are arbitrary.
+    The token, the score and the row of `q` of a dead node are arbitrary.
     """
     counts = [max(n, most) for n, most in zip(draft.num_nodes_per_request, num_nodes, strict=True)]
     requests = np.repeat(np.arange(draft.batch_size), counts)

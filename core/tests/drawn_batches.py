@@ -35,7 +35,7 @@ def joined(drafts: list[Draft]) -> Draft:
 
 @frozen
 class NoiseOf:
-    """A random source for drafting one request alone. It draws the same noise that the request has in its batch.
+    """A random source to draft for one request alone, with the same random draws as in the batch.
 
     random: the batch's random source. request: index of the request in the batch.
     """
@@ -54,8 +54,8 @@ def joint_error(verifier: Any, models: Sequence[tuple[Model, Model]], shapes: Se
 
     models: (target, draft model) of each request. shapes: the shape of each request's draft tree.
 
-    The joint probability is exact: all random draws are enumerated. It should be the product of the probabilities under
-    the targets. Each sequence has depth + 1 tokens; if the verifier emits fewer, the rest is sampled from the target.
+    All random draws are enumerated. The correct joint probability is the product of each sequence's probability under
+    its target. A sequence has depth + 1 tokens. If the verifier emits fewer, the rest is sampled from the target.
     """
     emitted: dict[tuple[History, ...], float] = {}
 

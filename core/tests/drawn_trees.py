@@ -119,7 +119,7 @@ def target_logits(target: Model, draft: Draft) -> torch.Tensor:
 
 @frozen
 class Emitted:
-    """Exact error and acceptance of a verifier. All random draws, for drafting and verification, are enumerated.
+    """The error and the acceptance of a verifier, computed exactly over all random draws of drafting and verification.
 
     error: the largest difference between an output sequence's probability and its probability under the target. Each
         sequence has depth + 1 tokens. If the verifier emits fewer, the rest is sampled from the target.

@@ -14,10 +14,9 @@ Result = TypeVar("Result")
 
 
 class Split(Exception):  # noqa: N818
-    """Raised by a random draw if several outcomes are possible.
+    """Raised by a random draw that has several possible outcomes.
 
-    key: identifies the draw. point: where `enumerate_outcomes` divides the interval of the draw's noise, to try both
-    parts.
+    key: identifies the draw. point: the noise value that separates the first possible outcome from the others.
     """
 
     def __init__(self, key: Hashable, point: float) -> None:

@@ -119,7 +119,7 @@ class Sampling(Proposer):
 
 
 class Fading(Sampling):
-    """Samples a chain of draft tokens. The chain ends early after a token whose next token is unknown.
+    """Samples a chain of draft tokens. The chain ends early after a token that no token has followed yet.
 
     Shorter chains are padded with dead nodes to max_draft_tokens.
     """
@@ -237,7 +237,7 @@ class Feeling(Proposer):
 
 
 class Addressing(Branching):
-    """Drafts like Branching. Has a KV cache of its own and requests slot addresses, but caches nothing."""
+    """Drafts like Branching. Reads slot addresses of a KV cache of its own, but never writes to this cache."""
 
     def propose(self, batch):
         roots = batch.root_positions.tolist()

@@ -131,9 +131,8 @@ class NaiveKV:
     def run(self, passes: Sequence[Pass], *, commit: bool = True, observe: bool = True) -> list[Pass]:
         """Simulate a forward pass: reserve KV-cache slots, then write keys and values of known and draft tokens.
 
-        commit: also accept each request's `path`.
-        observe: after the commit, also write keys and values of the known and accepted tokens to the draft model's
-            cache groups (keeps_nodes=False).
+        commit: whether the nodes of each entry's `path` are then accepted.
+        observe: whether, after the commit, the draft model's keys and values of known and accepted tokens are written.
 
         Entries of `passes` for which too few blocks are free are skipped. Returns the others.
         """

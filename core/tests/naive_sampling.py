@@ -59,7 +59,7 @@ def naive_logits(
 
 
 def naive_probs(values: Sequence[float], params: SamplingParams) -> list[float]:
-    """Return the sampling probabilities for one row from naive_logits, which must have at least one finite value."""
+    """Return the sampling probabilities of one row. values: the row from naive_logits, not all infinite."""
     if params.is_greedy:
         best = values.index(max(values))
         return [float(token == best) for token in range(len(values))]

@@ -58,7 +58,7 @@ class PretendCuda(TorchFunctionMode):
 
 
 def run(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run a torch function on the CPU. Result tensors that would be on a real CUDA device are wrapped in OnCuda."""
+    """Run a torch function on the CPU. Wraps in OnCuda the result tensors that torch would put on a CUDA device."""
     if function in get_default_nowrap_functions():
         return _plainly(function, args, kwargs)
     leaves = tree_leaves((args, kwargs))

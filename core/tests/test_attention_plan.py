@@ -1,5 +1,4 @@
-"""The segments of an AttentionPlan, each a rectangle of query rows and keys. Every query token is in exactly one
-segment, together with the keys of its request."""
+"""The segments of an AttentionPlan. Every query token is in exactly one segment, together with its request's keys."""
 
 from __future__ import annotations
 

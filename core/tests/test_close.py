@@ -79,7 +79,7 @@ class Unfinished(Failing):
 
 
 class Without:
-    """A proposer without `close`, which does not subclass Proposer."""
+    """A proposer that has no method `close` and does not subclass Proposer."""
 
     def __init__(self, config: Any, context: Any) -> None:
         self.start = self.observe = self.reset = lambda *_: None

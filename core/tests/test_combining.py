@@ -26,7 +26,7 @@ SHAPES = {
 
 @frozen
 class Deep(Shape):
-    """A shape whose depth is always 3, the largest of a combined tree. So all output sequences are equally long."""
+    """A shape whose depth is always 3, as combined trees have at most 3 levels. So all outputs are equally long."""
 
     @property
     def depth(self) -> int:

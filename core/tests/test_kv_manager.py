@@ -79,7 +79,7 @@ class PagedMachine(RuleBasedStateMachine):
 
     @rule(request_id=st.sampled_from([*IDS, "new"]))
     def reserve_too_much(self, request_id: str) -> None:
-        """A failing reservation changes nothing, as the invariant `matches` checks after this step."""
+        """A reservation that fails changes nothing. The invariant `matches` checks this."""
         blocks = self.naive.num_free + 1
         if request_id in self.naive.requests:
             blocks += self.naive.requests[request_id].owned_blocks

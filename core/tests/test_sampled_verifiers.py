@@ -163,8 +163,8 @@ def test_earlier_siblings_that_are_not_taken_out_are_noticed(rule: Any, monkeypa
 def test_the_known_wrong_traversal_rule_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error in a public implementation of traversal verification biases the output.
 
-    When a draft token is rejected, the path to its parent gets a new acceptance probability. The implementation uses
-    the sum of the target's residual, at most 1, but does not normalize it.
+    After a rejection, the path to the parent gets a new acceptance probability. The implementation wrongly takes the
+    unnormalized sum of the target's residual, clamped to 1.
     """
     right = traversal._State.refuse
 

@@ -49,11 +49,11 @@ def request_of(name: str = "any", num_tokens: int = 5) -> Any:
 
 
 def stopped_draft(tree: TokenTree, level: float, node: float) -> Callable[[Shape, Model, RandomSource], Draft]:
-    """Return a function that samples a draft with adaptive length. The function's list `drawn` has all its drafts.
+    """Return a function that samples a draft with adaptive length. Its attribute `drawn` lists all its drafts.
 
-    tree: the shape of the draft if it is not stopped early. level, node: draft_level_cost and draft_node_cost.
+    tree: the shape of a draft that does not stop early. level: draft_level_cost. node: draft_node_cost.
 
-    The request's earlier draft tokens were accepted if their probability was above 0.5.
+    In the acceptance statistics, earlier draft tokens with a probability above 0.5 were accepted.
     """
 
     def draw(shape: Shape, q: Model, random: RandomSource) -> Draft:
@@ -343,7 +343,7 @@ def test_drafts_of_one_node_are_measured_too():
 
 @pytest.mark.parametrize(("level_s", "num_levels"), [(0.9, 4), (1.5, 4), (2.5, 0)])
 def test_requests_share_the_cost_of_a_level(level_s, num_levels):
-    """Three requests share the time of a draft level. They draft if it is shorter than a forward pass of the target."""
+    """Three requests share the time of a draft level. They draft if a level takes less time than the target."""
     stop = DraftStop(DraftStopConfig(adaptive_draft_length=True), 3, forwards_roots=True)
     requests = [request_of(name) for name in "abc"]
     for request in requests:

@@ -46,9 +46,10 @@ def pages(llm: Any, prompts: list[list[int]] = PROMPTS) -> list[Page]:
 
 
 def assert_alike(found: list[Page], expected: list[Page]) -> None:
-    """Assert that both records of each request hold equal tokens and hidden states, as far as the shorter one goes.
+    """Assert that in two runs the proposer observed equal tokens and hidden states of each request.
 
-    A proposer never observes a request's last tokens if drafting is turned off for them, so lengths may differ.
+    Only the tokens that were observed in both runs are compared. A proposer never observes a request's last tokens if
+    drafting is turned off for them.
     """
     for one, other in zip(found, expected, strict=True):
         common = min(len(one.token_ids), len(other.token_ids))
@@ -61,7 +62,7 @@ def assert_alike(found: list[Page], expected: list[Page]) -> None:
 def phases(seed: int) -> Callable[[Any], bool]:
     """Return a function that takes a request and returns whether drafting is turned off for it.
 
-    The function returns True at 60% of all request lengths, chosen at random for each request.
+    For each request, drafting is turned off at a random 60% of all sequence lengths.
     """
     rng = np.random.default_rng(seed)
     plan = rng.random((len(PROMPTS), 64)) < 0.6

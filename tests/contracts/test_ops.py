@@ -104,10 +104,9 @@ class Used:
 
 @pytest.fixture
 def offering(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plugins]:
-    """Return a function that loads plugins: one for each OpsSpec passed to it, one with the proposer GUESS, and the
-    installed plugins except `kernels`.
+    """Return a function that takes any number of OpsSpecs and loads one plugin for each, for the device "cpu" only.
 
-    The specs are offered for the device "cpu" only.
+    It also loads the proposer GUESS and the installed plugins except `kernels`.
     """
 
     def load(*offered: Any) -> Plugins:
@@ -323,8 +322,8 @@ CONTEXT = OpsContext(torch.device("cpu"), torch.float32, KVLayout(2, 1, 64, 64, 
 
 
 def test_features_are_told_apart(offering: Any) -> None:
-    """Two plugins can share the attention of one model. Here one plugin takes the calls without features, and the other
-    those with a sliding window. Core's reference takes all other calls."""
+    """Two plugins can share the attention of one model. One computes plain attention, the other attention with a
+    sliding window. Core's reference computes the rest, such as attention with a softcap."""
     whole, windowed = Used(lambda *args, **features: "whole"), Used(lambda *args, **features: "windowed")
     plugins = offering(
         OpsSpec(1, {"paged_attention": whole}, lambda name, context: not context.features),

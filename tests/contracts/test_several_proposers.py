@@ -91,7 +91,7 @@ class Knowing(Proposer):
 
     The tokens are right if the last token id of the prompt has the parity given in the config.
 
-    text: the output of plain decoding for each request, by the last token id of its prompt.
+    text: the outputs of plain decoding. Keys are the prompts' last token ids.
     """
 
     text: ClassVar[dict[int, list[int]]] = {}

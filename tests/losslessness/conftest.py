@@ -50,7 +50,7 @@ def _make_llm(model_dir: Path, method: str | None, *, options: dict[str, Any] | 
 
     method: the draft method; None: plain decoding.
     options: the method's own keys of speculative_config.
-    kw: keywords of LLM.
+    kw: keyword arguments of LLM.
     """
     from specdec_core import LLM
 

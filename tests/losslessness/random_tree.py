@@ -197,9 +197,9 @@ def with_dead_tail(rng: np.random.Generator, tree: DraftTree, num_nodes: int, vo
 
 
 def salted(tree: DraftTree, token: int, right: Sequence[int]) -> DraftTree:
-    """Replace one token of a tree by `token` without changing `num_right`.
+    """Replace one token of a tree by `token`, without changing how many tokens of `right` form a path from the root.
 
-    This changes the last node for which it is possible. If there is none, the tree is returned unchanged.
+    The last node for which this is possible is changed. If there is no such node, the tree is returned unchanged.
     """
     for node in reversed(range(len(tree.token_ids))):
         changed = DraftTree([*tree.token_ids[:node], token, *tree.token_ids[node + 1 :]], tree.parents)

@@ -78,7 +78,7 @@ def with_common_beginnings(asked: list[Asked]) -> list[Asked]:
 
 
 def off_now_and_then(request: Any) -> bool:
-    """An `is_off` for `run`: drafting is turned off at a third of a request's lengths."""
+    """Return whether drafting is turned off for a request: at a third of all sequence lengths."""
     is_off: bool = (request.num_tokens // 3 + request.seed) % 3 == 0
     return is_off
 
@@ -178,7 +178,7 @@ class Expected:
     """The draft that a proposer should have made, computed from scratch.
 
     draft_probs: for each node, the distribution that it was sampled from; None if the node was not sampled.
-    is_clear: whether no choice was so close that rounding could change it.
+    is_clear: whether rounding errors are too small to change the draft.
     """
 
     token_ids: list[int]

@@ -99,7 +99,9 @@ def outcome(
     Two requests are running and two are waiting when the faults happen. The function asserts that the engine then works
     like a new one, and returns the error's message (None: no error) and the finish reasons.
 
-    is_read: True: the engine reads drafts on the host. False: it only checks them on their device.
+    The function's parameters:
+
+    is_read: whether the engine validates drafts on the host (True) or on their device (False).
     faults: callables that are called in place of the proposer's methods, by method name.
     """
 

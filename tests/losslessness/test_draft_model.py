@@ -87,8 +87,8 @@ def drafted_by(
 ) -> Outcome:
     """Run requests with a draft model. Drafting is turned off in steps with more than 7 running requests.
 
-    method: the option draft_sample_method.
-    more: further keywords of `run`.
+    method: the value of the option draft_sample_method.
+    more: further keyword arguments of `run`.
     """
     return run(
         target,

@@ -93,7 +93,7 @@ def from_scratch(head: TinyHead, method: str, way: str, target: Path, **options:
     """Make the reference implementation of a draft method.
 
     way: how the draft head drafts, such as "sampled chain" or "dynamic tree".
-    options: context_tokens and window.
+    options: further keyword arguments of EagleFromScratch.
     """
     kind: dict[str, Any] = (
         DYNAMIC if way == "dynamic tree" else {"shape": TREE if "tree" in way else TokenTree.chain(6)}

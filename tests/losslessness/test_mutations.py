@@ -126,10 +126,12 @@ WRONG_COMPUTATION: list[Callable[[Patch], None]] = [
 def continuations(model_dir: Any, make_llm: Any, prompts: list, generate: Any) -> Callable[..., list]:
     """Return a function that generates and returns the output token ids of all prompts.
 
+    The function's parameters:
+
     method: the draft method; None: plain decoding.
     truth: the right outputs, from which the proposer random_tree builds its trees.
     mutation: a function that patches a fault into the engine; None: no fault.
-    sampling: keywords of SamplingParams.
+    sampling: keyword arguments of SamplingParams.
     """
 
     def run(method: str | None, truth: list, mutation: Any = None, **sampling: Any) -> list:

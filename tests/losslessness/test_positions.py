@@ -101,8 +101,8 @@ def test_what_is_not_pinned_is_found_out(folder: Path, monkeypatch: pytest.Monke
 
 
 def test_a_scale_that_follows_the_longest_request_is_refused(tmp_path: Path, make_llm: Any) -> None:
-    """PhiMoE also scales its rotary embedding by a factor that depends on the longest request. So it is refused if
-    max_model_len exceeds the original length."""
+    """PhiMoE is refused if max_model_len exceeds original_max_position_embeddings. Beyond it, the scale of the rotary
+    embedding would depend on the longest request in the batch."""
     save("phimoe", tmp_path, PHIMOE, num_local_experts=4, original_max_position_embeddings=ORIGINAL)
     with pytest.raises(CompatibilityError, match="max_model_len may help"):
         make_llm(tmp_path, None)
@@ -117,8 +117,8 @@ def test_no_request_is_longer_than_the_model_was_trained_for(folder: Path) -> No
 
 
 def test_temperatures_do_not_follow_the_batch(tmp_path: Path, make_llm: Any, generate: Any) -> None:
-    """Outputs of Llama 4 equal those of each request run alone. In transformers, Llama 4 scales queries by their row in
-    the batch (here from row 160 on)."""
+    """Outputs of Llama 4 equal those of each request run alone, although transformers scales queries by their row in
+    the batch."""
     folder = save_family("llama4_text", tmp_path)
     prompts = reference.prompts(120, [60, 61, 62, 63], seed=2)
     llm = make_llm(folder, None)

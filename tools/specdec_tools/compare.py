@@ -62,7 +62,7 @@ class Run:
         """Count the drafts and accepted draft tokens within the first ends[i] output tokens of each completion i.
 
         A draft counts if all tokens that its verification emitted, the recovered or bonus token included, are within
-        this range. The result's num_draft_tokens is 0.
+        this range. Draft tokens are not counted: the result's num_draft_tokens is 0.
         """
         limits = dict(zip(self.request_ids, ends, strict=True))
         num_emitted = dict.fromkeys(limits, 0)
@@ -122,7 +122,7 @@ class Comparison:
 
 
 def load_both(options: ModelOptions) -> tuple[TimedModel, TimedModel]:
-    """Load the model without speculation and once more with speculation, and return both in this order."""
+    """Load the model twice. Returns the model without speculation, then the model with speculation."""
     return TimedModel.load(options.with_keywords(speculative_config=None)), TimedModel.load(options)
 
 
@@ -168,12 +168,12 @@ class Figures:
     drafting_share: share of the speculative runs' seconds that was spent on drafting.
     decoding_speed_up: speed-up without the time of prefill. In a step that has prefill, the forward pass and drafting
         do not count. None if the plain or the speculative runs have only such steps.
-    efficiency: decoding_speed_up divided by the best possible one, tokens per forward pass * T_plain / (T_draft +
-        T_verify). T_draft is the time of drafting; T_plain and T_verify are the times of the target's forward passes.
-        None if decoding_speed_up is None.
+    efficiency: decoding_speed_up divided by the best possible speed-up, which is tokens per forward pass * T_plain /
+        (T_draft + T_verify). T_plain is the time of a plain forward pass. T_draft and T_verify are the times of
+        drafting and of the target's forward pass in a speculative step. None if decoding_speed_up is None.
     is_identical: whether all runs generated the same tokens.
-    num_unlooped: output tokens before each completion's first loop (see `loop_start`).
-    unlooped: counts of the drafts before these loops.
+    num_unlooped: output tokens of one run with speculation, up to where each completion begins to repeat itself.
+    unlooped: like `drafts`, but only of drafts before a completion begins to repeat itself.
     distinct_ngrams: share of n-grams that are distinct within their completion; None if all completions are too short
         to have an n-gram.
     """
@@ -236,10 +236,10 @@ class Figures:
 
 @frozen
 class _Decoding:
-    """Times and token counts of several runs, without prefill.
+    """Decoding times of several runs, without prefill.
 
-    In a step that has prefill, the times of the forward pass and of drafting do not count. `token_s` divides by all
-    output tokens, including those of such steps.
+    In a step that has prefill, the times of the forward pass and of drafting do not count. The output tokens of such a
+    step do count in `token_s`.
     """
 
     token_s: float  # all seconds per output token

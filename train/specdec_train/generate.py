@@ -20,10 +20,9 @@ AT_ONCE = 64
 def generated_texts(
     settings: Settings, prompts: Sequence[Text], file: Path, description: dict[str, object], max_model_len: int
 ) -> list[Text]:
-    """Return training texts that consist of a prompt and the target's continuation. The prompts are taken from given
-    texts by `beginning`.
+    """Return training texts that consist of a prompt and the target's continuation.
 
-    prompts: the given texts.
+    prompts: texts that begin with a prompt: the tokens before the first one for which the loss mask is True.
     file: where the generated texts are saved. If it exists with the same description, the texts are read from it.
     description: the settings that determine the generated texts.
     max_model_len: the most tokens that the target takes, prompt and continuation together.

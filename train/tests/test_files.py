@@ -1,4 +1,4 @@
-"""Tests of the files of a training run: saving them again, killed saves and damaged files."""
+"""Tests of the files of a training run: repeated saves, interrupted saves and damaged files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec_train.generate import _read
 
 
 class Several:
-    """A draft model in training whose checkpoint has a subfolder, as tokenizers with several chat templates do."""
+    """A draft model in training whose checkpoint has a subfolder."""
 
     def __init__(self, content: str) -> None:
         self.content = content

@@ -105,7 +105,8 @@ def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:
     the folder drafts/METHOD inside the target's folder.
 
     given: speculative_config as the user wrote it.
-    target: the target model as the user named it: a folder, a name on the model hub, or an embedded model.
+    target: the target model as the user named it: a folder, a name on the model hub, or the name of an embedded model
+        (one that is installed as a Python package).
 
     Raises ConfigError, or PluginError if not exactly one installed method recognizes the checkpoint.
     """

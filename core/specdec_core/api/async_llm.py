@@ -200,7 +200,7 @@ class _Stream:
 
     running: ids of the generator's requests that have not ended.
     error: the exception that the generator raises after its last output; None: it ends normally. Must be set before
-        the end marker (None) is put into the queue.
+        `put(None)`.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

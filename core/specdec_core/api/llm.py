@@ -28,7 +28,7 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 class LLM:
     """A causal language model with speculative decoding, with vLLM's parameter names.
 
-    model: a folder, a name on the model hub, or "tiny", the embedded model.
+    model: a folder, a name on the model hub, or the name of a model that is installed as a Python package ("tiny").
     speculative_config: a flat dict with `method`, `num_speculative_tokens`, other keys of `SpeculativeConfig` and the
         method's own keys. None: plain decoding.
     plugins: the plugins to use, as `Plugins.load` returns them. None: all installed plugins.

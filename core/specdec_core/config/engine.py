@@ -146,8 +146,7 @@ class EngineConfig:
     def from_mapping(cls, mapping: Mapping[str, Any], other_keys: AbstractSet[str] = frozenset()) -> EngineConfig:
         """Make a config from keywords. Raises ConfigError for an unknown key, and suggests the nearest known one.
 
-        other_keys: keys that the caller accepts besides those of this class. They are unknown here, but the error may
-            suggest them, too.
+        other_keys: keys that this class does not accept, but that the error may suggest, since the caller accepts them.
         """
         own = fields_dict(cls)
         for key in mapping:

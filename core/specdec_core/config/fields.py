@@ -1,6 +1,6 @@
 """Checks for the fields of attrs classes. Their errors name the wrong value, what is allowed and what to do.
 
-Plugins use them for their own keys of speculative_config, and describe each key beside its check:
+Plugins use these checks for their own keys of speculative_config, and describe each key beside its check:
 
     num_heads: int = field(default=4, validator=whole_number(1, 64), metadata={"help": "Attention heads."})
 """

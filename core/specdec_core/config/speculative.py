@@ -115,7 +115,7 @@ class DraftSamplingConfig:
 @frozen(kw_only=True, slots=False)
 class DraftTreeConfig:
     """The option speculative_token_tree, for methods that can draft a tree of a given shape. The methods' config
-    classes inherit from this class. Without a shape, a method drafts chains, or trees of its own."""
+    classes inherit from this class. Without this option, a method drafts chains, or chooses the tree's shape itself."""
 
     speculative_token_tree: TokenTree | None = option(
         None,

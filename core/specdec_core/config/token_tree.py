@@ -19,9 +19,9 @@ from specdec_core.errors import ConfigError
 class TokenTree:
     """The shape of a draft tree, as one path from the root to each node (draft token).
 
-    paths: at each level, a path has a child's rank among its siblings (0: the likeliest). So (1, 0) is the likeliest
-        child of the root's second child. The paths are sorted by length, then by ranks; nodes are drafted in this
-        order.
+    paths: a path has one entry per level: the rank of a node among its siblings (0: the likeliest). So (1, 0) is the
+        likeliest child of the root's second child. The paths are sorted by length, then by ranks. Nodes are
+        drafted in this order.
     """
 
     paths: tuple[tuple[int, ...], ...]

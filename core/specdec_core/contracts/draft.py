@@ -33,7 +33,7 @@ PER_NODE = ("token_ids", "parents", "q_rows", "scores")
 
 
 class DraftTree(NamedTuple):
-    """One request's draft tokens, with the index of each one's parent in this tree; -1: the request's last token."""
+    """One request's draft tokens, each with its parent's index in the tree. Parent -1 is the request's last token."""
 
     token_ids: list[int]
     parents: list[int]
@@ -41,8 +41,7 @@ class DraftTree(NamedTuple):
 
 @frozen(eq=False)
 class HostCopy:
-    """A copy of the tensor `of` on the host, as a numpy array. `Draft` uses the copy for this tensor object only, so a
-    new tensor in a draft never gets the values of an old one."""
+    """A copy of the tensor `of` on the host, as a numpy array. `Draft` uses it for this tensor object only."""
 
     of: torch.Tensor
     values: np.ndarray
@@ -156,9 +155,10 @@ class Draft:
     ) -> Draft:
         """Make a draft from numpy arrays of all nodes, those of request 0 first. No token counts as sampled.
 
-        token_ids: int64 [num_nodes].
+        token_ids: int64 [num_nodes]. counts: [batch], the number of nodes of each request.
         parents: int32 [num_nodes], indices within the request's own tree; -1: the root; -2: a dead (padding) node.
-        counts: [batch], the number of nodes of each request. max_depth, is_chain: see the fields of `Draft`.
+        max_depth: the depth of the deepest live node, or an upper bound on it; a child of the root has depth 1.
+        is_chain: whether each request's live nodes come first and form a chain.
         scores: float32 [num_nodes], estimated P(accepted | parent accepted).
 
         On a CPU the draft shares the arrays' memory: allocate new arrays for the next step.

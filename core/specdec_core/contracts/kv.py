@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @frozen
 class KVLayout:
-    """Shapes of the KV cache of a group of layers, which belong to the target or to a draft model. With keeps_nodes,
-    draft tokens have the same slots as in the target's groups, and `KVManager.compact` moves the accepted ones."""
+    """Shapes of the KV cache of a group of layers of the target or of a draft model. keeps_nodes: draft tokens have the
+    same slots as in the target's cache, and `KVManager.compact` moves the keys and values of accepted ones."""
 
     num_layers: int
     num_kv_heads: int
@@ -83,7 +83,7 @@ class KVManager(Protocol):
 
         owner: TARGET, or the name of the proposer that has these layers. Every forward pass of the target fills all
             groups of TARGET. For a proposer's group, `fill` reports which tokens it holds.
-        lookahead: how many later tokens a slot's keys and values depend on, besides its own (`Plan.lookahead`).
+        lookahead: on how many tokens after its own a slot's keys and values depend (`Plan.lookahead`).
         """
 
     def cache(self, group: int, layer: int) -> tuple[torch.Tensor, torch.Tensor]:

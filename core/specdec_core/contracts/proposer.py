@@ -85,8 +85,8 @@ class Observation:
 
     Request b owns the rows offsets[b]:offsets[b + 1]. The first num_valid[b] of them are valid: the tokens known before
     the forward pass, then the accepted draft tokens. A request's first observation, also after `reset`, begins at
-    position `request.num_cached_tokens`; each later one continues after the last valid row. Valid rows may lie after a
-    stop; then the request finishes. num_valid is 0 if logits were not finite: the request then ends or is reset.
+    position `request.num_cached_tokens`; each later one continues after the last valid row. Valid rows may go past a
+    stop; the request then finishes. num_valid is 0 if logits were not finite: the request then ends or is reset.
 
     A request that does not draft may get one late observation with the tokens of many forward passes. A request of
     which some tokens are never observed gets no drafts.
@@ -175,7 +175,7 @@ class Proposer(Protocol):
         """Forget the request. reason: "stop", "length", "abort" or "error".
 
         If an interrupt (KeyboardInterrupt, from Ctrl-C) breaks off `start` or `finish`, the engine calls `finish` again
-        before the next step and ignores its exceptions. So it must also work for a request without state.
+        before the next step and ignores its exceptions. So `finish` must also work for a request without state.
         """
         return
 
@@ -207,12 +207,12 @@ class LayerAttention(Protocol):
     """The name to give to transformers' attention modules (`config._attn_implementation`) before `bind`."""
 
     def bind(self, modules: Sequence[torch.nn.Module]) -> None:
-        """Make transformers' attention modules call `attend`. modules: one for each draft layer, in their order."""
+        """Make transformers' attention modules call `attend`. modules: those of all draft layers, in layer order."""
 
     def padded(self, num_tokens: int) -> int: ...
 
     def fill(self, requests: Sequence[RequestView], num_tokens: Sequence[int]) -> None:
-        """Record that the draft's KV cache holds the keys and values of the first num_tokens[i] tokens of request i.
+        """Record that the draft layers' KV cache holds the first num_tokens[i] tokens of request i.
         With prefix caching, a later request with the same tokens skips only tokens that were recorded here."""
 
     def metadata(
@@ -227,7 +227,7 @@ class LayerAttention(Protocol):
     def forwarding(
         self, metadata: KVMetadata, visibility: Visibility, *, window: int | None = None
     ) -> AbstractContextManager[None]:
-        """Return a context manager in which the draft's layers run one forward pass with these block tables, slots and
+        """Return a context manager in which the draft layers run one forward pass with these block tables, slots and
         attention mask. window: sliding window of all layers, in positions including the token's own; a layer with a
         smaller window keeps its own."""
 
@@ -244,7 +244,7 @@ class LayerAttention(Protocol):
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Store keys and values, then compute attention with the mask of `forwarding`. For layers not given to `bind`.
+        """For layers not given to `bind`: store keys and values, then compute attention with the mask of `forwarding`.
 
         query: [num_tokens, num_heads, key_dim], after RoPE, as is key [num_tokens, num_kv_heads, key_dim].
         value: [num_tokens, num_kv_heads, value_dim].
@@ -279,8 +279,8 @@ class CausalLM(Protocol):
         window: int | None = None,
     ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """Run a forward pass over int64 token_ids and positions [num_tokens], padded to `LayerAttention.padded`. rows:
-        int64 [num_rows], the tokens whose logits are wanted. window: see `LayerAttention.forwarding`. Returns logits
-        [num_rows, vocab] and an empty mapping."""
+        int64 [num_rows], the tokens whose logits are wanted. window: sliding window of all layers, in positions.
+        Returns logits [num_rows, vocab] and an empty mapping."""
 
 
 class Embedding(Protocol):
@@ -333,8 +333,8 @@ class ProposerSpec:
     api: the version of the plugin API that the plugin is written for (PLUGIN_API).
     plan: called with the config, TargetInfo and num_speculative_tokens, returns a Plan. Loads no weights.
     requires: modules that must be installed, looked up without importing them.
-    num_speculative_tokens: called with config and device, returns the default number. None: users must give it.
-    detect: called with the config and tensor shapes by name of a checkpoint, returns whether it fits this method.
+    num_speculative_tokens: called with the config and the device, returns the default. None: users must give one.
+    detect: called with a checkpoint's config and tensor shapes (by name), returns whether it fits this method.
     train: the TrainingRecipe of this method's draft models; None if it does not train any.
     published: maps target models on the hub to draft models there; shown to users who name no draft model.
     """

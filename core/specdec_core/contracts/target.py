@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class TargetInfo:
     """Facts about the target model, known before its weights are loaded.
 
-    trust_remote_code: whether code that comes with a checkpoint may run, also with a draft model's.
+    trust_remote_code: whether code that comes with the checkpoint of the target or of a draft model may run.
     tokenizer: the target's transformers tokenizer; None if prompts are given as token ids.
     """
 

@@ -88,7 +88,7 @@ class Verifier(Protocol):
     """
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
-        """Return accepted tokens and the token after them. logits: float32 [num_rows, vocab] (see `contracts.draft`).
+        """Return accepted tokens and the token after them. logits: float32 [num_rows, vocab], a row per root and node.
 
         A request fails (all -1) if its accepted path reaches a row with NaN or +inf, or with nothing but -inf. Other
         requests are not affected. If a verifier draws random numbers, a request fails also if the path could have

@@ -114,8 +114,12 @@ class Acceptance:
         self._gained[rows] += gained
 
     def of_nodes(self, rows: np.ndarray, probs: np.ndarray, is_first_draw: np.ndarray) -> np.ndarray:
-        """float64 [n]   predicted probability that each draft token is accepted if its parent is. Arguments as in
-        `add_nodes`."""
+        """float64 [n]   predicted probability that each draft token is accepted if its parent is.
+
+        rows: int64 [n], the row of each token's request in these statistics.
+        probs: float [n], the probability that the draft model gave each token.
+        is_first_draw: bool [n], whether the token is the first sampled from its distribution.
+        """
         bins, predicted = _bins_and_predictions(probs, is_first_draw)
         ratio = (self._accepted[rows].sum(axis=-1) + 1) / (self._predicted[rows] + 1)
         prior = np.minimum(predicted * ratio, 1)

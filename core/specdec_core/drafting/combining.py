@@ -21,7 +21,9 @@ def combine_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> 
     Added tokens come after existing siblings and count as chosen (picked deterministically), even if they were sampled:
     verification of chosen tokens is lossless for any token. If an added token equals an existing child of the same
     parent, the two become one node with the children of both. This is lossless because these children depend only on
-    earlier draws. Raises the errors of `merge_drafts`.
+    earlier draws.
+
+    Raises ConfigError if drafts that are merged differ in batch size or device.
     """
     sampled = next((i for i, draft in enumerate(drafts) if draft.q is not None), None)
     if sampled is None:

@@ -26,7 +26,7 @@ class DynamicTree:
     its path from the root. The nodes that are kept stay in the order in which they were grown; of equally likely nodes,
     the one grown first is kept. No token is sampled. A node whose logits are not finite keeps no children.
 
-    q_to_target: see `DraftBuilder`.
+    q_to_target: int64 [draft_vocab], maps draft token ids to target token ids; None if they are the same.
     stopping: the result of `DraftStop.begin`, or None. It decides which requests get no more nodes, and which nodes are
         dropped because verifying them costs more than they gain.
     min_prob: a request gets no more nodes once all paths to its newest nodes have a lower probability than this. Give
@@ -90,7 +90,7 @@ class DynamicTree:
         return self._level(rows, above, token_ids[self._each, chosen])
 
     def _level(self, rows: np.ndarray, above: np.ndarray, token_ids: np.ndarray) -> Level:
-        """Return the frontier (the nodes to expand next) as a `Level`, the input of the draft's next forward pass.
+        """Return the frontier (the nodes to expand next) as a `Level`, the input of the next forward pass.
 
         rows: int64 [num_growing, n], the row of logits from which each node was grown.
         above: int64 [batch, n], the index of each node's parent in the previous frontier.
@@ -153,7 +153,7 @@ class DynamicTree:
         """bool [num_growing]   whether each request grows children below its frontier (the nodes to expand next).
 
         above: int64 [batch, n], the index of each node's parent among the `width` nodes of the previous frontier.
-        log_probs: float32 [batch, n], the draft's log probability of each node's token.
+        log_probs: float32 [batch, n], the draft model's log probability of each node's token.
         """
         best = self._of_growing(self._frontier_scores[:, 0])
         if self._stopping is None:

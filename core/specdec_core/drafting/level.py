@@ -1,4 +1,4 @@
-"""The loop that grows trees of draft tokens level by level, and the slots of each level in the draft's KV cache."""
+"""The loop that grows trees of draft tokens level by level, and each level's slots in the draft model's KV cache."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TreeGrower(Protocol):
         ...
 
     def grow(self, logits: torch.Tensor) -> Level | None:
-        """Grow a level and return it for the draft's next forward pass; None if no more forward passes are needed.
+        """Grow a level and return it, as input of the next forward pass; None if no more forward passes are needed.
 
         logits: float [n, draft_vocab]. In the first call there is a row for each request in `roots`, later for each
             entry of the last level, padding included.

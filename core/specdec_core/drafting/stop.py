@@ -136,8 +136,8 @@ class Stopping:
         """bool [batch]   the requests that get another level below the one that was just grown.
 
         requests: int64 [n], the request of each draft token of the level just grown, as index into the batch.
-        rows: int64 [n], the index of each token's parent among the previous call's tokens, not counting tokens of
-            requests that were then stopped. In the first call: the index of the token's request in `drafting`.
+        rows: int64 [n], the index of each token's parent among the previous call's tokens, without the requests that
+            this call stopped. In the first call: the index of the token's request in `drafting`.
         probs: float [n], the draft model's probability of each token.
         is_first_draw: bool [n], whether a token is the first of sampled siblings.
         num_nodes: int64 [batch], the most draft tokens that the next level may have.

@@ -23,8 +23,9 @@ class DraftBudget:
     def __call__(self, request: Request, num_running: int) -> int:
         """The most draft tokens that a request may have in this step, decided before drafting.
 
-        A step emits the accepted draft tokens and one more token. So a request gets fewer draft tokens than are left
-        until max_total_tokens. In its first forward pass it gets none: there are no hidden states to draft from yet.
+        A step emits the accepted draft tokens and one more token. So the number of draft tokens stays below the number
+        of tokens left until max_total_tokens. A request's first forward pass has no draft tokens, since there are no
+        hidden states to draft from yet.
         """
         has_run = request.num_computed > request.num_cached_tokens
         if request.num_pending != 1 or not has_run or not request.may_draft:

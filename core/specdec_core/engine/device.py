@@ -37,7 +37,7 @@ def _current_gpu(device: torch.device) -> Iterator[None]:
 
 
 def failure_of(device: torch.device, error: BaseException) -> DeviceError | None:
-    """Return the DeviceError to raise if a step's error means that the device has failed; None if the device still
+    """Return a DeviceError if an exception of a step means that the device has failed; None if the device still
     works. After a device-side assert or an access to an illegal address, for example, every later call would fail.
 
     torch has an exception type for a failed device. A plugin's code may raise any type, so the GPU itself is tested,

@@ -40,7 +40,7 @@ class Engine:
     """Runs requests step by step: continuous batching, with or without speculation.
 
     Only one thread at a time may use it. Listeners (callbacks that receive a request's output) are called between steps
-    and may call any method.
+    and may call any method of the engine.
 
     An exception inside a step aborts the running requests, since their state may be inconsistent; waiting requests go
     on with the next step. An interrupt (Ctrl-C) counts as an exception. If a second interrupt stops the cleanup, the
@@ -251,9 +251,8 @@ class Engine:
             self._finish(request, request.finish_reason)
 
     def _fail(self, request: Request, *, had_draft: bool) -> None:
-        """Handle a request whose logits were not finite, before or after sampling parameters were applied. If it had a
-        draft, a draft token may be the cause, so the request starts over without drafts. Otherwise it ends with an
-        error."""
+        """Handle a request whose logits (raw or processed) were not finite. With a draft, a draft token may be the
+        cause, so the request starts over and gets no more drafts. Without one, the request ends with an error."""
         if not had_draft:
             request.error = why_not_finite(request.constraints)
             self._finish(request, "error")

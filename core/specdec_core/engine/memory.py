@@ -30,8 +30,8 @@ class MemoryPlan:
 
     free_bytes: the device's free memory before the weights (`target_weight_bytes` and `draft_weight_bytes`) are loaded.
     kv_budget_bytes: the most memory that the KV cache may use after the weights are loaded.
-    scratch_slots: how many KV-cache slots of a request a proposer may overwrite while it drafts. The first is the slot
-        of the root (the request's last token).
+    scratch_slots: the number of KV-cache slots per request that a proposer may overwrite while it drafts. The first is
+        the slot of the root (the request's last token).
     limited_by: the reason why num_blocks is not larger.
     """
 
@@ -68,7 +68,7 @@ class MemoryPlan:
 
     @property
     def scratch_bytes(self) -> int:
-        """The most bytes of the KV cache that a proposer uses for one request while it drafts (scratch_slots)."""
+        """The number of bytes in one request's scratch slots of the KV cache."""
         return self.scratch_slots * self.kv_bytes_per_token
 
 

@@ -76,8 +76,9 @@ class Observer:
         return request not in self._lost and request.params.num_speculative_tokens != 0
 
     def _put_off(self, requests: Sequence[Request], observation: Observation) -> None:
-        """Store an observation of these requests. If more than max_tokens tokens would be stored, earlier hidden states
-        are first shown to the proposer or dropped (`pays`), beginning with the request that has most of them."""
+        """Store an observation of these requests. While this would exceed max_tokens stored tokens, the request with
+        the most stored tokens is evicted: its hidden states are shown to the proposer if `pays` returns True for the
+        request, else dropped."""
         num_tokens = sum(observation.host_num_valid)
         while self._arrears.num_tokens and self._arrears.num_tokens + num_tokens > self._max_tokens:
             most = self._arrears.largest()

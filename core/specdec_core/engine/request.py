@@ -35,7 +35,7 @@ class Request:
     """A request as proposers see it (`RequestView`), and the engine's bookkeeping.
 
     num_computed: the number of tokens, from the first on, whose final keys and values are in the KV cache.
-    num_cached_tokens: how many of these tokens came from the prefix cache.
+    num_cached_tokens: the number of tokens whose keys and values came from the prefix cache.
     num_tokens: the number of prompt and output tokens. Those from index num_computed on are pending. A single pending
         token is the root of the next draft.
     max_total_tokens: the limit of num_tokens.
@@ -112,8 +112,8 @@ class Request:
 
     @property
     def rest(self) -> str:
-        """The last part of an ended request's text, if no piece has it; else "". This is text that the detokenizer
-        still held back when an error or an abort ended the request."""
+        """The text that the detokenizer still held back when an error or an abort ended the request; else "". No piece
+        has this text."""
         return "" if self.finish_reason is None or self.text is None else self.text.text[self.num_streamed :]
 
     @property

@@ -179,8 +179,8 @@ class _Faults:
         return torch.where(column >= 0, q[rows, column.clamp(min=0)], 0), is_wrong
 
     def _siblings_are_wrong(self, is_sampled: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Whether siblings in a tree break the contract, bool []. Sampled siblings must come before those picked
-        deterministically, must share one row of `q` and, if drawn without replacement, must have different tokens.
+        """Whether siblings in a tree break the contract, bool []. Sampled siblings must come before deterministic
+        ones and must share one row of `q`. If drawn without replacement, they must have different tokens.
 
         is_sampled: bool [num_nodes], whether the draft token was drawn from `q`.
         rows: int64 [num_nodes], each draft token's row of `q`.

@@ -66,8 +66,8 @@ def trial_attention(
     scaling: float | None = None,
     **features: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention function for trial forward passes, in which no token attends to another. If the forward pass has
-    `StockChecks`, they check the call first.
+    """Attention function for trial forward passes, in which no token attends to another. In the first of the two
+    forward passes, a `StockChecks` object also checks each call.
 
     A token's result is the sum of its value, the mean of its query's elements and the mean of its key's elements. Wrong
     rotary embeddings change these means. Each key and value head is repeated for the query heads that share it.
@@ -287,8 +287,8 @@ def _agree(expected: torch.Tensor, found: torch.Tensor, *, is_rounded: bool) -> 
     """Return whether two forward passes computed the same logits [num_tokens, vocab] for the same tokens, within a
     tolerance.
 
-    is_rounded: whether the model computes in less than float32. The tolerance is then larger, and half of the tokens
-        may differ, since rounding may route a token to other experts.
+    is_rounded: whether the model's dtype is less precise than float32. If so, the tolerance is larger, and up to half
+        of the tokens may differ, since rounding may route a token to other experts.
     """
     tolerance = ROUNDED_TOLERANCE if is_rounded else TOLERANCE
     largest = expected.abs().amax(dim=-1)

@@ -68,8 +68,8 @@ def record_embedding_and_head(model: Any, backbone: nn.Module) -> Iterator[Recor
 class EmbeddingAndHead:
     """The factors and the softcap that a model's family applies around its input embedding and its LM head.
 
-    embedding_scale: factor of the embedding's output. 1 if the family applies none, or something other than a factor,
-        such as learned positions.
+    embedding_scale: factor of the embedding's output. 1 if the family applies no factor. Learned positions, which some
+        families add to the output, are not included.
     head_scale: factor of the LM head's input. None: unknown.
     logits_scale: factor of the LM head's output. None: unknown.
     logits_cap: logits become cap * tanh(logits / cap), after logits_scale. None: no softcap.

@@ -22,7 +22,7 @@ Operation = Callable[..., Any]
 
 def replace_parts(model: nn.Module, ops: Mapping[str, Operation]) -> None:
     """Replace the model's norms by the operation `rms_norm` of `ops`, and its rotary embeddings by the operation
-    `rotary`. Modules are not replaced by the reference implementations."""
+    `rotary`. If an operation in `ops` is only the reference implementation, nothing is replaced by it."""
     like = next(model.parameters(), torch.empty(0))
     for module in list(model.modules()):
         if ops["rotary"] is not REFERENCE["rotary"]:
@@ -69,7 +69,7 @@ def _replace_rotary(module: nn.Module, operation: Operation, like: torch.Tensor)
 
     The module gets a copy of its `forward` method, in which the name `apply_rotary_pos_emb` refers to the operation.
 
-    like: a tensor with the dtype and device of the trial input.
+    like: a tensor with the dtype and device on which the two functions are compared.
     """
     forward = type(module).forward
     if "forward" in vars(module) or not isinstance(forward, FunctionType):

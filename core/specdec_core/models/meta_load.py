@@ -122,7 +122,8 @@ def _takes_values(error: Exception) -> bool:
 class _Guessing(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A torch dispatch mode that returns made-up values when a model's code reads values of meta tensors.
 
-    Numbers are 0, and `nonzero` finds nothing. Booleans are True, so that masks are made for a single sequence.
+    Numbers are 0, and `nonzero` finds nothing. Booleans are True, so that transformers takes the tokens for one
+    sequence and not for several packed ones.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

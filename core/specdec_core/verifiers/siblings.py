@@ -76,7 +76,7 @@ class Proposals:
 
     @cached_property
     def own_probs(self) -> torch.Tensor:
-        """[num_rows + 1]   the draft's probability of each draft token; 1 at other rows."""
+        """[num_rows + 1]   the draft probability of each draft token; 1 at other rows."""
         rows = self._draft.layout.node_rows
         probs = torch.ones(self._siblings.end + 1, dtype=self._dtype, device=rows.device)
         probs[rows] = self.of(rows).gather(1, self.token_ids(rows).unsqueeze(1)).squeeze(1)

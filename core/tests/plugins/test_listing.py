@@ -1,4 +1,4 @@
-"""The command `spec-decode plugins`, and that importing core imports no heavy packages such as torch."""
+"""The command `spec-decode plugins`. This command and `import specdec_core` import no heavy packages such as torch."""
 
 from __future__ import annotations
 

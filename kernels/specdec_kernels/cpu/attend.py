@@ -150,9 +150,8 @@ def _tile(t, token, chunk, paths, window, shared, num_shared):
 
     shared, num_shared: first and end of the tiles that all tokens of the chunk share.
 
-    Returns the number of consecutive tokens, beginning with this one, that share the tile, then the index in `places`
-    at which the tile begins, then the number of keys to use. This number is 0 or less if the token does not attend to
-    the tile.
+    Returns three numbers: how many consecutive tokens, beginning with this one, share the tile; the index at which the
+    tile begins in the array `places`; how many of the tile's keys to use (0 or less: none).
     """
     prefix = chunk[0]
     if shared <= t < num_shared:

@@ -20,7 +20,7 @@ WORTH_A_THREAD = 2**17
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The compiled form of `specdec_core.ops.linear.pack_linear`. Calls that reference implementation if the processor
+    """The compiled form of `specdec_core.ops.linear.pack_linear`. Calls the reference implementation if the processor
     lacks the instructions for the weight's dtype, or if the weight is bfloat16 with an odd number of inputs.
 
     The returned function computes the layer, and raises ValueError for input rows of another dtype or width.

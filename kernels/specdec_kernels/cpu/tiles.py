@@ -132,7 +132,7 @@ def add_tile(
     in order.
 
     weights: float32. The weight of value j for query q is weights[first + q * row_len + j].
-    cache: value j is at the address that key j has in `dot_tile`, and has `width` elements.
+    cache: float32 or bfloat16. Value j has `width` elements, from index places[first_place + j] * stride + offset on.
     output: float32. The output of query q has `width` elements, from index start + q * width on.
     n: a literal from 1 to 4.
     """
@@ -205,7 +205,8 @@ def multiply_add(typing_context, a, b, c):
 
 @intrinsic  # type: ignore[untyped-decorator]
 def prefetch_tile(typing_context, cache, places, first_place, stride, offset, width):
-    """Prefetch the keys or values of a tile's tokens from memory, at the addresses described in `dot_tile`."""
+    """Prefetch the TILE keys or values of a tile from memory. Key or value j has `width` elements, from index
+    places[first_place + j] * stride + offset of `cache` on."""
     step = _CACHE_LINE // (cache.dtype.bitwidth // 8)
 
     def body(builder: Any, cache_data: Any, places_data: Any, stride: Any, offset: Any, width: Any) -> None:
@@ -253,8 +254,7 @@ def _at(builder: Any, cache_data: Any, places_data: Any, i: Any, stride: Any, of
 
 
 def _variable(builder: Any, value: Any = _ZERO) -> Any:
-    """Allocate a variable for a vector, which the compiler can keep in a register. The generated code stores
-    `value` in it at this point."""
+    """Generate code that allocates a variable for a vector and stores `value` in the variable."""
     variable = cgutils.alloca_once(builder, _VECTOR)
     builder.store(value, variable)
     return variable

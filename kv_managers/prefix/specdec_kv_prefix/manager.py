@@ -20,8 +20,8 @@ FIRST = 0
 class Text:
     """What the KV manager knows about the tokens of one request.
 
-    digests: the hash of the request's cache salt, then one hash per full block: of the salt and of all tokens up to the
-        block's end.
+    digests: digests[0] is the hash of the request's cache salt, digests[i] the hash of the salt and the tokens of the
+        first i full blocks.
     filled: {KV group (index of a group of layers): number of tokens whose keys and values are stored}.
     published: {KV group: number of blocks that other requests can find}.
     """
@@ -98,9 +98,9 @@ class PrefixKVManager(PagedKVManager):
                 text.published[group] = index + 1
 
     def _key(self, text: Text, index: int, token_ids: np.ndarray, group: int) -> Hashable:
-        """Return the key under which block `index` of a request can be found in a KV group. The key contains a hash of
-        all tokens up to the block's end, and the tokens after the block that its contents also depend on. Returns None
-        if the request does not have all of these tokens yet."""
+        """Return the key of block `index` of a request in a KV group. The key contains a hash of all tokens up to the
+        block's end. It also contains the next `lookahead` tokens, because the keys and values in the block depend on
+        them. Returns None if the request does not have these next tokens yet."""
         end, lookahead = (index + 1) * self._size, self._lookaheads[group]
         ahead = token_ids[end : end + lookahead]
         return (group, text.digests[index + 1], ahead.tobytes()) if len(ahead) == lookahead else None

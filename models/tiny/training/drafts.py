@@ -70,8 +70,8 @@ def build_texts(work: Path) -> list[Path]:
 
 
 def cut(ids: np.ndarray, length: int, first: int, number: int) -> np.ndarray:
-    """Cut the corpus into excerpts of ``length`` tokens, shuffle them in an order that is the same in each run, and
-    return ``number`` of them from index ``first`` on, int32 [number, length].
+    """Return excerpts of the corpus, int32 [number, length]. The corpus is cut into excerpts of ``length`` tokens. They
+    are shuffled with a fixed seed, and ``number`` of them are returned, from index ``first`` on.
 
     ids: token ids of the corpus.
     """
@@ -161,8 +161,8 @@ def train_draft(work: Path, method: str, threads: int | None) -> None:
 
 
 def write_card(work: Path, root: Path = ROOT) -> None:
-    """Write a table of the packaged draft model and draft heads into the model card. Each has the acceptance lengths
-    measured at the end of its training."""
+    """Write a table of the packaged draft model and draft heads into the model card. The table contains their
+    acceptance lengths, measured at the end of training."""
     lines = ["| Draft | MB | Updates | Tokens | Greedy | Temperature 1 |", "|---|---|---|---|---|---|"]
     for method in OPTIONS:
         file = WEIGHTS / "drafts" / method / "model.safetensors"

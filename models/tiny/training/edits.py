@@ -92,8 +92,8 @@ def remove_comments(code: str, tree: ast.Module, rng: random.Random, names: list
 
 
 def remove_docstrings(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
-    """Remove the docstrings of functions and classes that have further statements. Returns (task, edited code), or None
-    if there are none."""
+    """Remove the docstrings of functions and classes, unless the body is only a docstring. Returns (task, edited code),
+    or None if there are none to remove."""
     starts, spans = line_starts(code), []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and len(node.body) > 1:

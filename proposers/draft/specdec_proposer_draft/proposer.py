@@ -82,9 +82,8 @@ class DraftModelProposer(Proposer):
         self._stop.finish(request)
 
     def observe(self, observation: Observation) -> None:
-        """Record how many draft tokens were accepted and are therefore in the draft model's KV cache. If a request had
-        a draft, its number of valid tokens is 1, for the token before the draft, plus the number of accepted draft
-        tokens."""
+        """Record how many draft tokens of each request were accepted. For a request with a draft, `host_num_valid` is
+        one more than the number of accepted draft tokens, since the token before the draft is also counted."""
         for request, num_valid in zip(observation.requests, observation.host_num_valid, strict=True):
             self._stored[request.id].settle(max(0, num_valid - 1))
 
@@ -138,10 +137,10 @@ class DraftModelProposer(Proposer):
         return self._forward(passed, torch.arange(passed.num_tokens, device=self._device))
 
     def _forward(self, passed: DraftPass, rows: torch.Tensor) -> torch.Tensor:
-        """Run the draft model on the tokens of one forward pass. Returns logits over the tokens that both vocabularies
-        have, [len(rows), num_shared].
+        """Map the target's token ids to the draft model's, then run the draft model on them. Returns logits over the
+        tokens that both vocabularies have, [len(rows), num_shared].
 
-        passed: the forward pass, with the target's token ids. They are replaced by the draft model's ids.
+        passed: the forward pass, with the target's token ids.
         rows: int64, indices of the tokens for which logits are computed.
         """
         token_ids = self._stand_in[passed.token_ids]

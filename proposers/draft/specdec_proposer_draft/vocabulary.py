@@ -66,9 +66,8 @@ def shared_vocabulary(config: DraftConfig, draft: TargetInfo, target: TargetInfo
 
     Raises CompatibilityError if the tokenizers differ or, with use_heterogeneous_vocab, have too few tokens in common.
 
-    The embeddings of the two models may have different numbers of rows, since some models pad them. But if a
-    tokenizer cannot be loaded, CompatibilityError is raised for different numbers of rows and for
-    use_heterogeneous_vocab.
+    If a tokenizer cannot be loaded, the token ids are assumed to mean the same tokens in both models. In this case,
+    CompatibilityError is raised if the embeddings differ in their number of rows or use_heterogeneous_vocab is set.
     """
     of_draft, of_target = _tokenizers(config, target)
     if of_target is None or of_draft is None:

@@ -21,8 +21,8 @@ SHAPES = {"chain": None, "tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)
 
 
 class AnyStop(Stopping):
-    """Stops each request's draft at a random depth, which may be 0. If is_spoilt, only the first num_right[i] tokens of
-    request i's chain are to be correct."""
+    """Stops each request's draft at a random depth, which may be 0. If is_spoilt, the test makes all draft tokens of
+    request i wrong except the first num_right[i]."""
 
     def __init__(self, num_requests: int, generator: torch.Generator, is_spoilt: bool) -> None:
         self._depths = torch.randint(0, 5, (num_requests,), generator=generator)

@@ -158,8 +158,9 @@ class EagleConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSam
         return self.top_k * (1 + self.top_k * self.depth(num_speculative_tokens))
 
     def context_tokens(self, *, has_all: bool, is_aligned: bool) -> int:
-        """Number of a request's most recent tokens outside the head's vocabulary that may be drafted. This is the
-        option eagle_context_tokens or, if that is None, the default for this head.
+        """Largest number of tokens outside the head's vocabulary that can be drafted for a request. These are the
+        tokens that occurred most recently in the request. The number is the option eagle_context_tokens or, if this
+        option is None, the default for the head.
 
         has_all: whether the head's vocabulary is the target's.
         is_aligned: whether the head was trained so that the target's LM head can read its outputs.

@@ -28,9 +28,9 @@ TABLES = frozenset({"d2t", "t2d"})
 class HeadConfig:
     """The architecture of an EAGLE head.
 
-    layer: sizes, norms and rotary embedding of its decoder layers.
-    shapes: shapes of the head's tensors, by the parameter names of `modules.Head`. The head lacks an optional module if
-        the name of its tensor is absent.
+    layer: sizes, norms and rotary embedding of the head's decoder layers.
+    shapes: shapes of the head's tensors, by the parameter names of `modules.Head`. The head has an optional module only
+        if this module's tensors are listed.
     """
 
     is_eagle3: bool

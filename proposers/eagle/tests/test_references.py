@@ -207,10 +207,10 @@ def test_a_pre_norm_recurrence_and_a_post_norm_one_differ_from_the_first_node_on
     ],
 )
 def test_norms_forget_the_scale_of_what_they_norm(tmp_path: Path, shape: Shape, of_all: bool, of_each: bool) -> None:
-    """If a head begins with a norm, scaling the target's hidden states does not change the logits.
+    """If a head first norms the target's hidden states, scaling them does not change the logits.
 
-    of_all: whether this holds if all layers have the same scale.
-    of_each: whether this holds if each layer has its own scale.
+    of_all: whether the logits stay the same if the hidden states of all layers are scaled by the same factor.
+    of_each: whether the logits stay the same if the hidden states of each layer are scaled by a different factor.
     """
     logits = eagle3(write_eagle3(tmp_path, TARGET, 8, shape=evolve(shape, rms_norm_eps=1e-12)))
     tokens, features = context(7, 5, 96)

@@ -120,7 +120,8 @@ def index_ends(states, rows, ends, hashes, shortest, longest, most_recent):
 def append(states, rows, new_tokens, num_new, shortest, longest, most_recent):
     """Append new tokens to the requests and add the n-grams that end with these tokens to the hash tables.
 
-    rows: the requests' rows in states.
+    states: int64 [num_rows, 6], a row for each request. The constants at the top of the file are its columns.
+    rows: the row of each request in `states`.
     new_tokens: the new tokens of all requests, one request after the other.
     num_new: number of new tokens of each request.
     """
@@ -162,8 +163,8 @@ def draft(
     """Append each request's new tokens, then draft the tokens that follow its best match.
 
     A match is an earlier occurrence of the request's last n tokens, where n is from `shortest` to `longest`. The best
-    match has the largest n. Of several, it is the most recent or, without most_recent, the leftmost. Without a match,
-    the request's entry of `counts` is 0.
+    match has the largest n. Of several, it is the most recent or, without most_recent, the leftmost. `counts` gets the
+    number of draft tokens of each request, 0 without a match.
     """
     append(states, rows, new_tokens, num_new, shortest, longest, most_recent)
     for b, row in enumerate(rows):

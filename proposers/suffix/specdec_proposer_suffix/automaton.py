@@ -169,7 +169,7 @@ def _count(store: Store, state: int, length: int, reached: int, token: int, owne
     """Count one more occurrence of each string that ends with a newly appended token, and update the edges into the
     states of these strings.
 
-    state, length: the longest suffix before the token: its state and its number of tokens.
+    state, length: state and number of tokens of the longest suffix that ends right before the token.
     reached: the state of the longest string that ends with the token. A path of links leads from it to the states of
         the shorter strings.
     owner: the id of the sequence to which the token was appended.

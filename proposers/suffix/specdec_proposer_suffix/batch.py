@@ -65,7 +65,7 @@ def draft_chains(
         its columns.
     plan: int64 [4, batch]. The constants at the top of the file explain its rows. The first three are overwritten with
         results.
-    tails: the last tokens of all requests, one request after the other, with all new tokens.
+    tails: the last tokens of each request, one request after the other. They include all new tokens.
     limits: int64 [tree depth], limits[n] is the largest number of draft tokens after a match of n tokens.
     least_prob: lowest cumulative probability of a draft token.
     token_ids, parents, scores: overwritten with the drafts, [sum of budgets] each.

@@ -22,8 +22,8 @@ def best_path(
     A chain's score is the sum of its tokens' cumulative probabilities, the expected number of accepted tokens. All
     suffixes of the request's tokens are tried; of chains with equal scores, the one after the longest suffix wins.
 
-    state, length: the longest suffix in the automaton: its state and its number of tokens.
-    limits: int64 [limit], limits[n] is the largest number of draft tokens after a suffix of n tokens.
+    state, length: state and number of tokens of the longest suffix that occurs in the automaton.
+    limits: int64 [tree depth], limits[n] is the largest number of draft tokens after a suffix of n tokens.
     most: largest number of draft tokens of the request.
     least_prob: lowest cumulative probability of a draft token.
     score: the score to exceed. If no chain does, the result is (score, NONE, 0).

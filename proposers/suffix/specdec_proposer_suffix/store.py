@@ -92,7 +92,7 @@ def new_state(store: Store, length: int, link: int) -> int:
     """Allocate an automaton state without occurrences and edges, and return its index. The store must have room for it.
 
     length: number of tokens of the state's longest string.
-    link: the state's suffix link, as explained at LINK; NONE for a root.
+    link: the state's suffix link; NONE for a root.
     """
     states, book = store.states, store.book
     state = book[FREE]

@@ -92,7 +92,7 @@ class Tree:
         """Return the most frequent continuations of a string: one for each way of breaking ties.
 
         max_nodes: largest number of tokens of a continuation.
-        prob: cumulative probability of the string's draft tokens.
+        prob: cumulative probability of the draft tokens with which `string` ends, 1 if there are none.
         """
         counts = self.counts_after(string) if len(string) < self.depth else None
         if max_nodes == 0 or not counts:

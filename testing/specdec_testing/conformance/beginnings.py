@@ -18,8 +18,7 @@ def asks() -> dict[str, list[Ask]]:
     """Return groups of requests, {name of the group: requests}. The prompts of a group begin with the same tokens.
     Greedy and sampled requests alternate.
 
-    "prefix": the prompts share three KV-cache blocks. One prompt ends there; the others have two more tokens in common.
-        `Targets` adds a request made by `continued`.
+    "prefix": the prompts share three KV-cache blocks. One prompt ends after these blocks.
     "fill": the first request ends after one output token, before its first draft. The other prompts begin with its
         prompt.
     "lookahead": the prompts share three KV-cache blocks and differ in the next token.

@@ -11,7 +11,7 @@ from specdec_testing.conformance.situations import Situations
 
 def hold(situations: Situations, rule: Rule) -> None:
     """Assert that the drafts of the kit's greedy and sampled runs keep a rule. If the proposer needs no model, its
-    drafts after generated token sequences are checked too.
+    drafts for token sequences that hypothesis generates are checked too.
 
     rule: a function that yields an error message for each violation in a recorded call of `propose`.
     """

@@ -40,7 +40,7 @@ class Node:
 
 
 def trees(proposal: Proposal) -> list[list[Node]]:
-    """Return the nodes of a recorded draft, one list per request. The draft's tensors must be valid (see `tensors`)."""
+    """Return the nodes of a recorded draft, one list per request. The draft's tensors must be valid."""
     draft = proposal.draft
     rows = draft.q_rows.tolist() if draft.q_rows is not None else [-1] * draft.num_nodes
     tokens, parents = draft.token_ids.tolist(), draft.parents.tolist()
@@ -166,8 +166,8 @@ def is_a_chain(tree: list[Node]) -> bool:
 
 
 def host_copies(proposal: Proposal) -> Iterator[str]:
-    """Yield an error message for each host copy that differs from its tensor. The engine reads host copies only if the
-    draft's tensors are not on a CPU."""
+    """Yield an error message for each CPU copy in `Draft.host_copies` that differs from the tensor it was copied from.
+    The engine reads these copies only if the draft's tensors are on another device."""
     if is_readable(proposal):
         for copy in proposal.draft.host_copies:
             if copy.values.dtype != copy.of.cpu().numpy().dtype or not np.array_equal(copy.values, copy.of.cpu()):

@@ -15,7 +15,7 @@ def cached_difference(situations: Situations, group: str) -> str | None:
     """Compare the drafts for the same requests with and without prefix caching. Returns a text that shows the first two
     drafts that differ. None if all are equal.
 
-    group: which requests to run, a key of `beginnings.asks`.
+    group: the name of the group of requests to run: "prefix", "fill" or "lookahead".
 
     Skips the test if the proposer stores no keys and values in the KV cache, if it never calls `attention.fill`, or if
     its drafts vary from run to run or with the batch.

@@ -17,8 +17,7 @@ CANCELLED = {1: 2, 4: 0, 6: 5, 8: 3}
 
 
 def outputs_of(situations: Situations, situation: str) -> tuple[Sequence[Ask], list[list[int]]]:
-    """Run the requests of a situation, such as "preempted" (`test_output_is_the_targets` explains all situations).
-    Returns the requests and the output token ids of each request."""
+    """Run requests in a situation such as "preempted". Returns the requests and the output token ids of each."""
     match situation:
         case "greedy":
             return situations.asks[:5], situations.greedy.outputs

@@ -113,8 +113,8 @@ class View:
 
 
 class LentAttention:
-    """Forwards the proposer's calls to the engine's `LayerAttention`. It replaces the kit's request objects (`View`),
-    which the proposer uses, by the engine's own."""
+    """Forwards the proposer's calls to the engine's `LayerAttention`, with the engine's request objects in place of the
+    kit's (`View`)."""
 
     def __init__(self, inner: LayerAttention, journal: Journal) -> None:
         self._inner, self._journal = inner, journal
@@ -136,8 +136,10 @@ def own_name(request: RequestView) -> str:
 
 @attrs.define(eq=False)
 class Journal:
-    """The recorded calls of a proposer in one or more runs of an engine. name: a function that returns a request's id
-    as the proposer sees it."""
+    """The recorded calls of a proposer in one or more runs of an engine.
+
+    name: function that takes the engine's request object and returns the request id that the proposer gets.
+    """
 
     name: Callable[[RequestView], str] = own_name
     proposals: list[Proposal] = attrs.field(factory=list)

@@ -118,7 +118,7 @@ class Situations:
     def in_turn(self, group: str, kv_manager: str) -> Run:
         """Run requests that begin with the same tokens, one after another in one engine. The run is cached.
 
-        group: which requests to run, a key of `beginnings.asks`.
+        group: the name of the group of requests to run: "prefix", "fill" or "lookahead".
         kv_manager: "prefix" for prefix caching, "paged" for none.
         """
         if (group, kv_manager) not in self._in_turn:

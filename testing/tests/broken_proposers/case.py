@@ -35,7 +35,8 @@ CASES = [
 def breaks(*tests, is_variant=False, **spec):
     """Return a decorator that registers a proposer class under the class's name in lower case.
 
-    tests: the kit test that must fail for the class, or names of its parametrized variants if only these must fail.
+    tests: the kit test that must fail for the class, or "TEST[PARAMETER]" for each parameter with which the test must
+        fail.
     is_variant: whether the class breaks the same rule as the class registered before it. Only the kit test of that rule
         is then run.
     spec: arguments of `offer`, which makes the class's ProposerSpec.
@@ -51,12 +52,13 @@ def breaks(*tests, is_variant=False, **spec):
 
 
 def recent(test, options=None, *, is_variant=False, **spec):
-    """Return a decorator for a config class or a `plan` function. It registers `example_proposer` with this class or
-    function in its ProposerSpec.
+    """Return a decorator for a config class or a `plan` function. The decorator registers the proposer of
+    `example_proposer` with a ProposerSpec whose `config` or `plan` is the decorated object.
 
     test: the kit test that must fail.
     options: the method's options.
-    is_variant: see `breaks`.
+    is_variant: whether the same rule is broken as in the decorator call before. Only the kit test of that rule is then
+        run.
     spec: further fields of the ProposerSpec.
     """
 

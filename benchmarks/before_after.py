@@ -2,16 +2,16 @@
 
     python benchmarks/before_after.py --before DIR/bin/python        # writes benchmarks/results/before_after.json
 
-The two installations are called "sides". The side "before" is the specdec that DIR/bin/python imports, the side "after"
-the one that the Python of this script imports. Each side runs in its own worker process.
+The two installations are called "sides". Side "before" is the specdec that DIR/bin/python imports. Side "after" is the
+specdec that this script's own Python imports. Each side runs in its own worker process.
 
-A setting is a method, a batch size and a temperature. For each setting there are several rounds, and in each round both
-sides complete the same requests. They alternate every STEPS_OF_TURN engine steps (a "turn"), so that other load on the
-machine slows both sides alike: the times of whole runs vary by more than the effects of interest. The time of a turn is
-the median over the rounds, without the first round, which warms up.
+A setting is a method, a batch size and a temperature. For each setting both sides complete the same requests in several
+rounds. Within a round the sides alternate every STEPS_OF_TURN engine steps (a "turn"), so that other load on the
+machine slows both sides alike. The first round warms up. The time of a turn is its median over the other rounds.
 
-For each setting the script reports the sum of these medians of the side "after" divided by that of "before" (below 1:
-the change made specdec faster), and whether both sides generated the same tokens.
+For each setting the script sums up the times of each side's turns, and reports the ratio of the sums, after / before. A
+ratio below 1 means that the change made specdec faster. The script also reports whether both sides generated the same
+tokens.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ WAYS: dict[str, dict[str, Any] | None] = {
 def work() -> None:
     """Run the loop of a worker process, which measures one installation of specdec.
 
-    A line of JSON [way, batch size, temperature] on standard input begins a run; `way` is a key of WAYS, the
-    speculative configurations. For each further line the worker runs the next STEPS_OF_TURN engine steps and prints how
-    many milliseconds they took. When all requests are finished, it prints a digest of their output tokens instead,
-    which ends the run.
+    A run begins with a line of JSON on standard input: [way, batch size, temperature]. `way` is a key of WAYS, the
+    speculative configurations. For each further line the worker runs STEPS_OF_TURN engine steps and prints how many
+    milliseconds they took. When all requests are finished, the worker prints a digest of their output tokens instead,
+    and the run ends.
     """
     answers = os.fdopen(os.dup(1), "w")  # libraries print to standard output, too
     os.dup2(2, 1)
@@ -103,7 +103,7 @@ def work() -> None:
 
 
 class Side:
-    """A worker process that measures one of the two installations of specdec (see `work`).
+    """A worker process that runs `work` to measure one of the two installations of specdec.
 
     python: path of the installation's Python interpreter.
     """

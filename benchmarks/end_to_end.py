@@ -31,10 +31,7 @@ def arguments(description: str | None, result: str) -> argparse.ArgumentParser:
 
 
 def ways_to_sample(max_tokens: int) -> tuple[SamplingParams, SamplingParams]:
-    """Return two sets of sampling parameters: for greedy decoding, and for sampling at temperature 1.
-
-    Outputs repeat themselves less at temperature 1 than with greedy decoding.
-    """
+    """Return two sets of sampling parameters: for greedy decoding, and for sampling at temperature 1."""
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     return greedy, SamplingParams(temperature=1.0, seed=0, max_tokens=max_tokens)
 

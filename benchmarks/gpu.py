@@ -9,9 +9,8 @@ gain from drafts. With --small, "llama" has a few narrow layers, and the results
 that the script works, not how fast specdec is.
 
 One process holds an engine for each method. The engines take turns, so that other load on the machine affects all. Only
-decode steps are timed, and results are medians over the rounds. CUDA calls are counted in other steps than the timed
-ones, since the profiler slows steps down: see `count_calls`. On a CPU no calls are counted, and the counts in the
-results are null.
+decode steps are timed, and results are medians over the rounds. CUDA calls are counted in additional untimed steps,
+since the profiler slows steps down. On a CPU the counts in the results are null.
 """
 
 from __future__ import annotations
@@ -69,12 +68,12 @@ def count_calls(events: Iterable[Any], num_steps: int) -> dict[str, Any]:
     events: the profiler's events. Only calls that begin within the event named REGION count.
     num_steps: number of steps within that event.
     Returns a dict with the keys of COUNTED. All values are None if the profiler recorded no CUDA call.
-    - blocking_calls_per_step: calls that make the host wait for the GPU. These are the calls that synchronize with a
-      stream, event, device or context, such as cudaStreamSynchronize, as well as cudaMemcpy with its variants, and
-      cudaMemcpyAsync to or from pageable memory. A cudaMemcpyAsync of that kind and a cudaStreamSynchronize right after
-      it count as one call: `.item()`, `.cpu()`, `nonzero()` and `torch.tensor(..., device="cuda")` make such pairs. A
-      cudaMemcpyAsync to or from pinned memory returns at once and does not count; a later call that waits for it does.
-      cudaMalloc, cudaFree and cudaHostAlloc never count, though they may wait.
+    - blocking_calls_per_step: calls that make the host wait for the GPU. There are three kinds: synchronization with a
+      stream, event, device or context (such as cudaStreamSynchronize), synchronous copies (such as cudaMemcpy), and
+      cudaMemcpyAsync to or from pageable memory. A call of the last kind and a cudaStreamSynchronize right after it
+      count as one call; `.item()`, `.cpu()`, `nonzero()` and `torch.tensor(..., device="cuda")` make such pairs. A
+      cudaMemcpyAsync to or from pinned memory does not count, since it returns at once. cudaMalloc, cudaFree and
+      cudaHostAlloc do not count, though they may wait.
     - kernel_launches_per_step: launches of a kernel or of a CUDA graph.
     - calls_per_step: {name of the call: calls per step} of all CUDA calls. The name of a cudaMemcpyAsync includes the
       kinds of memory that it copies from and to.
@@ -180,9 +179,9 @@ def random_llama(shape: dict[str, int], device: str) -> PreTrainedModel:
 def save_head(folder: Path, shape: dict[str, int], device: str) -> None:
     """Save a random EAGLE-3 head with the tensor names of the checkpoints that EAGLE's authors published.
 
-    The head is one Llama layer whose q, k and v projections read token embedding and hidden state, concatenated. Its
-    vocabulary has every fourth token of the target model's.
-    shape: the target model's sizes (see LARGE).
+    The head is one Llama layer whose q, k and v projections read token embedding and hidden state, concatenated. The
+    head's vocabulary is every fourth token of the target model's vocabulary.
+    shape: sizes of the target model by config key, such as hidden_size and vocab_size.
     """
     layer, vocab_size = {**shape, "num_hidden_layers": 1}, shape["vocab_size"] // 4
     state = random_llama({**layer, "vocab_size": vocab_size}, device).state_dict()
@@ -218,7 +217,7 @@ def load(model: str, args: Any, folder: Path) -> dict[str, LLM]:
 def prompts_for(llm: LLM, num_prompts: int, num_tokens: int) -> list[list[int]]:
     """Return the token ids of prompts that are alternately code to edit and code to continue.
 
-    num_tokens: most tokens of a prompt.
+    num_tokens: maximum number of tokens per prompt.
     If the LLM has no tokenizer, the token ids are arbitrary.
     """
     if (tokenizer := llm.get_tokenizer()) is None:

@@ -1,9 +1,9 @@
-"""Prompts of Python code that neither the embedded model nor its drafts were trained on.
+"""Prompts of Python code that neither the embedded model nor its draft models and EAGLE heads were trained on.
 
-They are beginnings of functions from the running Python's standard library, in the modules that are listed under
-`[heldout]` in models/tiny/training/corpus.toml. A prompt begins at a top-level statement, at most 40 lines above its
-end, and ends before the first statement of the function, or after its docstring if there is one. At most two functions
-of a file are selected, by hashes of their line numbers.
+The code is from the running Python's standard library, from the modules listed under `[heldout]` in
+models/tiny/training/corpus.toml. A prompt ends where the body of a function begins; a docstring is part of the prompt.
+It starts at the earliest top-level statement among the 40 lines before its end. At most two functions of a file are
+selected, by hashes of their line numbers.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
     python benchmarks/identity.py            # writes benchmarks/results/identity.json
 
-Plain decoding completes one prompt at a time. Speculative decoding then completes all prompts as one batch, with draft
-chains and with draft trees that contain most tokens of the plain output (known_output.py). In a tree the correct branch
-comes last, so that its tokens have other KV-cache slots than in plain decoding. Plain and speculative decoding are
-compared with and without the compiled operations of specdec-kernels. At the first token that differs, the script
-records the gap between the two tokens' float32 logits: a rounding error of this size is enough to choose the other
-token.
+Plain decoding completes one prompt at a time. Speculative decoding then completes all prompts as one batch. Its drafts
+are chains or trees that contain most tokens of the plain output (known_output.py). In a tree the correct branch comes
+last, so that its tokens have other KV-cache slots than in plain decoding. Plain and speculative decoding are compared
+with and without the compiled operations of specdec-kernels.
+
+At the first position where two outputs differ, the script records the gap between the two tokens' float32 logits.
+Rounding errors as large as this gap can change which token is chosen.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
     python benchmarks/inflate.py FOLDER [--model tiny] [--times 6] [--drafts DRAFTS]
 
-Drafts then have the same acceptance rate as with the original, while a forward pass costs as much as a larger model's.
-Layer i becomes layer TIMES * i. The added layers between have random weights, but their output projections are zero, so
-they add nothing to the residual stream.
+With the copy, draft models and EAGLE heads have the same acceptance rate as with the original, while a forward pass
+costs as much as a larger model's. Layer i becomes layer TIMES * i. The layers added in between have random weights, but
+their output projections are zero, so that they add nothing to the residual stream.
 
-DRAFTS is a folder that has a subfolder of weights for each method, such as eagle3; by default it is the model's own
-folder `drafts`. Draft models and EAGLE heads are copied unchanged. EAGLE-3 heads are copied with a changed config: they
-read the same hidden states as with the original, which now come from layers with other numbers.
+DRAFTS is a folder that has a subfolder of weights for each method, such as eagle3. The default is the model's own
+folder `drafts`. Draft models and EAGLE heads are copied unchanged, except for the configs of EAGLE-3 heads: the hidden
+states that a head reads come from layers with other numbers in the copy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ DEFAULT_TIMES = 6
 
 
 def inflate(model: Path, folder: Path, times: int, drafts: Path | None = None, seed: int = 0) -> None:
-    """Write a copy of a Llama model with several times as many layers, and copies of its drafts, into `folder`.
+    """Write a copy of a Llama model with several times as many layers into `folder`.
+
+    The draft models and EAGLE heads for this model are copied, too.
 
     model: folder of the model to copy. Raises SystemExit if it is not a Llama.
     times: factor by which the number of layers grows.

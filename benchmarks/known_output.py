@@ -18,9 +18,10 @@ OUTPUTS: dict[tuple[int, ...], list[int]] = {}
 class KnownOutputConfig:
     """Options of the proposer `known_output`.
 
-    known_branches: number of random siblings that the draft tree has before each token of the known output; 0: the
-        draft is a chain.
-    known_right: probability that a token of the known output is drafted as it is, not replaced by a random token.
+    known_branches: number of random siblings before each token of the known output in a draft tree. With 0, drafts
+        are chains.
+    known_right: probability that a token of the known output is drafted unchanged. Otherwise a random token replaces
+        it.
     """
 
     known_branches: int = 0

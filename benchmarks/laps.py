@@ -74,8 +74,8 @@ def all_figures(done: dict[str, list[Lap]]) -> dict[str, Any]:
     """Summarize the laps of every peer (proposer), and compare each peer with the first one.
 
     done: {name of the peer: its Laps}.
-    Returns {name of the peer: its results}. The results are those of `figures` and, for all peers but the first, the
-    median over the laps of the ratio of this peer's time to the first peer's time. A peer without laps is left out.
+    Returns {name of the peer: its results}, without peers that have no laps. The results of a peer are the summary of
+    its laps and, unless it is the first peer, the ratio of its time to the first peer's (median over the laps).
     """
     first, laps_of_first = next(iter(done.items()), ("", []))
     found = {name: figures(laps) for name, laps in done.items() if laps}
@@ -90,9 +90,9 @@ def all_figures(done: dict[str, list[Lap]]) -> dict[str, Any]:
 
 
 def figures(laps: Sequence[Lap]) -> dict[str, Any]:
-    """Summarize one peer's laps: microseconds per request and step, and draft tokens and accepted ones per draft.
+    """Summarize one peer's laps: microseconds per request and step, and mean numbers of drafted and accepted tokens.
 
-    The time is the median over the laps of the mean time in a lap.
+    The time is the median of the laps' mean times.
     """
     parts = laps[0].us
     totals = sorted(lap.us["total"] for lap in laps)

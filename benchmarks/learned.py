@@ -1,11 +1,13 @@
-"""Measures trained drafts (draft models and EAGLE heads) end to end, with `spec-decode bench`.
+"""Measures draft models and EAGLE heads end to end, with `spec-decode bench`.
 
     python benchmarks/learned.py [--drafts DIR] [--humaneval FILE]     # writes benchmarks/results/learned.json
 
-The prompts are not in the training data. DIR has a subfolder of weights for each method, such as DIR/eagle3; by default
-the engine uses the drafts that come with the model. FILE is HumanEval's .jsonl file, or another one with the key
-`prompt`. The held-out prompts are also continued greedily by a copy of the model that generates the same tokens, but
-has several times as many layers (inflate.py). The copy shows the speed-up for a model whose forward pass costs more.
+The prompts are held-out code (heldout.py) and, if given, those in FILE: HumanEval's .jsonl file, or another one with
+the key `prompt`. None of the prompts is in the training data. DIR has a subfolder of weights for each method, such as
+DIR/eagle3. By default the engine uses the weights that come with the model.
+
+The held-out prompts are also completed greedily by a copy of the model that has several times as many layers but
+generates the same tokens (inflate.py). The copy shows the speed-up for a model whose forward pass costs more.
 """
 
 from __future__ import annotations
@@ -107,7 +109,7 @@ def arguments() -> argparse.Namespace:
 
 
 def prompt_files(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
-    """Write each set of prompts to a file in `folder`: the held-out prompts and, if FILE is given, those of HumanEval.
+    """Write each set of prompts to a file in `folder`: the held-out prompts and, with --humaneval, those of HumanEval.
 
     Returns {name of the set: file}.
     """
@@ -133,7 +135,7 @@ def targets(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
 class Setting:
     """What one row of the results measures: a target model, a set of prompts, a configuration and a temperature.
 
-    target: AS_IT_IS for the model itself, or "deep" for its copy with more layers.
+    target: AS_IT_IS for the unchanged checkpoint, or "deep" for one to which layers were added.
     prompts: name of the set of prompts.
     way: the speculative configuration.
     """
@@ -158,9 +160,10 @@ def settings(args: argparse.Namespace, prompts: Iterable[str], targets: Iterable
 
 
 def measure(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> None:
-    """Measure all settings that `record` lacks, and add a row of results to `record` for each.
+    """Measure every setting that has no row in `record` yet, and add its row.
 
-    The output file is written after every setting, since a whole run takes hours.
+    folder: where temporary files are written.
+    record: the results. It is saved after every setting, since a whole run takes hours.
     """
     bench, models, files = Bench(folder, args.runs, args.max_tokens), targets(args, folder), prompt_files(args, folder)
     done = [{key: row[key] for key in ("target", "prompts", "way", "temperature")} for row in record["rows"]]

@@ -1,7 +1,7 @@
 """Measures the method `ngram` (prompt lookup) against plain decoding.
 
     python benchmarks/ngram.py                     # writes benchmarks/results/ngram.json and ngram.png
-    python benchmarks/ngram.py --prompts FILE      # {"id", "prompt"} a line, reported beside the built-in prompts
+    python benchmarks/ngram.py --prompts FILE      # also measures the prompts of a JSONL file (keys: id, prompt)
 
 The prompts are code to edit, whose completion repeats the prompt, and code to continue. They are decoded greedily; code
 to continue is also sampled at temperature 1, where outputs repeat themselves least. Each round runs every prompt with

@@ -3,8 +3,8 @@
     python benchmarks/overview.py        # writes benchmarks/results/overview.json
 
 `spec-decode bench` runs the same prompts with and without speculation in turn, in one process. There are two sets of
-prompts. The held-out prompts (heldout.py) are code that neither the model nor its drafts were trained on. The edits
-(prompts.py) ask for a copy of some code with a change.
+prompts. The held-out prompts (heldout.py) are code that neither the model nor its draft models and EAGLE heads were
+trained on. The edits (prompts.py) ask for a copy of some code with a change.
 """
 
 from __future__ import annotations

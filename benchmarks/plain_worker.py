@@ -1,8 +1,8 @@
 """Worker process of plain.py: runs one engine.
 
-plain.py starts it as `plain_worker.py ENGINE MODEL PROMPT_TOKENS`, with the Python that has the engine installed (names
-are in ENGINES). For each line {"batch": n, "max_tokens": m} on standard input it completes n prompts of PROMPT_TOKENS
-tokens with m tokens each, and prints how many seconds this took.
+plain.py starts it as `plain_worker.py ENGINE MODEL PROMPT_TOKENS`, with the Python that has the engine installed.
+ENGINE is a key of ENGINES. For each line {"batch": n, "max_tokens": m} on standard input the worker completes a batch
+of n prompts and prints how many seconds this took. A prompt has PROMPT_TOKENS tokens, a completion has m tokens.
 """
 
 from __future__ import annotations

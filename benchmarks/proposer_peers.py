@@ -1,6 +1,6 @@
 """The common interface (`Peer`) of the proposers that proposers.py compares, and specdec's proposers wrapped in it.
 
-`Peer.step` passes the proposer the new tokens of some started requests and lets it draft once for each request. It
+`Peer.step` passes the new tokens of some requests to the proposer, lets the proposer draft once for each request, and
 returns the drafts and {phase of the step: seconds}. Only calls that an engine would make are timed. Data that an engine
 would hold in any case, such as the requests' token ids, is prepared before timing.
 """
@@ -49,7 +49,7 @@ class Peer:
     def cache(self, request: Replay) -> float:
         """Let the proposer cache the whole output of a request, and return how many seconds this took.
 
-        request: holds the prompt and the output. It is started and then finished without a step.
+        request: holds the prompt and the output. Nothing is drafted for it.
         """
         started = perf_counter()
         self.start(request)
@@ -58,7 +58,7 @@ class Peer:
         return perf_counter() - started
 
     def cached_bytes(self) -> int | None:
-        """Return the bytes of the proposer's cache of outputs, as the proposer reports them; None if it does not."""
+        """Return the size in bytes that the proposer reports for its cache of outputs; None if it reports no size."""
         return None
 
 
@@ -66,7 +66,7 @@ class Ours(Peer):
     """A specdec proposer. The timed part of a step is one call of `propose`, which includes creating the `Draft`.
 
     method: the proposer's name, such as `ngram`.
-    max_nodes: most draft tokens per request and step.
+    max_nodes: maximum number of draft tokens per request and step.
     """
 
     def __init__(self, method: str, options: dict[str, Any], max_nodes: int, max_num_seqs: int) -> None:
@@ -109,10 +109,10 @@ class Ours(Peer):
 
 
 class OursSuffix(Ours):
-    """specdec's proposer `suffix`, which is timed in three phases of a step.
+    """specdec's proposer `suffix`. Three phases of a step are timed separately.
 
-    The phases are preparing the arguments, appending tokens and drafting (what arctic-inference's two calls do), and
-    creating the `Draft`.
+    The first phase prepares the arguments. The second one appends tokens and drafts, like arctic-inference's two calls.
+    The third one creates the `Draft`.
     """
 
     @torch.inference_mode()

@@ -44,7 +44,7 @@ NUM_ALONE = 8  # requests at batch 1, one after the other
 
 
 def fill(peers: list[Peer], texts: list[np.ndarray]) -> dict[str, float]:
-    """Let each of the peers (proposers) cache the outputs of finished requests, and time it.
+    """Time how long each peer (proposer) takes to cache the outputs of finished requests.
 
     texts: token ids of each request. The first token is the prompt, the rest is the output.
     Returns {name of the peer: median microseconds per output token}.
@@ -123,7 +123,7 @@ def memory(name: str, num_cached: int) -> dict[str, float]:
 
 
 def equality(quick: int) -> dict[str, Any]:
-    """Compare the chains that the suffix proposers draft after the same tokens (see suffix_differences.py).
+    """Compare the chains that the suffix proposers draft after the same tokens.
 
     quick: divisor of the number of cached requests; above 1 for a short test of the script.
     Returns {kind of token stream: counts of equal and different drafts}.
@@ -148,7 +148,7 @@ def equality(quick: int) -> dict[str, Any]:
 def at_context(length: int, batch: int, num_laps: int) -> dict[str, Any]:
     """Measure every peer (proposer) on requests whose prompts have `length` tokens.
 
-    batch: number of requests in a step. If it is 1, several requests take turns.
+    batch: number of requests in a step. With 1, each lap takes the next one of several requests.
     num_laps: number of laps to time for each peer.
     Returns {name of the peer: its results}.
     """

@@ -1,4 +1,7 @@
-"""Write the results in benchmarks/results as tables into the Markdown documents, between their `measured` comments.
+"""Write the results in benchmarks/results into the Markdown documents, as tables.
+
+A table lies between the comments `<!-- measured: X -->` and `<!-- measured: end -->`. X is the name of a results file
+without .json, such as `ngram`. A second table of the same file adds a name, as in `learned, by position`.
 
 python benchmarks/readme.py            # rewrite the documents
 python benchmarks/readme.py --check    # exit 1 if a document differs from the results
@@ -232,7 +235,9 @@ def overview(record: dict[str, Any]) -> str:
 
 
 def headline(record: dict[str, Any]) -> str:
-    """Return the README's headline: the speed-up of EAGLE-3 for one greedy request, at temperature 1 and in a batch.
+    """Return the README's headline about the speed-up of EAGLE-3.
+
+    It has three speed-ups: for one greedy request, for one request at temperature 1, and for a greedy batch of 16.
 
     record: the results of overview.py.
     """

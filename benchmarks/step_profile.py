@@ -1,10 +1,11 @@
-"""Measures what each optimization gains on a CPU: milliseconds per step of plain decoding, adding one at a time.
+"""Measures how much each optimization speeds up the steps of plain decoding on a CPU.
 
     python benchmarks/step_profile.py
 
-A variant is an engine with some of the optimizations. Each of VARIANTS has the optimizations of the variant before it
-and one more. One process holds the engines of all variants. The engines step in turn, so that other load on the machine
-affects all. The model is the random 82M Llama of plain.py, in bfloat16.
+A variant is an engine with some of the optimizations. Each of VARIANTS has one optimization more than the variant
+before it. The result of a variant is the milliseconds per step. One process holds the engines of all variants. The
+engines step in turn, so that other load on the machine affects all. The model is the random 82M Llama of plain.py, in
+bfloat16.
 """
 
 from __future__ import annotations

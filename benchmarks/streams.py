@@ -58,8 +58,9 @@ def documents(number: int, num_tokens: int) -> list[np.ndarray]:
 
 
 def stretches(number: int, num_tokens: int) -> list[np.ndarray]:
-    """Join the token ids of all files and return `number` slices of num_tokens at even distances. They may overlap.
+    """Join the token ids of all source files, and return `number` slices of num_tokens token ids.
 
+    The slices begin at even distances and may overlap.
     Raises SystemExit if the files have fewer than num_tokens tokens in total.
     """
     everything = np.concatenate([token_ids(path) for path in source_files()])

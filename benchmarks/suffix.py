@@ -36,9 +36,9 @@ NUM_LAST = 3
 def in_a_row(figures: dict[str, Any]) -> dict[str, Any]:
     """Compare the last requests of a sequence with the first one, before which no output was cached.
 
-    Outputs differ in length, so it compares times per token. It also compares speed-ups, which do not depend on the
-    machine's current speed.
-    figures: the results of `end_to_end.measure` for the sequence.
+    Times per token are compared, since outputs differ in length. Speed-ups over plain decoding are compared, too, since
+    they do not depend on the machine's current speed.
+    figures: results of the sequence, with speeds and speed-ups of each request.
     """
     requests = list(figures["prompts"].values())
     ms = [round(1e3 / request["speculative_tokens_per_s"], 2) for request in requests]

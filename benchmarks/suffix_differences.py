@@ -38,7 +38,7 @@ def differences(
     cached: token ids of requests that are finished first, so that the proposers cache their outputs.
     online: token ids of requests that are then replayed step by step.
     prompt_tokens: how many token ids of each request are its prompt.
-    max_nodes: most tokens of a draft.
+    max_nodes: maximum number of tokens in a draft.
     options: options of the reference implementation.
     Raises SystemExit if a draft is not among those of the reference implementation.
     """

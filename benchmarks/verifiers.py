@@ -34,7 +34,7 @@ VERIFIERS = ("chosen", "rejection", "block", "traversal")
 class Shape:
     """The shape of a draft tree.
 
-    widths: number of children of each tree node, by level; the first level's parent is the request's last token.
+    widths: number of children of each node at depth 0, 1, and so on. The root, at depth 0, is the request's last token.
     with_replacement: whether siblings are sampled with replacement.
     """
 

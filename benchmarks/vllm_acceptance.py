@@ -1,14 +1,17 @@
-"""Compares the same EAGLE-3 head in specdec and vLLM: acceptance length and tokens/s of greedy chains.
+"""Compares the same EAGLE-3 head in specdec and vLLM: acceptance length and tokens/s of greedy decoding.
 
     python benchmarks/vllm_acceptance.py --vllm-python DIR/bin/python [--head FOLDER] [--dtype bfloat16]
 
-Each engine runs in its own process. The engines complete the same prompts in turn, one request at a time.
+Each engine runs in its own process. The engines complete the same prompts in turn, one request at a time. Drafts are
+chains.
 
-vLLM drafts only tokens of the head's reduced vocabulary, so specdec is compared with `eagle_context_tokens` 0. It is
-also measured with this option's default, which lets the head draft recent tokens of the request that its vocabulary
-lacks. vLLM drafts beyond the end of an output and counts these draft tokens; specdec does not. This makes vLLM's
-acceptance length about one percent lower for outputs of 128 tokens. In float32 both engines generate the same tokens;
-in bfloat16 they may differ by rounding.
+vLLM drafts only tokens of the head's reduced vocabulary. With `eagle_context_tokens` 0 specdec does the same. With this
+option's default, which is also measured, the head can draft recent tokens of the request that are not in its
+vocabulary.
+
+vLLM drafts beyond the end of an output and counts these draft tokens; specdec does not. This makes vLLM's acceptance
+length about one percent lower for outputs of 128 tokens. In float32 both engines generate the same tokens. In bfloat16
+the outputs may differ by rounding.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ class Engine:
 
     name: "specdec" or "vllm".
     python: path of a Python interpreter that has the engine installed.
-    settings: the JSON object that acceptance_worker.py describes.
+    settings: what the worker runs: the folders of model and EAGLE-3 head, the prompts, the dtype and other options.
     """
 
     def __init__(self, name: str, python: str, settings: dict[str, Any]) -> None:
@@ -80,9 +83,9 @@ def arguments() -> argparse.Namespace:
 
 
 def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Compute one engine's results.
+    """Compute one engine's acceptance length and tokens per second.
 
-    runs: the worker's answer in each round. The answers differ only in time.
+    runs: for each round, what the worker printed: seconds, outputs and counts. Only the seconds differ between rounds.
     """
     num_tokens = sum(map(len, runs[0]["outputs"]))
     counts = {name: runs[0][name] for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")}

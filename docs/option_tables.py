@@ -1,9 +1,9 @@
-"""Write the tables of options into the documents that show them, between their `options` comments.
+"""Write the tables of options into the Markdown documents that show them.
 
     python docs/option_tables.py            # rewrite the documents
     python docs/option_tables.py --check    # exit 1 if a table differs from the config classes
 
-A table follows `<!-- options: X -->`, where X is one of
+A table lies between two comments: `<!-- options: X -->` and `<!-- options: end -->`. X is one of
 
 - the name of a config class that `specdec_core` has, such as EngineConfig;
 - the kind and name of something that a plugin provides, such as `proposer ngram`;

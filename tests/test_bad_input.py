@@ -44,11 +44,9 @@ def expected() -> list[int]:
 
 @pytest.fixture
 def untouched(llm: LLM, expected: list[int]) -> Callable[[], Any]:
-    """Return a function that makes a context manager. The `with` block gives bad input to the LLM while a request is
-    running.
+    """A context manager in which tests give bad input to the LLM while a request is running.
 
-    At the end of the block, the context manager asserts that the outputs of this request and of a new one are right,
-    and that all blocks are free.
+    At its end, the outputs of this request and of a new one must be right, and all blocks must be free.
     """
 
     @contextmanager
@@ -369,7 +367,7 @@ class Counted:
 def nested(depth: int, inner: Any) -> Any:
     """Nest `inner` in lists of 9 elements, `depth` levels deep.
 
-    There are few objects, as each list holds the same object 9 times, but 9**depth values.
+    The elements of a list are the same object, so the result needs little memory.
     """
     for _ in range(depth):
         inner = [inner] * 9

@@ -46,8 +46,7 @@ def core_classes() -> Iterator[type]:
 
 
 def provided(plugins: Plugins) -> dict[str, type]:
-    """Return the config class of everything with options that the installed plugins offer. Keys are such as "proposer
-    ngram"."""
+    """Return the config classes of the installed plugins by kind and name, for example "proposer ngram"."""
     offers = [offer for plugin in plugins.listing() for offer in plugin.options]
     return {offer: option_tables.config_class(offer, plugins) for offer in offers}
 

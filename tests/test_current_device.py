@@ -204,8 +204,10 @@ def test_a_cpu_costs_nothing() -> None:
 
 
 def test_the_device_is_found_with_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """find_device("cuda") returns a device with an index, since "cuda" without one means another GPU in each thread
-    that has another current device."""
+    """find_device("cuda") returns a device with the index of the current GPU.
+
+    Without an index, "cuda" means the GPU that is current in the calling thread.
+    """
     empty = torch.empty
 
     def third_gpu(*size: int, device: Any) -> Any:

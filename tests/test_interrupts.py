@@ -88,9 +88,10 @@ def _is_ours(path: str) -> bool:
 def _places(code: CodeType) -> frozenset[int]:
     """Return the offsets of the bytecode instructions before which Python handles signals.
 
-    Python handles them after calls, at the starts of functions and at the ends of loops. An instruction is left out if
-    its exception handler is not that of the call before it (as where a `with` block ends in `return f()`), because a
-    real interrupt would reach the other handler.
+    Python handles signals after calls, at the starts of functions and at the ends of loops.
+
+    An offset is left out if an exception raised there would reach another handler than a real interrupt. This happens
+    where a `with` block ends in `return f()`.
     """
     instructions = list(dis.get_instructions(code))
     handlers = {
@@ -114,7 +115,8 @@ def _places(code: CodeType) -> frozenset[int]:
 def generate(llm: LLM, tracer: Tracer, is_second: bool) -> None:
     """Generate while the tracer raises KeyboardInterrupt, and catch it.
 
-    is_second: first raise a KeyboardInterrupt in the third step of the first request, and start the tracer there.
+    is_second: whether the tracer starts after a first KeyboardInterrupt, raised during the first request. If not, the
+        tracer starts at once.
     """
 
     def interrupt(logits: torch.Tensor, token_ids: Any) -> torch.Tensor:
@@ -142,9 +144,9 @@ CASES = [(method, is_second) for is_second in (True, False) for method in METHOD
 def test_interrupts_wherever_they_come(method: str, is_second: bool, expected: list) -> None:
     """After an interrupt at any point, later outputs are right, no request is left, and all blocks are free.
 
-    The test raises interrupts at evenly spaced points at which Python handles signals: anywhere in the call, or only
-    after a first interrupt (is_second). Nightly runs use every point after a first interrupt, and more of the points in
-    the whole call.
+    The test interrupts at evenly spaced points; nightly runs use more of them.
+
+    is_second: interrupt only at points after a first interrupt.
     """
     llm = make_llm(METHODS[method])
     tokens_of(llm)
@@ -264,8 +266,7 @@ def test_a_request_that_never_reached_the_queue_is_ended() -> None:
 
 
 def test_several_are_cancelled_though_an_interrupt_comes(interrupted: Callable[..., LLM]) -> None:
-    """Cancelling five requests cancels all of them, even if an interrupt comes while the first of the two running ones
-    is finished."""
+    """Cancelling several requests cancels all of them, even if an interrupt comes while one of them is finished."""
     llm = interrupted("finish abort")
     ids = [llm.engine.add_request([1, i], PARAMS) for i in range(5)]
     llm.engine.step()

@@ -55,7 +55,7 @@ def with_llm(scenario: Callable[[AsyncLLM], Awaitable[None]], **settings: Any) -
     closed AsyncLLM.
 
     scenario: an async function that takes the AsyncLLM.
-    settings: keywords of AsyncLLM.
+    settings: keyword arguments of AsyncLLM.
     """
     llm = AsyncLLM("tiny", **{**SETTINGS, **settings})
 
@@ -102,8 +102,7 @@ def test_generators_that_run_at_once_are_one_batch(expected: list) -> None:
 
 
 def test_one_after_the_other_and_in_between(expected: list) -> None:
-    """Outputs are right for requests that follow each other, with the engine's thread ending in between, and for
-    requests that run at the same time."""
+    """Outputs are right for requests one after another, and for requests at the same time."""
 
     async def scenario(llm: AsyncLLM) -> None:
         for prompt, output in zip(PROMPTS[:2], expected, strict=False):
@@ -206,7 +205,7 @@ class NoOptions:
 class Failing(Proposer):
     """A proposer that drafts nothing.
 
-    failures: how many times `propose` still raises an error. It does so only while a request has 30 or more tokens.
+    failures: how many more calls of `propose` raise an error. Only calls with a request of 30 or more tokens do.
     """
 
     failures = 0

@@ -1,4 +1,4 @@
-"""Completions: several for one prompt, why each stops, which tokens its text then includes, and metrics."""
+"""Completions: several for one prompt, their finish reasons, stop tokens in their text, and metrics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tokenizer(plain: LLM) -> Any:
 
 @pytest.fixture(scope="module")
 def whole(plain: LLM) -> list[CompletionOutput]:
-    """Greedy completions that nothing ends before max_tokens, so that tests can stop inside them."""
+    """Greedy completions of max_tokens tokens, with the end-of-sequence token ignored."""
     return [output.outputs[0] for output in plain.generate(PROMPTS, evolve(GREEDY, ignore_eos=True))]
 
 
@@ -157,8 +157,10 @@ def test_of_two_stop_strings_the_one_that_begins_first_counts(plain: LLM, specul
     ids=str,
 )
 def test_the_end_of_sequence(plain: LLM, speculating: LLM, tokenizer: Any, params: dict, ending: str) -> None:
-    """The output's token ids include the end-of-sequence token. Its text does so only with skip_special_tokens=False
-    and include_stop_str_in_output=True."""
+    """The output's token ids include the end-of-sequence token.
+
+    The text includes this token only with skip_special_tokens=False and include_stop_str_in_output=True.
+    """
     found = in_all_ways(plain, speculating, PROMPTS[0], SamplingParams(temperature=0.0, max_tokens=48, **params))
     assert (found.finish_reason, found.stop_reason) == ("stop", None)
     assert found.token_ids[-1] == tokenizer.eos_token_id
@@ -210,8 +212,7 @@ def test_figures_of_a_request_and_of_the_engine_agree() -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 17])
 def test_prompt_tokens_are_told_from_decoded_ones(plain: LLM, num_tokens: int) -> None:
-    """All prompt tokens count as prefill tokens, and no prompt token counts as a decode step, even if the last of 17
-    tokens is a prefill chunk by itself."""
+    """Every prompt token counts as a prefill token, even if the last one is a prefill chunk by itself."""
     llm = LLM("tiny", skip_tokenizer_init=True, max_num_batched_tokens=16, max_model_len=64)
     llm.engine.add_request(list(range(5, 5 + num_tokens)), SamplingParams(max_tokens=4, ignore_eos=True))
     reports = []

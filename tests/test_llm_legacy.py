@@ -1,4 +1,5 @@
-"""The speculation keywords of vLLM up to 0.6 still work. A warning shows the speculative_config that replaces them."""
+"""The keyword arguments for speculation in vLLM up to 0.6 still work. A warning shows the speculative_config that
+replaces them."""
 
 from __future__ import annotations
 

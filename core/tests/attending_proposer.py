@@ -1,5 +1,4 @@
-"""A test proposer with an attention layer and a KV cache of its own, whose KV-cache blocks the prefix cache can
-reuse."""
+"""A test proposer with an attention layer and a KV cache of its own. It supports prefix caching."""
 
 from __future__ import annotations
 
@@ -9,9 +8,10 @@ from specdec_core import Draft, DraftTree, KVLayout, Plan, Proposer
 class Attending(Proposer):
     """Drafts a flat tree: the tokens that score highest after one layer of attention, all children of the root.
 
-    The key and value in KV-cache slot i depend on tokens i and i + 1, as in EAGLE. The token after the root (the
-    request's last token) is not known yet, so the root's slot is a scratch slot: it is overwritten later. The weights
-    are random and large, so that reading a wrong slot changes the draft.
+    The key and value in KV-cache slot i depend on tokens i and i + 1, as in EAGLE. The root is the request's last
+    token. Its slot is a scratch slot, because the token after the root is not known yet.
+
+    The weights are random and large, so that reading a wrong slot changes the draft.
     """
 
     WIDTH = 16

@@ -1,5 +1,5 @@
-"""Paged attention in plain torch that reads only the device tensors of an AttentionPlan, as a kernel does, and two
-variants with deliberate bugs."""
+"""Paged attention in plain torch, and two variants with deliberate bugs. Like kernels, these functions read only the
+device tensors of an AttentionPlan."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def fit_p_value(draws: torch.Tensor, weights: torch.Tensor, min_expected: float 
     """Return the p-value of a chi-square test that random draws follow the given weights.
 
     draws: int64 [n], outcomes from 0 to k - 1. weights: [k], not normalized.
-    min_expected: outcomes that are expected less often are counted together.
+    min_expected: all outcomes with a lower expected count are merged into one.
     """
     expected = weights.double() / weights.double().sum() * draws.numel()
     observed = torch.bincount(draws, minlength=weights.numel()).double()

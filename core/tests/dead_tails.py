@@ -1,4 +1,4 @@
-"""Appends dead (padding) nodes to drafts, as drafts made on a GPU have them."""
+"""Appends dead (padding) nodes to drafts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from specdec_core.contracts.draft import DEAD, Draft
 
 
 def with_dead_tails(draft: Draft, num_nodes: Sequence[int]) -> Draft:
-    """Return the draft with dead (padding) nodes appended to each request i, until it has num_nodes[i] nodes.
+    """Append dead (padding) nodes to a batch of drafts, so that the draft of request i has num_nodes[i] nodes.
 
-    The tokens, the scores and the rows of `q` of these nodes are arbitrary.
+    The token, the score and the row of `q` of a dead node are arbitrary.
     """
     counts = [max(n, most) for n, most in zip(draft.num_nodes_per_request, num_nodes, strict=True)]
     requests = np.repeat(np.arange(draft.batch_size), counts)

@@ -31,9 +31,9 @@ def uniform(n: int, vocab: int = 1000) -> torch.Tensor:
 
 
 def target_tokens(weights: torch.Tensor, seeds: Sequence[int], position: int = 17) -> torch.Tensor:
-    """Draw one token per seed from weights [vocab], or [n, vocab] with a row per seed.
+    """Draw one token per seed. weights: [vocab], or [n, vocab] with a row per seed.
 
-    position: index of the last known token in its request, a part of the key of each random draw.
+    position: index of each request's last known token.
     """
     n = len(seeds)
     weights = weights.expand(n, -1) if weights.dim() == 1 else weights

@@ -35,7 +35,7 @@ def joined(drafts: list[Draft]) -> Draft:
 
 @frozen
 class NoiseOf:
-    """A random source for drafting one request alone. It draws the same noise that the request has in its batch.
+    """A random source to draft for one request alone, with the same random draws as in the batch.
 
     random: the batch's random source. request: index of the request in the batch.
     """
@@ -50,11 +50,12 @@ class NoiseOf:
 
 
 def joint_error(verifier: Any, models: Sequence[tuple[Model, Model]], shapes: Sequence[Shape]) -> float:
-    """Return the largest error in the joint probability of two requests' output sequences, over all random draws.
+    """Return the largest error in the joint probability of two requests' output sequences.
 
-    models: (target, draft model) of each request. shapes: the draft tree of each request. An output sequence is one
-    token longer than its draft tree is deep; tokens that the verifier does not emit are sampled from the target. The
-    error is the difference from the product of the target's probabilities.
+    models: (target, draft model) of each request. shapes: the shape of each request's draft tree.
+
+    All random draws are enumerated. The correct joint probability is the product of each sequence's probability under
+    its target. A sequence has depth + 1 tokens. If the verifier emits fewer, the rest is sampled from the target.
     """
     emitted: dict[tuple[History, ...], float] = {}
 

@@ -119,11 +119,10 @@ def target_logits(target: Model, draft: Draft) -> torch.Tensor:
 
 @frozen
 class Emitted:
-    """Exact results of a verifier over all outcomes of the random draws for drafting and verification.
+    """The error and the acceptance of a verifier, computed exactly over all random draws of drafting and verification.
 
-    error: the largest difference between an output sequence's probability and its probability under the target. A
-        sequence is one token longer than the draft tree is deep. Tokens that the verifier does not emit are sampled
-        from the target.
+    error: the largest difference between an output sequence's probability and its probability under the target. Each
+        sequence has depth + 1 tokens. If the verifier emits fewer, the rest is sampled from the target.
     num_accepted: the expected number of accepted draft tokens.
     """
 

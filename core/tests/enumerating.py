@@ -14,10 +14,9 @@ Result = TypeVar("Result")
 
 
 class Split(Exception):  # noqa: N818
-    """Raised by a random draw if the known interval of its noise allows several outcomes.
+    """Raised by a random draw that has several possible outcomes.
 
-    `enumerate_outcomes` then divides the interval at `point` and calls its function once with each part. key:
-    identifies the draw.
+    key: identifies the draw. point: the noise value that separates the first possible outcome from the others.
     """
 
     def __init__(self, key: Hashable, point: float) -> None:
@@ -26,11 +25,13 @@ class Split(Exception):  # noqa: N818
 
 @define
 class EnumeratingRandom:
-    """A random source for exact enumeration. Of each draw's noise, a number in [0, 1), it knows only an interval.
+    """A random source for exact enumeration. The noise of a draw is an interval in [0, 1) instead of a number.
 
-    A draw returns the token at which the cumulative weights exceed the noise. If the interval allows several tokens, it
-    raises Split. Draws with the same key (stream, request, node or depth) share their noise, as in the engine's random
-    source, so a verifier that uses one draw twice gives wrong probabilities.
+    A draw returns the token at which the cumulative weights exceed the noise. If several tokens are possible, it raises
+    Split.
+
+    Draws with the same key (stream, request, node or depth) share their noise, as in the engine. So a verifier that
+    uses one draw twice gives wrong probabilities.
     """
 
     intervals: dict[Hashable, tuple[float, float]] = field(factory=dict)

@@ -119,9 +119,9 @@ class Sampling(Proposer):
 
 
 class Fading(Sampling):
-    """Samples a chain of draft tokens, which ends early if no follower of its last token is known.
+    """Samples a chain of draft tokens. The chain ends early after a token that no token has followed yet.
 
-    As on a GPU, a draft always has max_draft_tokens nodes: those after the end of the chain are dead (padding).
+    Shorter chains are padded with dead nodes to max_draft_tokens.
     """
 
     def propose(self, batch):
@@ -237,8 +237,7 @@ class Feeling(Proposer):
 
 
 class Addressing(Branching):
-    """Drafts like Branching. It also has a KV cache of its own and asks for its slot addresses, but never writes or
-    reads it."""
+    """Drafts like Branching. Reads slot addresses of a KV cache of its own, but never writes to this cache."""
 
     def propose(self, batch):
         roots = batch.root_positions.tolist()

@@ -1,5 +1,4 @@
-"""A naive KV manager, compared with the real one in tests: it keeps the contents of each request's KV-cache slots in
-Python lists.
+"""A naive KV manager that tests compare with the real one. It keeps each request's KV cache in Python lists.
 
 Every write uses a new value. `assert_matches` reads the committed slots back through the real manager's `metadata` and
 `cache`, so it detects any slot that was lost, moved wrongly, aliased or shared.
@@ -132,11 +131,10 @@ class NaiveKV:
     def run(self, passes: Sequence[Pass], *, commit: bool = True, observe: bool = True) -> list[Pass]:
         """Simulate a forward pass: reserve KV-cache slots, then write keys and values of known and draft tokens.
 
-        commit: also accept each request's `path`.
-        observe: after the commit, also write keys and values of the known and accepted tokens to the cache groups that
-            keep no entries of draft tokens, as a draft model does.
+        commit: whether the nodes of each entry's `path` are then accepted.
+        observe: whether, after the commit, the draft model's keys and values of known and accepted tokens are written.
 
-        Returns the entries of `passes` for which enough blocks were free; the others are skipped.
+        Entries of `passes` for which too few blocks are free are skipped. Returns the others.
         """
         passes = [p for p in passes if self._reserve_for(p)]
         for group, layout in enumerate(LAYOUTS):
@@ -196,9 +194,9 @@ class NaiveKV:
 
 
 def _fill(values: torch.Tensor, layer: int, shape: Sequence[int]) -> torch.Tensor:
-    """Return keys or values to write for n tokens, all numbers different: float32 [n, *shape].
+    """Return keys or values for n tokens, float32 [n, *shape], in which no two numbers are equal.
 
-    values: a number for each token, which no other write uses. layer: index of the layer in its cache group.
+    values: a unique number for each token. layer: index of the layer in its cache group.
     """
     pattern = torch.arange(torch.Size(shape).numel()).view(1, *shape) / 64 + layer / 4
     return values.view(-1, *(1 for _ in shape)).to(torch.float32) + pattern

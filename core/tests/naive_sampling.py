@@ -12,10 +12,10 @@ from specdec_core import DraftTree, SamplingParams
 
 
 def histories(known: Sequence[int], tree: DraftTree) -> list[list[int] | None]:
-    """Return the tokens that precede the prediction of each row of logits: the root's row, then one row per tree node.
+    """Return the token history of each row of logits. The first row is the root's; each tree node has one more row.
 
-    They are the known tokens (prompt and output) and the draft tokens on the path to the node, including its own token.
-    Dead (padding) nodes and their descendants get None.
+    A history consists of the known tokens (prompt and output) and the draft tokens on the path down to the node, the
+    node included. It is None for dead (padding) nodes and their descendants.
     """
     found: list[list[int] | None] = [list(known)]
     for token, parent in zip(*tree, strict=True):
@@ -59,7 +59,7 @@ def naive_logits(
 
 
 def naive_probs(values: Sequence[float], params: SamplingParams) -> list[float]:
-    """Return the sampling probabilities for one row from naive_logits, which must have at least one finite value."""
+    """Return the sampling probabilities of one row. values: the row from naive_logits, not all infinite."""
     if params.is_greedy:
         best = values.index(max(values))
         return [float(token == best) for token in range(len(values))]

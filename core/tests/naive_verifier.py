@@ -23,11 +23,13 @@ def is_bad(row: torch.Tensor) -> bool:
 
 
 def walk(logits: torch.Tensor, tree: DraftTree, root_row: int, draw: Callable[[torch.Tensor, int], int]) -> list | None:
-    """Verify one draft tree. Return a list of (index of a row of logits, token drawn from that row).
+    """Verify one draft tree. Return a list of (row, token) for the root and each accepted node, in order.
 
-    The rows are those of the root and of the accepted nodes, in order. Returns None if the accepted path reaches a row
-    with NaN, with +inf, or with only -inf. root_row: index of the root's row. draw: called with a row of logits and its
-    node's depth, returns a token.
+    row: index of the node's row of logits. token: drawn from this row.
+    Returns None if the accepted path reaches a row with NaN, with +inf, or with only -inf.
+
+    root_row: index of the root's row.
+    draw: function that draws a token from a row of logits, given the row and the node's depth.
     """
     node, path = -1, []
     while True:
@@ -118,8 +120,8 @@ def cases(draw: st.DrawFn) -> tuple[torch.Tensor, Draft]:
 class SmallestHash:
     """A random source that puts the tokens in a random order and draws the first one whose weight is positive.
 
-    The order depends only on request and depth, and the draw only on which weights are positive. So rounding of the
-    weights changes no draw.
+    The order depends on the request and the depth. The sizes of the weights do not matter, so their rounding changes no
+    draw.
     """
 
     def __init__(self, num_requests: int, max_depth: int, vocab: int, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Whether the tests run as `make test-all`, which adds the tests marked `nightly` and runs others on more requests."""
+"""Whether the tests run as `make test-all`. This adds the tests marked `nightly`, and more requests in other tests."""
 
 from __future__ import annotations
 

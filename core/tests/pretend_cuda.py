@@ -58,8 +58,7 @@ class PretendCuda(TorchFunctionMode):
 
 
 def run(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run a torch function on the CPU, and wrap the result tensors in OnCuda if a real run returned them on the CUDA
-    device."""
+    """Run a torch function on the CPU. Wraps in OnCuda the result tensors that torch would put on a CUDA device."""
     if function in get_default_nowrap_functions():
         return _plainly(function, args, kwargs)
     leaves = tree_leaves((args, kwargs))

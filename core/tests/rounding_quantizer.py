@@ -1,4 +1,4 @@
-"""A quantization method for tests that needs no package: it rounds every weight."""
+"""A quantization method for tests. It rounds every weight, and needs no package."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Each token of an AttentionPlan is in exactly one of its segments (rectangles of query rows and keys), with its
-request's keys."""
+"""The segments of an AttentionPlan. Every query token is in exactly one segment, together with its request's keys."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ REQUESTS = st.lists(
 
 
 def plan_of(requests: list[tuple[int, int]], num_padding: int, padding: Padding) -> AttentionPlan:
-    """Return a plan for requests without draft trees, whose KV-cache block numbers descend.
+    """Return a plan for requests without draft trees. The numbers in the block tables descend.
 
     requests: (number of cached tokens, number of query tokens) of each. num_padding: number of padding tokens at the
     end.

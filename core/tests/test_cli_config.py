@@ -136,7 +136,7 @@ def test_keys_that_an_error_mentions(message, keys):
 
 @pytest.mark.parametrize("command", ["check", "generate"])
 def test_help_ends_with_the_keys(command):
-    """The help lists each key of the engine and of speculative_config that has no command-line option of its own."""
+    """The help lists the keys of the engine and of speculative_config, except those with a command-line option."""
     result = CliRunner().invoke(cli.main, [command, "--help"])
     assert result.exit_code == 0
     _, engine, speculation = re.split(r"\nKeys for --(?:engine|set)[^\n]*:\n", result.stdout)

@@ -22,8 +22,7 @@ SUMMARY = r"^\d+ tokens in \d+\.\d\d s, \d+\.\d tokens/s"
 
 @pytest.fixture
 def generate(checkpoint, bigram_site, monkeypatch):
-    """Return a function that runs the command in this process, with the random model in float32 unless its arguments
-    name others."""
+    """Return a function that runs the command in this process. The default model is the random one, in float32."""
     monkeypatch.syspath_prepend(bigram_site)
     monkeypatch.delenv("SPECDEC_DISABLE", raising=False)
 

@@ -79,7 +79,7 @@ class Unfinished(Failing):
 
 
 class Without:
-    """A proposer without `close`, which does not subclass Proposer."""
+    """A proposer that has no method `close` and does not subclass Proposer."""
 
     def __init__(self, config: Any, context: Any) -> None:
         self.start = self.observe = self.reset = lambda *_: None
@@ -262,8 +262,7 @@ def test_async(folder: Path) -> None:
 
 
 def test_async_that_is_dropped(folder: Path) -> None:
-    """An AsyncLLM without references is closed, although its proposer keeps requests whose callbacks refer to the
-    AsyncLLM."""
+    """A dropped AsyncLLM is closed, even if its proposer keeps old requests, which refer to the AsyncLLM."""
 
     async def run() -> Any:
         llm = AsyncLLM(folder, **settings("diary"))

@@ -26,8 +26,7 @@ SHAPES = {
 
 @frozen
 class Deep(Shape):
-    """A draft tree's shape that reports depth 3, the largest depth of a combined tree, so that all output sequences
-    have equal length."""
+    """A shape whose depth is always 3, as combined trees have at most 3 levels. So all outputs are equally long."""
 
     @property
     def depth(self) -> int:
@@ -39,8 +38,8 @@ def deep(shape: Shape) -> Deep:
 
 
 def combined(most: int, *trees: DraftTree) -> Any:
-    """Return a function that samples a draft like `draw` and combines it with the fixed `trees` into one of at most
-    `most` nodes."""
+    """Return a function that samples a draft and combines it with the fixed `trees`. most: the largest number of nodes
+    of the combined draft."""
 
     def step(shape: Shape, q: Model, random: RandomSource) -> Draft:
         chosen = [Draft.from_trees([tree]) for tree in trees]
@@ -69,7 +68,7 @@ def test_lossless(rule: Any, shape: Shape, most: int) -> None:
 
 
 def test_sampled_nodes_that_go_for_others_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dropping the last sampled node if its token is 1, a deliberate bug, biases the output."""
+    """A deliberate bug biases the output: the last sampled node is dropped if its token is 1."""
 
     def hang_on(self: Any, other: DraftTree, most: int) -> None:
         if self.token_ids[-1] == 1:

@@ -1,5 +1,4 @@
-"""Config classes of the engine and of speculative decoding: their keys, the class that a key belongs to, and their
-hashes."""
+"""The config classes of the engine and of speculative decoding: their keys and their hashes."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ most = 2
 
 @pytest.fixture(scope="module")
 def load_text(tmp_path_factory):
-    """Return a function that writes `content` to a file with the given suffix and loads this config file."""
+    """Return a function that writes text to a config file with a given suffix and loads the file."""
     folder = tmp_path_factory.mktemp("config")
 
     def load(suffix, content):

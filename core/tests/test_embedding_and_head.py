@@ -146,8 +146,7 @@ def test_raw_ends_are_without_what_the_family_adds(family: tuple[str, Path], dty
 def test_raw_ends_that_are_scaled_are_noticed(
     end: str, family: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """check_raw detects an `embed` or `output_head` that ignores raw=True, for each model family that scales the
-    embedding or the logits."""
+    """check_raw detects an `embed` or `output_head` that ignores raw=True."""
     name = family[0]
     original = getattr(Model, end)
     monkeypatch.setattr(Model, end, lambda self, given, raw=False: original(self, given))

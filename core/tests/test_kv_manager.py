@@ -79,7 +79,7 @@ class PagedMachine(RuleBasedStateMachine):
 
     @rule(request_id=st.sampled_from([*IDS, "new"]))
     def reserve_too_much(self, request_id: str) -> None:
-        """A failing reservation changes nothing, as the invariant `matches` checks after this step."""
+        """A reservation that fails changes nothing. The invariant `matches` checks this."""
         blocks = self.naive.num_free + 1
         if request_id in self.naive.requests:
             blocks += self.naive.requests[request_id].owned_blocks
@@ -294,8 +294,7 @@ def test_cache_of_a_group_is_not_shared_with_another() -> None:
 
 
 def test_slots_past_what_a_request_owns_are_refused() -> None:
-    """Asking for KV-cache slots past a request's own blocks raises CapacityError. In a batch they would belong to
-    another request."""
+    """Asking for KV-cache slots past a request's own blocks raises CapacityError."""
     manager = paged(8, 4)
     manager.add_group(LAYOUTS[0])
     manager.admit("a", np.arange(5), "", ())

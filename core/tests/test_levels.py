@@ -1,4 +1,4 @@
-"""Draft trees grown in levels of a fixed size, padded with dead entries, equal draft trees grown without padding."""
+"""Draft trees are the same whether or not each level is padded with dead entries to a fixed size."""
 
 from __future__ import annotations
 

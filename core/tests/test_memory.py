@@ -49,7 +49,7 @@ def test_enough_for_the_largest_batch(plan):
 
 
 def test_memory_limits(plan):
-    """If memory is the limit, the KV cache on a CPU gets by default a quarter of the memory left after the weights."""
+    """On a CPU, the KV cache gets by default a quarter of the memory left after the weights."""
     found = plan(MIB, target_weight_bytes=MIB // 2, max_num_seqs=1000)
     assert (found.kv_budget_bytes, found.limited_by) == (MIB // 8, "memory")
     assert found.num_blocks == MIB // 8 // (16 * 512)

@@ -1,4 +1,4 @@
-"""Descriptions of config options, read from the fields of core's classes and of other classes."""
+"""Descriptions of config options, read from the fields of config classes."""
 
 from __future__ import annotations
 

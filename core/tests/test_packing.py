@@ -114,8 +114,8 @@ CALLS = st.lists(st.tuples(st.sampled_from(["left", "right", "third"]), st.integ
 @settings(deadline=None, max_examples=50)
 @given(calls=CALLS)
 def test_a_group_computes_right_however_it_is_called(calls: list) -> None:
-    """Linear layers that are computed as one matrix product give the right results when called in any order, some left
-    out, with several inputs whose values may change between two calls."""
+    """Linear layers that are computed as one matrix product give the right results for any sequence of calls. Between
+    two calls an input may change in place."""
     original, inputs = Branches(), list(torch.randn(3, 4, 32))
     model = packed(original, inputs[0])
     last: tuple[str, int] | None = None
@@ -199,7 +199,7 @@ class Doubled(nn.Linear):
 
 
 class Coded(torch.Tensor):
-    """A subclass of Tensor, as the quantized weight of a plain nn.Linear is. Such a layer must not be packed."""
+    """A weight of a Tensor subclass, like a quantized weight. An nn.Linear with this weight must not be packed."""
 
 
 def with_coded_weight() -> nn.Linear:

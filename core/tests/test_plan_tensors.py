@@ -210,8 +210,7 @@ def test_chains_and_prefill_have_no_bits(parents: tuple[int, ...]) -> None:
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_a_level_of_a_draft(data: Any) -> None:
-    """The ancestor bits are right in a draft model's forward pass over nodes of one depth, whose ancestors are in the
-    KV cache from earlier forward passes."""
+    """The ancestor bits are right if a draft model computes one level of a tree, with all ancestors in the KV cache."""
     block_size, batch = 4, data.draw(st.integers(1, 4))
     firsts = [data.draw(st.integers(0, 60)) for _ in range(batch)]  # the nodes' first slots
     before = [data.draw(st.integers(1, 90)) for _ in range(batch)]  # nodes of earlier levels

@@ -1,4 +1,4 @@
-"""Logprobs are computed from logits on a (pretend) GPU and from a verdict, a verifier's result, on the host."""
+"""Logprobs are the same whether the logits are on the CPU or on a (pretend) GPU."""
 
 from __future__ import annotations
 

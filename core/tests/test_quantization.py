@@ -73,7 +73,7 @@ def test_a_name_that_is_not_the_checkpoint_s(quantized: Path, rounding: list[str
 def test_whatever_a_method_lacks_here_is_a_config_error(checkpoint: Path, method: str) -> None:
     """A quantization method runs, or raises ConfigError if a package, hardware, option or calibration is missing.
 
-    If the dry run raises, loading raises the same error.
+    If `dry_run` raises an error, loading raises the same one.
     """
     said = refusal(dry_run, checkpoint, quantization=method)
     at_load = refusal(lambda: tokens(LLM(checkpoint, quantization=method)))

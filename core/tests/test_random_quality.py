@@ -42,7 +42,7 @@ def over_positions_categorical() -> torch.Tensor:
 
 
 def over_nodes_bernoulli() -> torch.Tensor:
-    """Return Bernoulli draws at neighboring tree nodes. Each three draws form one outcome from 0 to 7."""
+    """Return Bernoulli draws at neighboring tree nodes. Every three draws are combined into one number from 0 to 7."""
     bits = source([3], [41]).bernoulli(torch.full((3 * N,), 0.5), Stream.ACCEPT, zeros(3 * N), ids(3 * N))
     return (bits.view(N, 3).long() * torch.tensor([1, 2, 4])).sum(1)
 

@@ -152,8 +152,7 @@ def test_draws_follow_the_weights(draw: Callable[..., torch.Tensor], weights: li
 def test_draws_follow_the_weights_of_any_vocabulary(
     vocab: int, chunk: int, num_chunks: int, dtype: torch.dtype
 ) -> None:
-    """Draws follow the weights. The tokens of large vocabularies are counted in 32 bins: first every 32nd token in one
-    bin, then neighboring tokens."""
+    """Draws follow the weights. The tokens of large vocabularies are counted in 32 bins."""
     weights = torch.rand(vocab, generator=torch.Generator().manual_seed(vocab), dtype=dtype)
     drawn = torch.cat([target_tokens(weights, range(i * chunk, (i + 1) * chunk)) for i in range(num_chunks)])
     assert int(drawn.min()) >= 0

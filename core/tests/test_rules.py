@@ -59,7 +59,7 @@ class Ruled:
 
 
 def cool_the_newest(logits: torch.Tensor, token_ids: np.ndarray) -> torch.Tensor:
-    """A logits processor that lowers the logit of the last token, so its result depends on the order of the tokens."""
+    """A logits processor that lowers the logit of the most recent token. So its result depends on the token order."""
     logits = logits.clone()
     logits[token_ids[-1]] -= 0.25 * len(token_ids)
     return logits
@@ -152,7 +152,7 @@ def test_chains_are_trees(batch: list[Ruled], seed: int) -> None:
 
 
 def many(**asked: Any) -> list[Ruled]:
-    """Return two requests with the sampling parameters `asked`, in which prompt, output and draft tree share tokens."""
+    """Return two requests whose prompt, output and draft tree share tokens. asked: their sampling parameters."""
     params = SamplingParams(**asked)
     tree = DraftTree([1, 2, 1, 3, 3, 2, 1], [-1, -1, 0, 1, 2, -2, 4])
     return [Ruled(params, [5, 6, 1], [7, 2, 8], tree, [[1, 4], [8, 2, 3], [2, 8, 1, 1], [1, 1, 5]]) for _ in range(2)]
@@ -227,8 +227,8 @@ def test_a_row_that_is_not_finite_fails_whatever_hides_it(
 
 
 def test_a_processor_that_fails_fails_its_own_rows() -> None:
-    """If a logits processor raises on some rows of logits, only those rows fail. The error message is kept if the
-    root's row is one of them."""
+    """If a logits processor raises on some rows of logits, only those rows fail. The error message is kept only for
+    the root's row."""
 
     def careless(logits: torch.Tensor, token_ids: np.ndarray) -> torch.Tensor:
         if token_ids[-1] == 3:

@@ -99,7 +99,6 @@ def test_a_plain_step_has_no_more_operations(llm: LLM, monkeypatch: pytest.Monke
 
 
 def test_parameters_pay_for_themselves_alone(llm: LLM) -> None:
-    """The operations that two sampling parameters together add to a plain decode step are at most the sum of what each
-    adds alone."""
+    """Two sampling parameters together add no more operations than the sum of what each adds alone."""
     plain, bias, penalty = (len(decode_step(llm, **asked)) for asked in ({}, ASKED[6], ASKED[3]))
     assert len(decode_step(llm, **ASKED[6], **ASKED[3])) <= bias + penalty - plain

@@ -40,7 +40,7 @@ def draft_of(seed: int, num_changes: int) -> Draft:
 def check(draft: Draft) -> bool:
     """Return whether the check on the device finds the draft invalid.
 
-    Asserts that the check on the host agrees, and that the draft returned for further use has no invalid ids.
+    Asserts that the check on the host agrees, and that an invalid draft is replaced by one without invalid ids.
     """
     safe, flag = SafeDrafts(VOCAB).of(draft)
     assert (flag.dtype, flag.shape) == (torch.bool, ())
@@ -77,8 +77,7 @@ def test_many_are_right_and_many_are_wrong() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_nothing_is_waited_for(seed: int) -> None:
-    """The check on the device reads no tensor values and makes no shapes that depend on values. On the meta device
-    either would raise."""
+    """The host never waits for a tensor value from the device. On the meta device, reading a value would raise."""
     draft = draft_of(seed, seed % 3)
     if draft.num_nodes:
         safe, flag = SafeDrafts(VOCAB).of(draft.to(META))

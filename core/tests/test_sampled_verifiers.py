@@ -83,8 +83,8 @@ def test_extreme_distributions(rule: Any, kind: str) -> None:
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
-    """Hypothesis strategy for trees of up to 4 nodes and 3 levels, some nodes dead (padding), sampled siblings before
-    deterministic ones."""
+    """Hypothesis strategy for trees of up to 4 nodes and 3 levels. Some nodes are dead (padding). Sampled siblings come
+    before deterministic ones."""
     depths: list[int] = []
     parents: list[int] = []
     tokens: list[int | None] = []
@@ -163,8 +163,8 @@ def test_earlier_siblings_that_are_not_taken_out_are_noticed(rule: Any, monkeypa
 def test_the_known_wrong_traversal_rule_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error in a public implementation of traversal verification biases the output.
 
-    After a draft token is rejected, the acceptance probability of the path to its parent is set to the sum of the
-    target's residual, at most 1. This sum must be normalized.
+    After a rejection, the path to the parent gets a new acceptance probability. The implementation wrongly takes the
+    unnormalized sum of the target's residual, clamped to 1.
     """
     right = traversal._State.refuse
 

@@ -114,7 +114,6 @@ def test_samples_have_seeds_of_their_own(seed: int, n: int) -> None:
 
 
 def test_the_mixed_seed_never_changes() -> None:
-    """A seed must give the same output in later versions. So the seeds of a request's n samples, derived from it, are
-    fixed."""
+    """The seeds of a request's n samples must not change between versions, so that outputs can be reproduced."""
     seeds = [SamplingParams(n=3, seed=7).of_sample(index).seed for index in range(3)]
     assert seeds == [7, 4595731978703777594, 61001066745621607]

@@ -49,11 +49,11 @@ def request_of(name: str = "any", num_tokens: int = 5) -> Any:
 
 
 def stopped_draft(tree: TokenTree, level: float, node: float) -> Callable[[Shape, Model, RandomSource], Draft]:
-    """Return a function that samples a draft with adaptive length, for a request whose unlikely draft tokens were
-    rejected so far.
+    """Return a function that samples a draft with adaptive length. Its attribute `drawn` lists all its drafts.
 
-    tree: the shape of a draft that is not stopped early. level, node: draft_level_cost and draft_node_cost. The
-    returned function appends each draft to its attribute `drawn`.
+    tree: the shape of a draft that does not stop early. level: draft_level_cost. node: draft_node_cost.
+
+    In the acceptance statistics, earlier draft tokens with a probability above 0.5 were accepted.
     """
 
     def draw(shape: Shape, q: Model, random: RandomSource) -> Draft:
@@ -108,8 +108,7 @@ def test_sampled_drafts_that_stop_by_their_tokens_are_lossless(rule, tree, monke
 
 @pytest.mark.parametrize(("rule", "tree"), CASES)
 def test_a_stop_by_a_nodes_own_token_is_noticed(rule, tree, monkeypatch):
-    """A deliberate bug biases the output: finished drafts lose unlikely sampled tokens. Only tokens picked
-    deterministically may be dropped by their own probability."""
+    """A deliberate bug biases the output: sampled draft tokens are dropped because they are unlikely."""
     of = Nodes.of
 
     def all_chosen(draft: Draft) -> Nodes:
@@ -237,8 +236,7 @@ def test_dead_nodes_are_not_learned_from():
 
 
 class Simulated:
-    """A request in a simulation. The draft model gives each of its draft tokens the probability `claim`; the caller of
-    `step` sets their acceptance rate."""
+    """A simulated request. claim: the draft model's probability of each draft token."""
 
     def __init__(self, stop: DraftStop, budget: int = 6, claim: float = 0.9, seed: int = 0) -> None:
         self.stop, self.budget, self.request = stop, budget, request_of()
@@ -345,8 +343,7 @@ def test_drafts_of_one_node_are_measured_too():
 
 @pytest.mark.parametrize(("level_s", "num_levels"), [(0.9, 4), (1.5, 4), (2.5, 0)])
 def test_requests_share_the_cost_of_a_level(level_s, num_levels):
-    """Three requests share the cost of a draft level: all go on drafting if a level takes less time than one forward
-    pass of the target."""
+    """Three requests share the time of a draft level. They draft if a level takes less time than the target."""
     stop = DraftStop(DraftStopConfig(adaptive_draft_length=True), 3, forwards_roots=True)
     requests = [request_of(name) for name in "abc"]
     for request in requests:

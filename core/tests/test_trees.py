@@ -30,7 +30,7 @@ SHAPES = [
 
 
 def logits_after(request: int, path: Path) -> torch.Tensor:
-    """Return the draft model's logits after the draft tokens of a path, which are different for every path."""
+    """Return the draft model's logits after the draft tokens of a path. No two paths have the same logits."""
     generator = torch.Generator().manual_seed(hash((request, path)) % 2**31)
     return 2 * torch.randn(VOCAB, generator=generator)
 
@@ -46,10 +46,10 @@ def levels(*, of_fixed_size: bool) -> Iterator[None]:
 
 
 def grown(grower: TreeGrower, num_requests: int, model: Callable[[int, Path], torch.Tensor] = logits_after) -> Draft:
-    """Grow a draft tree, and check on each level that its parents and ancestors lead to the right path.
+    """Grow a draft tree. Asserts that the parents and ancestors of each level's entries are right.
 
-    model: returns logits for a request's index and the draft tokens on a path. After a dead (padding) entry it is not
-    called: the logits are extreme or NaN there, so that a tree that grows below the entry is detected.
+    model: returns logits, given a request's index and the draft tokens on a path. For dead (padding) entries the logits
+    are extreme or NaN instead, to detect nodes below a dead entry.
     """
     entries: list[tuple[int, Path]] = [(b, ()) for b in grower.roots]
     by_number: list[dict[int, int]] = [{} for _ in range(num_requests)]

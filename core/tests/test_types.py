@@ -55,9 +55,9 @@ MAKERS: dict[str, Callable[[Any], Draft]] = {
 
 
 class Downloads(TorchFunctionMode):
-    """A context manager that counts reads of tensor values from the meta device, as copies from a device to the host.
+    """A context manager that counts copies from the device to the host. The meta device stands in for a GPU.
 
-    data: pairs of a meta tensor and a host tensor. Reading the first returns the values of the second.
+    data: pairs of a meta tensor and a host tensor with its values.
     """
 
     READ = (torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.__bool__)

@@ -51,8 +51,10 @@ def test_the_choice(draft: Draft, auto: str, named: str) -> None:
 
 @pytest.mark.parametrize("name", ["auto", "rejection", "block", "traversal", "typical"])
 def test_what_others_draft_changes_no_tokens(name: str) -> None:
-    """Whatever other requests in the batch draft, a request without a draft gets the tokens of plain decoding. If no
-    verifier is named, so does a request with a deterministic (not sampled) draft."""
+    """The drafts of other requests in a batch do not change the tokens of a request without a draft.
+
+    With the verifier "auto" this also holds for a request with a deterministic (not sampled) draft.
+    """
     check_that_others_do_not_matter(name, [[1], []] if name == "auto" else [[], []])
 
 
@@ -120,8 +122,7 @@ class Lenient:
 
 
 def test_a_lossy_verifier_does_not_decide_on_greedy_requests() -> None:
-    """A lossy verifier does not verify greedy requests, even in a batch with requests that sample. A request that never
-    drafts counts as lossless."""
+    """A lossy verifier does not verify greedy requests, even in a batch with requests that sample."""
     plugins = Plugins.load()
     plugins.verifier = lambda name: VerifierSpec(name, Lenient, 1, lossless=False)  # type: ignore[method-assign]
     rule = Verification(plugins, SpeculativeConfig(method="mine", num_speculative_tokens=2, verifier="lenient"))

@@ -60,8 +60,7 @@ def largest_error(verifier: Any, target: Target, tree: DraftTree, vocab: int) ->
     """Return the largest difference between an output sequence's exact probability and its probability under the
     target.
 
-    A sequence is one token longer than the draft tree is deep. Tokens that the verifier does not emit are sampled from
-    the target.
+    Each sequence has depth + 1 tokens. If the verifier emits fewer, the rest is sampled from the target.
     """
     draft = Draft.from_trees([tree])
     logits = target_logits(target, tree)

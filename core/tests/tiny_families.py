@@ -36,7 +36,7 @@ LATENT = {
 def tiny_model(model_type: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
     """Return a tiny random model of a transformers model type. Its biases and norm weights are random too.
 
-    options: fields of its configuration.
+    options: fields of the transformers config.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 

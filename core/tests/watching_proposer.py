@@ -1,4 +1,4 @@
-"""A test plugin: its method `watching` drafts nothing and records the target's hidden states that it receives."""
+"""A test plugin with the proposer `watching`, which drafts nothing and records the target's hidden states."""
 
 from __future__ import annotations
 

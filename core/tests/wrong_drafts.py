@@ -17,8 +17,7 @@ VOCAB, MOST = 6, 7
 def random_draft(rng: np.random.Generator) -> Draft:
     """Return a batch of chains or trees with dead (padding), deterministic and sampled nodes.
 
-    The draft probabilities `q` are missing, or cover all tokens, a part of the vocabulary (q_to_target), or other
-    tokens in each row (q_ids).
+    The draft probabilities `q` are missing, dense, over a part of the vocabulary (q_to_target), or sparse (q_ids).
     """
     is_chain, with_replacement = bool(rng.integers(2)), bool(rng.integers(2))
     kind = rng.choice(["none", "dense", "mapped", "sparse"])

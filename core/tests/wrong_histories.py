@@ -1,4 +1,4 @@
-"""Deliberate bugs in computing the tokens before a row of logits (its history), which tests must detect."""
+"""Deliberate bugs in the history of a row of logits (the tokens before it). Tests must detect each bug."""
 
 from __future__ import annotations
 

@@ -59,8 +59,7 @@ class Pass:
         return self.query, self.keys, self.values, self.plan
 
     def slots(self, request: int, places: list[int]) -> torch.Tensor:
-        """Return the rows of `keys` and `values` that hold these slots of a request. places: the slots, counted within
-        the request."""
+        """Map KV-cache slots of a request, counted within the request, to rows of `keys` and `values`."""
         metadata, local = self.plan.metadata, torch.tensor(places)
         size = metadata.block_size
         return metadata.block_tables[request, local // size] * size + local % size

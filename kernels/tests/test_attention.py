@@ -54,8 +54,6 @@ def test_it_agrees_with_the_reference(dtype: torch.dtype, data: Any, wanted: dic
 @settings(max_examples=12, deadline=None)
 @given(data=st.data(), wanted=features())
 def test_a_token_gets_the_bits_that_it_gets_when_decoded_alone(dtype: torch.dtype, data: Any, wanted: dict) -> None:
-    """Each token of a batch, whether in a prefill chunk or in a branch of a tree, gets the same bits as when it is
-    decoded alone after the same tokens, in other KV-cache slots and in blocks of another size."""
     made = data.draw(passes(dtype))
     wanted = with_sinks(wanted, made)
     together = attention(*made.features, 0.3, **wanted)

@@ -75,9 +75,7 @@ def _round(numbers, output):
 
 
 def test_float32_is_rounded_to_bfloat16_as_torch_does_it() -> None:
-    """float32 numbers are rounded to the same bfloat16 as by torch. Tested are all values of the upper 16 bits,
-    infinities, subnormals and NaN among them, each with lower 16 bits around the middle between two bfloat16 numbers.
-    """
+    """Tests all values of the upper 16 bits of a float32, including infinities, subnormals and NaN."""
     upper = np.arange(2**16, dtype=np.uint32) << np.uint32(16)
     lower = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=np.uint32)
     numbers = torch.from_numpy((upper[:, None] | lower).flatten().view(np.float32))

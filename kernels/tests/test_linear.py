@@ -81,8 +81,6 @@ def test_what_is_not_finite_stays_in_its_row(dtype: torch.dtype, poison: float) 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_what_it_cannot_do_is_left_to_the_reference(dtype: torch.dtype) -> None:
-    """For float64, float16 and bfloat16 with an odd number of inputs, pack_linear gives the result of the reference
-    implementation. The kernel multiplies bfloat16 inputs in pairs."""
     weight, rows = normal(0, 8, 7, dtype=dtype), normal(1, 3, 7, dtype=dtype)
     found, expected = (ops["pack_linear"](weight, None) for ops in (OPS, REFERENCE))
     assert (found is None) == (expected is None)

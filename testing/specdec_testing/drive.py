@@ -183,8 +183,8 @@ def _build_context(num_speculative_tokens: int, state: Any) -> BuildContext:
 
 
 def _observe(proposer: Proposer, requests: Sequence[RequestView]) -> None:
-    """Call `observe` as the engine does after it has prefilled all tokens but each request's last one, only without
-    hidden states. Requests with a single token are left out, because none of their tokens was prefilled."""
+    """Call `observe` for all tokens but each request's last one, as the engine does after the prefill. There are no
+    hidden states. Requests with a single token are left out."""
     seen = [request for request in requests if len(request.token_ids) > 1]
     if not seen:
         return

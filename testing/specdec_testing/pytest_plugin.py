@@ -1,5 +1,5 @@
-"""The pytest plugin of the conformance kit: its command-line options and fixtures, and the skips for which a
-conformance class gives a reason.
+"""The pytest plugin of the conformance kit. It adds command-line options and fixtures, and skips the tests that a
+conformance class names in `skips`.
 
 pytest imports this module at every start, through an entry point, so it imports nothing heavy.
 """
@@ -54,7 +54,7 @@ def specdec_targets(tmp_path_factory: pytest.TempPathFactory) -> Targets:
 def specdec_situations(
     request: pytest.FixtureRequest, specdec_targets: Targets, tmp_path_factory: pytest.TempPathFactory
 ) -> Situations:
-    """The engine runs with the proposer that a conformance class checks. The tests of that class share them."""
+    """Engine runs with the proposer that a conformance class checks. The tests of that class share them."""
     from specdec_testing.conformance.situations import Situations
 
     subject = request.cls.subject(request.config)

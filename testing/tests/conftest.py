@@ -1,4 +1,4 @@
-"""Inverts one kit test for each broken proposer: the test that must detect its fault counts as passed if it fails."""
+"""Inverts a kit test for each broken proposer: the test that must detect the fault counts as passed if it fails."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_llm(target: Path) -> Callable[..., LLM]:
     """Return a function that makes an LLM with the tiny target model.
 
-    The function takes a speculative_config (None: plain decoding), and keywords of LLM that replace those in SETTINGS.
+    The function takes a speculative_config (None: plain decoding), and keyword arguments of LLM, which override
+    SETTINGS.
     """
 
     def make(speculative_config: dict[str, Any] | None = None, **keywords: Any) -> LLM:

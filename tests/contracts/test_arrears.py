@@ -46,11 +46,10 @@ def pages(llm: Any, prompts: list[list[int]] = PROMPTS) -> list[Page]:
 
 
 def assert_alike(found: list[Page], expected: list[Page]) -> None:
-    """Assert that two records of the same requests hold equal tokens and hidden states, up to the end of the shorter
-    one.
+    """Assert that in two runs the proposer observed equal tokens and hidden states of each request.
 
-    Lengths may differ: the last tokens of a request are never observed if drafting is turned off at the end of its
-    output.
+    Only the tokens that were observed in both runs are compared. A proposer never observes a request's last tokens if
+    drafting is turned off for them.
     """
     for one, other in zip(found, expected, strict=True):
         common = min(len(one.token_ids), len(other.token_ids))
@@ -61,9 +60,9 @@ def assert_alike(found: list[Page], expected: list[Page]) -> None:
 
 
 def phases(seed: int) -> Callable[[Any], bool]:
-    """Return a random function that takes a request and returns whether drafting is turned off for it.
+    """Return a function that takes a request and returns whether drafting is turned off for it.
 
-    It returns True for 60% of the lengths that each request can have.
+    For each request, drafting is turned off at a random 60% of all sequence lengths.
     """
     rng = np.random.default_rng(seed)
     plan = rng.random((len(PROMPTS), 64)) < 0.6
@@ -138,10 +137,9 @@ def test_at_the_bound_a_chunk_is_observed_if_it_pays(ledger_llm: Any, generate: 
 
 
 def test_at_the_bound_it_is_dropped_if_it_does_not_pay(ledger_llm: Any, generate: Any) -> None:
-    """If too many hidden states are kept, and observing those of a request costs more than it gains, the engine drops
-    them.
+    """If too many hidden states are stored, the engine drops those that are not worth observing.
 
-    The proposer is then not asked to draft for that request again.
+    The proposer is then not asked to draft for their requests again.
     """
     llm = ledger_llm()
     observer, lost = observer_of(llm), []

@@ -1,6 +1,6 @@
-"""Drafts with dead (padding) nodes, or with draft probabilities `q` of only a few tokens per row (sparse).
+"""Drafts with dead (padding) nodes, and drafts whose `q` holds the probabilities of only a few tokens per row (sparse).
 
-The engine either reads these drafts on the host, or only checks them on their device.
+In some tests the engine validates drafts on the host, in others on their device.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run(target: Path, method: str | None, patch: pytest.MonkeyPatch, *, is_read:
     """Generate for four requests until all are finished; return outputs, step reports and drafts.
 
     method: name of the draft method; None: plain decoding.
-    is_read: True: the engine reads drafts on the host. False: it only checks them on their device.
+    is_read: whether the engine validates drafts on the host (True) or on their device (False).
     options: sampling parameters, and the name of the `verifier`.
     """
     verifier = options.pop("verifier", "auto")

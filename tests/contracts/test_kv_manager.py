@@ -128,7 +128,8 @@ def test_preempted_requests_are_admitted_again(strict: Any, make_llm: Any, gener
 
 
 def test_a_stop_within_a_draft(strict: Any, generate: Any) -> None:
-    """Output ends at a stop token inside an accepted draft, although `advance` also counts the tokens behind it."""
+    """Output ends at a stop token inside an accepted draft, although `advance` also counts the draft tokens after the
+    stop token."""
     llm = strict()
     (expected,) = generate(llm, PROMPTS[:1], GREEDY)
     stops = [SamplingParams(temperature=0, max_tokens=40, stop_token_ids=[token]) for token in set(expected)]

@@ -1,5 +1,7 @@
-"""Attention calls from a proposer's own layers: for selected query rows only, with sliding windows, softcaps or sinks,
-and `store`, which writes keys and values without computing attention."""
+"""Attention in a proposer's own layers: sliding windows, softcaps, sinks, and outputs for selected query rows only.
+
+Also tested: `store`, which writes keys and values without computing attention.
+"""
 
 from __future__ import annotations
 

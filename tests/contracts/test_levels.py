@@ -119,11 +119,11 @@ class Levels(Proposer):
         return grow(tree, torch.stack([logits_after(text) for text in texts]), forward)
 
     def _check(self, outputs: torch.Tensor, histories: list[list[int]]) -> None:
-        """Compare each output [HEADS, DIM] with attention over its token's history, and record a message for each
-        difference.
+        """Compare attention outputs with a direct computation, and record a message for each difference.
 
-        histories: the token ids up to and including each output's token; empty for a dead (padding) entry, which is
-            skipped.
+        outputs: [n, HEADS, DIM].
+        histories: for each output, the token ids up to its own token; empty for a dead (padding) entry, which
+            is skipped.
         """
         window = min((n for n in (self.config.window, self.config.pass_window) if n), default=0)
         for found, history in zip(outputs, histories, strict=True):
@@ -197,8 +197,7 @@ def test_nodes_see_their_history(
 def test_windows_count_ancestors(
     window: int | None, pass_window: int | None, has_kernels: bool, target: Any, monkeypatch: Patch
 ) -> None:
-    """In a draft tree, a sliding window counts a token's ancestors. It does not count the KV-cache slots of other
-    branches that lie between them."""
+    """A sliding window in a draft tree skips the KV-cache slots of other branches."""
     assert not run(target, has_kernels=has_kernels, window=window, pass_window=pass_window).faults
 
 
@@ -217,8 +216,7 @@ def dead_entries_are_stored_nowhere(patch: Patch) -> None:
 
 
 def dead_entries_come_first(patch: Patch) -> None:
-    """A deliberate fault: dead (padding) entries of a tree level take the slots in which the next level looks for its
-    ancestors."""
+    """A deliberate fault: dead (padding) entries come first in a tree level instead of last."""
     level_of = StaticTree._level
 
     def reversed_(self: Any, *args: Any) -> Level:

@@ -1,4 +1,4 @@
-"""Operations from a plugin in a real engine: an attention that uses only the device tensors of an `AttentionPlan`."""
+"""Engines run operations from a plugin. The plugin's attention uses only the device tensors of an `AttentionPlan`."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ class GuessConfig:
 
 
 class Guess(Proposer):
-    """A proposer that drafts the right continuation with some wrong tokens in it. Its trees also have wrong branches
-    and dead (padding) nodes."""
+    """A proposer whose drafts contain the right continuation, with some tokens replaced by random ones.
+
+    Its trees also have random branches and dead (padding) nodes.
+    """
 
     def __init__(self, config: GuessConfig, context: Any) -> None:
         self.config, self.vocab_size, self.device = config, context.target.vocab_size, context.device
@@ -90,7 +92,7 @@ GUESS = ProposerSpec(
 
 
 class Used:
-    """A callable operation that counts its calls and passes them on to a function, by default an attention function."""
+    """A callable that counts its calls and forwards each call to a function, by default an attention function."""
 
     def __init__(self, function: Callable[..., Any] = attention_by_bits) -> None:
         self.function, self.num_calls = function, 0
@@ -102,10 +104,9 @@ class Used:
 
 @pytest.fixture
 def offering(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plugins]:
-    """Return a function that takes OpsSpecs and returns plugins that offer them.
+    """Return a function that takes any number of OpsSpecs and loads one plugin for each, for the device "cpu" only.
 
-    Each spec gets a plugin module of its own, whose hook `specdec_ops` returns the spec for the device "cpu" and None
-    for others. The installed plugins are there as well, except `kernels`.
+    It also loads the proposer GUESS and the installed plugins except `kernels`.
     """
 
     def load(*offered: Any) -> Plugins:
@@ -269,9 +270,6 @@ def test_a_fault_is_noticed(fault: Any, llama: Path, plain: list, offering: Any)
     "features", [{}, {"window": 3}, {"softcap": 0.7}, {"sinks": torch.linspace(-1, 2, 4)}], ids=str
 )
 def test_each_call_agrees_with_the_reference(features: dict, llama: Path, plain: list, offering: Any) -> None:
-    """In an engine that drafts trees, every attention call returns what core's reference returns, with each attention
-    feature."""
-
     num_words: set[int] = set()
 
     def both(query: Any, keys: Any, values: Any, plan: AttentionPlan, scaling: float, **given: Any) -> Any:
@@ -324,8 +322,8 @@ CONTEXT = OpsContext(torch.device("cpu"), torch.float32, KVLayout(2, 1, 64, 64, 
 
 
 def test_features_are_told_apart(offering: Any) -> None:
-    """Two plugins can share the attention of one model. Here one plugin takes the calls without features, and the other
-    those with a sliding window. Core's reference takes all other calls."""
+    """Two plugins can share the attention of one model. One computes plain attention, the other attention with a
+    sliding window. Core's reference computes the rest, such as attention with a softcap."""
     whole, windowed = Used(lambda *args, **features: "whole"), Used(lambda *args, **features: "windowed")
     plugins = offering(
         OpsSpec(1, {"paged_attention": whole}, lambda name, context: not context.features),

@@ -1,5 +1,5 @@
-"""A proposer's `build` reuses what its `plan` has loaded: no checkpoint file of a draft is read twice, and vocabularies
-are compared only once."""
+"""A proposer's `build` reuses what `plan` has loaded: no checkpoint file is read twice, and vocabularies are compared
+only once."""
 
 from __future__ import annotations
 
@@ -29,10 +29,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6)
 
 
 def count_reads(patch: Patch, folder: Path) -> Counter[str]:
-    """Patch the functions that read checkpoints so that they count reads, and return the counter.
-
-    Its keys are file names in the folder, its values how often each file was opened since this call.
-    """
+    """Count the reads of each checkpoint file in a folder from now on. Returns the counter, by file name."""
     reads: Counter[str] = Counter()
     for holder, name in ((checkpoint_module, "safe_open"), (torch, "load"), (Path, "read_text")):
         original = getattr(holder, name)

@@ -56,8 +56,7 @@ BARE = ProposerSpec(
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
-    """The folder of a target that scales its input embeddings and caps its logits, and its embedding matrix [VOCAB,
-    HIDDEN]."""
+    """The folder of a Gemma 2 target with a logit softcap, and the target's embedding matrix [VOCAB, HIDDEN]."""
     folder = tmp_path_factory.mktemp("gemma")
     torch.manual_seed(0)
     config = Gemma2Config(

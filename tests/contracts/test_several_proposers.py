@@ -87,11 +87,11 @@ class KnowingConfig:
 
 
 class Knowing(Proposer):
-    """A proposer that knows the right outputs of half of the requests, and drafts wrong tokens for the others.
+    """A proposer that drafts right tokens for half of the requests, and wrong tokens for the others.
 
-    It knows a request if the parity of the prompt's last token id is that in the config.
+    The tokens are right if the last token id of the prompt has the parity given in the config.
 
-    text: plain decoding's output of each request, by the last token id of its prompt.
+    text: the outputs of plain decoding. Keys are the prompts' last token ids.
     """
 
     text: ClassVar[dict[int, list[int]]] = {}
@@ -169,10 +169,7 @@ def sampled(i: int) -> SamplingParams:
 
 
 def one_sampled(i: int) -> SamplingParams:
-    """Return sampling parameters for request i: request 0 samples, all others are greedy.
-
-    So the batch has exactly one sampled tree, which must stay whole when drafts are combined.
-    """
+    """Return sampling parameters for request i: request 0 samples, all others are greedy."""
     return greedy(i) if i else sampled(i)
 
 
@@ -216,8 +213,10 @@ def loses_the_other(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) ->
 
 @pytest.mark.parametrize("fault", [None, loses_one, loses_the_other])
 def test_both_are_drafted_and_accepted(fault: Any, accepted_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Together, two proposers that know different requests get far more draft tokens accepted than either alone, unless
-    a fault drops one of their drafts."""
+    """Two proposers that know different requests get far more draft tokens accepted together than either alone.
+
+    Negative control: a fault drops the drafts of one proposer.
+    """
     if fault is not None:
         monkeypatch.setattr(speculation, "combine_drafts", fault)
     alone = [accepted_of(EVEN_CONFIG), accepted_of(ODD_CONFIG)]

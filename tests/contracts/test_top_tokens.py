@@ -1,5 +1,7 @@
-"""The top tokens after each root (the request's last token) and after each draft token, as a proposer observes them,
-equal those of transformers."""
+"""The top tokens that a proposer observes equal those of transformers.
+
+Top tokens are observed after each root (the request's last token) and after each draft token.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,10 @@ def reference(target: Path) -> Callable[[list[int]], torch.Tensor]:
 
 
 def check(make_llm: Any, reference: Any, chunk: int) -> int:
-    """Generate with a proposer that observes top tokens, and compare them with those of transformers. Returns the
-    number of draft tokens compared.
+    """Generate with a proposer that observes top tokens, and compare these with the top tokens of transformers.
 
-    reference: the fixture `reference`.
     chunk: the engine's max_num_batched_tokens.
+    Returns the number of draft tokens compared.
     """
     config = {"method": "ledger", "num_speculative_tokens": 2, "top_tokens": 3}
     llm = make_llm(config, plugins=Offered(LEDGER), max_num_batched_tokens=chunk)

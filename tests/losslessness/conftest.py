@@ -50,7 +50,7 @@ def _make_llm(model_dir: Path, method: str | None, *, options: dict[str, Any] | 
 
     method: the draft method; None: plain decoding.
     options: the method's own keys of speculative_config.
-    kw: keywords of LLM.
+    kw: keyword arguments of LLM.
     """
     from specdec_core import LLM
 
@@ -164,8 +164,8 @@ def prompts(target: Any) -> list[list[int]]:
 
 @pytest.fixture(scope="session")
 def references(target: Any, prompts: list[list[int]]) -> list[list[int]]:
-    """The greedy continuation of each prompt by transformers. In none of them are the two top logits so close that
-    rounding could swap the tokens."""
+    """Greedy continuations of the prompts by transformers. The two highest logits are never so close that rounding
+    could swap them."""
     found = [reference.greedy(target, prompt, reference.NUM_TOKENS) for prompt in prompts]
     assert min(r.margin for r in found) > 2e-5, "a near tie: choose other prompts"
     return [r.token_ids for r in found]

@@ -32,8 +32,10 @@ class DenseDraft:
 
     @torch.inference_mode()
     def read(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Run the target over all tokens of a request, and keep the hidden states. As attention is causal, their first
-        n rows are also those of the first n tokens alone."""
+        """Run the target over all tokens of a request, and keep the hidden states.
+
+        Attention is causal, so each row depends only on its own token and earlier ones.
+        """
         states = self.target(torch.tensor([list(token_ids)]), output_hidden_states=True, use_cache=False).hidden_states
         self.features[request_id] = torch.cat([states[i][0] for i in (1, 2, -1)], dim=-1).double()
 
@@ -82,12 +84,12 @@ class DenseDraft:
     ) -> torch.Tensor:
         """Compute the draft layer's output [hidden] at a node (draft token), or at the root (-1).
 
-        The layer runs over a sequence of only the observed tokens and the node's ancestors, so that no sibling can be
-        attended to.
+        The layer's input holds only the observed tokens and the path to the node, so no sibling is attended to.
 
-        tokens, fused: token ids of the observed tokens, and the features (from the target's hidden states) that enter
-            the layer with them.
-        drafted, shape: token ids and parents of the nodes.
+        tokens: ids of the observed tokens.
+        fused: the layer's input features for the observed tokens, made from the target's hidden states.
+        drafted: token ids of the nodes.
+        shape: parents of the nodes.
         outputs: the layer's outputs computed so far, by node.
         """
         path = []

@@ -1,6 +1,6 @@
 """Computes from scratch what the method `draft_model` must draft.
 
-transformers runs the draft model without a KV cache, for each draft token over all tokens before it.
+For each draft token, transformers runs the draft model over the whole sequence, without a KV cache.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Reader:
 def reader(model_dir: Path, window: int | None) -> Reader:
     """Return the Reader of a draft model with a sliding window (None: the model's own attention).
 
-    All tests share these Readers, since they ask for the logits after the same token sequences.
+    Readers are cached, since many tests need the logits of the same token sequences.
     """
     model = reference.load(model_dir)
     return Reader(model if window is None else with_window(model, window))
@@ -77,8 +77,8 @@ class DraftModelFromScratch:
     """A callable that takes a recorded draft and returns the draft that the proposer should have made.
 
     shape: the shape of the draft tree.
-    is_sampled: draft tokens are sampled if the temperature is above 0. The recorded tokens are then not recomputed,
-        only their probabilities.
+    is_sampled: whether draft tokens are sampled at temperatures above 0. Sampled tokens are copied from the recorded
+        draft, and only their probabilities are computed.
     words: how the vocabularies of target and draft model correspond; None: they are equal.
     window: how many positions each token attends to; None: all.
     """

@@ -34,8 +34,8 @@ class EagleFromScratch:
     taps: indices of the target's hidden states in transformers that the draft head reads. [-1] means EAGLE, others
         EAGLE-3.
     shape: the shape of static trees; None: trees are dynamic, with top_k and depth.
-    is_sampled: draft tokens are sampled if the temperature is above 0. The recorded tokens are then not recomputed,
-        only their probabilities.
+    is_sampled: whether draft tokens are sampled at temperatures above 0. Sampled tokens are copied from the recorded
+        draft, and only their probabilities are computed.
     context_tokens: how many tokens outside the draft head's vocabulary can also be drafted. These are the latest such
         tokens in the request's text. If not 0, draft probabilities are over the target's vocabulary.
     window: how many positions each token attends to; None: all.
@@ -179,5 +179,6 @@ def _inner_paths(drafted: Drafted) -> list[Path_]:
 
 
 def _nudged(next_log_probs: Callable[[Path_], dict[int, float]], amount: float, path: Path_) -> dict[int, float]:
-    """Return the log-probs of the token after a path, each raised or lowered by `amount`. Raised ones are at most 0."""
+    """Return the log-probs of the token after a path: some raised by `amount` (to at most 0), the others lowered by
+    `amount`."""
     return {token: min(0.0, p + amount * (-1) ** (token + sum(path))) for token, p in next_log_probs(path).items()}

@@ -1,7 +1,6 @@
 """Test cases for sampling parameters.
 
-Their values are chosen from the outputs that a model generates without these parameters, so that each one changes the
-outputs.
+Each parameter's value is chosen from outputs generated without the parameter, so that the value changes the outputs.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Case:
     """One test case: sampling parameters whose effect on the output is tested.
 
     asked: the parameters under test.
-    without: the parameters of the run to compare with, in which those under test have no effect.
+    without: the parameters of the run to compare with.
     """
 
     asked: dict[str, Any]

@@ -135,8 +135,8 @@ class Probe(Proposer):
     ) -> torch.Tensor:
         """Run the draft tokens (nodes) of one tree level through the draft layer.
 
-        A request's node j (counted from 0) is written to the j-th KV-cache slot behind the observed ones. It attends to
-        the observed slots and to its ancestors. If a request has no nodes in this level, it writes to no slot.
+        A request's nodes are written, in order, to the KV-cache slots after the observed tokens. Each node attends
+        to the observed tokens and to its ancestors.
         """
         roots = np.array([len(request.token_ids) - 1 for request in batch.requests])
         counts = np.bincount(level.requests, minlength=len(roots))

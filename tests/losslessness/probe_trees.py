@@ -9,8 +9,10 @@ MOST_NODES, MOST_DEPTH = 12, 5
 
 
 def shape_of(seed: int, root_position: int) -> list[int]:
-    """Return the parents of a random tree's nodes (-1: the root), level by level, siblings side by side. The list is
-    empty for a tenth of all arguments."""
+    """Return the parents of a random tree's nodes (-1: the root), level by level, siblings side by side.
+
+    One tree in ten is empty.
+    """
     rng = np.random.default_rng([seed % 2**64, root_position])
     num_nodes = 0 if rng.random() < 0.1 else int(rng.integers(1, MOST_NODES + 1))
     parents: list[int] = []

@@ -158,11 +158,12 @@ def grow_chain(
 def grow_tree(
     rng: np.random.Generator, num_nodes: int, right: Sequence[int], vocab_size: int, correct: float
 ) -> DraftTree:
-    """Make a random draft tree that may contain the right path, down to a random depth. Wrong tokens, duplicate
-    siblings and dead (padding) nodes surround it.
+    """Make a random draft tree that may contain the right path, down to a random depth.
+
+    The other nodes are wrong tokens, duplicate siblings and dead (padding) nodes.
 
     right: the tokens that the target will generate.
-    correct: the chance that the tree contains the right path.
+    correct: the probability that the tree contains the right path.
     """
     tokens: list[int] = []
     parents: list[int] = []
@@ -188,7 +189,7 @@ def grow_tree(
 
 
 def with_dead_tail(rng: np.random.Generator, tree: DraftTree, num_nodes: int, vocab_size: int) -> DraftTree:
-    """Pad a tree to num_nodes with dead (padding) nodes. The parent of some of these is the dead node before them."""
+    """Pad a tree to num_nodes with dead (padding) nodes. Some of these are children of other dead nodes."""
     length = len(tree.token_ids)
     hanging = [i - 1 if i > length and rng.random() < 0.3 else DEAD for i in range(length, num_nodes)]
     more = rng.integers(vocab_size, size=len(hanging)).tolist()
@@ -196,9 +197,9 @@ def with_dead_tail(rng: np.random.Generator, tree: DraftTree, num_nodes: int, vo
 
 
 def salted(tree: DraftTree, token: int, right: Sequence[int]) -> DraftTree:
-    """Return the tree with one token replaced by `token`: the last one whose replacement does not change `num_right`.
+    """Replace one token of a tree by `token`, without changing how many tokens of `right` form a path from the root.
 
-    If there is none, the tree is returned unchanged.
+    The last node for which this is possible is changed. If there is no such node, the tree is returned unchanged.
     """
     for node in reversed(range(len(tree.token_ids))):
         changed = DraftTree([*tree.token_ids[:node], token, *tree.token_ids[node + 1 :]], tree.parents)

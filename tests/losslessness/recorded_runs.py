@@ -1,5 +1,5 @@
-"""Engine runs that cover all that can happen to drafts: prompts are split into chunks, drafts are rejected or accepted
-in part or in full, and requests are preempted or cancelled."""
+"""Engine runs that cover all that can happen to a request under speculation: chunked prefill, drafts that are rejected
+or accepted in part or in full, preemption and cancellation."""
 
 from __future__ import annotations
 
@@ -66,8 +66,10 @@ class Outcome:
 
 
 def with_common_beginnings(asked: list[Asked]) -> list[Asked]:
-    """Return the requests with new prompts. Each begins with one of three prefixes; prompts diverge within a block or
-    at its end."""
+    """Return the requests with new prompts, each of which begins with one of three prefixes.
+
+    Prompts with the same prefix diverge within a KV block or at a block's end.
+    """
     beginnings = reference.prompts(VOCAB_SIZE, [12, 16, 17], seed=5)
     return [
         attrs.evolve(request, prompt=[*beginnings[i % 3], *request.prompt[: 1 + i % 9]])
@@ -76,8 +78,7 @@ def with_common_beginnings(asked: list[Asked]) -> list[Asked]:
 
 
 def off_now_and_then(request: Any) -> bool:
-    """Return whether drafting is turned off for a request: true at a third of the request's lengths. To be passed to
-    `run` as is_off."""
+    """Return whether drafting is turned off for a request: at a third of all sequence lengths."""
     is_off: bool = (request.num_tokens // 3 + request.seed) % 3 == 0
     return is_off
 
@@ -151,7 +152,7 @@ def plain_outputs(model_dir: Path, asked: list[Asked]) -> list[list[int]]:
 
 
 def check_outputs(outcome: Outcome, asked: list[Asked], plain: list[list[int]]) -> None:
-    """Assert that each output equals plain decoding's. The output of a cancelled request must be a prefix of it."""
+    """Assert that each output equals plain decoding's. The output of a cancelled request may end earlier."""
     for request_id, i in outcome.index_of.items():
         output = outcome.texts[request_id][len(asked[i].prompt) :]
         assert output == plain[i][: len(output)]
@@ -177,7 +178,7 @@ class Expected:
     """The draft that a proposer should have made, computed from scratch.
 
     draft_probs: for each node, the distribution that it was sampled from; None if the node was not sampled.
-    is_clear: whether no choice was so close that rounding could change it.
+    is_clear: whether rounding errors are too small to change the draft.
     """
 
     token_ids: list[int]
@@ -222,8 +223,10 @@ def mismatches(
 
 
 def accepted_path(drafted: Drafted, text: list[int]) -> tuple[int, bool]:
-    """Return how many draft tokens of a tree the request's text (token ids) follows, and whether the last of these is a
-    leaf."""
+    """Follow a request's text (token ids) down a recorded draft tree.
+
+    Returns the number of draft tokens on the path, and whether the path ends at a leaf.
+    """
     node, depth = -1, 0
     for token in text[len(drafted.history) :]:
         children = [j for j, parent in enumerate(drafted.parents) if parent == node]

@@ -1,5 +1,7 @@
-"""A test proposer that samples draft tokens from known logits: those of the target after each output, precomputed and
-perturbed. It builds its drafts with core's DraftBuilder."""
+"""A test proposer that samples draft tokens from a table of the target's logits, with noise.
+
+It builds its drafts with core's DraftBuilder.
+"""
 
 from __future__ import annotations
 

@@ -94,14 +94,15 @@ def engine(model_dir: Any, proposer: Careless) -> Any:
 def outcome(
     engine: Any, proposer: Careless, prompts: list, references: list, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[str | None, list]]:
-    """Return a function that runs four requests with faults in the proposer, and returns the error's message and the
-    finish reasons.
+    """Return a function that runs four requests while the proposer has faults.
 
-    The function takes is_read and a fault for each method to replace, by the method's name. A fault is a callable that
-    is called in place of the method. The message is None if no error was raised. Two requests are running and two are
-    waiting when the faults happen. Afterwards the function asserts that the engine works like a new one.
+    Two requests are running and two are waiting when the faults happen. The function asserts that the engine then works
+    like a new one, and returns the error's message (None: no error) and the finish reasons.
 
-    is_read: True: the engine reads drafts on the host. False: it only checks them on their device.
+    The function's parameters:
+
+    is_read: whether the engine validates drafts on the host (True) or on their device (False).
+    faults: callables that are called in place of the proposer's methods, by method name.
     """
 
     def run(*, is_read: bool = True, **faults: Callable[..., Any]) -> tuple[str | None, list]:
@@ -145,10 +146,10 @@ def outcome(
 
 @contextmanager
 def untouched(engine: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Return a context manager for one engine step that checks what a failed step left behind.
+    """Context manager around an engine step: check that a failed step has no side effects.
 
-    A step that fails must emit no token, move no keys or values, and write only to the KV-cache slots of its own
-    forward pass.
+    A failed step must emit no token, move no keys or values, and write only to the KV-cache slots of its own forward
+    pass.
     """
     kv, requests = engine.kv, list(engine._requests.values())
     lengths = [request.num_tokens for request in requests]

@@ -1,8 +1,9 @@
 """The engine keeps its contract with a proposer that has its own layers and KV cache.
 
-The proposer in probe_draft.py runs while prompts are split into chunks, trees are rejected or accepted in part or in
-full, and requests are preempted or cancelled. Each of its drafts must equal the one that dense_draft.py computes from
-scratch. SPECDEC_NIGHTLY=1 runs ten times as many requests.
+The proposer in probe_draft.py runs with chunked prefill, preemption, cancellation, and trees that are rejected or
+accepted in part or in full. Each of its drafts must equal the one that dense_draft.py computes from scratch.
+
+SPECDEC_NIGHTLY=1 runs ten times as many requests.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def test_late_observations_make_no_difference(kv_manager: str, probed_model: Pat
 
 
 class Seen:
-    """Stands in for a request as it was when a draft was recorded, with the two attributes that `is_off` reads."""
+    """Stands in for a request at the time when a draft was recorded. It has only the attributes that `is_off` reads."""
 
     def __init__(self, drafted: Any) -> None:
         self.num_tokens, self.seed = len(drafted.history), drafted.seed

@@ -52,7 +52,7 @@ class Case:
     """One test case: a draft method, its verifier, and sampling parameters.
 
     options: keys of speculative_config.
-    sampling: keywords of SamplingParams, besides the temperature.
+    sampling: keyword arguments of SamplingParams, besides the temperature.
     """
 
     method: str

@@ -87,8 +87,8 @@ def drafted_by(
 ) -> Outcome:
     """Run requests with a draft model. Drafting is turned off in steps with more than 7 running requests.
 
-    method: the option draft_sample_method.
-    more: further keywords of `run`.
+    method: the value of the option draft_sample_method.
+    more: further keyword arguments of `run`.
     """
     return run(
         target,
@@ -105,7 +105,7 @@ def drafted_by(
 
 
 def num_plain_steps(outcome: Outcome) -> int:
-    """Count the tokens that requests generated in steps without a draft, between two of their drafts."""
+    """Return the number of tokens generated in steps without a draft, between two drafts of the same request."""
     last: dict[str, int] = {}
     total = 0
     for drafted in outcome.journal.drafts:
@@ -131,8 +131,7 @@ def test_drafts_are_those_computed_from_scratch(
 
 
 def observed_tokens_are_said_to_be_stored(patch: Patch) -> None:
-    """A deliberate fault: at each observation, the proposer reports to the KV manager that the observed tokens are in
-    its KV cache. In fact they are written only when the request drafts."""
+    """A deliberate fault: the proposer reports tokens to the KV manager before it writes their keys and values."""
     observe = DraftModelProposer.observe
 
     def exaggerated(self: Any, observation: Any) -> None:

@@ -93,7 +93,7 @@ def from_scratch(head: TinyHead, method: str, way: str, target: Path, **options:
     """Make the reference implementation of a draft method.
 
     way: how the draft head drafts, such as "sampled chain" or "dynamic tree".
-    options: context_tokens and window.
+    options: further keyword arguments of EagleFromScratch.
     """
     kind: dict[str, Any] = (
         DYNAMIC if way == "dynamic tree" else {"shape": TREE if "tree" in way else TokenTree.chain(6)}
@@ -243,8 +243,10 @@ def test_wrong_tokens_of_the_context_are_noticed(
 
 
 def features_of_drafted_nodes_stay(patch: Patch) -> None:
-    """A deliberate fault: in decode steps `observe` writes only the root's KV-cache entry, so accepted draft tokens
-    keep entries computed from the draft head's own outputs instead of the target's hidden states."""
+    """A deliberate fault: `observe` does not rewrite the KV-cache entries of accepted draft tokens.
+
+    Entries computed from the draft head's own outputs stay, instead of entries from the target's hidden states.
+    """
     observe = EagleProposer.observe
     forward = EagleProposer._forward
     seen: list[Observation] = []

@@ -111,10 +111,10 @@ def held_for_nobody(engine: Any) -> list[Any]:
 
 @pytest.fixture
 def send(wishes: list[Wish], alone: dict, make_engine: Any) -> Callable[..., Traffic]:
-    """Return a function that sends random requests to an engine.
+    """Return a function that sends random requests to an engine until all have ended, and returns the Traffic.
 
-    The function takes the draft method (None: plain decoding) and the number of requests, and returns the Traffic after
-    its run. With the method random_tree, draft trees contain the right continuation.
+    The function takes the draft method (None: plain decoding) and the number of requests. The method random_tree
+    drafts trees that contain the right continuation.
     """
     random_tree.TRUTH.update((wish.prompt, token_ids) for (wish, index), (token_ids, _) in alone.items() if index == 0)
 

@@ -22,8 +22,7 @@ def greedy_params(max_tokens: int = 12) -> Any:
 
 
 def test_a_prompt_that_is_refused_takes_nothing_with_it(tiny_models: dict, make_llm: Any, generate: Any) -> None:
-    """One prompt in a list is invalid. Whatever its index, the error is about it, no other prompt stays queued, and the
-    next call works."""
+    """An invalid prompt anywhere in a list raises an error. No other prompt stays queued, and the next call works."""
     from specdec_core import ConfigError, SamplingParams
 
     llm = make_llm(tiny_models["llama"], "random_tree")
@@ -51,8 +50,7 @@ def test_a_request_that_cannot_ever_fit_is_refused(tiny_models: dict, make_llm: 
 
 
 def test_a_request_that_just_fits_is_not_preempted_for_ever(tiny_models: dict, make_llm: Any, generate: Any) -> None:
-    """Each request needs all 16 KV-cache slots. It runs to its end, while the other requests wait, instead of being
-    preempted again and again."""
+    """Requests that each need the whole KV cache run one after another, instead of preempting each other forever."""
     plain = make_llm(tiny_models["llama"], None)
     prompts = [[1, 2, 3, 4, 5], [9, 8, 7, 6, 5], [1, 1, 2, 2, 3]]
     expected = [output.token_ids for output in generate(plain, prompts, greedy_params(11))]
@@ -92,7 +90,7 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def healthy_prompts(tiny_models: dict) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts, and their greedy outputs, that do not contain the token POISON."""
+    """Prompts and their greedy outputs, all without the token POISON."""
     model = reference.load(tiny_models["llama"])
     prompts = reference.prompts(200, [3, 9, 20, 33, 1, 17, 40, 6], seed=3)
     outputs = [reference.greedy(model, prompt, 12).token_ids for prompt in prompts]
@@ -105,11 +103,7 @@ def healthy_prompts(tiny_models: dict) -> tuple[list[list[int]], list[list[int]]
 def test_logits_that_are_not_finite_fail_their_own_request_only(
     method: str | None, poisoned: Path, healthy_prompts: tuple, make_llm: Any, generate: Any
 ) -> None:
-    """If a request has NaN logits, the outputs of other requests are right, both of those beside it and of those that
-    get its KV blocks afterwards.
-
-    There are few blocks, so all of them are reused.
-    """
+    """NaN logits of one request do not change the outputs of other requests, even of those that reuse its KV blocks."""
     prompts, expected = healthy_prompts
     random_tree.TRUTH.update(zip(map(tuple, prompts), expected, strict=True))
     llm = make_llm(poisoned, method, num_kv_blocks=48, block_size=4)

@@ -1,5 +1,4 @@
-"""benchmarks/inflate.py: a deeper copy of a model generates the same text as the model and has the same acceptance
-rate."""
+"""benchmarks/inflate.py adds layers to a model without changing the generated text or the acceptance rate."""
 
 from __future__ import annotations
 
@@ -32,7 +31,8 @@ NESTED = {"eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The folders of a target with EAGLE and EAGLE-3 draft heads ("shallow"), and of its deeper copy ("deep")."""
+    """The folders of a target with EAGLE and EAGLE-3 draft heads ("shallow"), and of the same with more layers in the
+    target ("deep")."""
     folder = tmp_path_factory.mktemp("inflated")
     shallow = save_talkative_model(folder / "shallow", certainty=1, num_hidden_layers=NUM_LAYERS)
     sizes = Target(32, VOCAB_SIZE, NUM_LAYERS, embedding_rms=1.2, feature_rms=1.0)

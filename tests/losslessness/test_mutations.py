@@ -124,11 +124,14 @@ WRONG_COMPUTATION: list[Callable[[Patch], None]] = [
 
 @pytest.fixture
 def continuations(model_dir: Any, make_llm: Any, prompts: list, generate: Any) -> Callable[..., list]:
-    """Return a function that generates with a fault in the engine and returns the output token ids of all prompts.
+    """Return a function that generates and returns the output token ids of all prompts.
 
-    The function takes the draft method (None: plain decoding), the right outputs, a function that patches the fault
-    into the engine (None: no fault), and sampling parameters. The proposer random_tree builds its trees from the right
-    outputs.
+    The function's parameters:
+
+    method: the draft method; None: plain decoding.
+    truth: the right outputs, from which the proposer random_tree builds its trees.
+    mutation: a function that patches a fault into the engine; None: no fault.
+    sampling: keyword arguments of SamplingParams.
     """
 
     def run(method: str | None, truth: list, mutation: Any = None, **sampling: Any) -> list:

@@ -1,5 +1,5 @@
-"""The hidden states that a proposer observes equal those of transformers for the final tokens, with draft trees and
-with prompts split into chunks."""
+"""The hidden states that a proposer observes equal those that transformers computes for prompt and output, with draft
+trees and with chunked prefill."""
 
 from __future__ import annotations
 

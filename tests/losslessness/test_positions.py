@@ -1,5 +1,7 @@
-"""Rotary frequencies do not depend on other requests. In transformers, some depend on the longest request of the batch;
-specdec fixes these."""
+"""Rotary frequencies do not depend on other requests.
+
+In transformers, the frequencies of some models depend on the longest request of the batch. specdec keeps them constant.
+"""
 
 from __future__ import annotations
 
@@ -77,8 +79,10 @@ def test_short_and_long_frequencies_differ(folder: Path) -> None:
 def test_a_longer_request_changes_no_other(
     is_pinned: bool, folder: Path, make_llm: Any, generate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request's output does not change if a longer request runs beside it. Negative control: it does if rotary
-    frequencies are not fixed."""
+    """A longer request in the batch does not change another request's output.
+
+    Negative control: the output changes without `pin_positions`.
+    """
     if not is_pinned:
         monkeypatch.setattr(target_model, "pin_positions", lambda *args: None)
         monkeypatch.setattr(target_model, "try_out", lambda *args: Findings(keeps_rows=True))
@@ -90,15 +94,15 @@ def test_a_longer_request_changes_no_other(
 
 
 def test_what_is_not_pinned_is_found_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model whose rotary frequencies cannot be fixed, such as one with custom code, is refused."""
+    """A model is refused if its rotary frequencies still depend on the batch, for example because of custom code."""
     monkeypatch.setattr(target_model, "pin_positions", lambda *args: None)
     with pytest.raises(CompatibilityError, match="max_model_len may help"):
         LLM(str(folder / "longrope"), skip_tokenizer_init=True, dtype="float32")
 
 
 def test_a_scale_that_follows_the_longest_request_is_refused(tmp_path: Path, make_llm: Any) -> None:
-    """PhiMoE also scales its rotary embedding by a factor that depends on the longest request. So it is refused if
-    max_model_len exceeds the original length."""
+    """PhiMoE is refused if max_model_len exceeds original_max_position_embeddings. Beyond it, the scale of the rotary
+    embedding would depend on the longest request in the batch."""
     save("phimoe", tmp_path, PHIMOE, num_local_experts=4, original_max_position_embeddings=ORIGINAL)
     with pytest.raises(CompatibilityError, match="max_model_len may help"):
         make_llm(tmp_path, None)
@@ -113,8 +117,8 @@ def test_no_request_is_longer_than_the_model_was_trained_for(folder: Path) -> No
 
 
 def test_temperatures_do_not_follow_the_batch(tmp_path: Path, make_llm: Any, generate: Any) -> None:
-    """Outputs of Llama 4 equal those of each request run alone. In transformers, Llama 4 scales queries by their row in
-    the batch (here from row 160 on)."""
+    """Outputs of Llama 4 equal those of each request run alone, although transformers scales queries by their row in
+    the batch."""
     folder = save_family("llama4_text", tmp_path)
     prompts = reference.prompts(120, [60, 61, 62, 63], seed=2)
     llm = make_llm(folder, None)

@@ -14,8 +14,7 @@ pytestmark = pytest.mark.parametrize("model_dir", ["llama", "qwen3"], indirect=T
 
 
 def changed(target: Any, tokens: list[int], positions: list[int]) -> float:
-    """Return the fraction of tokens after which another token becomes most likely if these positions replace 0, 1, 2
-    and so on."""
+    """Return the fraction of argmax predictions that change if `positions` replace 0, 1, 2 and so on."""
     before, after = reference.logits(target, tokens), reference.logits(target, tokens, positions)
     return float((before.argmax(-1) != after.argmax(-1)).double().mean())
 

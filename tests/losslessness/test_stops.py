@@ -39,7 +39,7 @@ def last_draft(prompt: list[int]) -> random_tree.Drafted:
 
 
 def num_past_the_end(prompt: list[int], output: list[int]) -> int:
-    """Return how many right draft tokens the last draft tree had after the token that ends the output."""
+    """Return how many right draft tokens the last draft tree has beyond the end of the output."""
     drafted = last_draft(prompt)
     return drafted.num_tokens + drafted.num_right - len(prompt) - len(output)
 

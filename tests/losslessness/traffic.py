@@ -25,7 +25,7 @@ MAX_NUM_SEQS = 64
 class Wish:
     """A request that may be sent many times.
 
-    A run has few distinct ones, so that each one's expected output can be computed by running it alone.
+    A run has few distinct requests, so the expected output of each can be computed by running it alone.
     """
 
     prompt: tuple[int, ...]

@@ -25,8 +25,7 @@ COMMIT = {
 def run(*command: str, cwd: Path) -> None:
     """Run a command and assert that it succeeds.
 
-    The command does not get the environment variables that make and git set for their subprocesses, which these tests
-    may be.
+    Environment variables that an outer make or git has set are not passed on.
     """
     env = {key: value for key, value in os.environ.items() if not key.startswith(("GIT_", "MAKE", "MFLAGS", "SOURCE_"))}
     result = subprocess.run(command, cwd=cwd, env=env | COMMIT, capture_output=True, text=True, check=False)

@@ -13,8 +13,8 @@ from pathlib import Path
 def link_third_party(folder: Path) -> Path:
     """Link all packages of this environment into `folder`, except specdec's packages and .pth files.
 
-    It would not work to add this environment's site-packages to another environment's sys.path: Python would ignore the
-    .pth files there, but still find the metadata of specdec packages that are installed in editable mode.
+    Adding this environment's site-packages to sys.path instead would expose the metadata of specdec packages that are
+    installed in editable mode.
     """
     for path in sys.path:
         if Path(path).name in {"site-packages", "dist-packages"}:

@@ -18,7 +18,7 @@ PROMPT = "def mean(values):\n    return sum(values) / len(values)\n\n\ndef mean(
 def complete(model: str, **keywords: object) -> object:
     """Generate greedily from PROMPT with a model. Returns the output.
 
-    keywords: further arguments of `LLM`.
+    keywords: further keyword arguments of `LLM`.
     """
     from specdec_core import LLM, SamplingParams
 

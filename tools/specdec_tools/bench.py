@@ -67,8 +67,9 @@ def command(
 ) -> None:
     """Measure speculative against plain decoding.
 
-    The same model completes the prompts with and without speculation, several times in turn; times are medians. All
-    prompts of a batch belong to the same group. The exit status is 0 even if outputs differ, which the table shows.
+    The same model completes the prompts with and without speculation, several times in turn. Times are medians of these
+    runs. Prompts of different groups are never in the same batch. The table shows whether outputs differ; the exit
+    status is 0 even if they do.
     """
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     prompts = read_prompts(prompts_file) if prompts_file is not None else list(PROMPTS)
@@ -109,10 +110,7 @@ def command(
 
 
 def _what_ran(model: TimedModel, method: str, batch_size: int, temperature: float) -> str:
-    """Return a line that describes what was measured: model, dtype, method, draft tokens, temperature and batch size.
-
-    For options that were left to their defaults it has the values that the engine chose.
-    """
+    """Return a line with the model, dtype, method, draft tokens, temperature and batch size that were measured."""
     engine = model.llm.engine
     return (
         f"{engine.target.info.model} in {str(engine.target.info.dtype).removeprefix('torch.')}, "

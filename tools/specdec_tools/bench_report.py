@@ -21,9 +21,9 @@ Groups = Mapping[str, Sequence[Comparison]]
 def record(groups: Groups, settings: Mapping[str, Any], model: TimedModel) -> dict[str, Any]:
     """Return all results as a dict that can be written as JSON. Its key `batches` has the seconds of every run.
 
-    groups: {group of prompts: its comparisons}.
+    groups: {name of a group of prompts: comparisons of plain with speculative decoding, one for each batch}.
     settings: the command's options.
-    model: the model with speculation, which has all defaults filled in.
+    model: the model with speculation. Options that were not given are read from it.
     """
     info = model.llm.engine.target.info
     return {
@@ -105,9 +105,9 @@ def _processor() -> str:
 
 
 def plot(groups: Groups, method: str, path: Path, *, title: str) -> None:
-    """Plot the speed-up of every batch and, for each draft position, the share of drafts accepted up to there.
+    """Plot the speed-up of every batch, and the acceptance rate at each position of a draft.
 
-    groups: {group of prompts: its comparisons}.
+    groups: {name of a group of prompts: comparisons of plain with speculative decoding, one for each batch}.
     method: the speculative method, for the axis label.
     path: the file to write.
     title: describes what was measured.

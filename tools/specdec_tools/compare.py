@@ -59,10 +59,10 @@ class Run:
     request_ids: tuple[str, ...]
 
     def drafts_before(self, ends: Sequence[int]) -> DraftCounts:
-        """Count the drafts within the first ends[i] output tokens of each completion i, and their accepted tokens.
+        """Count the drafts and accepted draft tokens within the first ends[i] output tokens of each completion i.
 
-        A draft counts if all tokens that its verification emitted are among these, the recovered or bonus token
-        included. Rejected draft tokens are not counted: num_draft_tokens stays 0.
+        A draft counts if all tokens that its verification emitted, the recovered or bonus token included, are within
+        this range. Draft tokens are not counted: the result's num_draft_tokens is 0.
         """
         limits = dict(zip(self.request_ids, ends, strict=True))
         num_emitted = dict.fromkeys(limits, 0)
@@ -122,7 +122,7 @@ class Comparison:
 
 
 def load_both(options: ModelOptions) -> tuple[TimedModel, TimedModel]:
-    """Load the model twice. Returns it for plain decoding and for speculative decoding, in this order."""
+    """Load the model twice. Returns the model without speculation, then the model with speculation."""
     return TimedModel.load(options.with_keywords(speculative_config=None)), TimedModel.load(options)
 
 
@@ -166,15 +166,16 @@ class Figures:
     plain_s, speculative_s: sums of the batches' median seconds, prefill included.
     drafts: counts of drafts and accepted draft tokens in all speculative runs.
     drafting_share: share of the speculative runs' seconds that was spent on drafting.
-    decoding_speed_up: speed-up without the forward passes and drafting of steps that have prefill; None if the plain or
-        the speculative runs have no other steps.
-    efficiency: decoding_speed_up relative to the best possible one, where only drafting and the target's forward passes
-        take time: tokens per forward pass * T_plain / (T_draft + T_verify). None if decoding_speed_up is None.
+    decoding_speed_up: speed-up without the time of prefill. In a step that has prefill, the forward pass and drafting
+        do not count. None if the plain or the speculative runs have only such steps.
+    efficiency: decoding_speed_up divided by the best possible speed-up, which is tokens per forward pass * T_plain /
+        (T_draft + T_verify). T_plain is the time of a plain forward pass. T_draft and T_verify are the times of
+        drafting and of the target's forward pass in a speculative step. None if decoding_speed_up is None.
     is_identical: whether all runs generated the same tokens.
-    num_unlooped: output tokens before each completion's first loop (see `loop_start`).
-    unlooped: counts of the drafts before these loops.
-    distinct_ngrams: number of distinct n-grams, counted in each completion, relative to all n-grams; None if all
-        completions are too short to have one.
+    num_unlooped: output tokens of one run with speculation, up to where each completion begins to repeat itself.
+    unlooped: like `drafts`, but only of drafts before a completion begins to repeat itself.
+    distinct_ngrams: share of n-grams that are distinct within their completion; None if all completions are too short
+        to have an n-gram.
     """
 
     num_tokens: int
@@ -235,7 +236,11 @@ class Figures:
 
 @frozen
 class _Decoding:
-    """Times and token counts of several runs, without the forward passes and drafting of steps that have prefill."""
+    """Decoding times of several runs, without prefill.
+
+    In a step that has prefill, the times of the forward pass and of drafting do not count. The output tokens of such a
+    step do count in `token_s`.
+    """
 
     token_s: float  # all seconds per output token
     pass_s: float  # seconds of drafting and of the target's forward passes

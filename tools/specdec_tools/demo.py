@@ -38,10 +38,10 @@ SEED = 0  # for temperatures above 0: plain and speculative decoding sample with
 def command(ctx: click.Context, options: ModelOptions, max_tokens: int, temperature: float, svg: Path | None) -> None:
     """Compare plain and speculative decoding on a few tasks.
 
-    The model first streams its result of each task, with and without speculation, and the result is checked. Then both
-    kinds of decoding are timed without printing: on each task, and at last on all tasks at temperature 1. The exit
-    status is 1 if outputs differ, except in this last comparison. With float32 they do not differ; README.md explains
-    bfloat16.
+    Each task is first completed with and without speculation, and the results are streamed and checked. Then both kinds
+    of decoding are timed without printing: first on each task, then on all tasks at temperature 1. The exit status is 1
+    if plain and speculative outputs differ, except in this last comparison. With float32 the outputs are equal;
+    README.md explains bfloat16.
     """
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=SEED)
     check_writable("--svg", svg)
@@ -112,10 +112,7 @@ def _time(console: Console, models: tuple[TimedModel, TimedModel], params: Sampl
 
 
 def _time_sampled(console: Console, models: tuple[TimedModel, TimedModel], params: SamplingParams) -> Comparison:
-    """Time plain and speculative decoding of all tasks at temperature 1. Returns one comparison for all tasks.
-
-    At this temperature few results are right, and outputs repeat themselves less than with greedy decoding.
-    """
+    """Time plain and speculative decoding of all tasks at temperature 1. Returns one comparison for all tasks."""
     with working(console, f"Timing all at temperature 1, {NUM_RUNS} runs each way in turn"):
         sampled = attrs.evolve(params, temperature=1.0)
         return compare("temperature 1", [task.prompt for task in TASKS], models, sampled, NUM_RUNS)

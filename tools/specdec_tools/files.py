@@ -56,7 +56,7 @@ def check_writable(option: str, file: Path | None) -> None:
     """Raise ConfigError if the file that was given for an option cannot be written. The file itself is not opened.
 
     option: the option's name, such as --output, for the error.
-    file: None: the option was not given, and there is nothing to check.
+    file: the path to check, or None if the option was not given.
     """
     if file is not None and (file.is_dir() or not file.parent.is_dir()):
         raise ConfigError(f"{option} {str(file)!r} cannot be written: give a file in a folder that exists")

@@ -16,10 +16,9 @@ SECONDS = 2.0
 
 @contextmanager
 def working(console: Console, doing: str) -> Iterator[None]:
-    """Show a description of the running block until the block ends.
+    """Show a description of what a `with` block does, until the block ends.
 
-    doing: the description. On a terminal with colors a spinner turns beside it. Elsewhere its line gets a dot every two
-        seconds.
+    doing: the description. A terminal with colors also shows a spinner. Elsewhere a dot is printed every two seconds.
     """
     if console.is_terminal and console.color_system:
         with console.status(doing, refresh_per_second=2):  # each refresh takes time from what is measured

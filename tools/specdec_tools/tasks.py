@@ -1,8 +1,8 @@
 """Built-in prompts: edits of code that the embedded model gets right, and a check whether a result is right.
 
-The embedded model was trained on documents that give a task, some code, and the code after the edit. Of such edits in
-general it gets few entirely right. The tasks here are not in its training data: `python -m training.overlap` in
-models/tiny compares them with it.
+The embedded model was trained on documents that give a task, some code, and the code after the edit. It gets few of
+such edits entirely right. The tasks here are among these few, but not in the training data. To compare the tasks with
+that data, run `python -m training.overlap` in models/tiny.
 """
 
 from __future__ import annotations

@@ -217,11 +217,7 @@ def timed_run(seconds, reports, token_ids=((1, 2),)):
 
 
 def test_figures():
-    """Times are medians of the runs. Efficiency is the speed-up without prefill divided by the best possible one.
-
-    The best possible speed-up is 2 here: a plain forward pass takes 1 s for 1 token, a speculative one takes 2 s for 4
-    tokens, drafting included.
-    """
+    """The best possible speed-up is 2: a plain step takes 1 s for 1 token, a speculative step 2 s for 4 tokens."""
     prefill = StepReport(num_prefill_tokens=9, target_s=3.0)
     plain_pass = StepReport(num_decode_requests=1, target_s=1.0)
     pass_ = StepReport(num_decode_requests=1, num_draft_tokens=5, num_accepted=3, draft_s=1.0, target_s=1.0,

@@ -93,8 +93,8 @@ def _option(owner: type, attribute: attrs.Attribute[Any]) -> click.Option:
 
 
 def _kind(hint: Any) -> tuple[Any, bool]:
-    """Return click's type for an option with this type annotation, and whether the option may be given several times.
-    An option with a tuple of paths may be; any other tuple is read as text."""
+    """Return click's type for an option's type annotation, and whether the option can be given several times. Only a
+    tuple of paths can; other tuples are read as text."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         hint = next(each for each in typing.get_args(hint) if each is not type(None))
     if typing.get_origin(hint) is tuple:

@@ -1,4 +1,4 @@
-"""Measures acceptance lengths of a draft in training, by running the engine on held-out prompts."""
+"""Measures acceptance lengths of a draft model in training, by running the engine on held-out prompts."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def acceptance_lengths(
     """Measure the mean acceptance length (1 + accepted draft tokens per verified draft) for greedy decoding and at
     temperature 1. Returns {"greedy": length, "temperature_1": length}.
 
-    trainee: the draft in training. It is saved to a temporary folder, from which the engine loads it.
+    trainee: the draft model in training. It is saved to a temporary folder, from which the engine loads it.
     target: name or folder of the target model.
-    speculative_config: the method and its options, without the draft's folder.
+    speculative_config: the method and its options, without the draft model's folder.
     prompts: the token ids of each prompt.
     num_tokens: number of tokens generated for each prompt.
     """

@@ -20,7 +20,7 @@ NUM_SAMPLED = 64
 def features_of(target: TrainingTarget, token_ids: torch.Tensor, taps: Sequence[str]) -> dict[str, torch.Tensor]:
     """Run one forward pass of the target and return the hidden states that `taps` names, {tap: [batch, length, width]}.
 
-    token_ids: int64 [batch, length], padded at the end, where the causal attention mask hides the padding.
+    token_ids: int64 [batch, length], padded at the end. The causal mask hides the padding from the texts' tokens.
     taps: names of hidden states: "input.N" (those that enter layer N) or "final" (those after the final norm).
     """
     model: Any = target.model.base_model

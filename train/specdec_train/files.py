@@ -1,5 +1,4 @@
-"""Files of a training run. Checkpoint and state are replaced atomically: a killed run leaves no file of them half
-written."""
+"""Files of a training run. The state and each checkpoint file are written atomically, even if the run is killed."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ def read_state(folder: Path) -> dict[str, Any] | None:
 
 
 def write_checkpoint(folder: Path, trainee: Trainee) -> None:
-    """Save the checkpoint of a draft in training to `folder`. Each file replaces its earlier version only once it is
-    complete."""
+    """Save the checkpoint of a draft model in training to `folder`. Each file is replaced atomically."""
     for left in folder.glob(f"{UNFINISHED}*"):  # left by a run that was killed
         if left.is_dir() and not left.is_symlink():
             rmtree(left)

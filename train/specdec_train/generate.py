@@ -20,15 +20,14 @@ AT_ONCE = 64
 def generated_texts(
     settings: Settings, prompts: Sequence[Text], file: Path, description: dict[str, object], max_model_len: int
 ) -> list[Text]:
-    """Return training texts in which the target has continued the beginnings of the given texts. The beginning of a
-    text is its prompt if it has one, else its first prompt_len tokens.
+    """Return training texts that consist of a prompt and the target's continuation.
 
-    prompts: the texts whose beginnings are continued.
+    prompts: texts that begin with a prompt: the tokens before the first one for which the loss mask is True.
     file: where the generated texts are saved. If it exists with the same description, the texts are read from it.
     description: the settings that determine the generated texts.
     max_model_len: the most tokens that the target takes, prompt and continuation together.
 
-    Raises ConfigError if a beginning and its continuation would exceed max_model_len, or if the file has another
+    Raises ConfigError if a prompt and its continuation would exceed max_model_len, or if the file has another
     description.
     """
     if file.exists():

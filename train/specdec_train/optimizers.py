@@ -1,4 +1,4 @@
-"""Optimizers: AdamW, and Muon (Jordan et al. 2024) for the weight matrices of the draft's layers."""
+"""Optimizers: AdamW, and Muon (Jordan et al. 2024) for the weight matrices of the draft model's layers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MUON_SCALE = 10
 
 
 def optimizers(trainee: nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
-    """Create the optimizers for a draft in training. Each trainable parameter is in exactly one of them. The learning
-    rate of a parameter group is the run's learning rate times the group's `scale`."""
+    """Create the optimizers for a draft model in training. Each trainable parameter is in exactly one of them. The
+    learning rate of a parameter group is the run's learning rate times the group's `scale`."""
     by_muon = _matrices_of_layers(trainee) if settings.optimizer == "muon" else {}
     rest = [each for each in trainee.parameters() if each.requires_grad and id(each) not in by_muon]
     decay: dict[str, Any] = {"weight_decay": settings.weight_decay}

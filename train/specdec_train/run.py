@@ -37,7 +37,7 @@ MOST_HELD_OUT = 64
 
 
 def train(spec: ProposerSpec, settings: Settings, options: Any) -> None:
-    """Train a draft for a speculative decoding method, and save its checkpoint in settings.out.
+    """Train a draft model for a speculative decoding method, and save its checkpoint in settings.out.
 
     With `settings.resume`, a killed run continues from its last save and ends with the same weights as an uninterrupted
     one.

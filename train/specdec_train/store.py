@@ -59,7 +59,7 @@ def open_store(
 ) -> FeatureStore:
     """Open a folder with the hidden states of all texts. Shards that are missing in the folder are computed first.
 
-    taps: names of the hidden states, see `features_of`.
+    taps: names of hidden states: "input.N" (those that enter layer N) or "final" (those after the final norm).
     batch: number of texts per forward pass of the target.
 
     Raises ConfigError if the folder was made with other texts, another target or other taps.

@@ -1,4 +1,4 @@
-"""Files of a training run: after a kill, and when they are saved again."""
+"""Tests of the files of a training run: repeated saves, interrupted saves and damaged files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from specdec_train.generate import _read
 
 
 class Several:
-    """A stand-in for a draft in training. It saves a checkpoint with a subfolder, as transformers' tokenizers with
-    several chat templates do."""
+    """A draft model in training whose checkpoint has a subfolder."""
 
     def __init__(self, content: str) -> None:
         self.content = content

@@ -1,4 +1,4 @@
-"""Tests which optimizer trains which parameters of a draft."""
+"""Tests which optimizer trains which parameters of a draft model."""
 
 from __future__ import annotations
 

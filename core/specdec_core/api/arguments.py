@@ -85,8 +85,7 @@ def dry_run(model: str | Path, **keywords: Any) -> Design:
 
 
 def _speculative(mapping: Mapping[str, Any], plugins: Plugins, device: torch.device) -> SpeculativeConfig:
-    """Parse a speculative_config that names its method, with the config classes of this method and of the named
-    verifier.
+    """Parse a speculative_config that has a `method`. It may also have the keys of the method and of the verifier.
 
     device: the device that the engine runs on. A method's default of num_speculative_tokens may depend on it.
     """
@@ -106,7 +105,8 @@ def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:
     the folder drafts/METHOD inside the target's folder.
 
     given: speculative_config as the user wrote it.
-    target: the target model as the user named it: a folder, a name on the model hub, or an embedded model.
+    target: the target model as the user named it: a folder, a name on the model hub, or the name of an embedded model
+        (one that is installed as a Python package).
 
     Raises ConfigError, or PluginError if not exactly one installed method recognizes the checkpoint.
     """
@@ -167,7 +167,7 @@ def _shipped(method: ProposerSpec, folder: Path, target: str | Path, revision: A
 
 
 def _published(drafts: Mapping[str, str], target: str) -> str | None:
-    """The name, on the model hub, of the draft checkpoint that a method lists for this target; None if it lists none.
+    """Look up the draft checkpoint for a target in a method's list. Returns its name on the model hub, or None.
     Compares only the last part of the target's name (after the "/"), which copies of a model usually keep.
 
     drafts: the method's list, as {name of a target: name of its draft checkpoint}.

@@ -1,4 +1,4 @@
-"""`LLM` for asyncio: a thread runs the engine while there is work, and each generator receives its own tokens."""
+"""`LLM` for asyncio: the engine runs in a thread, and asynchronous generators yield the tokens."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class AsyncLLM:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether prompts can be run. False after `shutdown`, or after the device has failed, which then only a new
-        process can use again (`DeviceError`). For the health check of a server; any thread may read it."""
+        """Whether prompts can be run. False after `shutdown`, or after the device has failed (`DeviceError`). A
+        failed device can be used only by a new process. Any thread may use this health check."""
         return not self._is_shut_down and not self._session.engine.is_dead
 
     async def __aenter__(self) -> Self:
@@ -133,8 +133,8 @@ class AsyncLLM:
     # The methods below run in the engine's thread.
 
     def _work(self) -> None:
-        """Run queued commands and engine steps until no command is queued and no stream (generator) is unfinished. Then
-        the engine's thread, which runs this loop, ends; the next command starts a new thread."""
+        """Run queued commands and engine steps until there is no work left. This is the loop of the engine's thread.
+        The thread then ends, and the next command starts a new one."""
         while True:
             with self._lock:
                 commands, self._commands = self._commands, []
@@ -147,8 +147,8 @@ class AsyncLLM:
                 self._attempt(self._session.step)
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Run a queued command or an engine step. If this raises an error, the streams (generators) whose requests were
-        ended by the error raise it, too. If no request was ended, all streams raise it."""
+        """Run a queued command or an engine step. An error is raised in the streams (generators) whose requests it
+        ended, or in all streams if it ended no request."""
         try:
             work()
         except BaseException as error:
@@ -199,8 +199,8 @@ class _Stream:
     """Carries output from the engine's thread to one asynchronous generator.
 
     running: ids of the generator's requests that have not ended.
-    error: the exception that the generator raises after its last output; None: it ends normally. It is set before None,
-        which marks the end, is put into the queue.
+    error: the exception that the generator raises after its last output; None: it ends normally. Must be set before
+        `put(None)`.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

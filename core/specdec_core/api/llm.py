@@ -28,12 +28,12 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 class LLM:
     """A causal language model with speculative decoding, with vLLM's parameter names.
 
-    model: a folder, a name on the model hub, or "tiny", the embedded model.
+    model: a folder, a name on the model hub, or the name of a model that is installed as a Python package ("tiny").
     speculative_config: a flat dict with `method`, `num_speculative_tokens`, other keys of `SpeculativeConfig` and the
         method's own keys. None: plain decoding.
     plugins: the plugins to use, as `Plugins.load` returns them. None: all installed plugins.
 
-    All other keywords are those of `EngineConfig`. Only one thread at a time may use an LLM. It may call `generate`
+    All other keywords are those of `EngineConfig`. Only one thread at a time may use an LLM. `generate` may be called
     while a stream is unfinished. For asyncio there is `AsyncLLM`. To close the LLM, call `close` or create it in
     `with LLM(...) as llm:`; otherwise it closes when it is garbage-collected or when the interpreter exits.
     """
@@ -68,8 +68,8 @@ class LLM:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether prompts can be run. False after `close`, or after the device has failed, which then only a new
-        process can use again (`DeviceError`). For the health check of a server."""
+        """Whether prompts can be run. False after `close`, or after the device has failed (`DeviceError`). A failed
+        device can be used only by a new process. For the health check of a server."""
         return not self.engine.is_closed and not self.engine.is_dead
 
     def close(self) -> None:

@@ -36,8 +36,8 @@ OLD_KEYS = frozenset(NEW_KEYS) | frozenset(WITHOUT_MEANING)
 def without_old_keys(
     keywords: Mapping[str, Any], speculative_config: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
-    """Convert old speculation keywords to a speculative_config. Returns the keywords without the old ones, and this
-    speculative_config (None if the old keywords change nothing). If there are no old keywords, returns the arguments.
+    """Convert old speculation keywords to a speculative_config. Returns the other keywords, and this
+    speculative_config (None if the old keywords have no effect). Without old keywords, returns the arguments unchanged.
 
     Issues one DeprecationWarning, which shows the new form. Raises ConfigError if a speculative_config is given beside
     old keywords, or if an old keyword has no new form.

@@ -38,11 +38,11 @@ class CompletionOutput:
 class RequestOutput:
     """A finished prompt with its n completions.
 
-    speculation: counts of the drafts, draft tokens and accepted tokens of all n completions: see `DraftCounts`.
-    prompt_logprobs: one entry per prompt token, None for the first token. None unless the sampling parameters ask for
-        them.
-    lossless: whether the output has the target's distribution. False only if a lossy verifier verified its drafts,
-        which happens only above temperature 0.
+    speculation: counts of the drafts, draft tokens and accepted tokens of all n completions.
+    prompt_logprobs: one entry per prompt token (None for the first), if the sampling parameters ask for prompt
+        logprobs; else None.
+    lossless: whether the output has the target's distribution. False only if a lossy verifier was used, at a
+        temperature above 0.
     num_cached_tokens: the number of prompt tokens that the first completion found in the prefix cache.
     """
 
@@ -85,18 +85,20 @@ class RequestOutput:
 
 @frozen
 class StreamOutput:
-    """The tokens that one step added to one completion. See `CompletionOutput` and `RequestOutput` for the other
-    fields.
+    """The tokens that one step added to one completion.
 
     prompt_index: index of the prompt in the caller's list of prompts.
     pieces: the new tokens, each with its text.
     index: index of the completion among the prompt's n completions.
     finish_reason: set in the last output of the completion, else None.
+    stop_reason: the stop string or token id that ended the completion; else None.
+    error: the message for finish_reason "error"; else None.
+    lossless: whether the output has the target's distribution.
     prompt_logprobs: set in the first output of the prompt's first completion, if the sampling parameters ask for them;
         else None.
     text: the text that became final in this step. An unfinished character, and characters that may begin a stop string,
-        are held back for a later output. The last output adds everything that is still held back (`rest`), so that all
-        texts joined are the completion's text.
+        are held back for a later output. The last output adds everything that is still held back, so that all texts
+        joined are the completion's text.
     """
 
     prompt_index: int

@@ -52,7 +52,8 @@ class Session:
         """Queue all prompts. Each prompt gets one request per completion (n of its sampling parameters). If one prompt
         is wrong, none is queued.
 
-        listener: called after each step that adds output to one of the requests: see `SampleListener`.
+        listener: called for a request after each step that adds output to it, with the index of the prompt, the index
+            of the completion, the request and the new tokens.
         is_streamed: decode each token's text when it is emitted.
 
         Returns a list of request ids for each prompt.

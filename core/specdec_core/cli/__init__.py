@@ -27,7 +27,7 @@ class LazyGroup(click.Group):
     """A click group that imports a command only when it is used. `--help` imports all commands, so a command's module
     must not import torch; the command may do so when it runs.
 
-    The group searches the plugins only for a command that specdec_core does not have, and to list all commands.
+    The group loads plugins only to find a command that specdec_core does not have, or to list all commands.
     Warnings and specdec's own errors are printed to stderr in one line each.
     """
 
@@ -78,8 +78,8 @@ class LazyGroup(click.Group):
                 ctx.exit(INTERRUPTED)
 
     def _hint(self, ctx: click.Context, message: str) -> str:
-        """Advice on how to give, on the command line, the keywords of `LLM` that an error's message mentions; "" if
-        there are none."""
+        """A hint for an error whose message mentions keywords of `LLM`: how to give them on the command line. "" for
+        other errors."""
         from specdec_core.cli.options import mentioned_keys
 
         name = ctx.invoked_subcommand

@@ -31,11 +31,11 @@ LIMITS = {
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, of an error too.")
 @click.pass_context
 def command(ctx: click.Context, options: ModelOptions, as_json: bool) -> None:
-    """Check a model and how to speculate, without loading weights.
+    """Check a model and the options of speculation, without loading weights.
 
-    Reads the config file, the plugin, its options, and the model's configuration, tokenizer and weight files. Refuses
-    what loading would refuse, with the same message and exit status 1. Then prints how much memory is needed, and how
-    many tokens fit into this machine's free memory.
+    Checks the config file, the options, and the model's configuration, tokenizer and weight files. Prints the
+    same errors as loading the model, with exit status 1. Without errors, prints how much memory is needed, and how many
+    tokens fit into this machine's free memory.
     """
     try:
         result = options.dry_run()

@@ -73,8 +73,8 @@ def _read_stdin() -> str:
 
 
 def _stream(llm: LLM, prompt: str, params: SamplingParams) -> tuple[int, list[int]]:
-    """Print one completion as it is generated. Returns its number of tokens, and the numbers of the prompts that
-    failed: [1] if this prompt, number 1, ended with an error, else []."""
+    """Print one completion as it is generated. Returns the number of output tokens, and the numbers of failed
+    prompts: [1] (the only prompt) or []."""
     num_tokens, reason = 0, None
     try:
         for output in llm.stream(prompt, params):

@@ -1,4 +1,4 @@
-"""Options that several commands share: the model and how to speculate, from the command line and a config file."""
+"""Options for the model and for speculation, from the command line and a config file. Several commands share them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Setting(click.ParamType["tuple[str, Any]"]):
 
 @frozen
 class ModelOptions:
-    """The model and how to speculate, from the command line and the config file.
+    """The options for the model and for speculation, from the command line and the config file.
 
     keywords: the keyword arguments of `LLM`, except `plugins`.
     disable: names of plugins that are not imported.
@@ -243,15 +243,14 @@ def _speculation(
     num_speculative_tokens: int | None,
     default: Mapping[str, Any],
 ) -> dict[str, Any] | None:
-    """The speculative_config for `LLM`; None if neither the arguments nor the config file ask for speculation. Raises
-    click.UsageError.
+    """The speculative_config for `LLM`; None: no speculation. Raises click.UsageError.
 
-    in_file: the config file's speculative_config, or None. The other arguments override its keys. It is ignored if
-        `method` is another method than the file's, because its keys belong to the file's method.
+    in_file: the config file's speculative_config, or None. The command line overrides its keys. Ignored if the command
+        line names another method (`method`).
     method, num_speculative_tokens: from the command line; None: not given.
     settings: keys and values of `--set`.
-    default: a dict with the keys "method" (may be None) and "num_speculative_tokens", whose values are used if neither
-        the command line nor the file has one.
+    default: defaults for "method" (may be None) and "num_speculative_tokens", used if neither the command line nor the
+        file has a value.
     """
     config = dict(in_file or {})
     if method is not None and config.get("method", method) != method:

@@ -31,9 +31,10 @@ WIDE = 10_000
 def command(ctx: click.Context, name: str | None, as_json: bool, disable: tuple[str, ...]) -> None:
     """List the installed plugins, or show one with its options.
 
-    Prints one line for each plugin: name, distribution, version, status, what it provides. Below them are errors, with
-    advice. With the NAME of a plugin, a method, a verifier or anything else that a plugin provides, shows only that
-    one, with its options.
+    Prints one line for each plugin: name, distribution, version, status, what it provides. Errors follow, with advice.
+
+    NAME is the name of a plugin, or of anything that a plugin provides, such as a method or a verifier. With a NAME,
+    only its plugin and its options are shown.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)  # the listing has the same messages, with advice
@@ -49,9 +50,9 @@ def command(ctx: click.Context, name: str | None, as_json: bool, disable: tuple[
 
 
 def _named(plugins: Sequence[PluginInfo], name: str) -> list[PluginInfo]:
-    """Select the plugins that a name refers to: a plugin of that name with all its options, and each plugin that
-    provides a method, a verifier or anything else of that name, with only the options of this method or verifier.
-    Raises PluginError if no plugin is found."""
+    """Select the plugins that have this name, or that provide something of this name, such as a method or a verifier.
+    A plugin found by what it provides keeps only the options of that method or verifier. Raises PluginError if no
+    plugin is found."""
     found, known = [], set()
     for plugin in plugins:
         offers = {offer: offer.partition(" ")[2] for offer in plugin.provides}

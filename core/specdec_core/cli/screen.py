@@ -1,4 +1,4 @@
-"""Escapes text for the terminal if it comes from others, such as names of plugins or messages of other libraries."""
+"""Escapes untrusted text for the terminal, such as names of plugins or messages of other libraries."""
 
 from __future__ import annotations
 

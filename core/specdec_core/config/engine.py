@@ -28,8 +28,8 @@ DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
 def _dtype_name(value: Any) -> Any:
-    """Convert a torch dtype, or another name that vLLM has for one ("half", "float"), to the name that this project
-    uses, such as "float16". Other values are returned unchanged."""
+    """Convert a torch dtype, or one of vLLM's short names ("half", "float"), to the name that this project uses, such
+    as "float16". Other values are returned unchanged."""
     if not isinstance(value, str) and type(value).__module__ != "torch":
         return value
     try:
@@ -41,7 +41,7 @@ def _dtype_name(value: Any) -> Any:
 
 @frozen(kw_only=True)
 class EngineConfig:
-    """The options of an engine, except those of speculation. `LLM` takes these keys."""
+    """The options of an engine, except those of speculation. `LLM` takes each as a keyword argument."""
 
     model: str | Path = field(
         validator=checkpoint,
@@ -146,8 +146,7 @@ class EngineConfig:
     def from_mapping(cls, mapping: Mapping[str, Any], other_keys: AbstractSet[str] = frozenset()) -> EngineConfig:
         """Make a config from keywords. Raises ConfigError for an unknown key, and suggests the nearest known one.
 
-        other_keys: keys that the caller accepts besides those of this class. They are unknown here, but the error may
-            suggest them, too.
+        other_keys: keys that this class does not accept, but that the error may suggest, since the caller accepts them.
         """
         own = fields_dict(cls)
         for key in mapping:

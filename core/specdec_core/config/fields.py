@@ -1,8 +1,8 @@
 """Checks for the fields of attrs classes. Their errors name the wrong value, what is allowed and what to do.
 
-Plugins use them for their own keys of speculative_config, and describe each key beside its check:
+Plugins use these checks for their own keys of speculative_config, and describe each key beside its check:
 
-    num_heads: int = field(default=4, validator=whole_number(1, 64), metadata={"help": "Heads of the draft."})
+    num_heads: int = field(default=4, validator=whole_number(1, 64), metadata={"help": "Attention heads."})
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ options = must(
 def shown(value: Any, most: int = MOST_SHOWN) -> str:
     """A value as text for an error message: its repr, cut after `most` characters, or its type if it has no repr.
 
-    Builds no more of the repr than is shown, because a few nested lists may stand for billions of values.
+    The repr is built only as far as it is shown, because that of nested lists can be extremely long.
     """
     found = ""
     try:

@@ -15,8 +15,8 @@ UNHASHED = {"specdec_unhashed": True}
 
 
 def config_hash(config: Any) -> str:
-    """The sha256, in hex, of an attrs object's class and fields, except fields marked UNHASHED. The digest of equal
-    configurations is the same in every process. It changes whenever the computation may change."""
+    """The sha256, in hex, of an attrs object's class and fields. Equal configurations have the same digest in every
+    process. Fields marked UNHASHED, which do not change what is computed, are left out."""
     try:
         text = json.dumps(_plain(config), sort_keys=True, default=_plain)
     except ConfigError:
@@ -30,8 +30,8 @@ def config_hash(config: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value that JSON cannot write to one that it can. Raises ConfigError if the value's only text is the
-    default repr, whose memory address differs from process to process."""
+    """Convert a value of any type to one for `json.dumps`. Raises ConfigError if the value has only
+    Python's default repr, since the memory address in it differs between processes."""
     if has(type(value)):
         hashed = [attribute.name for attribute in fields(type(value)) if not attribute.metadata.get("specdec_unhashed")]
         return {"class": type(value).__qualname__, **{name: getattr(value, name) for name in hashed}}

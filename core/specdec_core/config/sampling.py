@@ -87,9 +87,9 @@ def _naming_unknown_keys(cls: type[T]) -> type[T]:
 class SamplingParams:
     """How a prompt is completed, and when the completion stops.
 
-    The target's logits are changed in this order, at every draft token with the tokens that precede it:
+    The target's logits are changed by these parameters, in this order:
     allowed_token_ids, bad_words, min_tokens, logit_bias, logits_processors, repetition_penalty, frequency_penalty and
-    presence_penalty, temperature, min_p, top_k, top_p.
+    presence_penalty, temperature, min_p, top_k, top_p. At a draft token, the draft tokens before it count as output.
     """
 
     n: int = _whole(

@@ -115,7 +115,7 @@ class DraftSamplingConfig:
 @frozen(kw_only=True, slots=False)
 class DraftTreeConfig:
     """The option speculative_token_tree, for methods that can draft a tree of a given shape. The methods' config
-    classes inherit from this class. Without a shape, a method drafts chains, or trees of its own."""
+    classes inherit from this class. Without this option, a method drafts chains, or chooses the tree's shape itself."""
 
     speculative_token_tree: TokenTree | None = option(
         None,
@@ -238,8 +238,8 @@ class SpeculativeConfig:
         verifier_config: type | None = None,
         default_num_speculative_tokens: Callable[[Any], int] | None = None,
     ) -> SpeculativeConfig:
-        """Make a config from a flat mapping of the keys of this class, of the method and of the verifier, whose names
-        must all differ.
+        """Make a config from a flat mapping with the keys of this class, of the method and of the verifier. No two of
+        these may have a key of the same name.
 
         method_config: the method's config class.
         verifier_config: the verifier's config class; None: the verifier has no keys.
@@ -276,8 +276,8 @@ class SpeculativeConfig:
 
 
 def _foreign_key(key: object, known: AbstractSet[str], where: str) -> ConfigError:
-    """Make the error for a key that speculative_config does not have with this method. If other methods have the key
-    because they load a draft checkpoint, the error says so; otherwise it suggests the nearest known key.
+    """Make the error for a key that speculative_config does not have with this method. For a key of
+    `DraftModelConfig`, the error says that the method takes no draft model. Else it suggests the nearest known key.
 
     where: the speculative_config in which the key was found, as text for the message.
     """

@@ -19,9 +19,9 @@ from specdec_core.errors import ConfigError
 class TokenTree:
     """The shape of a draft tree, as one path from the root to each node (draft token).
 
-    paths: at each level, a path has a child's rank among its siblings (0: the likeliest). So (1, 0) is the likeliest
-        child of the root's second child. The paths are sorted by length, then by ranks; nodes are drafted in this
-        order.
+    paths: a path has one entry per level: the rank of a node among its siblings (0: the likeliest). So (1, 0) is the
+        likeliest child of the root's second child. The paths are sorted by length, then by ranks. Nodes are
+        drafted in this order.
     """
 
     paths: tuple[tuple[int, ...], ...]
@@ -95,8 +95,8 @@ class TokenTree:
 
     @cached_property
     def first_children(self) -> tuple[int, ...]:
-        """The index of the first child of the root and then of each node (draft token), [1 + num_nodes]. The root has
-        index 0, and the nodes follow in order. A node without children has the index that its first child would
+        """The index of the first child, for the root and then for each node (draft token), [1 + num_nodes]. The root
+        has index 0, and the nodes follow in order. For a node without children, the index that a first child would
         have."""
         return tuple(accumulate(self.num_children[:-1], initial=1))
 

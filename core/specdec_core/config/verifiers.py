@@ -1,4 +1,4 @@
-"""Options of verifiers. Does not import torch, because it is imported when a configuration is read."""
+"""Options of verifiers. Reading a configuration imports this module, which therefore does not import torch."""
 
 from __future__ import annotations
 

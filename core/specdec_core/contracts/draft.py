@@ -33,7 +33,7 @@ PER_NODE = ("token_ids", "parents", "q_rows", "scores")
 
 
 class DraftTree(NamedTuple):
-    """One request's draft tokens, with the index of each one's parent in this tree; -1: the request's last token."""
+    """One request's draft tokens, each with its parent's index in the tree. Parent -1 is the request's last token."""
 
     token_ids: list[int]
     parents: list[int]
@@ -41,8 +41,7 @@ class DraftTree(NamedTuple):
 
 @frozen(eq=False)
 class HostCopy:
-    """A numpy copy of one of a draft's tensors (`of`), kept on the host. It is used for that same tensor object only. A
-    changed draft has new tensor objects, so an outdated copy is never read."""
+    """A copy of the tensor `of` on the host, as a numpy array. `Draft` uses it for this tensor object only."""
 
     of: torch.Tensor
     values: np.ndarray
@@ -52,18 +51,18 @@ class HostCopy:
 class Draft:
     """Draft tokens for a batch: for each request a tree of tokens, which may be empty.
 
-    A node is a draft token, the root its request's last token. A node is *sampled* if its token was drawn from a draft
-    distribution, which is a row of `q`. Every other node is *chosen*: its token was picked deterministically (top-k,
-    n-gram), and it has -1 in `q_rows`. Siblings are in the order in which they were drawn or picked, sampled before
-    chosen. Earlier draws may decide whether a sampled node exists, but its own token may not.
+    A node is a draft token; the root of a tree is the request's last token. A node is *sampled* if its token was drawn
+    from a draft distribution, which is a row of `q`. Every other node is *chosen*: its token was picked
+    deterministically (top-k, n-gram), and it has -1 in `q_rows`. Siblings are in the order in which they were drawn or
+    picked, sampled before chosen. Whether a sampled node exists may depend on earlier draws, but not on its own token.
 
-    A node is *dead* (padding) if its parent is DEAD or dead; the others are *live*. A dead node has a token of the
-    vocabulary and takes part in the forward pass, but is no draft token: the engine ignores its score and its row of
-    `q`. A draft made on a GPU has exactly `max_draft_tokens[i]` nodes for request i, dead where drafting stopped, so
-    that its shapes do not depend on computed values. A draft made on a CPU may have fewer nodes.
+    A node is *dead* (padding) if its parent index is DEAD or its parent is dead; the others are *live*. A dead node has
+    a token of the vocabulary and takes part in the forward pass, but the engine ignores its score and its row of `q`.
+    On a GPU, a draft has exactly `max_draft_tokens[i]` nodes for request i, so that shapes do not depend on computed
+    values; nodes that drafting did not reach are dead. On a CPU, a draft may have fewer nodes.
 
-    The columns of `q` are one of: the target's vocabulary (the default); the tokens in `q_to_target`, the same for all
-    rows; or for each row the k different tokens in its row of `q_ids`. All other tokens have probability 0.
+    The columns of `q` are the target's vocabulary by default. With `q_to_target` they are the tokens listed there. With
+    `q_ids`, each row of `q` has k tokens of its own, all different. All other tokens have probability 0.
 
     The engine checks these rules. Values that are only on a GPU are checked there: if they are wrong, the error is
     raised when the step's results reach the host, and these results are discarded.
@@ -105,12 +104,12 @@ class Draft:
 
     @cached_property
     def host_token_ids(self) -> np.ndarray:
-        """int64 [num_nodes]   `token_ids` on the host: the host copy, or else a download, which is cached."""
+        """int64 [num_nodes]   `token_ids` as a numpy array on the host, copied from the device at most once."""
         return self.on_host(self.token_ids)
 
     @cached_property
     def host_parents(self) -> np.ndarray:
-        """int32 [num_nodes]   `parents` on the host: the host copy, or else a download, which is cached."""
+        """int32 [num_nodes]   `parents` as a numpy array on the host, copied from the device at most once."""
         return self.on_host(self.parents)
 
     @cached_property
@@ -154,11 +153,12 @@ class Draft:
         is_chain: bool = False,
         device: torch.device | str = "cpu",
     ) -> Draft:
-        """Make a draft from numpy arrays with the nodes of request 0, then of request 1, and so on. None is sampled.
+        """Make a draft from numpy arrays of all nodes, those of request 0 first. No token counts as sampled.
 
-        token_ids: int64 [num_nodes].
+        token_ids: int64 [num_nodes]. counts: [batch], the number of nodes of each request.
         parents: int32 [num_nodes], indices within the request's own tree; -1: the root; -2: a dead (padding) node.
-        counts: [batch], the number of nodes of each request. max_depth, is_chain: see the fields of `Draft`.
+        max_depth: the depth of the deepest live node, or an upper bound on it; a child of the root has depth 1.
+        is_chain: whether each request's live nodes come first and form a chain.
         scores: float32 [num_nodes], estimated P(accepted | parent accepted).
 
         On a CPU the draft shares the arrays' memory: allocate new arrays for the next step.
@@ -195,8 +195,8 @@ class Draft:
         return draft if torch.device(device).type == "cpu" else draft.to(device)
 
     def to(self, device: torch.device | str) -> Draft:
-        """Return a copy of the draft with all tensors on `device`. If that is a GPU, per-node tensors that the host has
-        now become the copy's `host_copies`: do not write to these tensors afterwards."""
+        """Return a copy of the draft with all tensors on `device`. If that is a GPU, the copy's `host_copies` hold the
+        per-node tensors that are on the host now: do not write to these tensors afterwards."""
         import torch
 
         device = torch.device(device)
@@ -215,7 +215,7 @@ class Draft:
         )
 
     def on_host(self, tensor: torch.Tensor) -> np.ndarray:
-        """Return a tensor of the draft as a numpy array: a view on a CPU, else its host copy, else a download."""
+        """Return a tensor of the draft as a numpy array. Copies it from the device only if there is no host copy."""
         if tensor.device.type != "cpu":
             for copy in self.host_copies:
                 if copy.of is tensor:

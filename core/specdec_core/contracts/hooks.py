@@ -69,7 +69,7 @@ def specdec_ops(device: str) -> OpsSpec | None:
 
     Called once when an engine is built. device: the type of device it runs on, such as "cpu" or "cuda". Return None if
     the plugin has no operations for that device; import heavy modules in the body. The spec's `supports` decides for
-    which of a model's layers an operation is used. Any plugin may implement this hook. It is an error if two plugins
+    which of a model's layers an operation is used. Any plugin may implement it. It is an error if two plugins
     replace one operation for the same layers, or if core has no such operation.
     """
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @frozen
 class KVLayout:
     """Shapes of the KV cache of a group of layers of the target or of a draft model. keeps_nodes: draft tokens have the
-    same slots as in the target's groups, and `KVManager.compact` moves the accepted ones."""
+    same slots as in the target's cache, and `KVManager.compact` moves the keys and values of accepted ones."""
 
     num_layers: int
     num_kv_heads: int
@@ -65,9 +65,9 @@ TARGET = "target"
 class KVManager(Protocol):
     """Stores the keys and values of all requests, in blocks of `block_size` slots, one token per slot.
 
-    A request's slots in a forward pass: first `num_computed` with final keys and values; then `num_known` of prompt
-    or output tokens to compute, the last of which is the root of the draft tree; then one per draft token, in order.
-    Groups of layers (the target's, a draft's) share each request's block table, not the storage.
+    In a forward pass a request has these slots, in order: `num_computed` slots with final keys and values; `num_known`
+    slots for prompt or output tokens to compute, the last one being the root of the draft tree; one slot for each draft
+    token. Groups of layers (of the target, of a draft model) share each request's block table, not the storage.
 
     The engine calls, for each request: `admit` when it is scheduled for the first time and again after a preemption; in
     each of its steps `reserve`, `metadata`, `compact` and `advance`, in this order; `release` when it ends or is
@@ -81,9 +81,9 @@ class KVManager(Protocol):
     def add_group(self, layout: KVLayout, owner: str = TARGET, lookahead: int = 0) -> int:
         """Allocate storage for a group of layers and return its index. A target may have several groups.
 
-        owner: TARGET, or the name of the proposer whose layers they are. Every forward pass of the target fills all of
-            the target's groups; a draft's group holds the tokens that `fill` reports.
-        lookahead: a slot's keys and values depend on its token and on this many later tokens (`Plan.lookahead`).
+        owner: TARGET, or the name of the proposer that has these layers. Every forward pass of the target fills all
+            groups of TARGET. For a proposer's group, `fill` reports which tokens it holds.
+        lookahead: on how many tokens after its own a slot's keys and values depend (`Plan.lookahead`).
         """
 
     def cache(self, group: int, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,8 +114,8 @@ class KVManager(Protocol):
         tokens of request i, in groups with `keeps_nodes`. The caches are on the device, the verdict on the host."""
 
     def fill(self, group: int, request_ids: Sequence[str], num_tokens: Sequence[int]) -> None:
-        """Record that a draft's group holds the keys and values of the first num_tokens[i] tokens of request i. Called
-        during `Proposer.observe` and `propose`. In such a group, `admit` counts only these tokens as cached."""
+        """Record that a proposer's group holds keys and values of the first num_tokens[i] tokens of request i. `admit`
+        counts only these tokens as cached in the group. Called during `Proposer.observe` and `propose`."""
 
     def advance(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
         """Mark counts[i] more slots of request i as final and free the blocks beyond them. Called on the host at the

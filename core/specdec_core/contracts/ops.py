@@ -40,10 +40,10 @@ class OpsSpec:
 
     api: the version of the plugin API that the plugin is written for (PLUGIN_API).
     ops: maps an operation's name to a function. Names, signatures and results are as in `specdec_core.ops.REFERENCE`.
-    supports: called with such a name and an OpsContext, returns whether the function can compute these layers. If not,
-        another plugin's or core's is used. Called only while an engine is built; for `paged_attention` with each set of
-        features that the layers use. The function itself must handle what differs between calls: the number of tokens,
-        tree attention (`AttentionPlan.ancestors`), modules of another dtype. `pack_linear` gets no quantized layers.
+    supports: called with an operation's name and an OpsContext, returns whether the function works for these layers; if
+        not, another is used. Called only while an engine is built; for `paged_attention` with each set of features that
+        the layers use. The function itself must handle all that differs between calls: the number of tokens, tree
+        attention (`AttentionPlan.ancestors`), modules of another dtype. `pack_linear` gets no quantized layers.
     """
 
     api: int

@@ -36,8 +36,8 @@ class RequestView(Protocol):
     def num_prompt_tokens(self) -> int: ...
     @property
     def num_cached_tokens(self) -> int:
-        """How many of the first tokens came from the prefix cache when the request was admitted. The target does not
-        compute them, so `observe` never gets them; the draft's KV cache holds them. 0 without prefix caching."""
+        """How many of the request's first tokens came from the prefix cache; 0 without prefix caching. The target does
+        not compute these tokens, and `observe` never gets them. A draft model's KV cache holds them, too."""
 
     @property
     def token_ids(self) -> np.ndarray:
@@ -54,8 +54,8 @@ class StepCosts:
 
 @frozen(eq=False)
 class ProposerBatch:
-    """The requests for which to draft. The target has computed all tokens of each request but the last, the root of its
-    draft tree. Each request may have at least one draft token."""
+    """The requests for which to draft. The target has computed all tokens of each request but the last one, which is
+    the root of the request's draft tree."""
 
     requests: Sequence[RequestView]
     root_token_ids: torch.Tensor  # int64 [batch]
@@ -68,8 +68,8 @@ class ProposerBatch:
 
 @frozen(eq=False)
 class TopTokens:
-    """The likeliest next tokens of the target after each node of a forward pass, accepted or not. A node is a request's
-    last token (root) or a draft token. Probabilities are the softmax of raw logits, before sampling parameters."""
+    """The target's likeliest next tokens after each node, accepted or not. A node is a request's last token (root) or a
+    draft token. Probabilities are the softmax of raw logits, before sampling parameters."""
 
     requests: torch.Tensor  # int64 [n]   index into the observation's requests, ascending
     positions: torch.Tensor  # int64 [n]
@@ -84,12 +84,12 @@ class Observation:
     """Hidden states that a forward pass of the target computed for tokens that are now final, in prefill and decode.
 
     Request b owns the rows offsets[b]:offsets[b + 1]. The first num_valid[b] of them are valid: the tokens known before
-    the forward pass, then the accepted draft tokens. They continue the request's earlier observations without a gap;
-    its first one, also after `reset`, begins at position `request.num_cached_tokens`. Some may lie after a stop; then
-    the request finishes. num_valid is 0 if logits were not finite: the request then ends or is reset.
+    the forward pass, then the accepted draft tokens. A request's first observation, also after `reset`, begins at
+    position `request.num_cached_tokens`; each later one continues after the last valid row. Valid rows may go past a
+    stop; the request then finishes. num_valid is 0 if logits were not finite: the request then ends or is reset.
 
-    While a request does not draft, its observations may come late and joined: one has the tokens of many forward
-    passes. If some of a request's tokens are never observed, the proposer is not asked to draft for it.
+    A request that does not draft may get one late observation with the tokens of many forward passes. A request of
+    which some tokens are never observed gets no drafts.
 
     All tensors are on the engine's device. `host_num_valid` and `host_last_rows` are copies on the host; reading them
     waits for the device, unless the engine had the numbers on the host anyway.
@@ -161,10 +161,10 @@ class Proposer(Protocol):
         return
 
     def propose(self, batch: ProposerBatch) -> Draft:
-        """Return a draft tree per request, possibly empty. Request i's has up to `batch.max_draft_tokens[i]` nodes."""
+        """Return a draft tree per request, possibly empty, with up to `batch.max_draft_tokens[i]` nodes in tree i."""
 
     def observe(self, observation: Observation) -> None:
-        """Receive hidden states of tokens that the target's forward pass made final, and each request's next token."""
+        """Receive the target's hidden states of tokens that are now final, and the next token of each request."""
         return
 
     def reset(self, request: RequestView) -> None:
@@ -175,7 +175,7 @@ class Proposer(Protocol):
         """Forget the request. reason: "stop", "length", "abort" or "error".
 
         If an interrupt (KeyboardInterrupt, from Ctrl-C) breaks off `start` or `finish`, the engine calls `finish` again
-        before the next step and ignores its exceptions. So it must also work for a request without state.
+        before the next step and ignores its exceptions. So `finish` must also work for a request without state.
         """
         return
 
@@ -191,28 +191,28 @@ class Proposer(Protocol):
 
 
 class LayerAttention(Protocol):
-    """Attention of a draft's own layers over their KV cache, computed by the same code as the target's attention.
+    """Attention of a draft model's or head's layers over their KV cache, computed by the same code as the target's.
 
-    A forward pass covers a half-open interval [start, start + length) of KV-cache slots of each request. The requests
-    follow each other in a flat batch that is padded to `padded(num_tokens)`. The `Plan.scratch_slots` slots from a
-    request's root (its last token) on are scratch: the draft may overwrite them at any time. Stored keys and values are
+    A forward pass covers the KV-cache slots [start, start + length) of each request. The tokens form a flat batch,
+    request after request, padded to `padded(num_tokens)`. From a request's root (its last token) on,
+    `Plan.scratch_slots` slots are scratch: the proposer may overwrite them at any time. Stored keys and values are
     never moved, unless the layout has keeps_nodes.
 
     `Proposer.observe` may store keys and values for all rows, from slot `starts` on: invalid rows fall on scratch
-    slots. A forward pass reads all slots below the ends of its intervals, masked ones too, so write all of them: a
-    masked slot has weight 0, but 0 times a NaN in unwritten memory is NaN.
+    slots. Write to all slots before `start + length`, masked ones too. The forward pass reads them all: a masked slot
+    has weight 0, but 0 times a NaN in unwritten memory is NaN.
     """
 
     implementation: str
     """The name to give to transformers' attention modules (`config._attn_implementation`) before `bind`."""
 
     def bind(self, modules: Sequence[torch.nn.Module]) -> None:
-        """Make transformers' attention modules call `attend`. modules: one for each draft layer, in their order."""
+        """Make transformers' attention modules call `attend`. modules: those of all draft layers, in layer order."""
 
     def padded(self, num_tokens: int) -> int: ...
 
     def fill(self, requests: Sequence[RequestView], num_tokens: Sequence[int]) -> None:
-        """Record that the draft's KV cache holds the keys and values of the first num_tokens[i] tokens of request i.
+        """Record that the draft layers' KV cache holds the first num_tokens[i] tokens of request i.
         With prefix caching, a later request with the same tokens skips only tokens that were recorded here."""
 
     def metadata(
@@ -227,7 +227,7 @@ class LayerAttention(Protocol):
     def forwarding(
         self, metadata: KVMetadata, visibility: Visibility, *, window: int | None = None
     ) -> AbstractContextManager[None]:
-        """Return a context manager in which the draft's layers run one forward pass with these block tables, slots and
+        """Return a context manager in which the draft layers run one forward pass with these block tables, slots and
         attention mask. window: sliding window of all layers, in positions including the token's own; a layer with a
         smaller window keeps its own."""
 
@@ -244,7 +244,7 @@ class LayerAttention(Protocol):
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Store keys and values, then compute attention with the mask of `forwarding`. For layers not given to `bind`.
+        """For layers not given to `bind`: store keys and values, then compute attention with the mask of `forwarding`.
 
         query: [num_tokens, num_heads, key_dim], after RoPE, as is key [num_tokens, num_kv_heads, key_dim].
         value: [num_tokens, num_kv_heads, value_dim].
@@ -279,8 +279,8 @@ class CausalLM(Protocol):
         window: int | None = None,
     ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """Run a forward pass over int64 token_ids and positions [num_tokens], padded to `LayerAttention.padded`. rows:
-        int64 [num_rows], the tokens whose logits are wanted. window: see `LayerAttention.forwarding`. Returns logits
-        [num_rows, vocab] and an empty mapping."""
+        int64 [num_rows], the tokens whose logits are wanted. window: sliding window of all layers, in positions.
+        Returns logits [num_rows, vocab] and an empty mapping."""
 
 
 class Embedding(Protocol):
@@ -333,10 +333,10 @@ class ProposerSpec:
     api: the version of the plugin API that the plugin is written for (PLUGIN_API).
     plan: called with the config, TargetInfo and num_speculative_tokens, returns a Plan. Loads no weights.
     requires: modules that must be installed, looked up without importing them.
-    num_speculative_tokens: called with config and device, returns the default number. None: users must give it.
-    detect: called with a checkpoint's config and tensor shapes by name, returns whether it is a draft for this method.
+    num_speculative_tokens: called with the config and the device, returns the default. None: users must give one.
+    detect: called with a checkpoint's config and tensor shapes (by name), returns whether it fits this method.
     train: the TrainingRecipe of this method's draft models; None if it does not train any.
-    published: for target models on the hub, the name of a draft model there; shown if users name no draft model.
+    published: maps target models on the hub to draft models there; shown to users who name no draft model.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Facts about the target model, for plans (what a proposer asks of the engine) and proposers."""
+"""Facts about the target model, for a proposer and its plan."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class TargetInfo:
     """Facts about the target model, known before its weights are loaded.
 
-    trust_remote_code: whether code that comes with checkpoints may run, including a draft's.
-    tokenizer: the transformers tokenizer of its prompts; None if prompts are given as token ids.
+    trust_remote_code: whether code that comes with the checkpoint of the target or of a draft model may run.
+    tokenizer: the target's transformers tokenizer; None if prompts are given as token ids.
     """
 
     model: str

@@ -37,8 +37,8 @@ class TrainingBatch:
 
 
 class Trainee(Protocol):
-    """The draft model in training: a torch.nn.Module. Training changes only its parameters, which are float32. It takes
-    random numbers from torch's default generators, which are seeded before each step."""
+    """The draft model in training: a torch.nn.Module. Training changes only its parameters, which are float32. Random
+    numbers come from torch's default generators, which are seeded before each step."""
 
     def __call__(self, batch: TrainingBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """Return the loss of the batch, a scalar tensor, and a dict of scalar tensors to log, by name."""
@@ -57,7 +57,7 @@ class TrainingRecipe:
         Trainee. It initializes parameters with torch's default generator.
     learning_rate: the default learning rate.
     taps: called with the options and TargetInfo, returns names of the hidden states that the loss needs (`Plan.taps`).
-    evaluation: speculative_config keys, besides method and model, for measuring the draft's acceptance length.
+    evaluation: speculative_config keys, besides method and model, to measure the draft model's acceptance length.
     """
 
     options: type

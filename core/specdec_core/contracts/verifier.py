@@ -77,22 +77,22 @@ class Verifier(Protocol):
     """Decides which draft tokens (nodes of the draft's trees) are accepted.
 
     A verifier gets processed logits: temperature, penalties, masks and truncation have been applied to every row, given
-    the tokens before it. At temperature 0 they are -inf except at the argmax; but if every request of a step is greedy,
-    the verifier "greedy" is used and gets them without that mask. A lossless verifier emits tokens with exactly the
-    distribution that these logits define. A lossy verifier's verdict counts only above temperature 0: for a greedy
-    request the engine uses the argmax instead, and the output has `lossless=True`. So acceptance cannot be relaxed for
-    greedy decoding; give such requests a low temperature instead.
+    the tokens before it. At temperature 0 they are -inf except at the argmax. Only the verifier "greedy", which is used
+    if every request of a step is greedy, gets logits without that mask. A lossless verifier emits tokens with exactly
+    the distribution that these logits define. A lossy verifier's verdict counts only above temperature 0: for a greedy
+    request the engine uses the argmax instead, and the output has `lossless=True`. To relax acceptance, give such
+    requests a low temperature.
 
     Handle all requests and the whole vocabulary at once; Python may loop over depth and siblings. Ignore dead (padding)
     nodes: `draft.num_live_per_request` and `draft.layout.is_alive` exclude them.
     """
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
-        """Return accepted tokens and the token after them. logits: float32 [num_rows, vocab] (see `contracts.draft`).
+        """Return accepted tokens and the token after them. logits: float32 [num_rows, vocab], a row per root and node.
 
-        If an accepted path reaches a row with NaN or +inf, or with nothing but -inf, its request fails (all -1), and no
-        other request is affected. A verifier that draws random numbers must fail the request if the path could have
-        reached the row, since whether a request starts over must not depend on a draw.
+        A request fails (all -1) if its accepted path reaches a row with NaN or +inf, or with nothing but -inf. Other
+        requests are not affected. If a verifier draws random numbers, a request fails also if the path could have
+        reached such a row: whether a request fails must not depend on a draw.
         """
 
 

@@ -56,13 +56,13 @@ class Nodes:
 class Acceptance:
     """Acceptance statistics of each request, which predict how likely its next draft tokens are to be accepted.
 
-    Draft tokens are counted in bins of similar draft probability, and only if their parent was accepted, since only
-    these were verified. Requests share no statistics, because temperature and prompt decide how good a draft is. So if
-    costs are fixed in the config, a request's drafts depend on its own past only.
+    Draft tokens are counted in bins of similar draft probability. A token counts only if its parent was accepted, since
+    otherwise it was not verified. Requests share no statistics, because temperature and prompt decide how good a draft
+    is. So if costs are fixed in the config, a request's drafts depend on its own past only.
 
-    Before a request has statistics, a token's predicted acceptance is the probability that the draft model gave it, or
-    1 for the first token sampled from a distribution. This value times the request's ratio of accepted to predicted
-    tokens stays part of later predictions, with the weight of PRIOR_WEIGHT observed tokens.
+    Without statistics, a token's predicted acceptance is the probability that the draft model gave it, or 1 for the
+    first token sampled from a distribution. Later this value, times the request's ratio of accepted to predicted
+    tokens, is a prior with the weight of PRIOR_WEIGHT observed tokens.
 
     Counts decay by 1/128 with each step in which the request may have a draft. So a request that gets no drafts any
     more, because too many were rejected, will be tried again.
@@ -114,8 +114,12 @@ class Acceptance:
         self._gained[rows] += gained
 
     def of_nodes(self, rows: np.ndarray, probs: np.ndarray, is_first_draw: np.ndarray) -> np.ndarray:
-        """float64 [n]   predicted probability that each draft token is accepted if its parent is. Arguments as in
-        `add_nodes`."""
+        """float64 [n]   predicted probability that each draft token is accepted if its parent is.
+
+        rows: int64 [n], the row of each token's request in these statistics.
+        probs: float [n], the probability that the draft model gave each token.
+        is_first_draw: bool [n], whether the token is the first sampled from its distribution.
+        """
         bins, predicted = _bins_and_predictions(probs, is_first_draw)
         ratio = (self._accepted[rows].sum(axis=-1) + 1) / (self._predicted[rows] + 1)
         prior = np.minimum(predicted * ratio, 1)
@@ -124,9 +128,8 @@ class Acceptance:
         return expected
 
     def of_level(self, rows: np.ndarray, depth: int) -> np.ndarray:
-        """float64 [n]   for each request, the predicted probability that one of a node's children at this depth is
-        accepted if the node is. It can be computed before this depth is drafted. rows: int64 [n], the requests'
-        rows."""
+        """float64 [n]   for each request, the predicted probability that a draft token of this depth is accepted after
+        one of the previous depth was. rows: int64 [n], the requests' rows in these statistics."""
         tried, accepted = self._levels_tried[rows], self._levels_accepted[rows]
         anywhere = (accepted.sum(axis=-1) + 1) / (tried.sum(axis=-1) + 1)
         level = min(depth, MOST_LEVELS) - 1
@@ -142,9 +145,6 @@ class Acceptance:
 
 
 def _bins_and_predictions(probs: np.ndarray, is_first_draw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each draft token's histogram bin, and its predicted probability of acceptance before there are statistics:
-    its draft probability, or 1 if it is the first token sampled from a distribution. Such first draws have bins of
-    their own."""
     return np.searchsorted(EDGES, probs) + NUM_BINS * is_first_draw, np.where(is_first_draw, 1, probs)
 
 

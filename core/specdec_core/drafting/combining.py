@@ -14,14 +14,16 @@ from specdec_core.drafting.merging import merge_drafts
 def combine_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> Draft:
     """Combine the drafts of several proposers into one tree for each request.
 
-    If no draft has sampled tokens, `merge_drafts` merges them, and raises its errors. Otherwise the first draft that
-    has sampled tokens is kept whole, since dropping a sampled token would change the output's distribution
-    (docs/losslessness.md). The best tokens of the other drafts are then added to its tree until the tree has
-    max_draft_tokens. They come after existing siblings and count as chosen (picked deterministically), even if they
-    were sampled: verification of chosen tokens is lossless for any token.
+    If no draft has sampled tokens, `merge_drafts` merges them all. Otherwise the first draft that has sampled tokens is
+    kept whole, since dropping a sampled token would change the output's distribution (docs/losslessness.md). The best
+    tokens of the other drafts are then added to its trees, until a request has max_draft_tokens.
 
-    If an added token equals an existing child of its parent, it becomes that child, and its own children are added
-    below it. This is lossless because they depend only on earlier draws.
+    Added tokens come after existing siblings and count as chosen (picked deterministically), even if they were sampled:
+    verification of chosen tokens is lossless for any token. If an added token equals an existing child of the same
+    parent, the two become one node with the children of both. This is lossless because these children depend only on
+    earlier draws.
+
+    Raises ConfigError if drafts that are merged differ in batch size or device.
     """
     sampled = next((i for i, draft in enumerate(drafts) if draft.q is not None), None)
     if sampled is None:
@@ -70,8 +72,7 @@ class _Tree:
 
 
 def _united(whole: Draft, trees: Sequence[_Tree]) -> Draft:
-    """Make one draft from the trees of all requests, with the draft distributions `q` of `whole`, the draft that is
-    kept whole."""
+    """Make one draft from the trees of all requests, with the draft distributions `q` of `whole`."""
     assert whole.q_rows is not None
     if sum(len(tree.token_ids) for tree in trees) == whole.num_nodes:
         return whole

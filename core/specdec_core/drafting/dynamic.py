@@ -21,15 +21,16 @@ LEAST = np.finfo(np.float32).min
 class DynamicTree:
     """Grows equally many draft tokens (nodes) for every request and keeps the likeliest max_draft_tokens of them.
 
-    At each level, the top_k nodes with the highest probability of their path from the root get their top_k likeliest
-    children. The root is the request's last token; there are `depth` levels after its children. Of all nodes the
-    likeliest are kept, in the order in which they were grown; of equally likely nodes, the one grown first is kept. No
-    token is sampled. A node whose logits are not finite keeps no children.
+    The root (a request's last token) gets its top_k likeliest children. In each of `depth` further levels, the top_k
+    likeliest nodes of the level before get their top_k likeliest children. A node's likelihood is the probability of
+    its path from the root. The nodes that are kept stay in the order in which they were grown; of equally likely nodes,
+    the one grown first is kept. No token is sampled. A node whose logits are not finite keeps no children.
 
-    q_to_target: see `DraftBuilder`.
+    q_to_target: int64 [draft_vocab], maps draft token ids to target token ids; None if they are the same.
     stopping: the result of `DraftStop.begin`, or None. It decides which requests get no more nodes, and which nodes are
         dropped because verifying them costs more than they gain.
-    min_prob: a request gets no more nodes once every path of its tree is less likely. Give this or stopping, not both.
+    min_prob: a request gets no more nodes once all paths to its newest nodes have a lower probability than this. Give
+        this or stopping, not both.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class DynamicTree:
         return self._level(rows, above, token_ids[self._each, chosen])
 
     def _level(self, rows: np.ndarray, above: np.ndarray, token_ids: np.ndarray) -> Level:
-        """Return the frontier (the nodes to expand next) as a `Level`, the input of the draft's next forward pass.
+        """Return the frontier (the nodes to expand next) as a `Level`, the input of the next forward pass.
 
         rows: int64 [num_growing, n], the row of logits from which each node was grown.
         above: int64 [batch, n], the index of each node's parent in the previous frontier.
@@ -121,9 +122,11 @@ class DynamicTree:
         return level
 
     def _best_children(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Return the likeliest children of each node of the frontier (the nodes to expand): log probabilities [batch,
-        width, num_children], IMPOSSIBLE for requests that have been stopped, and token ids [batch, width *
-        num_children]."""
+        """Return the likeliest children of each node of the frontier (the nodes to expand).
+
+        Returns log probabilities [batch, width, num_children], IMPOSSIBLE for stopped requests, and token ids [batch,
+        width * num_children].
+        """
         best = logits.log_softmax(dim=-1, dtype=torch.float32).topk(min(self._top_k, logits.shape[-1]), dim=-1)
         token_ids = best.indices if self._q_to_target is None else self._q_to_target[best.indices]
         shape = len(self._growing), self._frontier.shape[1], -1
@@ -150,7 +153,7 @@ class DynamicTree:
         """bool [num_growing]   whether each request grows children below its frontier (the nodes to expand next).
 
         above: int64 [batch, n], the index of each node's parent among the `width` nodes of the previous frontier.
-        log_probs: float32 [batch, n], the draft's log probability of each node's token.
+        log_probs: float32 [batch, n], the draft model's log probability of each node's token.
         """
         best = self._of_growing(self._frontier_scores[:, 0])
         if self._stopping is None:

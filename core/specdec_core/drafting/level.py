@@ -1,4 +1,4 @@
-"""The loop that grows trees of draft tokens level by level, and the slots of each level in the draft's KV cache."""
+"""The loop that grows trees of draft tokens level by level, and each level's slots in the draft model's KV cache."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from specdec_core.ops.padding import padded_to
 
 @frozen(eq=False)
 class Level:
-    """The draft tokens of one depth, as input of the draft's next forward pass: `width` entries for each of `requests`,
-    request by request.
+    """The draft tokens of one depth, as input of the draft model's next forward pass.
 
-    A request's draft tokens come first among its entries, in the order of their KV-cache slots. The remaining entries
-    are *dead* (padding): they take part in the forward pass only to keep shapes fixed. A dead entry has a token id of
-    the vocabulary, a parent among its own request's entries, and no ancestor but itself. It gets no children, is not
-    part of the draft, and its slot is overwritten later.
+    Each of `requests` has `width` entries; the requests follow each other. A request's draft tokens come first among
+    its entries, in the order of their KV-cache slots. The remaining entries are *dead* (padding): they take part in the
+    forward pass only to keep shapes fixed. A dead entry has a token id of the vocabulary, a parent among its own
+    request's entries, and no ancestor but itself. It gets no children, is not part of the draft, and its slot is
+    overwritten later.
 
-    `ancestors` and `starts` are slots of the draft's KV cache, counted from the request's first slot for draft tokens.
-    A request's draft tokens of all depths have consecutive slots, and so have its entries in one level. On a CPU,
-    requests without draft tokens are left out, and width is the largest number of draft tokens of a request. On a GPU
-    all requests stay, and width is the most that a request may have (`may_shrink`).
+    `ancestors` and `starts` are slots of the draft model's KV cache, counted from the request's first slot for draft
+    tokens. A request's draft tokens of all depths have consecutive slots, and so have its entries in one level.
+
+    On a CPU, requests without draft tokens are left out, and width is the largest number of draft tokens of a request.
+    On a GPU all requests stay, and width is the largest number that a request may have (`may_shrink`).
     """
 
     width: int
@@ -46,8 +47,8 @@ class Level:
 
 
 def may_shrink(device: torch.device) -> bool:
-    """Whether a `TreeGrower` leaves requests without draft tokens out of a level: True on a CPU. On a GPU all requests
-    stay, since the host would have to wait for the device to know which have draft tokens."""
+    """Whether a level leaves out requests without draft tokens: True on a CPU. On a GPU the host would have to wait for
+    the device to know which requests these are."""
     return device.type == "cpu"
 
 
@@ -61,7 +62,7 @@ class TreeGrower(Protocol):
         ...
 
     def grow(self, logits: torch.Tensor) -> Level | None:
-        """Grow a level and return it for the draft's next forward pass; None if no more forward passes are needed.
+        """Grow a level and return it, as input of the next forward pass; None if no more forward passes are needed.
 
         logits: float [n, draft_vocab]. In the first call there is a row for each request in `roots`, later for each
             entry of the last level, padding included.
@@ -85,8 +86,8 @@ def grow(grower: TreeGrower, logits: torch.Tensor, forward: Callable[[Level], to
 
 @frozen(eq=False)
 class DraftPass:
-    """The inputs of one forward pass of a draft's layers, over known tokens or over a level of draft tokens, padded to
-    `LayerAttention.padded`."""
+    """The inputs of one forward pass of a draft model or head, padded to `LayerAttention.padded`. Its tokens are known
+    tokens or a level of draft tokens."""
 
     metadata: KVMetadata
     visibility: Visibility

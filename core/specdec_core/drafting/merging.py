@@ -1,4 +1,4 @@
-"""Merges several drafts whose tokens were picked, not sampled: for proposers that combine several ways of drafting."""
+"""Merges several drafts of deterministic (not sampled) tokens: for proposers that combine several ways of drafting."""
 
 from __future__ import annotations
 

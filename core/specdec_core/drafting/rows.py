@@ -41,5 +41,5 @@ class RequestRows:
         return self._rows.get(request.id)
 
     def of(self, requests: Iterable[RequestView]) -> list[int]:
-        """The rows of these requests, each of which has one."""
+        """Return the rows of these requests, in order. Every request must have a row already."""
         return [self._rows[request.id] for request in requests]

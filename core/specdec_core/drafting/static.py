@@ -32,7 +32,9 @@ class _Entries(NamedTuple):
 class StaticTree:
     """Grows a tree of the same shape for every request, level by level, cut off at max_draft_tokens nodes.
 
-    method, q_to_target: see `DraftBuilder`.
+    method: "greedy": a node's children are the likeliest next tokens. "probabilistic": children are drawn without
+        replacement at the request's temperature, or chosen as with "greedy" if that is 0.
+    q_to_target: int64 [draft_vocab], maps draft token ids to target token ids; None if they are the same.
     stopping: the result of `DraftStop.begin`, or None. Requests that it stops get no more nodes.
     """
 
@@ -98,7 +100,7 @@ class StaticTree:
         return draft if self._stopping is None else self._stopping.keep(draft, in_place=True)
 
     def _level(self, nodes: _Entries, goes: np.ndarray | None) -> Level:
-        """Return these nodes as the `Level` for the draft's next forward pass, padded if requests have different
+        """Return these nodes as a `Level`, the input of the next forward pass, padded if requests have different
         numbers of nodes. goes: bool [n], the nodes that may get children; None: all."""
         starts, depth = self._totals, nodes.ancestors.shape[1]
         if self._shape.is_chain and len(nodes.rows) == len(self._active):  # one node per request, as in most steps

@@ -24,8 +24,8 @@ compiled."""
 
 @frozen
 class Prices:
-    """The cost of drafting one more level, and of verifying one more draft token (node). The unit is one request's
-    share of a target's forward pass without draft tokens."""
+    """The cost of drafting one more level, and of verifying one more draft token (node). The unit is the cost of a
+    forward pass of the target without draft tokens, divided by the number of requests."""
 
     level: float
     node: float
@@ -33,13 +33,14 @@ class Prices:
 
 
 class DraftStop:
-    """Decides for each request how many levels and tokens to draft. A proposer has one DraftStop, calls its `start` and
-    `finish` for each request, and passes the result of `begin` to `StaticTree` or `DynamicTree`.
+    """Decides for each request how many levels and tokens to draft, if adaptive_draft_length is on.
 
-    Without adaptive_draft_length it does nothing.
+    A proposer has one DraftStop and calls its `start` and `finish` for each request. In `propose`, the proposer calls
+    `begin` and passes the result to `StaticTree` or `DynamicTree`.
 
-    forwards_roots: whether drafting begins with a forward pass over each request's last token. True for a draft model;
-        False for a draft head, which uses the target's hidden states. A request without a draft saves that cost.
+    forwards_roots: whether drafting begins with a forward pass over each request's last token. If so, the first level
+        costs as much as any other; else it costs nothing. True for a draft model; False for a draft head, which uses
+        the target's hidden states.
     """
 
     def __init__(self, config: DraftStopConfig, max_num_seqs: int, *, forwards_roots: bool = False) -> None:
@@ -95,9 +96,11 @@ class DraftStop:
 
 
 class Stopping:
-    """Decides in one step how far each request drafts. A decision uses only what is known before the tokens in question
-    are drawn, since dropping a sampled token because of its value would change the output's distribution
-    (docs/losslessness.md). So already drafted tokens are dropped only in requests in which no token was sampled.
+    """Decides in one step how many levels and tokens to draft for each request.
+
+    Dropping a sampled token because of its value would change the output's distribution (docs/losslessness.md). So
+    whether to draft a token is decided before the token is drawn. Later, tokens are dropped only in requests without
+    sampled tokens.
 
     drafting: indices of the requests that get a draft, ascending.
     """
@@ -133,8 +136,8 @@ class Stopping:
         """bool [batch]   the requests that get another level below the one that was just grown.
 
         requests: int64 [n], the request of each draft token of the level just grown, as index into the batch.
-        rows: int64 [n], the index of each token's parent among the tokens of the previous call, counting only requests
-            that got another level. In the first call: the request's index in `drafting`.
+        rows: int64 [n], the index of each token's parent among the previous call's tokens, without the requests that
+            this call stopped. In the first call: the index of the token's request in `drafting`.
         probs: float [n], the draft model's probability of each token.
         is_first_draw: bool [n], whether a token is the first of sampled siblings.
         num_nodes: int64 [batch], the most draft tokens that the next level may have.
@@ -150,9 +153,11 @@ class Stopping:
         return goes
 
     def keep(self, draft: Draft, *, in_place: bool) -> Draft:
-        """Drop draft tokens that are expected to gain less than verifying them costs, in requests without sampled
-        tokens. Called once, with the finished draft, which must have `scores`. in_place: drop only tokens at the end of
-        a request's list of draft tokens, so that the others keep their indices."""
+        """Drop draft tokens that are expected to gain less than their verification costs. Requests with sampled tokens
+        keep all of theirs. Called once, with the finished draft, which must have `scores`.
+
+        in_place: drop only a request's last draft tokens, so that the others keep their indices.
+        """
         self.step_drafts.nodes = nodes = Nodes.of(draft)
         if draft.num_nodes:
             self.step_drafts.level_s = (perf_counter() - self._started) / self._depth

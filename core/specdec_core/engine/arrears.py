@@ -1,4 +1,4 @@
-"""Late observations: stores the target's hidden states of requests that do not draft, until the proposer sees them."""
+"""Stores the target's hidden states of requests that do not draft, until a proposer sees them (a late observation)."""
 
 from __future__ import annotations
 

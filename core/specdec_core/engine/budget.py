@@ -23,9 +23,9 @@ class DraftBudget:
     def __call__(self, request: Request, num_running: int) -> int:
         """The most draft tokens that a request may have in this step, decided before drafting.
 
-        A step emits one token more than it accepts, so the number is limited such that no draft runs past the request's
-        last token (max_total_tokens). It is 0 in a request's first forward pass: there are no hidden states to draft
-        from yet.
+        A step emits the accepted draft tokens and one more token. So the number of draft tokens stays below the number
+        of tokens left until max_total_tokens. A request's first forward pass has no draft tokens, since there are no
+        hidden states to draft from yet.
         """
         has_run = request.num_computed > request.num_cached_tokens
         if request.num_pending != 1 or not has_run or not request.may_draft:

@@ -252,7 +252,7 @@ def make_plan(spec: ProposerSpec, options: Any, target: TargetInfo, num_speculat
 
 def build_proposer(spec: ProposerSpec, options: Any, context: BuildContext) -> Proposer:
     """Call `build` of a proposer's spec and check the proposer that it returns. Raises PluginError if `build` raises an
-    error, or if the proposer lacks a method of `CALLS`.
+    error, or if the proposer lacks a required method (`CALLS`).
 
     options: an instance of the method's config class.
     """

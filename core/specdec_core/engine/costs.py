@@ -1,4 +1,4 @@
-"""Measures the time of a forward pass of the target over an engine's first steps. The result is then fixed."""
+"""Estimates the time of the target's forward pass from measurements in an engine's first steps."""
 
 from __future__ import annotations
 

@@ -37,9 +37,8 @@ def _current_gpu(device: torch.device) -> Iterator[None]:
 
 
 def failure_of(device: torch.device, error: BaseException) -> DeviceError | None:
-    """Find out whether the error of a step means that the device has failed, so that every later call to it would fail,
-    as after a device-side assert or an access to an illegal address. Returns the DeviceError to raise instead, or None
-    if the device still works.
+    """Return a DeviceError if an exception of a step means that the device has failed; None if the device still
+    works. After a device-side assert or an access to an illegal address, for example, every later call would fail.
 
     torch has an exception type for a failed device. A plugin's code may raise any type, so the GPU itself is tested,
     too.
@@ -74,7 +73,7 @@ def _is_final(error: BaseException) -> bool:
 
 
 def _is_about_memory(error: BaseException) -> bool:
-    """Whether the error is that memory ran out, after which the device still works."""
+    """Whether the error means that memory ran out. The device still works after such an error."""
     return "out of memory" in str(error)
 
 

@@ -70,7 +70,7 @@ def check_nodes(draft: Draft, vocab_size: int) -> None:
 
 
 def check_probs(draft: Draft, vocab_size: int) -> None:
-    """Check the draft tokens' scores, and `q`, the distributions that they were drawn from. Raises ValueError.
+    """Check the scores of a draft, and `q`, the distributions that draft tokens were drawn from. Raises ValueError.
 
     draft: passed `check_nodes`.
     """
@@ -165,8 +165,7 @@ def _check_q(draft: Draft, q: torch.Tensor, q_rows: np.ndarray, token_ids: np.nd
     """Check the rows of `q` that draft tokens were drawn from. Each row must be a probability distribution that gives
     the tokens drawn from it a positive probability. Other rows are ignored. Raises ValueError.
 
-    q_rows, token_ids: for each sampled draft token, its row of `q` and its token id. Padding is left out, and there is
-        at least one.
+    q_rows, token_ids: the row of `q` and the token id of each sampled draft token, without padding. Not empty.
     """
     # Two passes over q and no copy: a fifth of what a softmax costs.
     sums, least = q.sum(-1).numpy(), float(q.amin()) if q.numel() else 0.0

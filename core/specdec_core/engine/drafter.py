@@ -26,8 +26,8 @@ class Drafter:
     plan: what the proposer needs from the engine.
     num_speculative_tokens: the most draft tokens of a request in a step, for this proposer.
     max_tokens: the most tokens whose hidden states are stored, to be shown to the proposer later.
-    reads_drafts: whether a draft whose values can be read without waiting for a GPU is checked on the host
-        (`draft_check`). If False, as some tests set it, every draft is checked as one on a GPU (`safe_draft`).
+    reads_drafts: whether drafts are checked on the host (`draft_check`) if their values can be read without waiting for
+        a GPU. Other drafts are checked on their device (`safe_draft`). Some tests set it to False.
     """
 
     def __init__(

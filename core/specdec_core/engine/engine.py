@@ -40,13 +40,15 @@ class Engine:
     """Runs requests step by step: continuous batching, with or without speculation.
 
     Only one thread at a time may use it. Listeners (callbacks that receive a request's output) are called between steps
-    and may call any method.
+    and may call any method of the engine.
 
     An exception inside a step aborts the running requests, since their state may be inconsistent; waiting requests go
-    on with the next step. An interrupt (Ctrl-C) counts as an exception and may come at any moment; if another one
-    breaks off the cleanup, the next step completes it. If the device fails for good, the step raises DeviceError and
-    all requests end; after that, every call except `cancel` and `close` raises DeviceError. An engine that is not
-    closed closes its proposers when it is garbage-collected or when the interpreter exits.
+    on with the next step. An interrupt (Ctrl-C) counts as an exception. If a second interrupt stops the cleanup, the
+    next step completes the cleanup.
+
+    If the device fails for good, the step raises DeviceError and all requests end. After that, every call except
+    `cancel` and `close` raises DeviceError. An engine that is not closed closes its proposers when it is
+    garbage-collected or when the interpreter exits.
 
     plugins: provide proposers, verifiers, KV managers and operations.
     tokenizer: None: requests and outputs are token ids only.
@@ -112,8 +114,8 @@ class Engine:
     ) -> str:
         """Queue a request and return its id.
 
-        listener: called as listener(request, pieces) after each step with the request's new tokens, which have their
-            text if is_streamed. At the last call request.finish_reason is set.
+        listener: called as listener(request, pieces) after each step that adds output to the request. The pieces are
+            the new tokens, with their text if is_streamed. At the last call request.finish_reason is set.
         cache_salt: requests share cached keys and values only if their salts are equal.
 
         Raises ConfigError or CapacityError without affecting other requests; SpecdecError once the engine is closed,
@@ -242,16 +244,15 @@ class Engine:
         return emitted
 
     def _settle(self, request: Request, emitted: Emitted) -> None:
-        """Finish a request that has stopped, and handle one whose logits were not finite."""
+        """Finish a request if it has stopped, or call `_fail` if its logits were not finite."""
         if request.id in emitted.failed:
             self._fail(request, had_draft=emitted.failed[request.id])
         elif request.finish_reason is not None:
             self._finish(request, request.finish_reason)
 
     def _fail(self, request: Request, *, had_draft: bool) -> None:
-        """Handle a request whose logits were not finite, before or after sampling parameters were applied. If it had a
-        draft, a draft token may be the cause, so the request starts over without drafts. Otherwise it ends with an
-        error."""
+        """Handle a request whose logits (raw or processed) were not finite. With a draft, a draft token may be the
+        cause, so the request starts over and gets no more drafts. Without one, the request ends with an error."""
         if not had_draft:
             request.error = why_not_finite(request.constraints)
             self._finish(request, "error")

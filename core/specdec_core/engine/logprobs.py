@@ -56,7 +56,7 @@ class PromptPart:
 
 def prompt_parts(schedule: Schedule, batch: StepBatch) -> list[PromptPart]:
     """For each request that asks for prompt logprobs, the range of its prompt tokens whose logprobs this forward pass
-    computes. A request that was preempted may have some logprobs already; these tokens are left out."""
+    computes. Tokens whose logprobs are known from before a preemption are left out."""
     parts = []
     for request, num_known, offset in zip(schedule.requests, schedule.num_known, batch.token_offsets, strict=True):
         if request.prompt_logprobs is not None:

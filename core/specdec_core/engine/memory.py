@@ -30,8 +30,8 @@ class MemoryPlan:
 
     free_bytes: the device's free memory before the weights (`target_weight_bytes` and `draft_weight_bytes`) are loaded.
     kv_budget_bytes: the most memory that the KV cache may use after the weights are loaded.
-    scratch_slots: how many KV-cache slots of a request a proposer may overwrite while it drafts. The first is the slot
-        of the root (the request's last token).
+    scratch_slots: the number of KV-cache slots per request that a proposer may overwrite while it drafts. The first is
+        the slot of the root (the request's last token).
     limited_by: the reason why num_blocks is not larger.
     """
 
@@ -58,7 +58,7 @@ class MemoryPlan:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens that the KV cache holds, of all requests together."""
+        """How many tokens, of all requests together, fit into the KV cache."""
         return self.num_blocks * self.block_size
 
     @property
@@ -68,7 +68,7 @@ class MemoryPlan:
 
     @property
     def scratch_bytes(self) -> int:
-        """The most bytes of the KV cache that a proposer uses for one request while it drafts (scratch_slots)."""
+        """The number of bytes in one request's scratch slots of the KV cache."""
         return self.scratch_slots * self.kv_bytes_per_token
 
 
@@ -140,8 +140,8 @@ def _check(memory: MemoryPlan, left_bytes: int) -> None:
 
 
 def _kv_budget(fraction: float | None, left_bytes: int, total_bytes: int, device: torch.device) -> int:
-    """The most bytes for the KV cache. On a GPU: left_bytes, minus a share 1 - fraction of total_bytes that is reserved
-    for activations and other uses. On a CPU, which other programs share: fraction of left_bytes.
+    """The most bytes that the KV cache may use. On a GPU: left_bytes - (1 - fraction) * total_bytes, which leaves room
+    for activations and other uses. On a CPU, which other programs share: fraction * left_bytes.
 
     fraction: gpu_memory_utilization; None: the default.
     left_bytes: free memory after the weights are loaded.

@@ -1,4 +1,4 @@
-"""A proposer with its name, so that its exceptions become a PluginError that names it."""
+"""A proposer with its name. Exceptions of the proposer become a PluginError that has this name."""
 
 from __future__ import annotations
 

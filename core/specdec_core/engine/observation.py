@@ -30,9 +30,9 @@ def observation_of(
 
     verdict: the result of verification, on the host.
     chosen: the requests, as ascending indices into the schedule.
-    taps: the points in the model at which the hidden states are taken: see `Plan.taps`.
-    num_top_tokens: how many of the target's most likely next tokens to add at each root and draft token; 0: none. See
-        `Plan.top_tokens`.
+    taps: the hidden states to include: "input.i" for those that enter layer i of the target, or "final" for those after
+        the final norm.
+    num_top_tokens: how many of the target's most likely next tokens to add at each root and draft token; 0: none.
     """
     batch, device = computed.batch, computed.batch.token_ids.device
     which = np.asarray(chosen, dtype=np.int64)

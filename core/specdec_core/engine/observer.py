@@ -23,9 +23,9 @@ class Observer:
         stored until just before its next draft. The default returns False; assign another function to turn drafting
         off.
     pays: a function of a request that returns whether drafting for it is worth the cost of showing its stored hidden
-        states to the proposer. It is called when more than max_tokens tokens of all requests would be stored, for the
-        request with the most. If True, the proposer sees the hidden states now. If False, they are dropped, and the
-        request gets no drafts until it is preempted and starts over. The default returns True.
+        states to the proposer. When more than max_tokens tokens would be stored, `pays` is called for the request with
+        the most stored tokens. If True, the proposer sees this request's hidden states now. If False, they are dropped,
+        and the request gets no drafts until it is preempted and starts over. The default returns True.
 
     The proposer never sees requests that ask for no drafts (num_speculative_tokens=0).
     """
@@ -76,8 +76,9 @@ class Observer:
         return request not in self._lost and request.params.num_speculative_tokens != 0
 
     def _put_off(self, requests: Sequence[Request], observation: Observation) -> None:
-        """Store an observation of these requests. As long as this would store more than max_tokens tokens in all, first
-        the stored hidden states of the request with the most tokens are shown to the proposer, or dropped (`pays`)."""
+        """Store an observation of these requests. While this would exceed max_tokens stored tokens, the request with
+        the most stored tokens is evicted: its hidden states are shown to the proposer if `pays` returns True for the
+        request, else dropped."""
         num_tokens = sum(observation.host_num_valid)
         while self._arrears.num_tokens and self._arrears.num_tokens + num_tokens > self._max_tokens:
             most = self._arrears.largest()

@@ -10,8 +10,8 @@ from specdec_core.errors import PluginError, SpecdecError
 
 @contextmanager
 def blaming(plugin: str, what: str) -> Iterator[None]:
-    """A context in which an exception of a plugin becomes a PluginError that names the plugin. For building an engine;
-    specdec's own errors pass unchanged.
+    """A context in which an exception of a plugin becomes a PluginError that names the plugin. Used while an engine
+    is built. specdec's own errors pass unchanged.
 
     plugin: the plugin's name in the error message, such as "proposer 'eagle'".
     what: what the plugin could not do, such as "be built".
@@ -28,7 +28,7 @@ def blaming(plugin: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def blaming_in_step(plugin: str) -> Iterator[None]:
-    """A context in which an exception of a plugin becomes a PluginError that names the plugin. For calls in a step.
+    """A context in which an exception of a plugin becomes a PluginError that names the plugin. Used in steps.
 
     plugin: the plugin's name in the error message, such as "proposer 'eagle'".
     """

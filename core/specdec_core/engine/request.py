@@ -35,7 +35,7 @@ class Request:
     """A request as proposers see it (`RequestView`), and the engine's bookkeeping.
 
     num_computed: the number of tokens, from the first on, whose final keys and values are in the KV cache.
-    num_cached_tokens: how many of these tokens came from the prefix cache.
+    num_cached_tokens: the number of tokens whose keys and values came from the prefix cache.
     num_tokens: the number of prompt and output tokens. Those from index num_computed on are pending. A single pending
         token is the root of the next draft.
     max_total_tokens: the limit of num_tokens.
@@ -92,9 +92,9 @@ class Request:
 
     @property
     def reusable_token_ids(self) -> np.ndarray:
-        """The tokens whose keys and values may come from the prefix cache, int64 [n]. These are all of the request's
-        tokens, or none if prompt logprobs need every token's logits or if the request's logits were not finite
-        before."""
+        """The tokens whose keys and values may come from the prefix cache, int64 [n]: all tokens of the request, or
+        none. The prefix cache is not used if prompt logprobs need every token's logits, or if the request's logits were
+        not finite before."""
         is_free = self.prompt_logprobs is None and self.may_draft
         return self.token_ids if is_free else self.token_ids[:0]
 
@@ -112,9 +112,8 @@ class Request:
 
     @property
     def rest(self) -> str:
-        """The last part of an ended request's text, if no piece carries it; else "". The detokenizer held this part
-        back because a stop string or a character might have begun in it. Then the request ended with an error or an
-        abort instead of a token."""
+        """The text that the detokenizer still held back when an error or an abort ended the request; else "". No piece
+        has this text."""
         return "" if self.finish_reason is None or self.text is None else self.text.text[self.num_streamed :]
 
     @property

@@ -47,12 +47,11 @@ def check_salt(cache_salt: str) -> None:
 
 
 def _are_whole(given: Sequence[int], array: np.ndarray) -> bool:
-    """Whether all values of a prompt are integers. Looks at both forms of the prompt: in `array`, numpy has turned
-    booleans that stand among numbers into 0 and 1, and has kept integers that are too large for int64 as Python
-    objects.
+    """Whether all values of a prompt are integers, not booleans.
 
     given: the prompt as the caller gave it.
-    array: the prompt converted by numpy.
+    array: the prompt converted by numpy. Booleans among numbers have become 0 and 1. If an integer is too large for
+        int64, the values are Python objects.
     """
     if array.dtype.kind == "O":
         return all(type(token_id) is int for token_id in array)

@@ -19,7 +19,7 @@ from specdec_core.models import Model
 class Computed:
     """The results of one forward pass of the target.
 
-    features: hidden states by tap. A tap is the name of the point in the model at which they are taken.
+    features: hidden states by tap. A tap names the point in the model where hidden states are taken.
     """
 
     batch: StepBatch

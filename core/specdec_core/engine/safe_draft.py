@@ -21,7 +21,7 @@ from specdec_core.engine.draft_check import SUM_TOLERANCE
 
 @frozen(eq=False)
 class PendingCheck:
-    """The result of a draft's check that is still on the device.
+    """The result of checking a draft on its device, before it is copied to the host.
 
     is_wrong: bool [], whether the draft breaks its contract (`contracts/draft.py`).
     explain: a function that checks the draft again on the host and raises a PluginError, which says what is wrong.
@@ -31,8 +31,8 @@ class PendingCheck:
     explain: Callable[[], NoReturn]
 
     def resolve(self, verdict: Verdict) -> Verdict:
-        """Copy the verdict (the result of verification) and is_wrong to the host in one download, and return the
-        verdict. Raises PluginError if the draft was wrong; the verdict is then meaningless."""
+        """Copy the verdict (the result of verification) and is_wrong to the host in one transfer, and return the
+        verdict. Raises PluginError if the draft was wrong."""
         if verdict.token_ids.device.type == "cpu":
             if self.is_wrong:
                 self.explain()
@@ -47,8 +47,8 @@ class PendingCheck:
 
 
 class SafeDrafts:
-    """Checks drafts on their device and makes wrong drafts harmless. The tensors with the draft tokens' indices stay on
-    the device and are used again, as long as the number of draft tokens per request does not change."""
+    """Checks drafts on their device and makes wrong drafts harmless. Tensors of draft token indices are kept on the
+    device for the next draft, as long as the number of draft tokens per request stays the same."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -155,9 +155,8 @@ class _Faults:
     def _drawn_probs(
         self, q: torch.Tensor, rows: torch.Tensor, is_used: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns two tensors: the probability of each draft token in its row of `q` (the draft's distributions), float
-        [num_nodes]; and whether the token ids that q's columns stand for are wrong (not in the vocabulary, or
-        repeated), bool [].
+        """Return the probability of each draft token in its row of `q`, float [num_nodes], and whether the token ids of
+        q's columns are wrong, bool []. They are wrong if they are repeated or not in the vocabulary.
 
         rows: int64 [num_nodes], each draft token's row of `q`.
         is_used: bool [num_q_rows], whether a token was drawn from the row.
@@ -180,8 +179,8 @@ class _Faults:
         return torch.where(column >= 0, q[rows, column.clamp(min=0)], 0), is_wrong
 
     def _siblings_are_wrong(self, is_sampled: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Whether siblings in a tree break the contract, bool []. Sampled siblings must come before those picked
-        deterministically, must share one row of `q` and, if drawn without replacement, must have different tokens.
+        """Whether siblings in a tree break the contract, bool []. Sampled siblings must come before deterministic
+        ones and must share one row of `q`. If drawn without replacement, they must have different tokens.
 
         is_sampled: bool [num_nodes], whether the draft token was drawn from `q`.
         rows: int64 [num_nodes], each draft token's row of `q`.

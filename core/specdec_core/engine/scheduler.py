@@ -22,7 +22,7 @@ from specdec_core.errors import CapacityError, PluginError
 class Schedule:
     """The work of one forward pass. requests, num_known and budgets have one entry per request.
 
-    num_known: how many of the request's prompt or output tokens to compute, beginning at its num_computed.
+    num_known: how many of the request's prompt or output tokens to compute, from index num_computed on.
     budgets: the most draft tokens that the request may have (max_draft_tokens).
     preempted: requests that were running, lost their KV blocks in this step and start over later.
     """
@@ -50,8 +50,8 @@ class Schedule:
 
     @property
     def whole_requests(self) -> list[Request | None]:
-        """The scheduled requests, in order. None in place of a request of which only a chunk of the prompt is computed,
-        so that no token is sampled from its logits."""
+        """The scheduled requests, in order. None in place of a request that gets no output token in this step, because
+        part of its prefill is left for later steps (chunked prefill)."""
         pairs = zip(self.requests, self.num_known, strict=True)
         return [request if num_known == request.num_pending else None for request, num_known in pairs]
 
@@ -62,8 +62,8 @@ class Scheduler:
     request starts over, with its output so far as part of its prefill.
 
     budget: decides the most draft tokens of a request.
-    scratch_slots: how many KV-cache slots of a request a proposer may overwrite while it drafts. The first is the slot
-        of the root (the request's last token).
+    scratch_slots: the number of KV-cache slots per request that a proposer may overwrite while it drafts. The first is
+        the slot of the root (the request's last token).
     draft_groups: the KV cache's groups of layers that belong to draft models.
     """
 
@@ -129,7 +129,7 @@ class Scheduler:
 
     def _extend(self, request: Request, room: int, schedule: Schedule) -> int:
         """Schedule a running request's next tokens: a chunk of its prompt, or its last token with a draft. Returns how
-        many of the `room` tokens left in the forward pass this uses, 0 if the request was preempted."""
+        many tokens of the forward pass this takes, at most `room`; 0 if the request was preempted."""
         num_known = min(request.num_pending, room)
         behind = len(self.running) - len(schedule.requests) - 1  # running requests that also want a token
         budget = max(0, min(self._budget(request, len(self.running)), room - num_known - behind))

@@ -68,7 +68,7 @@ class Speculation:
             drafter.reset(request)
 
     def finish(self, request: Request, reason: str) -> None:
-        """Tell the proposers that a request has ended, unless it was never announced to them or they were told already.
+        """Tell the proposers, once, that a request has ended. A request that was never announced to them is ignored.
         If an interrupt (Ctrl-C) stops this method, the engine calls it again.
 
         reason: the request's finish_reason.

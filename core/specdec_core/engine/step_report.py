@@ -19,7 +19,7 @@ class Emitted:
 
     pieces: output tokens with their text.
     accepted: the number of accepted draft tokens, for requests that had a draft.
-    failed: the requests whose logits were not finite, with True for a request that had a draft and False for others.
+    failed: for each request whose logits were not finite, whether it had a draft.
     """
 
     pieces: dict[str, Sequence[Piece]] = field(factory=dict)

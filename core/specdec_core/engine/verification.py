@@ -43,8 +43,8 @@ class Verification:
     - "greedy" (compares with the argmax) if every request is greedy.
     - "chosen" if no draft token was sampled: draws the target's own tokens and accepts the draft tokens that equal
       them.
-    - "block" (block verification) for sampled chains and "traversal" (traversal verification) for sampled trees, which
-      accept the most.
+    - "block" (block verification) for sampled chains and "traversal" (traversal verification) for sampled trees. These
+      two accept the most.
 
     With every verifier, a request without draft tokens gets the target's own tokens, and a greedy request gets the
     argmax, even if the named verifier is lossy. If no verifier is named, a request without sampled draft tokens also
@@ -81,8 +81,9 @@ class Verification:
     ) -> Decision:
         """Verify a draft and return the verifier's name and its verdict, on the host.
 
-        checks: the draft's pending checks, whose results are still on the device. If one of them finds the draft wrong,
-            raises PluginError, which names the proposer.
+        checks: the draft's pending checks, whose results are still on the device.
+
+        Raises PluginError, which names the proposer, if a check finds the draft wrong.
         """
         requests = schedule.requests
         params = [request.params for request in requests]

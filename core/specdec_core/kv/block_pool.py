@@ -12,8 +12,8 @@ from specdec_core.errors import CapacityError
 class BlockPool:
     """Block tables of all requests over `num_blocks` interchangeable blocks of `block_size` KV-cache slots.
 
-    A subclass for prefix caching overrides `take`, `give` and `hold`. If Ctrl-C interrupts a method, the next method
-    called first rebuilds the list of free blocks (`recount`).
+    A subclass for prefix caching overrides `take`, `give` and `hold`. If Ctrl-C interrupts a method, the list of free
+    blocks is rebuilt (`recount`) before it is used again.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -37,8 +37,8 @@ class BlockPool:
         return blocks
 
     def give(self, blocks: Sequence[int]) -> None:
-        """Return blocks that a request no longer needs to the free blocks. blocks: in the order of the request's block
-        table."""
+        """Add blocks that a request no longer needs to the list of free blocks. blocks: in the order of the request's
+        block table."""
         self._free.extend(reversed(blocks))
 
     def hold(self, blocks: Sequence[int]) -> None:

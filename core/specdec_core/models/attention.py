@@ -1,4 +1,4 @@
-"""The attention function of all models that the engine runs, target and draft: it uses the paged KV cache."""
+"""Attention over the paged KV cache, for the target and for draft models."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class PagedAttention:
     """Attention of one model, target or draft, over the KV cache of its layers. Implements the protocol
     `LayerAttention`.
 
-    places: for each layer, its KV group and its index in that group. A draft's layers are all in one group.
+    places: for each layer, the index of its KV group and the layer's index in that group. All layers of a draft
+        model are in one group.
     ops: {name of an operation: operation}, with at least `paged_attention` and `store_kv`.
     """
 
@@ -78,10 +79,10 @@ class PagedAttention:
         self._window: int | None = None
 
     def of_group(self, group: int, num_layers: int, ops: Mapping[str, Callable[..., Any]]) -> PagedAttention:
-        """Make the attention of a draft, over the cache of the same KV manager.
+        """Make a `PagedAttention` for a draft model or draft head, with the same KV manager and padding as this one.
 
-        group: the KV group that holds all layers of the draft and no others.
-        ops: {name: operation}, as the draft uses them.
+        group: the index of a KV group. Its layers are those of the draft model or draft head.
+        ops: {name of an operation: operation}, with at least `paged_attention` and `store_kv`.
         """
         return PagedAttention(self._kv, [(group, layer) for layer in range(num_layers)], ops, self._padding)
 

@@ -87,8 +87,8 @@ class Checkpoint:
         """Check that the checkpoint has exactly the module's tensors, in the same shapes.
 
         module: may be on the meta device.
-        rename: maps a tensor's name in the checkpoint to its name in the module's state dict, or to None if the module
-            has no such tensor, which is then skipped.
+        rename: maps a tensor's name in the checkpoint to its name in the module's state dict, or to None if the tensor
+            is to be skipped.
 
         Raises CompatibilityError that names each tensor that is missing, unknown or of another shape.
         """
@@ -118,11 +118,13 @@ class Checkpoint:
         """Load the checkpoint's tensors into a module. The module is moved to `device`, its parameters are converted to
         `dtype`, and it is set to evaluation mode. Buffers keep their dtype, since rotary frequencies need float32.
 
-        rename: see `check_shapes`.
+        rename: maps a tensor's name in the checkpoint to its name in the module's state dict, or to None if the tensor
+            is not to be loaded into the module.
 
-        Returns the tensors that are not the module's, for which `rename` returned None: {name in the checkpoint:
-        tensor}, on the CPU. Raises CompatibilityError that names each tensor that is missing, unknown, of another
-        shape, quantized or not finite.
+        Returns the tensors for which `rename` returned None, on the CPU: {name in the checkpoint: tensor}.
+
+        Raises CompatibilityError that names each tensor that is missing, unknown, of another shape, quantized or not
+        finite.
         """
         self.check_shapes(module, rename)
         found = self.load()

@@ -2,8 +2,9 @@
 cache.
 
 In both forward passes, attention is replaced by a function in which no token attends to another. Each token's logits
-must then depend on that token and its position only. The second forward pass has the tokens of the first and others, in
-another order. If a token's logits differ between the two forward passes, another part of the model mixes tokens.
+must then depend on that token and its position only. The second forward pass contains the tokens of the first, in
+another order, and further tokens between them. If a token's logits differ between the two forward passes, another part
+of the model mixes tokens.
 
 In the first forward pass, each call of attention is also checked. Its attention mask must be causal, and the attention
 function that transformers has for the model's family must give the same result as the engine's.
@@ -65,11 +66,11 @@ def trial_attention(
     scaling: float | None = None,
     **features: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention function for trial forward passes, in which no token attends to another. First, the call is checked by
-    the `StockChecks` of the forward pass, if it has any.
+    """Attention function for trial forward passes, in which no token attends to another. In the first of the two
+    forward passes, a `StockChecks` object also checks each call.
 
-    A token's result is its own value plus the mean over its own query and the mean over its own key, so that wrong
-    rotary embeddings change it. Each key and value head is repeated for the query heads that share it.
+    A token's result is the sum of its value, the mean of its query's elements and the mean of its key's elements. Wrong
+    rotary embeddings change these means. Each key and value head is repeated for the query heads that share it.
     """
     if (checks := _CHECKS.get()) is not None:
         checks.check_mask(module, attention_mask, features.get(WINDOW))
@@ -103,8 +104,10 @@ class StockChecks:
     _compared: list[tuple[torch.Tensor, int | None]] = field(factory=list)  # masks and windows: layers share them
 
     def check_mask(self, module: nn.Module, mask: torch.Tensor | None, window: int | None) -> None:
-        """Raise CompatibilityError unless the mask that `module` gives to attention is causal, with a sliding window of
-        `window` tokens (None: no sliding window), at all distances between query and key."""
+        """Raise CompatibilityError unless a module's attention mask is causal.
+
+        window: length in tokens of the sliding window that the mask must have. None: no sliding window.
+        """
         sees = getattr(mask, _SEES, None)
         if mask is None or sees is None:
             kind = "no mask" if mask is None else "a mask of its own making"
@@ -158,9 +161,11 @@ class StockChecks:
         scaling: float | None,
         features: dict[str, Any],
     ) -> None:
-        """Raise CompatibilityError unless transformers' attention function of the model's family and the engine's give
-        the same result on the same inputs, converted to float32. Does nothing on the meta device, or if the module's
-        Python file has no function `eager_attention_forward`."""
+        """Compare the result of the engine's attention function with that of `eager_attention_forward`, a function in
+        the Python file of the model's family. Both compute in float32. Raises CompatibilityError if the results differ.
+
+        Does nothing if that function does not exist, or on the meta device.
+        """
         stock = getattr(sys.modules.get(type(module).__module__), "eager_attention_forward", None)
         if stock is None or query.is_meta:
             return
@@ -282,8 +287,8 @@ def _agree(expected: torch.Tensor, found: torch.Tensor, *, is_rounded: bool) -> 
     """Return whether two forward passes computed the same logits [num_tokens, vocab] for the same tokens, within a
     tolerance.
 
-    is_rounded: whether the model computes in less than float32. The tolerance is then larger, and half of the tokens
-        may differ, since rounding may route a token to other experts.
+    is_rounded: whether the model's dtype is less precise than float32. If so, the tolerance is larger, and up to half
+        of the tokens may differ, since rounding may route a token to other experts.
     """
     tolerance = ROUNDED_TOLERANCE if is_rounded else TOLERANCE
     largest = expected.abs().amax(dim=-1)

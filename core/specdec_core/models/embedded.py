@@ -23,7 +23,7 @@ def resolve_model(model: str | Path, models: Sequence[Plugin] | None = None) -> 
     """Replace the name of an embedded model ("tiny") by the path of its folder. Any other name or path, such as
     "./tiny", is returned unchanged.
 
-    models: the embedded models to look in, in the form in which `installed` returns them. None: all installed ones.
+    models: the known embedded models, as returned by `installed`. None: `installed` is called.
 
     Raises PluginError if the model is disabled, if two distributions claim its name, or if the function that returns
     its folder fails.

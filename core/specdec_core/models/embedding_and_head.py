@@ -1,10 +1,10 @@
-"""The target's input embedding and LM head, which drafts may share, with the scaling factors that the model's family
-applies around them.
+"""The target's input embedding and LM head, with the scaling factors that the model's family applies around them. A
+draft model or draft head may share both modules.
 
 Some families scale the embedding (Gemma 2, Granite), the input of the LM head (MiniCPM 3) or the logits (Granite,
 Cohere), or apply a softcap to the logits (Gemma 2). They do so outside of the embedding module and the LM head module,
-so a draft that only shared these modules would miss it. The factors are found by comparing the tensors of one forward
-pass.
+so a draft head that only called these modules would compute other values. The factors are found by comparing the
+tensors of one forward pass.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def record_embedding_and_head(model: Any, backbone: nn.Module) -> Iterator[Recor
 class EmbeddingAndHead:
     """The factors and the softcap that a model's family applies around its input embedding and its LM head.
 
-    embedding_scale: factor of the embedding's output. 1 if the family applies none, or something other than a factor,
-        such as learned positions.
+    embedding_scale: factor of the embedding's output. 1 if the family applies no factor. Learned positions, which some
+        families add to the output, are not included.
     head_scale: factor of the LM head's input. None: unknown.
     logits_scale: factor of the LM head's output. None: unknown.
     logits_cap: logits become cap * tanh(logits / cap), after logits_scale. None: no softcap.
@@ -110,7 +110,7 @@ class EmbeddingAndHead:
         return lambda token_ids: weight[token_ids] if scale == 1 else weight[token_ids] * scale
 
     def logits(self, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute logits from hidden states [..., width] after the final norm: the LM head, with the factors and the
+        """Compute logits from hidden states [..., width] after the final norm. Applies the LM head, the factors and the
         softcap. Raises CompatibilityError if the factors are unknown."""
         if self.head_scale is None or self.logits_scale is None:
             raise CompatibilityError(

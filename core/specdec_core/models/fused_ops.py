@@ -22,7 +22,7 @@ Operation = Callable[..., Any]
 
 def replace_parts(model: nn.Module, ops: Mapping[str, Operation]) -> None:
     """Replace the model's norms by the operation `rms_norm` of `ops`, and its rotary embeddings by the operation
-    `rotary`. An operation that is the reference implementation, and not a plugin's, replaces nothing."""
+    `rotary`. If an operation in `ops` is only the reference implementation, nothing is replaced by it."""
     like = next(model.parameters(), torch.empty(0))
     for module in list(model.modules()):
         if ops["rotary"] is not REFERENCE["rotary"]:
@@ -64,13 +64,12 @@ def _is_rms_norm(module: nn.Module) -> bool:
 
 
 def _replace_rotary(module: nn.Module, operation: Operation, like: torch.Tensor) -> None:
-    """Make an attention module use the operation `rotary`, if the family's own function computes the same as the
-    reference implementation of `rotary`.
+    """Make an attention module use the operation `rotary`, if the family's function `apply_rotary_pos_emb` computes
+    the same as the reference implementation of `rotary`.
 
-    The module's `forward` calls a function `apply_rotary_pos_emb` that its Python file defines. This module gets a copy
-    of `forward` in which that name refers to the operation. The function in the file stays unchanged.
+    The module gets a copy of its `forward` method, in which the name `apply_rotary_pos_emb` refers to the operation.
 
-    like: a tensor with the dtype and device of the trial input.
+    like: a tensor with the dtype and device on which the two functions are compared.
     """
     forward = type(module).forward
     if "forward" in vars(module) or not isinstance(forward, FunctionType):

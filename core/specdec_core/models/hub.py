@@ -21,11 +21,11 @@ def require(name: str, *file_names: str, revision: str | None = None) -> None:
 
 
 def unreachable(name: str, *file_names: str, revision: str | None = None) -> str | None:
-    """Return the reason why the model hub cannot provide a checkpoint, as a text for errors. None if `name` is a path
-    that exists, if one of the files is in the local cache, or if the hub answers a request for the first of the files,
-    even with an error.
+    """Return the reason why the model hub cannot provide a checkpoint, as a text for errors, or None.
 
-    The hub is asked only once, so this fails fast without a connection. A download would retry for half a minute.
+    The hub is not asked if `name` is a path that exists, or if one of the files is in the local cache. Otherwise, one
+    request for the first of the files is sent. Any answer of the hub, even an error, counts as success. Trying
+    a download instead would take half a minute without a connection, because downloads are retried.
     """
     if exists(name):
         return None

@@ -190,10 +190,9 @@ def load_weights(
 
 
 def no_attention(config: PretrainedConfig, error: KeyError) -> CompatibilityError:
-    """Make the CompatibilityError to raise when transformers raised a KeyError about an unknown attention function.
+    """Turn transformers' KeyError about an unknown attention function into a CompatibilityError.
 
-    If the KeyError has `IMPLEMENTATION`, the name of specdec's attention function, the family has its own list of
-    attention functions. Otherwise the unknown name comes from config.json.
+    The unknown name is either that of specdec's attention function or one that config.json contains.
     """
     if IMPLEMENTATION not in str(error):
         return CompatibilityError(

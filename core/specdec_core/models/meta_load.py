@@ -1,4 +1,7 @@
-"""Finds out a model's structure and memory without loading its weights: the model is created on torch's meta device."""
+"""Determines a model's structure, and the memory that its weights take, without loading the weights.
+
+The model is created on torch's meta device.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from specdec_core.models.rope import pin_positions
 
 @frozen
 class Outline:
-    """A model's structure and the memory that its weights take, found out without loading the weights.
+    """A model's structure, and the memory that its weights take.
 
     weight_bytes: bytes of parameters and buffers; a tensor that modules share (tied weights) is counted once. The few
         parameters that a family keeps in float32 are counted in the model's dtype. For a quantized checkpoint, this is
@@ -44,12 +47,12 @@ class Outline:
 
 
 def outline(source: ModelSource) -> Outline:
-    """Make the `Outline` (structure and memory) of a checkpoint's model from its configuration and the headers of its
-    weight files.
+    """Make the `Outline` of a checkpoint's model without loading the weights.
 
-    The model is run with meta tensors, which have shapes but no values, by the same code as in `Model`. This code
-    refuses unsupported structures. It does not detect missing tensors, nor what `compatibility.try_out` finds by
-    comparing logits. Raises ConfigError or CompatibilityError.
+    The model is run with meta tensors, which have shapes but no values. Missing tensors are not detected, and logits
+    are not compared as in `compatibility.try_out`.
+
+    Raises ConfigError or CompatibilityError if the model cannot be loaded or is not supported.
     """
     config = load_config(source)
     info = target_info_of(source, config)
@@ -88,8 +91,8 @@ def _empty_model(source: ModelSource, config: PretrainedConfig, dtype: torch.dty
 
 
 def _kv_groups(empty: Any, info: TargetInfo) -> KVGroups:
-    """Find the KV groups of a model on the meta device, and run those of `Model`'s checks that need no tensor values.
-    Raises CompatibilityError if a check fails, or if the model's forward pass reads values of tensors."""
+    """Find the KV groups of a model on the meta device, and check its attention masks. Raises CompatibilityError if a
+    check fails, or if the forward pass needs the values of tensors."""
     # Grouped matrix products of meta tensors exist only in bfloat16, and shapes do not depend on the dtype.
     empty.to(torch.bfloat16)
     with torch.no_grad(), refusing_failures(empty), _Guessing():  # type: ignore[no-untyped-call]
@@ -112,14 +115,16 @@ def _kv_groups(empty: Any, info: TargetInfo) -> KVGroups:
 
 
 def _takes_values(error: Exception) -> bool:
-    """Whether torch raised this error because meta tensors have no values; it has no exception type for that."""
+    """Whether torch raised this error because meta tensors have no values."""
     return isinstance(error, NotImplementedError | RuntimeError) and "meta" in str(error)
 
 
 class _Guessing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A torch dispatch mode that makes up a value where a model's code reads one from a meta tensor: 0 for a number,
-    which routers of experts read, and True for a boolean, so that masks are made for one sequence and not for several
-    packed ones."""
+    """A torch dispatch mode that returns made-up values when a model's code reads values of meta tensors.
+
+    Numbers are 0, and `nonzero` finds nothing. Booleans are True, so that transformers takes the tokens for one
+    sequence and not for several packed ones.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_unknown = args and isinstance(args[0], torch.Tensor) and args[0].is_meta

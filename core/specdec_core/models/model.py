@@ -57,8 +57,8 @@ class Model:
     def attach(
         self, attention: PagedAttention, ops: Mapping[str, Callable[..., Any]], plan: Plan | None = None
     ) -> None:
-        """Give the model its attention over the KV cache and the operations that it uses, and register its taps. A tap
-        is a hook that collects hidden states; the proposer's plan lists the taps."""
+        """Set the model's attention and operations, and register its taps. A tap is a hook that collects hidden states.
+        The proposer's plan lists the taps."""
         plan = plan or Plan()
         if plan.output_rows:
             self._output_rows = self._factors.rows(self._model.get_output_embeddings())
@@ -131,15 +131,15 @@ class Model:
 
 
 def speed_up(module: nn.Module, ops: Mapping[str, Callable[..., Any]]) -> None:
-    """Optimize a draft's module in place for inference, in the same way as the target: pack the weights of its linear
-    layers, and replace its norms and rotary embeddings by the operations of `ops`."""
+    """Optimize a draft head's module in place for inference. Packs the weights of its linear layers, and replaces its
+    norms and rotary embeddings by the operations of `ops`."""
     pack_linears(module, ops["pack_linear"])
     replace_parts(module, ops)
 
 
 def _backbone(model: nn.Module, attention_modules: Sequence[nn.Module]) -> nn.Module:
-    """Return the part of a model without its LM head: the innermost module that contains all attention modules. A hook
-    on a module around it might not be called, since transformers may call the inner module directly."""
+    """Return the innermost module that contains all attention modules: the model without its LM head. transformers may
+    call this module directly, without calling the modules around it."""
     holder = model
     while True:
         inner = next((child for child in holder.children() if set(attention_modules) <= set(child.modules())), None)

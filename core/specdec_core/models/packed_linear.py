@@ -17,10 +17,12 @@ PackLinear = Callable[[torch.Tensor, torch.Tensor | None], Product | None]
 
 @contextmanager
 def recording_shared_inputs(model: nn.Module) -> Iterator[list[list[nn.Linear]]]:
-    """A context that finds linear layers with the same input; the model is to be run once inside it. On exit, the list
-    that the context yielded holds groups of linear layers. The layers of a group have the same parent module and were
-    called with the same tensor (a gated MLP's gate and up projections; attention's query, key and value projections).
-    Layers that were not called are in no group."""
+    """A context that finds linear layers with the same input. Run the model once inside it.
+
+    Yields a list, which is filled on exit with groups of linear layers. The layers of a group have the same parent
+    module and were called with the same tensor, such as the query, key and value projections of an attention module.
+    Layers that were not called are in no group.
+    """
     groups: list[list[nn.Linear]] = []
     calls: list[tuple[nn.Module, nn.Linear, torch.Tensor]] = []  # keeps tensors alive, so that their ids stay unique
     with ExitStack() as hooks:

@@ -22,10 +22,11 @@ def quantized_loading(asked: Any, config: PretrainedConfig, device: torch.device
     """Return the keyword arguments of transformers' from_pretrained that load a model quantized. Empty if the model is
     not quantized.
 
-    asked, config: see `quantization_config`.
+    asked: the engine's option `quantization`: a name, a mapping, one of transformers' configurations, or None.
+    config: the checkpoint's configuration.
 
-    Raises ConfigError, before any weights are loaded, if the quantization needs a package or hardware that is missing,
-    or a checkpoint that was calibrated for it.
+    Loads no weights. Raises ConfigError if the quantization is not available: a package or the hardware is missing, or
+    the method needs a calibrated checkpoint.
     """
     chosen, own = quantization_config(asked, config), own_quantization(config)
     if chosen is None and own is None:
@@ -52,8 +53,8 @@ def own_quantization(config: PretrainedConfig) -> Any:
 
 
 def refuse_unknown_quantization(own: Any, model: str) -> None:
-    """Raise ConfigError if transformers does not know the checkpoint's quantization. It would only log that, and load
-    the weights as if they were not quantized.
+    """Raise ConfigError if transformers does not know the checkpoint's quantization. transformers itself would only log
+    a message, and load the weights as if they were not quantized.
 
     own: `quantization_config` of the checkpoint's config.json. model: the checkpoint's name, for the error.
     """
@@ -84,8 +85,8 @@ def quantization_config(asked: Any, config: PretrainedConfig) -> Any:
     asked: the engine's option `quantization`: a name, a mapping, one of transformers' configurations, or None.
     config: the checkpoint's configuration.
 
-    Raises ConfigError if the checkpoint is quantized with another method, if the name is unknown, or if the name alone
-    does not determine the quantization (such as its number of bits).
+    Raises ConfigError if the checkpoint is quantized with another method, if the name is unknown, or if further
+    settings are required, such as the number of bits.
     """
     own = own_quantization(config)
     if asked is None:

@@ -15,8 +15,8 @@ def pin_positions(model: nn.Module, max_model_len: int) -> None:
     """Make rotary embeddings depend on the position alone, in requests of any length up to max_model_len.
 
     Rotary embeddings of type longrope use the long factors if max_model_len exceeds original_max_position_embeddings,
-    else the short ones. Those of type dynamic use the plain frequencies, which hold up to max_position_embeddings, the
-    largest max_model_len.
+    else the short ones. Those of type dynamic use the unscaled frequencies, because max_model_len is never above
+    max_position_embeddings.
 
     Attention temperatures that change with the position are turned off, because transformers would compute them from
     positions in the flat batch and not in the request. At the lengths that `families.check_length` allows, all of them

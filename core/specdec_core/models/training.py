@@ -1,4 +1,4 @@
-"""Loads the target for training drafts: transformers' own model, frozen, with its embedding and LM head."""
+"""Loads the target for training a draft model or draft head: transformers' own model, frozen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec_core.models.model import target_info_of
 
 
 def load_training_target(name: str, dtype: str = "auto", device: str | None = None) -> TrainingTarget:
-    """Load a target model with frozen weights, for training drafts.
+    """Load a target model with frozen weights, for training a draft model or draft head.
 
     name: a folder, a name on the model hub or the name of an embedded model.
     device: None for a GPU if there is one, else the CPU.

@@ -31,8 +31,7 @@ def resolve(offered: OfferedOps, contexts: Sequence[OpsContext]) -> dict[str, Ca
     reference in torch.
 
     offered: the operations that the loaded plugins offer.
-    contexts: describe the model's layers, one for each of its groups of layers in the KV cache. A chosen operation
-        supports all of them.
+    contexts: one for each group of the model's layers. A chosen operation supports all of them.
 
     Returns the function for each operation's name. Raises PluginError if a plugin offers an operation that core does
     not have, or if two offer the same one for these layers.

@@ -65,8 +65,14 @@ def attend(
 ) -> torch.Tensor:
     """Attention for one `Segment` of the plan: some requests, padded to the same number of query rows and of keys.
 
-    The other arguments are those of `paged_attention`. Returns [batch * num_rows, num_heads, value_dim], padding
-    included.
+    query: [num_tokens, num_heads, key_dim].
+    keys, values: the paged caches [num_slots + 1, num_kv_heads, key_dim or value_dim].
+    scaling: factor of query times key.
+    window: sliding window: a query attends only to keys at positions above its own position minus `window`.
+    softcap: scores become softcap * tanh(scores / softcap).
+    sinks: [num_heads], attention sinks: a score for each head that joins the softmax but has no value.
+
+    Returns [batch * num_rows, num_heads, value_dim], padding included.
     """
     num_kv_heads, value_dim = values.shape[1:]
     num_heads, key_dim = query.shape[1:]

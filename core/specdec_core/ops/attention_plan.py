@@ -22,8 +22,8 @@ class Segment:
     """Some requests of a forward pass, computed as one batched attention: all are padded to the same number of query
     rows and of keys.
 
-    A request is padded with its own last token and its own last KV-cache slot, never with another request's: that might
-    hold NaN, which spreads through the matrix product even where it is masked.
+    A request is padded with its own last token and its own last KV-cache slot. A slot of another request might hold
+    NaN, which spreads through the matrix product even where the slot is masked.
     """
 
     token_rows: torch.Tensor  # int64 [batch, num_rows]   the query's row in the flat batch
@@ -54,8 +54,8 @@ class Segment:
 
 @frozen(eq=False)
 class AttentionPlan:
-    """The attention mask and the KV-cache addresses of one forward pass. A tensor is computed when it is first read,
-    once for all layers, and not at all if no operation reads it.
+    """The attention mask and the KV-cache addresses of one forward pass. Each tensor is computed when it is first read,
+    once for all layers.
 
     Kernels that read the caches in place need six tensors, on the caches' device. These describe a forward pass
     completely, be it prefill, chains of draft tokens, tree attention or a mixture. Slots are counted within a request:
@@ -66,17 +66,16 @@ class AttentionPlan:
     - `prefix_lens`, `tree_start`, `ancestors`: row t attends to the slots `[0, prefix_lens[t])` of its request and to
       each slot `tree_start[b] + j` whose bit j is set in `ancestors[t]`: bit `j % 64` of word `j // 64`. Bit 63 is the
       sign of its word.
-    - A token of the request itself (in a prefill, or its last one) or of a chain of draft tokens has no bits set, and
-      its prefix ends with the token itself. The prefix of a tree node (a draft token in a tree) is `[0,
-      tree_start[b])`, which ends with the root (the request's last token). Its bits are its ancestors and itself. A
-      dead (padding) node attends to at least one slot of its request; which one is undefined. So every row except
-      padding attends to a key.
+    - A prompt or output token, or a draft token of a chain, has no bits set, and its prefix ends with the token itself.
+      A tree node (a draft token of a tree) has bits for its ancestors and itself; its prefix is `[0, tree_start[b])`,
+      which ends with the root (the request's last token). A dead (padding) node attends to at least one slot of its
+      request; which one is undefined. So every row except padding attends to a key.
     - `block_tables`: slot s of request b is the row `block_tables[b, s // block_size] * block_size + s % block_size` of
       the caches, with the metadata's block_size.
-    - `context_lens`: all slots of request b below `context_lens[b]` have been written, so masked keys and values among
-      them are NaN only if the request itself computed NaN; no row attends to later slots. Do not read any other rows of
-      the caches: those of other requests, of blocks in `block_tables` past a request's own, and the last one (slot -1),
-      where `store_kv` writes padding.
+    - `context_lens`: all slots of request b below `context_lens[b]` have been written, and no row attends to later
+      slots. Among the written slots, masked keys and values are NaN only if the request itself computed NaN. Do not
+      read other rows of the caches: rows of other requests, rows of blocks in `block_tables` past a request's own, and
+      the last row (slot -1), where `store_kv` writes padding.
     - Sliding windows count positions. The slots that a row attends to, in order, have the positions 0, 1, 2 and so on
       up to its own; a window of w keeps the last w of them.
     """
@@ -133,16 +132,15 @@ class AttentionPlan:
 
     @cached_property
     def tree_start(self) -> torch.Tensor:
-        """int32 [batch]   the slot of each request's first draft token in a tree, after the root (the request's last
-        token). For a request without a tree, the slot after its last token; for one without tokens in this forward
-        pass, 0."""
+        """int32 [batch]   the slot of the first draft token in each request's tree, after the root (the request's last
+        token). Without a tree: the slot after the request's last token in this forward pass, or 0 without tokens."""
         longest = self.context_lens.new_zeros(len(self.context_lens))
         return longest.scatter_reduce_(0, self._owners, self.prefix_lens, "amax")  # padding's prefixes are 0
 
     @cached_property
     def ancestors(self) -> torch.Tensor:
-        """int64 [num_tokens, ceil(n / 64)]   the tree attention mask as bits: bit j is the slot `tree_start + j`, and n
-        is the largest number of such slots of a request. [num_tokens, 0] if no request has a tree."""
+        """int64 [num_tokens, ceil(n / 64)]   the tree attention mask as bits: bit j is the slot `tree_start + j`. n is
+        at least the number of slots of the largest tree; 0 if no request has a tree."""
         return ancestor_bits(self.visibility, self.token_requests, self.prefix_lens, self.tree_start[self._owners])
 
     @cached_property
@@ -210,15 +208,14 @@ def _segment(requests: np.ndarray, plan: AttentionPlan) -> Segment:
 def ancestor_bits(
     visibility: Visibility, token_requests: torch.Tensor, prefix_lens: torch.Tensor, tree_starts: torch.Tensor
 ) -> torch.Tensor:
-    """Compute `AttentionPlan.ancestors`: for each token, the tree attention mask as bits, which kernels read with one
-    load.
+    """Compute `AttentionPlan.ancestors`: the tree attention mask of each token as bits.
 
     token_requests: int32 [num_tokens], the index of each token's request; -1: padding.
     prefix_lens: int32 [num_tokens], how many of its request's first slots each token attends to.
     tree_starts: int32 [num_tokens], the KV-cache slot that bit 0 stands for.
 
-    Each token has visibility.num_tree_slots bits. If that is None, the number is computed, and the host waits for the
-    device.
+    Each token has visibility.num_tree_slots bits. If num_tree_slots is None, the host computes the number of bits, and
+    waits for the device.
     """
     slots = visibility.more_slots
     if slots is None:

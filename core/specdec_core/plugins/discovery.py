@@ -28,8 +28,8 @@ Spec = ProposerSpec | VerifierSpec | KVManagerSpec
 
 @define(eq=False)
 class Plugin:
-    """A plugin with its status: an entry point of group `specdec`, or a module that is loaded like one. Embedded models
-    (`models/embedded.py`) are listed as plugins, too, but have neither hooks nor specs."""
+    """A plugin with its status: an entry point of group `specdec`, or a module that is loaded like one. A model that a
+    distribution embeds (`models/embedded.py`) is listed as a plugin, too, but has neither hooks nor specs."""
 
     name: str
     distribution: str
@@ -80,7 +80,7 @@ def find(builtins: Iterable[str], modules: Iterable[str] = ()) -> list[Plugin]:
 
 
 def entries(group: str, word: str = "plugin") -> list[Plugin]:
-    """The installed entry points of a group, sorted by name. word: "plugin" or "model", for messages."""
+    """The installed entry points of a group, sorted by name. word: what messages call one, "plugin" or "model"."""
     found = []
     for entry in importlib.metadata.entry_points(group=group):
         assert entry.dist is not None, "entry_points() sets it"
@@ -106,7 +106,7 @@ def names_in(text: str | Iterable[str]) -> list[str]:
 
 
 def refuse_disabled(plugins: Sequence[Plugin], names: Sequence[str], origin: str) -> list[str]:
-    """Disable plugins by plugin or distribution name. Returns unmatched names. origin: where `names` come from."""
+    """Disable plugins by plugin or distribution name. Returns unmatched names. origin: who gave `names`, for errors."""
     idle = []
     for name in names:
         hit = [p for p in plugins if not p.builtin and (name == p.name or _same(name, p.distribution))]
@@ -118,7 +118,7 @@ def refuse_disabled(plugins: Sequence[Plugin], names: Sequence[str], origin: str
 
 
 def refuse_duplicates(plugins: Sequence[Plugin]) -> None:
-    """Mark plugins as duplicates if several distributions have a plugin of their name: users may mean any of them."""
+    """Mark plugins of the same name from different distributions as duplicates, since users may mean any of them."""
     by_name: dict[str, list[Plugin]] = {}
     for plugin in plugins:
         if plugin.status == "ok" and not plugin.builtin:

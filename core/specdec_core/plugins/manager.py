@@ -74,7 +74,7 @@ class Plugins:
         return self._offers.find(ProposerSpec, name)
 
     def proposers(self) -> list[str]:
-        """The names of installed proposers, sorted. `proposer` refuses one whose required modules are not installed."""
+        """The names of all loaded proposers, sorted, even if modules that they require are not installed."""
         return self._offers.names(ProposerSpec)
 
     def verifier(self, name: str) -> VerifierSpec:
@@ -128,5 +128,5 @@ class Plugins:
         return found
 
     def listing(self, core_commands: Collection[str] = ()) -> list[PluginInfo]:
-        """A PluginInfo for each plugin and embedded model, usable or not. core_commands: see `core` in `commands`."""
+        """A PluginInfo for each plugin and embedded model, usable or not. core_commands: names of core's commands."""
         return listing([*self._plugins, *self.models], self.commands(core_commands))

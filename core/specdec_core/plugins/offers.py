@@ -20,7 +20,7 @@ S = TypeVar("S", ProposerSpec, VerifierSpec, KVManagerSpec)
 
 
 class Offers:
-    """The specs that plugins offer. If two share a name, neither is used; the later is marked as a duplicate."""
+    """The specs that plugins offer. If two of a class share a name, neither is used; the later plugin gets an error."""
 
     def __init__(self, plugins: Sequence[Plugin]) -> None:
         self._plugins = plugins
@@ -58,7 +58,7 @@ class Offers:
         return sorted(name for kind_, name in self._specs if kind_ is kind)
 
     def detect(self, config: Mapping[str, Any], tensor_shapes: Mapping[str, tuple[int, ...]]) -> ProposerSpec:
-        """See `Plugins.detect`."""
+        """Return the one proposer that recognizes a draft checkpoint. Raises PluginError unless exactly one does."""
         claims: list[tuple[ProposerSpec, Plugin]] = []
         for spec, plugin in self._specs.values():
             if isinstance(spec, ProposerSpec) and spec.detect is not None:

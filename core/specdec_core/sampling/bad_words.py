@@ -16,9 +16,11 @@ NOTHING = -1  # before the output's first token
 
 
 def tokenize_words(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
-    """Tokenize each word as it is at the beginning of a text and as it is after a space. The token ids after a space
-    are left out if their number differs or their first token is the same. Raises ConfigError for a word without
-    tokens."""
+    """Tokenize each word twice: without and with a space before it.
+
+    The token ids with a space are left out if they begin with the same token or differ in number from those without.
+    Raises ConfigError for a word without tokens.
+    """
     found: list[list[int]] = []
     for word in words:
         bare = word.lstrip()

@@ -19,8 +19,8 @@ class Constraints:
     """A request's sampling parameters that apply before temperature, prepared once when it is submitted: lists of
     tokens become arrays of token ids.
 
-    fault: why a custom logits processor failed when it last processed the logits after the request's last token; None
-        if it did not fail.
+    fault: the error message if a custom logits processor failed in the latest step, on the logits after the request's
+        last token; else None.
     """
 
     params: SamplingParams
@@ -83,7 +83,7 @@ class ConstrainedRequest(Protocol):
 
 @frozen(eq=False)
 class Paths:
-    """For each row of target logits, its path: the draft tokens from the row's own back to the first in its branch."""
+    """The path of each row of target logits: the row's own draft token, its parent and so on, without the root."""
 
     draft: Draft
 
@@ -128,7 +128,7 @@ class ConstrainedRows:
         return cls(constrained, batch_indices, Paths(draft))
 
     def where(self, is_asked: Callable[[Constraints], bool]) -> ConstrainedRows | None:
-        """The rows of the requests for whose constraints `is_asked` returns True; None if there is no such request."""
+        """The rows of requests whose constraints meet the condition `is_asked`; None if there are no such requests."""
         asking = zip(self.requests, self.batch_indices, self.constraints, strict=True)
         chosen = [(request, b) for request, b, constraints in asking if is_asked(constraints)]
         if len(chosen) == len(self.requests):

@@ -28,7 +28,7 @@ def logprobs_of(
     num_logprobs: Sequence[int],
     decode: Sequence[Callable[[int], str | None]],
 ) -> list[TokenLogprobs]:
-    """The log probabilities of each row's token and of its likeliest tokens.
+    """The log probabilities of the generated token and of the likeliest tokens at each row of logits.
 
     logits: [n, vocab], the target's, unprocessed.
     token_ids: int64 [n], the tokens that were generated.

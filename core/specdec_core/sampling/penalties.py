@@ -20,8 +20,8 @@ def penalize_repetition(logits: torch.Tensor, rows: ConstrainedRows) -> None:
 
 
 def penalize_output(logits: torch.Tensor, rows: ConstrainedRows) -> None:
-    """In place: subtract from a token's logit frequency_penalty for each occurrence in the output, and presence_penalty
-    once if it occurs at all."""
+    """In place: lower the logit of each token in the output, by frequency_penalty for each occurrence and by
+    presence_penalty once."""
     counts = count_tokens(rows, logits, with_prompt=False)
     frequency = rows.per_row([c.params.frequency_penalty for c in rows.constraints], logits.dtype)
     presence = rows.per_row([c.params.presence_penalty for c in rows.constraints], logits.dtype)

@@ -55,9 +55,9 @@ def trace(ends: torch.Tensor, token_ids: torch.Tensor, probs: torch.Tensor, draf
     token_ids: int64 [batch], the recovered or bonus token that follows that row.
     probs: [num_rows, vocab], the target's probabilities.
 
-    A request fails if the target's probabilities are NaN after its root or after a draft token that could be accepted.
-    Whether it fails must not depend on an acceptance draw: the output would be biased when the request starts over
-    without a draft.
+    A request fails if the target's probabilities are NaN after its root or after any draft token that could be
+    accepted, whatever was drawn. A failed request starts over without a draft: if failing depended on the draws, the
+    output would be biased.
     """
     layout = draft.layout
     upwards = [ends]

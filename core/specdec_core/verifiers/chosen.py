@@ -1,4 +1,4 @@
-"""Verification of draft tokens that were picked, not sampled: compares each with the target's own draw."""
+"""Verification of deterministic (not sampled) draft tokens: compares each with the target's own draw."""
 
 from __future__ import annotations
 

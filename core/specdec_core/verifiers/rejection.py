@@ -15,7 +15,7 @@ class RejectionVerifier:
     """Walks down from the root (the request's last token). At each step it tries the sampled children in the order they
     were drawn: a child is accepted with probability min(1, target_probs / draft_probs) of its token; after a rejection,
     target_probs becomes the residual max(0, target_probs - draft_probs), normalized. If all are rejected, a token is
-    drawn from the residual. If a child that was picked, not sampled, equals this token, the walk goes on there.
+    drawn from the residual. If a deterministic (not sampled) child equals this token, the walk goes on there.
 
     If no draft token was sampled, the output equals plain decoding token for token.
     """

@@ -40,7 +40,7 @@ class Siblings:
 
 class Proposals:
     """For each draft token, the draft distribution over the target's vocabulary that it was drawn from, given that its
-    earlier siblings were rejected. A token that was picked, not sampled, has probability 1."""
+    earlier siblings were rejected. A deterministic (not sampled) token has probability 1."""
 
     def __init__(self, draft: Draft, siblings: Siblings, vocab_size: int, dtype: torch.dtype) -> None:
         self._draft, self._siblings = draft, siblings
@@ -76,7 +76,7 @@ class Proposals:
 
     @cached_property
     def own_probs(self) -> torch.Tensor:
-        """[num_rows + 1]   the draft's probability of each draft token; 1 at other rows."""
+        """[num_rows + 1]   the draft probability of each draft token; 1 at other rows."""
         rows = self._draft.layout.node_rows
         probs = torch.ones(self._siblings.end + 1, dtype=self._dtype, device=rows.device)
         probs[rows] = self.of(rows).gather(1, self.token_ids(rows).unsqueeze(1)).squeeze(1)

@@ -70,15 +70,14 @@ class Site:
     def proposer(self, name: str, more: str = "", distribution: str | None = None, api: int = 1) -> str:
         """Install a working proposer plugin. Returns the distribution's name.
 
-        more: source code of further arguments of its ProposerSpec.
+        more: further keyword arguments of its ProposerSpec, as source code.
         """
         return self.plugin(name, PROPOSER.format(name=name, more=more, api=api), distribution)
 
     def model(self, name: str, distribution: str, source: str | None = None) -> Path:
-        """Install a distribution that ships a model. Returns the folder for the model's files, which is empty.
+        """Install a distribution that ships a model. Returns an empty folder for the model's files.
 
-        source: source code of the distribution's module. Its function `path` must return the folder, as the default
-        does.
+        source: the code of the distribution's module, whose function `path` must return the folder. The default does.
         """
         module, folder = f"{distribution.replace('-', '_')}_module", self.path / f"{distribution}-weights"
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""The command `spec-decode plugins`, and that importing core imports no heavy packages such as torch."""
+"""The command `spec-decode plugins`. This command and `import specdec_core` import no heavy packages such as torch."""
 
 from __future__ import annotations
 
@@ -205,8 +205,6 @@ def test_every_public_name_exists():
 
 
 def test_public_names_are_where_the_stub_says():
-    """Each name that the stub __init__.pyi imports from a module is also in the package specdec_core, as the same
-    object."""
     tree = ast.parse(Path(specdec_core.__file__).with_suffix(".pyi").read_text())
     aliases = [(node.module, alias) for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
     for module, alias in aliases:

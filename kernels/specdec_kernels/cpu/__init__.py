@@ -18,9 +18,9 @@ OPS = {
 
 
 def supports(name: str, context: OpsContext) -> bool:
-    """Return whether the compiled operation of this name can be used with these dtypes: float32 or bfloat16, with a KV
-    cache of the same dtype. `pack_linear` needs a processor with instructions for the dtype, and works with any KV
-    cache."""
+    """Return whether the compiled operation of this name supports the dtypes in `context`. The model's dtype must be
+    float32 or bfloat16, and the KV cache must have the same dtype. `pack_linear` needs a processor with instructions
+    for the model's dtype, and works with any KV cache."""
     if name == "pack_linear":
         return is_supported(context.dtype)
     return context.dtype in LIKE and context.kv_layout.dtype == context.dtype

@@ -146,12 +146,12 @@ def _tiles(chunk, paths, window):
 
 @inner()
 def _tile(t, token, chunk, paths, window, shared, num_shared):
-    """Locate tile t of a token's path: its TILE cache rows from index t * TILE on. shared, num_shared: first and end of
-    the tiles that all tokens of the chunk share.
+    """Locate tile t of a token's path.
 
-    Returns three numbers: how many tokens of the chunk, from this one on, have the same tile; the index in `places`
-    (row numbers in the KV cache) at which the tile begins; and how many of its keys to use, 0 or less if the token does
-    not attend to the tile.
+    shared, num_shared: first and end of the tiles that all tokens of the chunk share.
+
+    Returns three numbers: how many consecutive tokens, beginning with this one, share the tile; the index at which the
+    tile begins in the array `places`; how many of the tile's keys to use (0 or less: none).
     """
     prefix = chunk[0]
     if shared <= t < num_shared:
@@ -246,7 +246,7 @@ def _weigh(scores, chunk, heads, paths, window, softcap, sinks, sums):
 
 @inner()
 def _sum_up(weights, values, chunk, heads, paths, places, window, attended):
-    """For each query of a chunk, add the values that it attends to, times their weights, to its row of attended
+    """Compute the weighted sum of values for each query of a chunk. Adds it to the query's row of attended
     [num_queries, width]."""
     first_head, num_heads, groups = heads
     numbers, stride, value_dim = values
@@ -270,8 +270,8 @@ def _sum_up(weights, values, chunk, heads, paths, places, window, attended):
 
 @inner()
 def _add(weights, row_len, first, i, end, cache, count, attended, width):
-    """For queries i to end - 1, add the first `count` values of a tile, times the queries' weights, to their rows of
-    `attended`. The weights for the tile begin at column `first` of `weights`."""
+    """Compute the weighted sum of a tile's first `count` values for each of the queries i to end - 1. Adds it to the
+    query's row of `attended`. The weights for the tile begin at column `first` of `weights`."""
     values, stride, offset, places, place = cache
     while i < end:
         w, a = i * row_len + first, i * width

@@ -122,7 +122,7 @@ def store_kv(
     keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> None:
     """The compiled form of `specdec_core.ops.attention.store_kv`. If an input has an unsuitable dtype, shape or memory
-    layout, or a slot does not exist, that reference implementation is called, which raises the errors."""
+    layout, or a slot does not exist, the reference implementation is called, which raises the errors."""
     if not (_fits(keys, slot_mapping, key) and _fits(values, slot_mapping, value) and keys.dtype == values.dtype):
         ops.REFERENCE["store_kv"](keys, values, slot_mapping, key, value)
         return

@@ -20,7 +20,7 @@ WORTH_A_THREAD = 2**17
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The compiled form of `specdec_core.ops.linear.pack_linear`. Calls that reference implementation if the processor
+    """The compiled form of `specdec_core.ops.linear.pack_linear`. Calls the reference implementation if the processor
     lacks the instructions for the weight's dtype, or if the weight is bfloat16 with an odd number of inputs.
 
     The returned function computes the layer, and raises ValueError for input rows of another dtype or width.
@@ -113,9 +113,8 @@ def _some_strips(strips, strip, num_left, biases, rows, output, sums):
 
 @njit
 def _store(sums, biases, row, num_rows, first, width, output):
-    """Add the biases to the sums of num_rows rows, and write the results to `output`: row i of the sums to row `row` +
-    i, from column `first` on. Columns that exist only because the last strip (panel of LANES outputs) is padded are
-    left out.
+    """Add the biases to the sums of num_rows rows, and write the results to `output`, from row `row` and column
+    `first` on. Padding columns of the last strip are left out.
 
     sums: float32, flat; `width` numbers per row.
     """

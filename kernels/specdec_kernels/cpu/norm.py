@@ -11,7 +11,7 @@ from specdec_kernels.cpu.bits import FAST, LIKE, array_at, as_stored, compiled, 
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """The compiled form of `specdec_core.ops.elementwise.rms_norm`, with the squares summed in another order. Calls
-    that reference implementation for dtypes other than float32 and bfloat16, and for mixed dtypes."""
+    the reference implementation for dtypes other than float32 and bfloat16, and for mixed dtypes."""
     if hidden.dtype != weight.dtype or hidden.dtype not in LIKE or hidden.shape[-1:] != weight.shape:
         return ops.REFERENCE["rms_norm"](hidden, weight, eps)
     hidden, weight, width = hidden.contiguous(), weight.contiguous(), weight.shape[0]

@@ -73,8 +73,8 @@ def _rounded_up(num_tokens):
 
 @inner()
 def _num_more(prefix_len, more_slots, row):
-    """Count the slots in more_slots[row] that are not in the token's prefix: those of a draft token and of its
-    ancestors in the draft tree. The row is padded at the end by repeating its last slot."""
+    """Return how many slots of more_slots[row] are not in the token's prefix. The row is padded with copies of its last
+    slot, which are not counted."""
     num_more, last = 0, np.int64(-1)
     for i in range(more_slots.shape[1]):
         slot = more_slots[row, i]

@@ -11,7 +11,7 @@ from specdec_kernels.cpu.bits import LIKE, array_at, as_stored, compiled, inner,
 def rotary(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The compiled form of `specdec_core.ops.elementwise.rotary`. Calls that reference implementation for dtypes other
+    """The compiled form of `specdec_core.ops.elementwise.rotary`. Calls the reference implementation for dtypes other
     than float32 and bfloat16, and for mixed dtypes. The results have tokens before heads in memory, as attention needs
     them."""
     if query.dtype not in LIKE or not query.dtype == key.dtype == cos.dtype == sin.dtype:
@@ -57,8 +57,10 @@ def _rotate(like, angles, query, key):
 
 @inner()
 def _rotate_heads(like, cos, sin, there):
-    """Rotate the heads of a query or key tensor, which `there` describes as in `_rotate`. Every product and every sum
-    is rounded to the dtype, as in torch."""
+    """Rotate the heads of a query or key tensor. Every product and every sum is rounded to the dtype, as in torch.
+
+    there: the address, the four strides and the number of heads of the tensor, then the address of the result.
+    """
     address, _, head_stride, token_stride, _, num_heads, output_address = there
     num_tokens, width = cos.shape
     half = width // 2

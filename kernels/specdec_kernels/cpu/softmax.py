@@ -14,9 +14,9 @@ _LOWEST = np.float32(-87.0)
 
 @inner()
 def exp_and_sum(scores, first, end, softcap, sink):
-    """Replace scores[first:end] in place by softmax weights before the division: the softcap is applied to the scores,
-    then they become exp(score - highest score). All other scores become 0, from the start of the tile in which `first`
-    lies. Returns the sum of the weights, including the attention sink's.
+    """Replace scores[first:end] in place by softmax weights before the division. The softcap is applied to the scores,
+    then each becomes exp(score - highest score). Scores from `end` on become 0, and so do those before `first` in the
+    same tile. Returns the sum of the weights, including the attention sink's.
 
     scores: float32, whole tiles.
     softcap: scores become softcap * tanh(scores / softcap). 0: no softcap.

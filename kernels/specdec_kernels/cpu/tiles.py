@@ -93,12 +93,11 @@ def dot_tile(
 
 
 def _sum_lanes(builder: Any, vectors: Sequence[Any], distance: int) -> Any:
-    """Add up lanes within vectors, and merge the vectors into one. Called with LANES vectors and distance 1, lane j of
-    the result is the sum of all lanes of vector j.
+    """Add up lanes within vectors, and merge the vectors into one by a butterfly reduction.
 
-    Each round merges every pair of vectors a, b into one. In lanes whose index does not have the bit `distance`, the
-    merged vector has sums of two lanes of a that are `distance` apart; in the other lanes, those of b. The distance
-    doubles from round to round.
+    For LANES vectors and distance 1, lane j of the result is the sum of all lanes of vector j.
+
+    distance: distance between the lanes that the first round adds. Each further round doubles it.
     """
     while len(vectors) > 1:
         own = [i + (LANES if i & distance else 0) for i in range(LANES)]
@@ -133,7 +132,7 @@ def add_tile(
     in order.
 
     weights: float32. The weight of value j for query q is weights[first + q * row_len + j].
-    cache: value j is at the address that key j has in `dot_tile`, and has `width` elements.
+    cache: float32 or bfloat16. Value j has `width` elements, from index places[first_place + j] * stride + offset on.
     output: float32. The output of query q has `width` elements, from index start + q * width on.
     n: a literal from 1 to 4.
     """
@@ -206,7 +205,8 @@ def multiply_add(typing_context, a, b, c):
 
 @intrinsic  # type: ignore[untyped-decorator]
 def prefetch_tile(typing_context, cache, places, first_place, stride, offset, width):
-    """Prefetch the keys or values of a tile's tokens from memory, at the addresses described in `dot_tile`."""
+    """Prefetch the TILE keys or values of a tile from memory. Key or value j has `width` elements, from index
+    places[first_place + j] * stride + offset of `cache` on."""
     step = _CACHE_LINE // (cache.dtype.bitwidth // 8)
 
     def body(builder: Any, cache_data: Any, places_data: Any, stride: Any, offset: Any, width: Any) -> None:
@@ -254,8 +254,7 @@ def _at(builder: Any, cache_data: Any, places_data: Any, i: Any, stride: Any, of
 
 
 def _variable(builder: Any, value: Any = _ZERO) -> Any:
-    """Allocate a variable for a vector, which the compiler can keep in a register. The generated code sets it to
-    `value` each time it reaches this point."""
+    """Generate code that allocates a variable for a vector and stores `value` in the variable."""
     variable = cgutils.alloca_once(builder, _VECTOR)
     builder.store(value, variable)
     return variable

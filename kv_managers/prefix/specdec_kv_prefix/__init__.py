@@ -13,7 +13,7 @@ HELP = "Most KV blocks kept after their requests end, for later ones with the sa
 class PrefixConfig:
     """Options of the KV manager `prefix`.
 
-    max_cached_blocks: the most KV-cache blocks to keep after the requests that used them end. None: no limit.
+    max_cached_blocks: the most KV-cache blocks that stay cached while no request uses them. None: no limit.
 
     Raises ConfigError if max_cached_blocks is negative.
     """

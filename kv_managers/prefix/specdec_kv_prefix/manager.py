@@ -20,8 +20,8 @@ FIRST = 0
 class Text:
     """What the KV manager knows about the tokens of one request.
 
-    digests: the hash of the request's cache salt, then one hash per full block: of the salt and of all tokens up to the
-        block's end.
+    digests: digests[0] is the hash of the request's cache salt, digests[i] the hash of the salt and the tokens of the
+        first i full blocks.
     filled: {KV group (index of a group of layers): number of tokens whose keys and values are stored}.
     published: {KV group: number of blocks that other requests can find}.
     """
@@ -38,8 +38,8 @@ class Text:
 
 
 class PrefixKVManager(PagedKVManager):
-    """The KV manager `prefix`. A new request shares full KV-cache blocks with earlier requests that have the same cache
-    salt and the same tokens up to the block's end, in prompt and output alike."""
+    """The KV manager `prefix`. A new request reuses a full KV-cache block of an earlier request if both have the same
+    cache salt and the same tokens up to the end of the block. These tokens may be prompt or output."""
 
     def __init__(self, config: PrefixConfig, context: KVContext) -> None:
         self._shared = SharedBlocks(context.num_blocks, context.block_size, config.max_cached_blocks)
@@ -98,9 +98,9 @@ class PrefixKVManager(PagedKVManager):
                 text.published[group] = index + 1
 
     def _key(self, text: Text, index: int, token_ids: np.ndarray, group: int) -> Hashable:
-        """Return the key under which block `index` of a request is found in the cache of a KV group. It covers all
-        tokens up to the block's end and, in a draft's group, also the next `lookahead` tokens, because the draft's keys
-        and values depend on them. Returns None if the request does not have these next tokens yet."""
+        """Return the key of block `index` of a request in a KV group. The key contains a hash of all tokens up to the
+        block's end. It also contains the next `lookahead` tokens, because the keys and values in the block depend on
+        them. Returns None if the request does not have these next tokens yet."""
         end, lookahead = (index + 1) * self._size, self._lookaheads[group]
         ahead = token_ids[end : end + lookahead]
         return (group, text.digests[index + 1], ahead.tobytes()) if len(ahead) == lookahead else None

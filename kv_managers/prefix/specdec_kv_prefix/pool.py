@@ -1,4 +1,4 @@
-"""A pool of KV-cache blocks with reference counts. Published blocks that no request holds stay in an LRU cache."""
+"""A pool of KV-cache blocks with reference counts, and an LRU cache of blocks that no request holds."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ class SharedBlocks(BlockPool):
         self._by_key.setdefault(key, set()).add(block)
 
     def find(self, keys: set[Hashable]) -> int | None:
-        """Return the lowest-numbered block that was published under all of these keys. None if there is no such
-        block."""
+        """Return the lowest-numbered block that has all of these keys. None if no block has them all."""
         return min(set.intersection(*(self._by_key.get(key, set()) for key in keys)), default=None)
 
     def recount(self) -> None:

@@ -27,9 +27,8 @@ LOOKAHEADS = {0: 0, 1: 0, HEAD: 1, LAZY: 0}
 
 
 def content(salt: str, tokens: Sequence[int], slot: int, lookahead: int) -> float:
-    """Return the hash that KV-cache slot `slot` of a request must hold: of the cache salt and of all tokens up to
-    `lookahead` tokens after the slot's own token. The salt is included so that blocks shared between different salts
-    are detected."""
+    """Return the hash that KV-cache slot `slot` of a request must hold. It covers the cache salt, all tokens up to the
+    slot's own, and the next `lookahead` tokens."""
     seen = np.asarray(tokens[: slot + 1 + lookahead], dtype=np.int64)
     return float(int.from_bytes(blake2b(salt.encode() + b"|" + seen.tobytes(), digest_size=6).digest(), "big"))
 
@@ -38,9 +37,9 @@ def content(salt: str, tokens: Sequence[int], slot: int, lookahead: int) -> floa
 class Simulated:
     """A request for the tests, which serves as the KV manager's `RequestView`.
 
-    groups: the KV groups of drafts that the request uses.
+    groups: the KV groups that the request uses besides the target's.
     num_computed: number of tokens whose keys and values the target has stored.
-    filled: {KV group of a draft: number of tokens whose keys and values are stored}.
+    filled: {KV group in `groups`: number of tokens whose keys and values are stored}.
     num_cached: number of tokens that were found in the prefix cache.
     """
 

@@ -1,8 +1,8 @@
-"""Runs the KV manager `prefix` through those tests of tests/losslessness that send the most varied requests. They check
-that the engine's outputs are the target's own.
+"""Runs three test files of tests/losslessness with the KV manager `prefix`. They check that the engine's outputs equal
+the target's own.
 
-By default they run on one target model, since the target does not matter to a KV manager; nightly runs take all
-targets. `SPECDEC_KV_MANAGER=prefix pytest tests/losslessness` runs the whole suite with this KV manager.
+By default they run on one target model, nightly on all. `SPECDEC_KV_MANAGER=prefix pytest tests/losslessness` runs the
+whole suite with this KV manager.
 """
 
 from __future__ import annotations

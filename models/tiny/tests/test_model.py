@@ -80,8 +80,8 @@ def test_logits_stay_finite_up_to_the_end_of_the_context(model):
 
 
 def parseable_prefix(text: str) -> ast.Module | None:
-    """Parse a completion without its last lines, which the token limit may have cut off: as few lines as necessary are
-    left out. None if nothing parses."""
+    """Parse a completion, leaving out as few of its last lines as possible. They may be incomplete because of the token
+    limit. None if nothing parses."""
     lines = text.split("\n")
     for end in range(len(lines), 1, -1):
         try:

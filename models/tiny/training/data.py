@@ -26,12 +26,12 @@ class Units:
         self._epoch, self._order = -1, np.empty(0, np.int64)
 
     def batch(self, first: int, length: int) -> torch.Tensor:
-        """Return a batch: BATCH_UNITS units, from number ``first`` of the shuffled order on, split into sequences.
+        """Return a batch of BATCH_UNITS consecutive units of the shuffled order, split into sequences.
 
-        first: counted through all epochs.
-        length: tokens of a sequence; it divides UNIT.
+        first: index of the first unit, counted through all epochs.
+        length: tokens of a sequence; a divisor of UNIT.
 
-        Returns int64 [number of sequences, length + 1]: each has one more id, the target of its last token.
+        Returns int64 [number of sequences, length + 1]. The last id of a sequence is only a target.
         """
         rows = []
         for index in range(first, first + BATCH_UNITS):

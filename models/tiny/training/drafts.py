@@ -1,4 +1,4 @@
-"""Train the drafts that come with the tiny model: a draft model, and the draft heads of EAGLE and EAGLE-3.
+"""Train the draft model and the draft heads (EAGLE and EAGLE-3) that come with the tiny model.
 
 They are trained on excerpts of the corpus, and on the tiny model's own greedy and sampled continuations of other
 excerpts. Neither kind of text comes from the held-out modules.
@@ -53,8 +53,7 @@ STEPS = {"eagle3": 4000, "eagle": 2000, "draft_model": 1800}
 
 
 def build_texts(work: Path) -> list[Path]:
-    """Write the training texts of the drafts as files of token ids, unless the files exist. Returns the paths of the
-    files."""
+    """Write the training texts as files of token ids, unless the files exist. Returns the paths of the files."""
     folder = work / "drafts"
     folder.mkdir(exist_ok=True)
     ids = np.load(work / "train.npy", mmap_mode="r")
@@ -71,8 +70,8 @@ def build_texts(work: Path) -> list[Path]:
 
 
 def cut(ids: np.ndarray, length: int, first: int, number: int) -> np.ndarray:
-    """Cut the corpus into excerpts of ``length`` tokens, shuffle them in an order that is the same in each run, and
-    return ``number`` of them from index ``first`` on, int32 [number, length].
+    """Return excerpts of the corpus, int32 [number, length]. The corpus is cut into excerpts of ``length`` tokens. They
+    are shuffled with a fixed seed, and ``number`` of them are returned, from index ``first`` on.
 
     ids: token ids of the corpus.
     """
@@ -162,8 +161,8 @@ def train_draft(work: Path, method: str, threads: int | None) -> None:
 
 
 def write_card(work: Path, root: Path = ROOT) -> None:
-    """Write a table of the packaged drafts into the model card, with the acceptance lengths measured at the end of
-    their training."""
+    """Write a table of the packaged draft model and draft heads into the model card. The table contains their
+    acceptance lengths, measured at the end of training."""
     lines = ["| Draft | MB | Updates | Tokens | Greedy | Temperature 1 |", "|---|---|---|---|---|---|"]
     for method in OPTIONS:
         file = WEIGHTS / "drafts" / method / "model.safetensors"

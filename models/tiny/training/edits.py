@@ -92,8 +92,8 @@ def remove_comments(code: str, tree: ast.Module, rng: random.Random, names: list
 
 
 def remove_docstrings(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
-    """Remove the docstrings of functions and classes that have further statements. Returns (task, edited code), or None
-    if there are none."""
+    """Remove the docstrings of functions and classes, unless the body is only a docstring. Returns (task, edited code),
+    or None if there are none to remove."""
     starts, spans = line_starts(code), []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and len(node.body) > 1:
@@ -186,8 +186,10 @@ def edit_document(code: str, rng: random.Random, names: list[str]) -> str | None
 
 
 def edit_documents(documents: list[Document], seed: int = 0, share: float = SHARE) -> Iterator[Document]:
-    """Yield edit documents made from snippets of ``documents``, until they have the ``share`` of all characters, those
-    of ``documents`` included."""
+    """Yield edit documents made from snippets of ``documents``.
+
+    share: the fraction of all characters that are in edit documents. The others are in ``documents``.
+    """
     rng = random.Random(seed)
     budget = sum(len(d.text) for d in documents) * share / (1 - share)
     names = common_names(rng.sample(documents, min(len(documents), 1500)))

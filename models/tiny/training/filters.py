@@ -63,8 +63,8 @@ class Deduplicator:
         self._seen: set[int] = set()
 
     def admit(self, text: str) -> bool:
-        """Return whether the text is no near-duplicate of a file admitted before. If so, its lines are remembered as
-        those of an admitted file. False also for a text without any line of 16 or more characters."""
+        """Admit a file, unless it is a near-duplicate or has no line of 16 or more characters. Returns whether the file
+        was admitted. The lines of an admitted file are remembered."""
         hashes = line_hashes(text)
         if not hashes or len(hashes & self._seen) > DUPLICATE_SHARE * len(hashes):
             return False

@@ -1,6 +1,6 @@
 """Build the tiny model with one command: corpus, tokenizer, training, export, evaluation, model card.
 
-It resumes where it stopped.
+If the command was interrupted, run it again to resume.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def save(path: Path, trainee: Trainee, optimizers: list[torch.optim.Optimizer], 
 
 
 def restore(path: Path, trainee: Trainee, optimizers: list[torch.optim.Optimizer] | None = None) -> Progress:
-    """Load a checkpoint's weights into ``trainee`` and, if optimizers are given, its optimizer states into these.
-    Returns the checkpoint's progress."""
+    """Load a checkpoint's weights into ``trainee``, and its optimizer states into ``optimizers`` if given. Returns the
+    checkpoint's progress."""
     state = torch.load(path, weights_only=True)
     with torch.no_grad():
         for name, master in trainee.masters.items():
@@ -53,8 +53,7 @@ def restore(path: Path, trainee: Trainee, optimizers: list[torch.optim.Optimizer
 
 
 def truncate_history(path: Path, tokens: int) -> None:
-    """Remove the points that the loss history logged after ``tokens`` training tokens: the number in the checkpoint
-    from which the run resumes.
+    """Remove the points of a loss history that were logged after ``tokens`` training tokens.
 
     path: the file of the loss history.
     """

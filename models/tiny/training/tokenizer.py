@@ -51,7 +51,7 @@ def train_tokenizer(documents: list[Document]) -> Tokenizer:
 
 
 def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """Wrap the tokenizer for transformers. The end-of-text token both begins and ends a document."""
+    """Wrap the tokenizer for transformers. The end-of-text token is both the BOS token and the EOS token."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=END_OF_TEXT,

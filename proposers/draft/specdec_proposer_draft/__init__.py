@@ -38,9 +38,9 @@ def build(config: DraftConfig, context: BuildContext) -> Proposer:
 
 
 def is_causal_lm(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a checkpoint is a whole causal language model, not a draft head. The name of the embedding's tensor shows
-    it: a whole model has a prefix before `embed_tokens.weight`, as in `model.embed_tokens.weight`, and a draft head has
-    none.
+    """Whether a checkpoint is a whole causal language model, not a draft head. In a whole model, the name of the
+    embedding's tensor has a prefix, as in `model.embed_tokens.weight`. In a draft head, the name is
+    `embed_tokens.weight`.
 
     shapes: the shape of each of the checkpoint's tensors, by the tensor's name.
     """

@@ -82,8 +82,8 @@ class DraftModelProposer(Proposer):
         self._stop.finish(request)
 
     def observe(self, observation: Observation) -> None:
-        """Record how many draft tokens were accepted and are therefore in the draft model's KV cache. If a request had
-        a draft, its valid tokens in the observation are the token before the draft and the accepted draft tokens."""
+        """Record how many draft tokens of each request were accepted. For a request with a draft, `host_num_valid` is
+        one more than the number of accepted draft tokens, since the token before the draft is also counted."""
         for request, num_valid in zip(observation.requests, observation.host_num_valid, strict=True):
             self._stored[request.id].settle(max(0, num_valid - 1))
 
@@ -94,9 +94,9 @@ class DraftModelProposer(Proposer):
         return grow(grower, logits, lambda level: self._forward_nodes(level, batch))
 
     def _catch_up(self, requests: list[RequestView]) -> torch.Tensor:
-        """Forward the tokens of these requests that the draft model's KV cache lacks, in several forward passes if they
-        exceed the token budget. Returns the logits after each request's last token, [len(requests), num_shared], where
-        num_shared is the number of tokens that both vocabularies have."""
+        """Forward the tokens of these requests that the draft model's KV cache lacks. If the tokens exceed the token
+        budget, several forward passes are run. Returns the logits after each request's last token, [len(requests),
+        num_shared], where num_shared is the number of tokens that both vocabularies have."""
         if not requests:
             return torch.empty(0, 1, device=self._device)
         found: dict[int, torch.Tensor] = {}
@@ -121,8 +121,8 @@ class DraftModelProposer(Proposer):
         return torch.stack([found[b] for b in range(len(requests))])
 
     def _forward_tokens(self, requests: list[RequestView], starts: list[int], tokens: list[np.ndarray]) -> torch.Tensor:
-        """Forward the tokens tokens[i] of requests[i], the first of which is at position starts[i]. Returns the logits
-        after the last of tokens[i], for each i: [len(requests), num_shared]."""
+        """Run one forward pass over tokens[i] of each request i, from position starts[i] on. Returns the logits after
+        tokens[i][-1] for each i, [len(requests), num_shared]."""
         lengths = [len(each) for each in tokens]
         ranges = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
         token_ids, positions = (torch.from_numpy(np.concatenate(each)).to(self._device) for each in (tokens, ranges))
@@ -137,11 +137,11 @@ class DraftModelProposer(Proposer):
         return self._forward(passed, torch.arange(passed.num_tokens, device=self._device))
 
     def _forward(self, passed: DraftPass, rows: torch.Tensor) -> torch.Tensor:
-        """Run the draft model on the tokens of one forward pass. Returns logits over the tokens that both vocabularies
-        have, [len(rows), num_shared].
+        """Map the target's token ids to the draft model's, then run the draft model on them. Returns logits over the
+        tokens that both vocabularies have, [len(rows), num_shared].
 
-        passed: the forward pass, with the target's token ids. They are replaced by the draft model's ids.
-        rows: int64, indices of the tokens in the forward pass after which logits are computed.
+        passed: the forward pass, with the target's token ids.
+        rows: int64, indices of the tokens for which logits are computed.
         """
         token_ids = self._stand_in[passed.token_ids]
         logits, _ = self._model.forward(

@@ -1,4 +1,4 @@
-"""The meanings of a tokenizer's tokens, texts or roles such as EOS. Tokens of two tokenizers are paired by them."""
+"""The meanings of tokens: texts, or roles such as EOS. Tokens of two tokenizers are paired if they mean the same."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 @frozen
 class Meanings:
-    """The meanings of a tokenizer's tokens. An ordinary token means the bytes of its text; a special token means its
-    role, if it has one, and its name.
+    """The meanings of a tokenizer's tokens. An ordinary token has one meaning, the bytes of its text. A special token
+    has its role, if any, and its name as meanings.
 
     of_id: token id -> all meanings of the token; the role of a special token comes before its name.
-    ids: meaning -> token id. If several tokens have the same meaning, this is the lowest of their ids. A byte token
-        such as <0x41> is used only if no other token has the meaning, as tokenizers use byte tokens only for text that
-        no other token covers.
+    ids: meaning -> token id. If several tokens have the same meaning, the lowest of their ids is used. Byte tokens
+        such as <0x41> are used only if no other token has the meaning.
     """
 
     of_id: Mapping[int, tuple[Meaning, ...]]
@@ -111,8 +110,9 @@ def _text_bytes(token: str, text: str) -> bytes | None:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Return {character: byte} of byte-level tokenizers such as GPT-2's. Their vocabularies write a printable byte as
-    the character with its code, and the other bytes as the characters with the codes from 256 on."""
+    """Return the byte that each character stands for in the vocabulary of a byte-level tokenizer such as GPT-2's. A
+    printable byte is written as the character with the same code, any other byte as a character with a code from 256
+    on."""
     printing = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in printing]
     return {chr(byte): byte for byte in printing} | {chr(256 + n): byte for n, byte in enumerate(others)}

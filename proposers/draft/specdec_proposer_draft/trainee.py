@@ -21,8 +21,8 @@ HEAD_DIM = 64
 class DraftTrainee(nn.Module):
     """A draft model in training: a small Llama with the target's vocabulary, or a copy of the target's first layers.
 
-    The loss is the cross entropy to the target's next-token distribution, averaged over the unmasked tokens.
-    `hard_weight` mixes this distribution with the text's actual next token, which then has a share of hard_weight.
+    The loss is the cross entropy to the target's next-token distribution, averaged over the unmasked tokens. This
+    distribution is mixed with the text's actual next token, which has the weight `hard_weight`.
     """
 
     def __init__(self, options: DraftTrainingOptions, target: TrainingTarget) -> None:

@@ -21,8 +21,8 @@ class SharedVocabulary:
     """The tokens that the draft model and the target have in common, and the mapping between their ids. Only common
     tokens are drafted (TLI: Timor et al. 2025, algorithm 4).
 
-    `stand_in` replaces each of the target's tokens by one token of the draft model. So a request has equally many
-    tokens in both models, and they use the same KV-cache slots. All arrays are on the host.
+    `stand_in` maps each token of the target to one token of the draft model. So a request has the same number of tokens
+    in both models, and both models use the same KV-cache slots. All arrays are on the host.
     """
 
     stand_in: np.ndarray  # int64 [target_vocab]   the draft's id for each of the target's
@@ -64,9 +64,10 @@ class SharedVocabulary:
 def shared_vocabulary(config: DraftConfig, draft: TargetInfo, target: TargetInfo) -> SharedVocabulary:
     """Return the mapping between the token ids of a draft model and those of the target.
 
-    Raises CompatibilityError if their tokenizers differ or, with use_heterogeneous_vocab, if they have too few tokens
-    in common. The embeddings of the two models may have different numbers of rows, since some models pad them, but only
-    if both tokenizers can be loaded to compare the tokens.
+    Raises CompatibilityError if the tokenizers differ or, with use_heterogeneous_vocab, have too few tokens in common.
+
+    If a tokenizer cannot be loaded, the token ids are assumed to mean the same tokens in both models. In this case,
+    CompatibilityError is raised if the embeddings differ in their number of rows or use_heterogeneous_vocab is set.
     """
     of_draft, of_target = _tokenizers(config, target)
     if of_target is None or of_draft is None:

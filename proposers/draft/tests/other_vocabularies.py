@@ -61,8 +61,7 @@ def _trained(
 
 
 def _with_plain_bytes(made: Any, special: dict[str, str]) -> Any:
-    """Return the tokenizer with its byte tokens as ordinary tokens. They were trained as special tokens, because a
-    trainer gives the lowest ids to special tokens only."""
+    """Turn the byte tokens into ordinary tokens. Training made them special tokens to give them the lowest ids."""
     as_json = json.loads(made.backend_tokenizer.to_str())
     as_json["added_tokens"] = [token for token in as_json["added_tokens"] if not token["content"].startswith("<0x")]
     return PreTrainedTokenizerFast(
@@ -77,7 +76,7 @@ def save_words(folder: Path, words: Sequence[str]) -> None:
 
 
 def renumber(target: Path, folder: Path, ids: Sequence[int | None], noise: float = 0.0) -> Path:
-    """Save a copy of a target that has other token ids, to use it as the draft model, and return its folder.
+    """Save a draft model that is a copy of a target with other token ids. Returns the copy's folder.
 
     ids: ids[i] is the target's id of the copy's token i, or None if this token is new and gets random weights.
     noise: standard deviation of the noise on the weights, as in `noisy_copy`.

@@ -21,8 +21,8 @@ SHAPES = {"chain": None, "tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)
 
 
 class AnyStop(Stopping):
-    """Stops each request's draft at a random depth, which may be 0. If is_spoilt, it also draws a depth for each
-    request from which on the test makes the draft's tokens wrong."""
+    """Stops each request's draft at a random depth, which may be 0. If is_spoilt, the test makes all draft tokens of
+    request i wrong except the first num_right[i]."""
 
     def __init__(self, num_requests: int, generator: torch.Generator, is_spoilt: bool) -> None:
         self._depths = torch.randint(0, 5, (num_requests,), generator=generator)
@@ -93,9 +93,6 @@ def test_what_the_target_itself_drafts_is_accepted(shape, tmp_path, monkeypatch)
 
 
 def test_counting_tokens_of_skipped_steps_as_accepted_nodes_drafts_worse(tmp_path, monkeypatch):
-    """Fewer draft tokens are accepted if `observe` does nothing and the number of accepted tokens is inferred from the
-    number of new tokens. Then tokens from steps without a draft count as accepted tokens of an earlier draft, which was
-    rejected."""
     catch_up = DraftModelProposer._catch_up
 
     def inferred(self: DraftModelProposer, requests: list[Any]) -> torch.Tensor:

@@ -38,8 +38,6 @@ def make(target: TrainingTarget, **options):
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_the_loss_is_the_distance_to_the_target(share, target):
-    """If the trained model has the target's own weights, the loss is the entropy of the target's distribution.
-    hard_weight mixes this with the cross entropy to the text's actual tokens."""
     trainee = make(target, from_layers=2, hard_weight=share)
     trainee.model = target.model
     batch = batch_of(target)

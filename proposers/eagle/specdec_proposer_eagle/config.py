@@ -112,8 +112,8 @@ class EagleConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSam
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether drafts are dynamic trees, whose shape depends on the head's probabilities. A greedy chain counts as a
-        dynamic tree with eagle_topk=1."""
+        """Whether drafts are dynamic trees, whose shape depends on the head's probabilities. This includes greedy
+        chains, which are trees with eagle_topk=1."""
         return self.speculative_token_tree is None and self.draft_sample_method == "greedy"
 
     def on(self, device: torch.device) -> EagleConfig:
@@ -153,13 +153,14 @@ class EagleConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSam
         return super().default_num_speculative_tokens(device)
 
     def _num_expanded(self, num_speculative_tokens: int) -> int:
-        """Number of nodes that the head generates for a dynamic tree, before the best are selected: top_k nodes in the
-        first level, and in every later level top_k children of each of the top_k expanded nodes."""
+        """Number of nodes that the head generates for a dynamic tree, before the best are selected. The first level has
+        top_k nodes, and every later level has top_k * top_k nodes."""
         return self.top_k * (1 + self.top_k * self.depth(num_speculative_tokens))
 
     def context_tokens(self, *, has_all: bool, is_aligned: bool) -> int:
-        """Number of tokens outside of the head's vocabulary that may be drafted for a request, namely its most recent
-        ones: the option eagle_context_tokens or, if that is None, the default for this head.
+        """Largest number of tokens outside the head's vocabulary that can be drafted for a request. These are the
+        tokens that occurred most recently in the request. The number is the option eagle_context_tokens or, if this
+        option is None, the default for the head.
 
         has_all: whether the head's vocabulary is the target's.
         is_aligned: whether the head was trained so that the target's LM head can read its outputs.

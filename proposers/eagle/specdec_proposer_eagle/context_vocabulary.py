@@ -73,7 +73,7 @@ class ContextVocabulary:
         """Return logits over the target's vocabulary, [n, vocab]. They are -inf for tokens that cannot be drafted.
 
         own: [n, draft_vocab], the logits that the head's LM head computed.
-        outputs: [n, hidden], the inputs from which it computed them. Each request has equally many rows.
+        outputs: [n, hidden], the inputs of the head's LM head. Each request has equally many rows.
         requests: int64 [num_requests], the requests' indices in the batch, ascending.
         """
         ids, rows = self._ids, self._rows

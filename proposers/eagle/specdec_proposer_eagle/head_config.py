@@ -28,9 +28,9 @@ TABLES = frozenset({"d2t", "t2d"})
 class HeadConfig:
     """The architecture of an EAGLE head.
 
-    layer: sizes, norms and rotary embedding of its decoder layers.
-    shapes: shapes of the head's tensors, by the parameter names of `modules.Head`. The head lacks an optional module if
-        the name of its tensor is absent.
+    layer: sizes, norms and rotary embedding of the head's decoder layers.
+    shapes: shapes of the head's tensors, by the parameter names of `modules.Head`. The head has an optional module only
+        if this module's tensors are listed.
     """
 
     is_eagle3: bool
@@ -106,9 +106,9 @@ def _length(shape: tuple[int, ...]) -> int:
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a head's configuration without nesting. The keys of the nested mappings that NESTED names move to the top
-    level; keys that are already there take precedence. Raises CompatibilityError if the value of such a name is not a
-    mapping."""
+    """Return a head's configuration as one flat dict. The keys of the nested mappings, which are listed in NESTED, move
+    to the top level; keys that are already there take precedence. Raises CompatibilityError if one of the nested values
+    is not a mapping."""
     flat: dict[str, Any] = {}
     for name in NESTED:
         part = config.get(name) or {}

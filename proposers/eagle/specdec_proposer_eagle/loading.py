@@ -62,8 +62,8 @@ def _name_in_module(published: str) -> str | None:
 
 
 def _outline(head: HeadConfig) -> Head:
-    """Build the head's modules on the meta device, where they take no memory. Raises CompatibilityError if its
-    configuration does not allow it."""
+    """Build the head's modules on the meta device, where they take no memory. Raises CompatibilityError if the head's
+    configuration is not valid."""
     try:
         with torch.device("meta"):
             return Head(head)

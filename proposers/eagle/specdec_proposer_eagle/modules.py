@@ -139,7 +139,7 @@ class Head(nn.Module):
         feature: [n, hidden]. For a token of the request, this is the result of `fuse`. For a draft token, it is the
             second result of this method for the token's parent in the draft.
         rotation: the result of the method `rotation` for the tokens' positions.
-        attend: stores keys and values in the KV cache and computes attention; see `Attend`.
+        attend: a function that stores keys and values in the KV cache and computes attention.
         rows: int64, indices of the tokens whose outputs are returned; None for all tokens. For the other tokens, the
             last layer computes only keys and values.
 

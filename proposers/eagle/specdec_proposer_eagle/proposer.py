@@ -34,11 +34,14 @@ from specdec_proposer_eagle.modules import Head
 class EagleProposer(Proposer):
     """Drafts with an EAGLE head, which has a KV cache of its own beside the target's.
 
-    KV-cache slot i of the head belongs to the embedding of token i + 1 and the target's hidden states of token i; the
-    head's output there predicts token i + 2. When tokens become final (prompt tokens and accepted draft tokens),
-    `observe` computes their slots from the target's hidden states. This overwrites slots that the head computed from
-    its own hidden states while drafting. The last slot belongs to the embedding of the request's last token. The head's
-    output there is kept for each request and gives the logits of the next draft's first level.
+    The head's input at KV-cache slot i is the embedding of token i + 1 and the target's hidden states of token i. The
+    head's output there predicts token i + 2.
+
+    When tokens become final (prompt tokens and accepted draft tokens), `observe` computes their slots from the target's
+    hidden states. This overwrites slots that the head computed from its own hidden states while drafting.
+
+    The last slot has the embedding of the request's last token as input. The head's output there is kept for each
+    request and gives the logits of the next draft's first level.
     """
 
     def __init__(
@@ -143,8 +146,8 @@ class EagleProposer(Proposer):
         return self._context.embed(token_ids) if own is None else own(token_ids)
 
     def _logits(self, outputs: torch.Tensor, requests: np.ndarray) -> torch.Tensor:
-        """Return the logits of the next draft tokens: [n, draft_vocab] over the head's vocabulary or, if the request's
-        recent tokens outside of it can be drafted, [n, vocab] over the target's.
+        """Return the logits of the next draft tokens over the head's vocabulary, [n, draft_vocab]. If tokens outside
+        this vocabulary can be drafted too, the logits are over the target's vocabulary, [n, vocab].
 
         outputs: [n, hidden], inputs of the LM head. Each request has equally many rows.
         requests: int64 [num_requests], the requests' indices in the batch.

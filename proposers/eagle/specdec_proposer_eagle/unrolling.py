@@ -1,4 +1,5 @@
-"""The training-time test (Li et al. 2025, section 3.2): a head is trained on its own outputs, as it drafts from them.
+"""The training-time test (Li et al. 2025, section 3.2): a head is trained on its own outputs, which are also its inputs
+when it drafts.
 
 At step k, the head's input at position i of a text is the embedding of token i + 1 + k (teacher forcing) and the head's
 own output for position i at step k - 1. This is the input of the draft token at depth k in a draft that begins at

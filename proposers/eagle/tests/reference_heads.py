@@ -5,10 +5,12 @@ Sources: Li et al. 2401.15077 (EAGLE), 2406.16858 (EAGLE-2), 2503.01840 (EAGLE-3
 projects' code.
 
 `reference_eagle` and `reference_eagle3` take a head as published: `tensors` by the names in its file, `config` as in
-its config.json. The head's input at position i of a text is the embedding of x_{i+1} and the target's hidden state of
-x_i. Its input for a tree node (a draft token) at depth d, from 1 on, is the node's embedding and the head's output for
-the node's parent, at rotary position n - 1 + d. The node attends to the n positions of the text, its ancestors and
-itself. So the path to a node is a plain causal sequence.
+its config.json. A text has n positions, from 0 on. The head's input at position i is the embedding of x_{i+1} and the
+target's hidden state of x_i.
+
+A tree node is a draft token. At depth d, from 1 on, its rotary position is n - 1 + d. The head's input for a node is
+the node's embedding and the head's output for the node's parent. A node attends to all positions of the text, to the
+node's ancestors and to itself. So the path to a node is a plain causal sequence.
 """
 
 from __future__ import annotations

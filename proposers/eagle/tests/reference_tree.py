@@ -5,9 +5,8 @@ level above are expanded; these nodes are called the frontier. The frontier's no
 scores, best first, and the children of a node are generated in the order of their probabilities, likeliest first. A
 node's index is its number in this order.
 
-Ties: of nodes with equal values the first wins. Among the children of a node that is the one with the lower token id
-or, if the log-probabilities are a mapping, the earlier entry, which is the order of the draft vocabulary. Among all
-generated nodes it is the one with the lower index.
+Ties: of a node's children with equal probabilities, the one that comes first in the draft vocabulary wins. Of generated
+nodes with equal scores, the one with the lower index wins.
 """
 
 from __future__ import annotations
@@ -84,5 +83,4 @@ def _children(
 
 
 def _best(numbers: Sequence[int], candidates: Sequence[_Candidate], count: int) -> list[int]:
-    """Return the `count` of these indices into `candidates` whose nodes have the highest scores, best first."""
     return sorted(numbers, key=lambda number: -candidates[number].score)[:count]

@@ -88,9 +88,8 @@ def test_rows_of_the_targets_output_layer_are_for_heads_that_lack_tokens(target,
 
 
 def test_a_target_whose_logits_are_no_such_products_has_the_heads_tokens_alone(tmp_path):
-    """If the target caps its logits, as Gemma 2 does, a head drafts only tokens of its own vocabulary: the products of
-    its outputs with rows of the target's LM head are not the target's logits. Setting eagle_context_tokens is then an
-    error."""
+    """If the target caps its logits, as Gemma 2 does, a head drafts only tokens of its own vocabulary. Setting
+    eagle_context_tokens is then an error."""
     sizes = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 8, "head_dim": 16}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "query_pre_attn_scalar": 16}
     capping = Gemma2Config(**sizes, max_position_embeddings=64, final_logit_softcapping=1.0, initializer_range=0.3)

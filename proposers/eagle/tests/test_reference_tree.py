@@ -13,8 +13,8 @@ VOCAB_SIZE = 3
 
 
 def table(seed: list[int], depth: int) -> dict[tuple[int, ...], list[float]]:
-    """Return {path: log-probabilities of the next token} for every path of up to `depth` tokens. They are made from the
-    numbers in `seed`, and few of them differ, so that ties are common."""
+    """Return the log-probabilities of the next token for every path of up to `depth` tokens. The numbers in `seed`
+    determine the log-probabilities. Many log-probabilities are equal, so that ties are common."""
     result = {}
     for i, path in enumerate(path for length in range(depth + 1) for path in product(range(VOCAB_SIZE), repeat=length)):
         shares = [1 + (seed[(VOCAB_SIZE * i + j) % len(seed)]) for j in range(VOCAB_SIZE)]

@@ -130,8 +130,8 @@ def test_rotation_knows_distances_only(query_at: int, key_at: int, shift: int, s
 
 
 def both(tmp_path: Path) -> list[tuple[Logits, int]]:
-    """Return two pairs (function that computes logits, width of its features), for an EAGLE and an EAGLE-3 head with
-    many variants combined."""
+    """Write an EAGLE and an EAGLE-3 head with many variants combined. Returns each head's logits function and the width
+    of its features."""
     shape = Shape(num_hidden_layers=2, head_dim=6, rope_scaling=llama3_rope())
     shape3 = Shape(hidden_size=24, draft_vocab_size=40, norm_before_residual=True, norm_output=True, fc_norm=True)
     return [
@@ -207,9 +207,11 @@ def test_a_pre_norm_recurrence_and_a_post_norm_one_differ_from_the_first_node_on
     ],
 )
 def test_norms_forget_the_scale_of_what_they_norm(tmp_path: Path, shape: Shape, of_all: bool, of_each: bool) -> None:
-    """If a head begins with a norm, scaling the target's hidden states does not change its logits. A norm of the
-    concatenated hidden states (of_all) allows one common scale; norms of each layer's hidden states (of_each) allow a
-    scale for each."""
+    """If a head first norms the target's hidden states, scaling them does not change the logits.
+
+    of_all: whether the logits stay the same if the hidden states of all layers are scaled by the same factor.
+    of_each: whether the logits stay the same if the hidden states of each layer are scaled by a different factor.
+    """
     logits = eagle3(write_eagle3(tmp_path, TARGET, 8, shape=evolve(shape, rms_norm_eps=1e-12)))
     tokens, features = context(7, 5, 96)
     rows = logits(tokens, features, TREE)

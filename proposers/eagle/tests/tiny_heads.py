@@ -100,10 +100,7 @@ def write_eagle3(
     shape: Shape = DEFAULT,
 ) -> TinyHead:
     """Write an EAGLE-3 head in the layout of SafeAILab/EAGLE: its layer is called midlayer, and it has d2t and t2d only
-    if its vocabulary differs from the target's.
-
-    The variants that `shape` can add come from heads of other projects, with the tensor names that those use.
-    """
+    if its vocabulary differs from the target's."""
     draw, tensors = _eagle3_tensors(target, seed, shape, first="midlayer")
     config = {"architectures": ["LlamaForCausalLM"], **draw.config(), **_old_rope(shape), **_eagle3_keys(draw)}
     return _write(folder, config, tensors, file, shape.dtype)

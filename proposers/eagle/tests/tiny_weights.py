@@ -12,8 +12,7 @@ from torch import Tensor
 
 @frozen
 class Target:
-    """The properties of a target that a tiny head for it depends on: its sizes, and the scale of its embeddings and
-    hidden states."""
+    """The target for which a tiny head is made: its sizes, and the scale of its embeddings and hidden states."""
 
     hidden_size: int
     vocab_size: int

@@ -2,14 +2,14 @@
 handles a whole batch.
 
 In this module, the *end* of an n-gram's occurrence is the number of the request's tokens up to and including this
-occurrence. Each request has a hash table with a slot for each of the request's n-grams of the configured lengths. The
-slot holds the end of the n-gram's most recent occurrence (or of the leftmost one, if leftmost matches are wanted).
+occurrence. Each request has a hash table with a slot for each of its n-grams of the configured lengths. The slot holds
+the end of the n-gram's most recent occurrence or, if leftmost matches are wanted, of the leftmost one.
 
-When a token is appended, the slots of the n-grams that end with this token are read. The ends in these slots belong to
-earlier occurrences, and a draft can continue after one of them. Then the new end is stored in these slots (unless
-leftmost matches are wanted). So each new token costs one slot for each length, however many tokens the request has.
+When a token is appended, the slots of the n-grams that end with this token are read. These slots hold the ends of
+earlier occurrences, and a draft can continue after one of them. Then the new end is stored in these slots, unless
+leftmost matches are wanted. So the cost of a new token does not depend on the request's length.
 
-Most of the time is spent fetching slots from memory, so the slots of many ends are prefetched before the first is read.
+Most of the time is spent fetching slots from memory, so the slots of many ends are prefetched together.
 """
 
 from __future__ import annotations
@@ -81,9 +81,8 @@ def prefetch_slots(state, end, shortest, longest, hashes):
 
 @jit_inner
 def exchange(slots, hashed, end, most_recent):
-    """Return the end that the hash table holds for an n-gram, or 0 if it does not have this n-gram yet. An end is the
-    number of tokens up to and including an occurrence. If the n-gram is new or most_recent is set, `end` is stored as
-    its end.
+    """Return the end that is stored for an n-gram, or 0 if the n-gram is new. An end is the number of tokens up to and
+    including an occurrence. If the n-gram is new or most_recent is set, `end` is stored for it.
 
     slots: the hash table.
     hashed: the n-gram's hash.
@@ -105,8 +104,8 @@ def index_ends(states, rows, ends, hashes, shortest, longest, most_recent):
     """Store the ends of new n-grams in the hash tables, and set where each request's next draft begins.
 
     An end is the number of tokens up to and including an n-gram. All n-grams with the end ends[k] belong to the request
-    in row rows[k] of states, and hashes[k] holds their hashes. The draft begins after the earlier occurrence of the
-    longest of them that has one.
+    in row rows[k] of states, and hashes[k] holds their hashes. The longest n-gram that occurred earlier is the match,
+    and the draft begins after its earlier occurrence.
     """
     for k, row in enumerate(rows):
         slots, start = slots_of(states[row]), 0
@@ -121,7 +120,8 @@ def index_ends(states, rows, ends, hashes, shortest, longest, most_recent):
 def append(states, rows, new_tokens, num_new, shortest, longest, most_recent):
     """Append new tokens to the requests and add the n-grams that end with these tokens to the hash tables.
 
-    rows: the requests' rows in states.
+    states: int64 [num_rows, 6], a row for each request. The constants at the top of the file are its columns.
+    rows: the row of each request in `states`.
     new_tokens: the new tokens of all requests, one request after the other.
     num_new: number of new tokens of each request.
     """
@@ -162,9 +162,9 @@ def draft(
 ):
     """Append each request's new tokens, then draft the tokens that follow its best match.
 
-    The match is an earlier occurrence of the request's last n tokens, with the largest n from `shortest` to `longest`
-    that has one: the most recent occurrence or, without most_recent, the leftmost. Without a match, the request's entry
-    of `counts` is 0.
+    A match is an earlier occurrence of the request's last n tokens, where n is from `shortest` to `longest`. The best
+    match has the largest n. Of several, it is the most recent or, without most_recent, the leftmost. `counts` gets the
+    number of draft tokens of each request, 0 without a match.
     """
     append(states, rows, new_tokens, num_new, shortest, longest, most_recent)
     for b, row in enumerate(rows):

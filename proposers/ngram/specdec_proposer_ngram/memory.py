@@ -76,7 +76,7 @@ class Indexes:
 
     def catch_up(self, requests: Sequence[RequestView]) -> tuple[list[int], list[np.ndarray]]:
         """Return each request's row of `states` and the tokens that its index lacks. The caller must append these
-        tokens to the index, as `Indexes` counts them as appended."""
+        tokens to the index, since later calls do not return them again."""
         rows, new_tokens = [], []
         for request in requests:
             token_ids = request.token_ids
@@ -94,8 +94,8 @@ class Indexes:
         self._rows.finish(request)
 
     def _allocate(self, request: RequestView, num_tokens: int) -> Block:
-        """Allocate an empty index with room for 1.5 times `num_tokens`. If the request's old index is too small, it is
-        dropped, and all tokens must be appended again; so a token is appended at most three times on average."""
+        """Allocate an empty index with room for 1.5 times `num_tokens`, and free the request's old index. All tokens
+        must then be appended again. Still, a token is appended at most three times on average."""
         self._blocks.pop(request.id, None)
         row = self._rows.start(request)
         block = Block(row, capacity=num_tokens * 3 // 2 + 64, num_lengths=self._num_lengths)

@@ -26,8 +26,8 @@ def reference(context: list[int], shortest: int, longest: int, match: str, budge
 
 
 class Request:
-    """A request with the interface that proposers get (`RequestView`). Like the engine's, its `token_ids` is a
-    read-only view of an array with spare capacity."""
+    """A request with the interface that proposers get (`RequestView`). As in the engine, `token_ids` is a read-only
+    view of a longer array."""
 
     def __init__(self, name: str, tokens: Sequence[int] = ()) -> None:
         self.id = name

@@ -1,15 +1,15 @@
 """A suffix automaton with counts: how often each string of up to `limit` tokens occurs in a set of token sequences.
 
-Strings that end at the same positions share a state (Blumer et al. 1985, here for several sequences and strings of
-bounded length). They are suffixes of the state's longest string. The next shorter suffix belongs to another state, the
-`link` of this state. So from the state of a position's longest string, a path of links leads to the states of all
-suffixes that end at this position. Adding or removing an occurrence changes only that path, and the path is short
-because suffixes of many lengths share a state.
+Strings that end at the same places share a state (Blumer et al. 1985, here for several sequences and strings of bounded
+length). They are suffixes of the state's longest string. The next shorter suffix belongs to another state, the `link`
+of this state. So from the state of the longest string that ends at a place, a path of links leads to the states of all
+suffixes that end there. Adding or removing an occurrence changes only that path, and the path is short because suffixes
+of many lengths share a state.
 
-A growing sequence is represented by its position, int64 [2]: a state and the sequence's number of tokens. The state is
-that of the longest suffix that another token may follow: the last limit - 1 tokens, or the whole sequence if it is
-shorter. Appending to another sequence may split that state in two; `state_of_length` then finds the one that has the
-suffix. `remove` may free the state; `match` then finds the state of the suffix again.
+A growing sequence has a `position`, int64 [2]: a state and the sequence's number of tokens. The state is that of the
+sequence's last limit - 1 tokens, or of the whole sequence if it is shorter. Changes of the automaton can make this
+state outdated. If another sequence's new token split the state, `state_of_length` finds the right one. If `remove`
+freed the state, `match` finds the right one.
 
 The root, the state of the empty string, has no count and no link.
 """
@@ -62,9 +62,9 @@ def new_root(store: Store) -> int:
 
 @jit_inline
 def state_of_length(store: Store, state: int, length: int) -> int:
-    """Return the automaton state that now has a certain suffix of `length` tokens.
+    """Return the automaton state to which a suffix of `length` tokens belongs now.
 
-    state: the state that had this suffix earlier. Since then it may have been split in two.
+    state: the state to which the suffix belonged earlier. Since then this state may have been split in two.
     """
     link = store.states[state, LINK]
     while link != NONE and length <= store.states[link, LENGTH]:
@@ -169,7 +169,7 @@ def _count(store: Store, state: int, length: int, reached: int, token: int, owne
     """Count one more occurrence of each string that ends with a newly appended token, and update the edges into the
     states of these strings.
 
-    state, length: the longest suffix before the token: its state and its number of tokens.
+    state, length: state and number of tokens of the longest suffix that ends right before the token.
     reached: the state of the longest string that ends with the token. A path of links leads from it to the states of
         the shorter strings.
     owner: the id of the sequence to which the token was appended.
@@ -194,10 +194,9 @@ def remove(store: Store, limit: int, tokens: np.ndarray) -> None:
     """Remove a sequence from the automaton whose root is ROOT. The result equals an automaton that was built without
     the sequence.
 
-    `remove` walks the sequence and subtracts one occurrence from every state on each token's path of links. A state
-    without occurrences is freed one token later, when its last edge is deleted. A state's children are the states that
-    link to it; if it has only one and both have the same count, it is merged into that child. The edges into all these
-    states start from states on the previous token's path, so `remove` keeps that path.
+    For each token, one occurrence is subtracted from every state on the token's path of links. A state without
+    occurrences is freed one token later, when its last edge is deleted. A state's children are the states that link to
+    it. A state with a single child is merged into the child if both have the same count.
     """
     states = store.states
     before, num_before = np.empty(limit + 1, np.int64), 0  # states of the suffixes that end one token earlier
@@ -229,8 +228,8 @@ def remove(store: Store, limit: int, tokens: np.ndarray) -> None:
 
 @jit
 def _take_one(store: Store, limit: int, state: int, before: np.ndarray, token: int) -> int:
-    """Subtract one occurrence from an automaton state. If only one state, its child, links to it and has the same count
-    now, merge the state into the child.
+    """Subtract one occurrence from an automaton state. A state's children are the states that link to it. If the state
+    has a single child, and both have the same count now, the state is merged into the child.
 
     before: states of the suffixes that end one token earlier.
     token: the token of the edges that lead from these states to `state`.
@@ -267,8 +266,8 @@ def _take_one(store: Store, limit: int, state: int, before: np.ndarray, token: i
 
 @jit
 def _repair(store: Store, before: np.ndarray, token: int) -> None:
-    """Update the edges with `token` that start from the root and from the states in `before`, after the states to which
-    they lead have lost an occurrence.
+    """Update edges after the states to which they lead have lost an occurrence. These are the edges with `token` that
+    start from the root and from the states in `before`.
 
     Deletes edges to states without occurrences, marks best tokens as STALE, and frees the DYING states of `before`.
     """

@@ -54,16 +54,18 @@ def draft_chains(
     """Append new tokens to the suffix automata, then write one draft chain per request into the arrays, one after the
     other.
 
-    A chain is found in the request's own automaton, and another one in the automaton of all outputs. The second is
-    taken only if its score is higher. The arrays of two stores are passed: own_* hold the requests' own automata, the
-    others the automaton of all outputs. They are separate arguments because numba unpacks these several times as fast
-    as tuples.
+    For each request, one chain is found in the request's own automaton and another one in the automaton of all outputs.
+    The chain with the higher score is drafted. If the scores are equal, the chain from the request's own automaton is
+    drafted.
 
+    own_states, own_edges, own_book: the store of the requests' own automata. The arrays of a store are separate
+        arguments because numba unpacks these several times as fast as tuples.
+    states, edges, book: the store of the automaton of all outputs.
     requests: int64 [max_num_seqs, REQUEST_WIDTH], a row for each request. The constants at the top of the file explain
         its columns.
     plan: int64 [4, batch]. The constants at the top of the file explain its rows. The first three are overwritten with
         results.
-    tails: the last tokens of all requests, one request after the other, with all new tokens.
+    tails: the last tokens of each request, one request after the other. They include all new tokens.
     limits: int64 [tree depth], limits[n] is the largest number of draft tokens after a match of n tokens.
     least_prob: lowest cumulative probability of a draft token.
     token_ids, parents, scores: overwritten with the drafts, [sum of budgets] each.
@@ -171,19 +173,19 @@ def _take_over(
 
 @jit_inline
 def own_context(store: Store, request: np.ndarray, limit: int) -> tuple[int, int]:
-    """Return where the request's draft begins in its own automaton: the state of the request's last tokens, and how
-    many of them the state stands for."""
+    """Return the state of the request's last tokens in its own automaton, and the number of these tokens. The request's
+    draft continues these tokens."""
     length = min(request[OWN][NUM_TOKENS], limit - 1)
     return state_of_length(store, request[OWN][STATE], length), length
 
 
 @jit_inline
 def cached_context(store: Store, request: np.ndarray, limit: int, tail: np.ndarray) -> tuple[int, int]:
-    """Return where the request's draft begins in the automaton of all outputs: the state of the longest suffix of the
-    request's tokens that occurs there, and the suffix's number of tokens.
+    """Return the longest suffix of the request's tokens that occurs in the automaton of all outputs: its state and its
+    number of tokens. The request's draft continues this suffix.
 
-    If the request's output has at least limit - 1 tokens, its stored position gives the state. Before that, the suffix
-    reaches into the prompt and is looked up.
+    If the request's output has at least limit - 1 tokens, its stored position gives the state. Otherwise the suffix may
+    include prompt tokens, and `match` finds the state.
 
     tail: the request's last tokens.
     """

@@ -28,8 +28,8 @@ class OutputCache:
     While there are more sequences than max_sequences, or more bytes than max_bytes, a finished sequence is evicted: the
     one that finished first or, with is_lru, the one that was drafted from least recently.
 
-    A removal invalidates the positions of running sequences (see `automaton`). Callers notice it because `num_removed`
-    has changed, and then call `look_up` for each running sequence.
+    Removing a sequence can make the positions of running sequences outdated. So callers must call `look_up` for each
+    running sequence whenever `num_removed` has changed.
 
     limit: length of the longest strings that the automaton counts, in tokens.
     vocab_size: number of token ids.
@@ -68,7 +68,7 @@ class OutputCache:
         return self._next - 1
 
     def finish(self, number: int, token_ids: np.ndarray) -> None:
-        """Keep the tokens of a running sequence that has ended, until it is evicted.
+        """Mark a running sequence as finished. It stays in the cache until it is evicted.
 
         number: the sequence's id.
         token_ids: the whole sequence, which must be in the automaton already.

@@ -24,7 +24,8 @@ FORMAT = "specdec-suffix-cache-1"
 
 
 class UnusableFileError(Exception):
-    """A cache file cannot be loaded. The message is the reason, worded to follow the file's name in a sentence."""
+    """A cache file cannot be loaded. The message is a predicate such as "is damaged". Callers put the file's name
+    before it."""
 
 
 Save = Callable[[Sequence[np.ndarray]], None]

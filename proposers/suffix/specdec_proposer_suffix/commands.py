@@ -24,8 +24,8 @@ def suffix() -> None:
 def build(corpus: tuple[Path, ...], out: Path, model: str, field: str) -> None:
     """Build a cache from texts that resemble the expected outputs.
 
-    CORPUS: text files, each one output, or .jsonl files with one output per line. If the cache exists, the outputs are
-    appended. Give its path as suffix_decoding_cache_path.
+    CORPUS: text files with one output each, or .jsonl files with one output per line. If the cache exists, the outputs
+    are appended. To use the cache, set suffix_decoding_cache_path to its path.
     """
     from specdec_core import EngineConfig, load_tokenizer
     from specdec_proposer_suffix.cache_file import UnusableFileError, load_sequences, sole_writer

@@ -22,8 +22,8 @@ def best_path(
     A chain's score is the sum of its tokens' cumulative probabilities, the expected number of accepted tokens. All
     suffixes of the request's tokens are tried; of chains with equal scores, the one after the longest suffix wins.
 
-    state, length: the longest suffix in the automaton: its state and its number of tokens.
-    limits: int64 [limit], limits[n] is the largest number of draft tokens after a suffix of n tokens.
+    state, length: state and number of tokens of the longest suffix that occurs in the automaton.
+    limits: int64 [tree depth], limits[n] is the largest number of draft tokens after a suffix of n tokens.
     most: largest number of draft tokens of the request.
     least_prob: lowest cumulative probability of a draft token.
     score: the score to exceed. If no chain does, the result is (score, NONE, 0).
@@ -42,8 +42,8 @@ def best_path(
 
 @jit_inline
 def _follow(store: Store, state: int, most: int, least_prob: np.float32, score: np.float32) -> tuple[np.float32, int]:
-    """Return the score and the number of tokens of the most frequent chain from an automaton state, which has at most
-    `most` tokens. Returns (0, 0) as soon as it is clear that the chain's score cannot exceed `score`."""
+    """Follow the most frequent next tokens from an automaton state, up to `most` tokens. Returns the score and the
+    number of tokens of this chain, or (0, 0) as soon as it is clear that the score cannot exceed `score`."""
     states = store.states
     prob, total = np.float32(1), np.float32(0)
     for num_tokens in range(most):

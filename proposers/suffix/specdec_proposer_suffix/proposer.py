@@ -86,8 +86,8 @@ class SuffixProposer(Proposer):
     def finish(self, request: RequestView, reason: str) -> None:
         """Keep the request's output in the cache of finished outputs, and free the request's own automaton.
 
-        If an interrupt aborts this method or `start`, the engine calls `finish` again. So each step is recorded before
-        it is done: skipping it the second time is safer than doing it twice.
+        If an interrupt aborts this method or `start`, the engine calls `finish` again. So each step is marked as done
+        before it runs: skipping a step is safer than repeating it.
         """
         if request.id not in self._running:
             return

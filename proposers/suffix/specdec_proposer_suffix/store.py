@@ -2,8 +2,7 @@
 
 States and edges are represented by their indices in `states` and `edges`. Most states have a single edge, which is kept
 in the state's own entry as its best edge. If a state has more edges, all of them are in `edges`, which is a hash table
-(open addressing, linear probing). There the edges of a state also form a doubly linked list. Deleting an edge moves
-later edges up that were displaced by it, so the table needs no tombstones.
+(open addressing, linear probing, backward-shift deletion). There the edges of a state also form a doubly linked list.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def new_state(store: Store, length: int, link: int) -> int:
     """Allocate an automaton state without occurrences and edges, and return its index. The store must have room for it.
 
     length: number of tokens of the state's longest string.
-    link: the state of the longest suffix that has other occurrences too; NONE for a root.
+    link: the state's suffix link; NONE for a root.
     """
     states, book = store.states, store.book
     state = book[FREE]

@@ -35,8 +35,8 @@ def best_tree(
     """Write the draft tree with the highest score into the arrays. A tree's score is the sum of its nodes' cumulative
     probabilities.
 
-    Returns the tree's number of nodes, its depth, and the automaton state that it continues, which is NONE for an empty
-    tree. The arguments up to `least_prob` are those of `paths.best_path`.
+    Returns the tree's number of nodes, its depth, and the automaton state from which it starts. This state is NONE for
+    an empty tree. The arguments up to `least_prob` are those of `paths.best_path`.
 
     token_ids, parents, scores: overwritten with the tree, [most] each. A score is a node's probability given its
         parent.
@@ -72,8 +72,9 @@ def _grow(
     parents: np.ndarray,
     scores: np.ndarray,
 ) -> tuple[np.float32, int, int]:
-    """Write a draft tree of up to `most` nodes and `depth` levels that continues an automaton state, the most probable
-    node first. Returns the tree's score, number of nodes and depth. The other arguments are those of `best_tree`."""
+    """Write a draft tree that starts from an automaton state, with up to `most` nodes and `depth` levels. The most
+    probable nodes are added first. Returns the tree's score, number of nodes and depth. The other arguments are those
+    of `best_tree`."""
     states, edges = store.states, store.edges
     probs = np.empty((most, 2), np.float32)  # of waiting nodes: cumulative, and given the parent
     nodes = np.empty((most, 4), np.int64)  # their tokens, states, parents and depths

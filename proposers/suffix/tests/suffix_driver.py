@@ -18,8 +18,8 @@ from specdec_testing.drive import NO_TARGET, _build_context, batch_of
 
 
 def texts(number: int, length: int, *, seed: int, num_symbols: int = 50) -> list[list[int]]:
-    """Return random token sequences, `number` of them with `length` tokens each. Three certain tokens usually follow
-    each token, so that strings repeat within and across sequences."""
+    """Return `number` random token sequences of `length` tokens each. Most tokens are followed by one of three usual
+    next tokens, so that strings repeat within and across sequences."""
     random = Random(seed)
     after = [[random.randrange(num_symbols) for _ in range(3)] for _ in range(num_symbols)]
     found = []

@@ -2,7 +2,7 @@
 those of the reference implementation in `suffix_reference`.
 
 A subject (`Subject`) reads tokens as a proposer does: from a request's `token_ids` in `start`, `propose` and `finish`.
-The reference implementation gets the same tokens at the same moments: before a batch is drafted for, it gets the new
+The reference implementation gets the same tokens at the same moments: before each call of `propose`, it gets the new
 tokens of all requests in the batch.
 """
 
@@ -285,8 +285,7 @@ def paths_of(drafted: Drafted) -> list[list[tuple[int, float]]]:
 
 
 def is_explained(path: list[tuple[int, float]], matches: list[tuple[Tree, String]]) -> bool:
-    """Whether the reference implementation gives the last token of a path the same score, if the path follows one of
-    the matched strings.
+    """Whether the score of a path's last token equals the reference implementation's score for one of the matches.
 
     path: (token id, score) pairs from the first level of a draft tree to a node.
     matches: pairs (string counts, matched string) to try.

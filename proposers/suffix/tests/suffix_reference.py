@@ -46,8 +46,7 @@ class Options:
     matches_whole_context: bool = True  # arctic does not: it leaves at least one token of the context unmatched
 
     def max_nodes(self, match_len: int, budget: int) -> int:
-        """Return the largest number of draft tokens after a match of `match_len` tokens, which is at most the request's
-        draft budget."""
+        """Return the largest number of draft tokens after a match of `match_len` tokens, at most `budget`."""
         allowed = np.float32(match_len) * np.float32(self.factor) + np.float32(self.offset)
         return max(min(budget, int(float(allowed) + 1e-6)), 0)
 
@@ -92,11 +91,8 @@ class Tree:
     def chains(self, string: String, max_nodes: int, min_prob: float, prob: float = 1.0) -> list[Chain]:
         """Return the most frequent continuations of a string: one for each way of breaking ties.
 
-        There are few: each non-empty one has a probability of at least min_prob, none is a prefix of another, and each
-        occurrence of the string is followed by at most one of them.
-
         max_nodes: largest number of tokens of a continuation.
-        prob: cumulative probability of the string's draft tokens.
+        prob: cumulative probability of the draft tokens with which `string` ends, 1 if there are none.
         """
         counts = self.counts_after(string) if len(string) < self.depth else None
         if max_nodes == 0 or not counts:
@@ -181,8 +177,8 @@ class Reference:
             self.num_evicted += 1
 
     def trees(self, key: str) -> list[Tree]:
-        """Return the two string counts from which a request is drafted: first those of its own tokens, then those of
-        the outputs of all requests. If their drafts have equal scores, the first wins."""
+        """Return two string counts: first of the request's own tokens, then of the outputs of all requests. If drafts
+        from both have equal scores, the first wins."""
         return [self.requests[key].tree, self.tree]
 
     def matches(self, key: str, tree: Tree) -> list[String]:
@@ -191,8 +187,8 @@ class Reference:
         return list(tree.matches(recent, len(recent) - (not self.options.matches_whole_context)))
 
     def drafts(self, key: str, budget: int) -> set[Chain]:
-        """Return every chain that may be drafted for a request: the best of those after all matches, in its own tokens
-        and in the outputs of all requests.
+        """Return every chain that may be drafted for a request. The draft is the chain with the highest score after any
+        match, in the request's own tokens or in the outputs of all requests.
 
         Ties between equally frequent tokens are broken independently at each match. So a chain may win if it beats the
         worst chain of every other match. If scores are equal, a match in the request's own tokens wins, then the longer

@@ -15,13 +15,13 @@ from specdec_testing.conformance.workload import BLOCK_SIZE, MAX_TOKENS, Ask
 
 
 def asks() -> dict[str, list[Ask]]:
-    """Return groups of greedy and sampled requests that begin with the same tokens, {name of the group: requests}.
+    """Return groups of requests, {name of the group: requests}. The prompts of a group begin with the same tokens.
+    Greedy and sampled requests alternate.
 
-    "prefix": all prompts begin with the same three KV-cache blocks. One prompt ends there; the others also share the
-        next two tokens. `Targets` adds a request made by `continued`.
-    "fill": the first request ends after one output token, before anything is drafted for it. The other prompts begin
-        with its whole prompt.
-    "lookahead": all prompts begin with the same three KV-cache blocks and differ in the next token.
+    "prefix": the prompts share three KV-cache blocks. One prompt ends after these blocks.
+    "fill": the first request ends after one output token, before its first draft. The other prompts begin with its
+        prompt.
+    "lookahead": the prompts share three KV-cache blocks and differ in the next token.
     """
     size = 3 * BLOCK_SIZE
     prefix = tuple(token * 11 % 37 for token in range(size + 2))

@@ -187,11 +187,10 @@ def excess(drafts: list[SeededDraft], score: Score) -> float:
 
 
 def first_decided(tree: list[Node]) -> list[Node | None]:
-    """Return the nodes of a draft whose drafting order is known: all nodes of a chain, but only the first node of a
-    tree.
+    """Return those nodes of a draft tree whose drafting order is known.
 
-    The list of a chain ends with None, which stands for the chain's end. If the first node of a tree is padding, its
-    list is [None].
+    For a chain, these are all nodes that are not padding, followed by None for the end of the chain. For any other
+    tree, it is only the first node, or None if that node is padding.
     """
     alive = [node for node in tree if node.parent != DEAD]
     above = [-1, *(node.index for node in alive)]
@@ -204,9 +203,9 @@ def existence_faults(drafts: list[SeededDraft], *, learns: bool) -> Iterator[str
     """Yield an error message for each position where a sampled draft token exists for some seeds only, or where its row
     of `Draft.q` differs between seeds.
 
-    Two drafts are compared only if their requests have the same tokens, and only up to the first draft token in which
-    they differ. Chains are compared to their end, trees only at their first node, because the drafting order of the
-    other nodes is unknown.
+    Drafts are compared only if their requests have the same tokens. Two chains are compared up to the first token in
+    which they differ. Of any other tree, only the first node is compared, because the drafting order of the rest is
+    unknown.
 
     learns: whether drafts may also depend on how many of the request's earlier draft tokens were accepted. If so, only
         requests with equal earlier drafts are compared.

@@ -10,8 +10,8 @@ from specdec_testing.conformance.situations import Situations
 
 
 def hold(situations: Situations, rule: Rule) -> None:
-    """Assert that drafts keep a rule: all drafts of the kit's greedy and sampled runs and, if the proposer needs no
-    model, drafts after generated token sequences.
+    """Assert that the drafts of the kit's greedy and sampled runs keep a rule. If the proposer needs no model, its
+    drafts for token sequences that hypothesis generates are checked too.
 
     rule: a function that yields an error message for each violation in a recorded call of `propose`.
     """
@@ -103,8 +103,8 @@ class DraftChecks:
         hold(specdec_situations, rules.q_to_target)
 
     def test_q_ids(self, specdec_situations: Situations) -> None:
-        """Draft.q_ids gives the target token id of each entry of Draft.q, no id twice in a row of the matrix. A draft
-        has q_ids or q_to_target, never both."""
+        """Draft.q_ids gives the target token id of each entry of Draft.q. The ids within one row are all different. A
+        draft has q_ids or q_to_target, never both."""
         hold(specdec_situations, rules.q_ids)
 
     def test_sampled_tokens_are_possible(self, specdec_situations: Situations) -> None:

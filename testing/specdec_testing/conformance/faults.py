@@ -40,8 +40,7 @@ class Node:
 
 
 def trees(proposal: Proposal) -> list[list[Node]]:
-    """Return the nodes of a recorded draft, one list per request. The draft must keep the rule `tensors`; this is not
-    checked here."""
+    """Return the nodes of a recorded draft, one list per request. The draft's tensors must be valid."""
     draft = proposal.draft
     rows = draft.q_rows.tolist() if draft.q_rows is not None else [-1] * draft.num_nodes
     tokens, parents = draft.token_ids.tolist(), draft.parents.tolist()
@@ -167,8 +166,8 @@ def is_a_chain(tree: list[Node]) -> bool:
 
 
 def host_copies(proposal: Proposal) -> Iterator[str]:
-    """Yield an error message for each host copy that differs from its tensor. The engine reads host copies only if the
-    draft's tensors are not on a CPU."""
+    """Yield an error message for each CPU copy in `Draft.host_copies` that differs from the tensor it was copied from.
+    The engine reads these copies only if the draft's tensors are on another device."""
     if is_readable(proposal):
         for copy in proposal.draft.host_copies:
             if copy.values.dtype != copy.of.cpu().numpy().dtype or not np.array_equal(copy.values, copy.of.cpu()):
@@ -217,7 +216,7 @@ def q_rows(proposal: Proposal) -> Iterator[str]:
 
 
 def used_rows(proposal: Proposal) -> list[int]:
-    """Return the indices of the rows of Draft.q that draft tokens were sampled from, without those of padding nodes."""
+    """Return the indices of the rows of Draft.q that draft tokens were sampled from. Padding does not count."""
     num_rows = len(proposal.draft.q) if proposal.draft.q is not None else 0
     return sorted({node.q_row for tree in trees(proposal) for node in live(tree) if 0 <= node.q_row < num_rows})
 

@@ -39,10 +39,10 @@ def questions(vocab_size: int, most: int) -> st.SearchStrategy[Question]:
 
 
 def for_any_history(situations: Situations, check: Callable[[Proposal], None]) -> None:
-    """Call `check` with drafts that the proposer makes after many generated token sequences, the same sequences in each
-    run.
+    """Generate many batches of token sequences, and call `check` with the proposer's draft for each batch. Every run
+    generates the same batches.
 
-    If `check` raises an error, hypothesis reports the simplest token sequences for which it does.
+    If `check` fails, hypothesis reports the simplest batch for which it fails.
     """
     most = situations.subject.num_speculative_tokens
 
@@ -55,8 +55,8 @@ def for_any_history(situations: Situations, check: Callable[[Proposal], None]) -
 
 
 def after_any_history(situations: Situations) -> list[Proposal]:
-    """Return the drafts that the proposer makes after the token sequences of `for_any_history`. They are made once and
-    cached. The list is empty for a proposer that needs a model."""
+    """Return the proposer's drafts for the batches of `for_any_history`. The drafts are cached. The list is empty if
+    the proposer needs a model."""
     if situations.histories is None:
         situations.histories = []
         if situations.is_model_free:

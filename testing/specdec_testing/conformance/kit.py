@@ -27,8 +27,8 @@ class ProposerConformance(SpecChecks, DraftChecks, ChanceChecks, LifecycleChecks
     options: the method's own keys of speculative_config.
     modules: modules to load the plugin from, if it is not installed.
     num_speculative_tokens: the largest number of draft tokens per request and decode step.
-    skips: {name of a test: why it does not apply to this proposer}. A subclass cannot override a test instead: the
-        proposer would seem to have passed it, so PluginError is raised when the subclass is defined.
+    skips: {name of a test: why it does not apply to this proposer}. Defining a subclass that overrides a test raises
+        PluginError.
     learns: whether the number of draft tokens may depend on how many of the request's earlier draft tokens were
         accepted.
 
@@ -85,7 +85,7 @@ def kit_tests() -> list[str]:
 
 
 def check_skips(skips: Mapping[str, str], where: str) -> None:
-    """Raise PluginError if `skips` names an unknown test or gives no reason for one.
+    """Raise PluginError if `skips` names an unknown test or has an empty reason.
 
     skips: {name of a test: why it does not apply to the proposer}.
     where: the class or command-line option that the error message names as the source of `skips`.

@@ -12,13 +12,13 @@ from specdec_testing.conformance.situations import Situations
 
 
 def cached_difference(situations: Situations, group: str) -> str | None:
-    """Compare the drafts that the same requests get with and without prefix caching. Returns a text that shows the
-    first two drafts that differ. None if all are equal.
+    """Compare the drafts for the same requests with and without prefix caching. Returns a text that shows the first two
+    drafts that differ. None if all are equal.
 
-    group: which requests to run, a key of `beginnings.asks`.
+    group: the name of the group of requests to run: "prefix", "fill" or "lookahead".
 
-    Skips the test if the proposer stores no keys and values in the KV cache, if it never reports stored ones with
-    `attention.fill`, or if its drafts vary from run to run or with the batch.
+    Skips the test if the proposer stores no keys and values in the KV cache, if it never calls `attention.fill`, or if
+    its drafts vary from run to run or with the batch.
     """
     if situations.plan.kv_layout is None:
         pytest.skip("it has no KV of its own (Plan.kv_layout) that could be found again")
@@ -38,14 +38,16 @@ class ObservationChecks:
     learns: ClassVar[bool]
 
     def test_draft_after_cached_prefix(self, specdec_situations: Situations) -> None:
-        """A request whose prefix is found in the prefix cache gets the same drafts as if the target had computed its
-        whole prompt.
+        """A request gets the same drafts whether its prefix is found in the prefix cache or computed by the target.
 
-        The target does not compute the tokens in the cached prefix, so `observe` gets hidden states only from token
-        `request.num_cached_tokens` on. The draft's own keys and values of the cached prefix are in KV-cache slots that
-        other requests share: a proposer must not write to these slots. `request.num_cached_tokens` may change after
-        `reset`. A proposer that needs the hidden states of all tokens, such as their sum, cannot keep this rule: name
-        this test in `skips` with that reason.
+        The target does not compute a cached prefix, so `observe` gets hidden states only from token
+        `request.num_cached_tokens` on. This number may change after `reset`.
+
+        The KV-cache slots of a cached prefix already hold the proposer's keys and values. Other requests share these
+        slots, so a proposer must not write to them.
+
+        A proposer that needs the hidden states of all tokens, such as their sum, cannot keep this rule. Name this test
+        in `skips` with that reason.
         """
         found = cached_difference(specdec_situations, "prefix")
         if not found and not self.learns:
@@ -74,11 +76,11 @@ class ObservationChecks:
         )
 
     def test_lookahead(self, specdec_situations: Situations) -> None:
-        """`Plan.lookahead` states on how many of the next tokens the draft's keys and values of a token depend (EAGLE:
-        1).
+        """`Plan.lookahead` is the number of later tokens on which the proposer's keys and values of a token depend
+        (EAGLE: 1).
 
-        Two requests share a KV-cache block of the draft only if their tokens are equal up to the block's end and for
-        that many tokens after it.
+        Two requests share a KV-cache block of the proposer only if their tokens are equal up to the block's end and for
+        `Plan.lookahead` tokens after it.
         """
         skip_unless_cacheable(specdec_situations)
         found = cached_difference(specdec_situations, "lookahead")
@@ -88,13 +90,12 @@ class ObservationChecks:
         )
 
     def test_draft_after_late_observations(self, specdec_situations: Situations) -> None:
-        """A request gets the same drafts whether `observe` gets its hidden states after every forward pass or several
-        forward passes late.
+        """A request gets the same drafts if `observe` gets its hidden states several forward passes late.
 
         While speculation is turned off for a request, the engine keeps the target's hidden states. It passes them to
-        `observe` in one call before the next draft. This one observation may begin in the prompt, end in the output and
-        have more rows than a draft has tokens. `observation.starts` (the position of each request's first row) and
-        `observation.host_num_valid` (the number of its valid rows) define which tokens they belong to.
+        `observe` in one call before the next draft. This observation may begin in the prompt and end in the output. To
+        find the token of a row, use `observation.starts` (the position of each request's first row) and
+        `observation.host_num_valid` (the number of its valid rows).
         """
         situations = specdec_situations
         if not situations.plan.observes:

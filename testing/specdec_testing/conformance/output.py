@@ -17,8 +17,7 @@ CANCELLED = {1: 2, 4: 0, 6: 5, 8: 3}
 
 
 def outputs_of(situations: Situations, situation: str) -> tuple[Sequence[Ask], list[list[int]]]:
-    """Run the requests of a situation, such as "preempted" (`test_output_is_the_targets` explains all situations).
-    Returns the requests and the output token ids of each request."""
+    """Run requests in a situation such as "preempted". Returns the requests and the output token ids of each."""
     match situation:
         case "greedy":
             return situations.asks[:5], situations.greedy.outputs
@@ -45,11 +44,13 @@ def outputs_of(situations: Situations, situation: str) -> tuple[Sequence[Ask], l
 class OutputChecks:
     @pytest.mark.parametrize("situation", ["greedy", "sampled", "chunked", "preempted", "cancelled", "cached", "late"])
     def test_output_is_the_targets(self, specdec_situations: Situations, situation: str) -> None:
-        """The output with the proposer equals the output of decoding without a draft, token for token.
+        """The output with the proposer equals the target's output without speculative decoding, token for token.
 
-        The situations: greedy and sampled requests; prompts prefilled in chunks; preempted and cancelled requests;
-        prompts found in the prefix cache (`observe` then begins at token `request.num_cached_tokens`); and speculation
-        turned off now and then, called "late" (`observe` then gets the hidden states of several decode steps at once).
+        "greedy", "sampled": greedy and sampled requests.
+        "chunked": prompts are prefilled in chunks.
+        "preempted", "cancelled": some requests are preempted or cancelled.
+        "cached": prefixes of prompts are in the prefix cache. `observe` begins at token `request.num_cached_tokens`.
+        "late": speculation is turned off now and then. `observe` gets hidden states of several decode steps at once.
 
         In the kit's engine a draft token is accepted only if it equals the target's next token, so drafts cannot change
         the output. If the output differs, the proposer writes to memory that is not its own: to the target's weights,

@@ -113,8 +113,8 @@ class View:
 
 
 class LentAttention:
-    """Forwards the proposer's calls to the engine's `LayerAttention`. It replaces the kit's request objects (`View`),
-    which the proposer uses, by the engine's own."""
+    """Forwards the proposer's calls to the engine's `LayerAttention`, with the engine's request objects in place of the
+    kit's (`View`)."""
 
     def __init__(self, inner: LayerAttention, journal: Journal) -> None:
         self._inner, self._journal = inner, journal
@@ -136,8 +136,10 @@ def own_name(request: RequestView) -> str:
 
 @attrs.define(eq=False)
 class Journal:
-    """What was recorded of a proposer in one or more runs of an engine. name: a function that returns the id under
-    which the proposer sees a given request."""
+    """The recorded calls of a proposer in one or more runs of an engine.
+
+    name: function that takes the engine's request object and returns the request id that the proposer gets.
+    """
 
     name: Callable[[RequestView], str] = own_name
     proposals: list[Proposal] = attrs.field(factory=list)
@@ -217,8 +219,7 @@ class RecordingProposer(Proposer):
 
 
 def _is_late(request: View, start: int, num_valid: int) -> bool:
-    """Return whether one observation of a request has hidden states of more than one forward pass. That is so if it
-    covers output tokens, but begins before the request's last token."""
+    """Return whether an observation of a request has hidden states of several forward passes."""
     return start < len(request.token_ids) - 1 and start + num_valid > request.num_prompt_tokens
 
 

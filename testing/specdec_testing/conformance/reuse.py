@@ -15,7 +15,7 @@ from specdec_testing.conformance.workload import Ask
 
 @frozen(eq=False)
 class ReuseRounds:
-    """What a proposer held after each of several runs of requests that used the same request ids again."""
+    """What a proposer held after each of several runs of requests. All runs use the same request ids."""
 
     journal: Journal
     names: list[str]  # of the requests

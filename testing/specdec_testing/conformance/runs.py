@@ -59,8 +59,8 @@ def _trees(proposal: Proposal) -> list[tuple[Asked, bool, Any, Any]]:
 
 
 def quietly(load: Callable[[], P]) -> P:
-    """Call `load`, which loads plugins, and return what it returns. Warnings about plugins that cannot be loaded are
-    suppressed: if the plugin under test cannot be loaded, test_is_offered fails with its error."""
+    """Call `load`, which loads plugins, and suppress warnings about plugins that cannot be loaded. If the plugin under
+    test is one of them, test_is_offered fails with the error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)
         return load()

@@ -25,8 +25,8 @@ from specdec_testing.conformance.workload import Ask
 
 
 class Situations:
-    """The engine runs with one proposer, shared by the tests of one conformance class. If a test needs a property that
-    loads the proposer, and the proposer cannot be loaded, the test is skipped."""
+    """Engine runs with one proposer, which the tests of one conformance class share. A test that needs the proposer is
+    skipped if the proposer cannot be loaded."""
 
     def __init__(self, subject: Subject, target: Target, folder: Path) -> None:
         self.subject = subject
@@ -118,7 +118,7 @@ class Situations:
     def in_turn(self, group: str, kv_manager: str) -> Run:
         """Run requests that begin with the same tokens, one after another in one engine. The run is cached.
 
-        group: which requests to run, a key of `beginnings.asks`.
+        group: the name of the group of requests to run: "prefix", "fill" or "lookahead".
         kv_manager: "prefix" for prefix caching, "paged" for none.
         """
         if (group, kv_manager) not in self._in_turn:

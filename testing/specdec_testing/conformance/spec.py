@@ -70,8 +70,8 @@ class SpecChecks:
         assert not imported, f"importing {', '.join(values)} imported {', '.join(imported)}, too: do that in build"
 
     def test_defaults_are_allowed(self, specdec_situations: Situations) -> None:
-        """The method's config class (ProposerSpec.config) accepts the default values of its own options. The test
-        passes only those options that have no default."""
+        """The method's config class (ProposerSpec.config) accepts its default values. The test gives only the
+        options that have no default."""
         config = specdec_situations.spec.config
         needed = {attribute.name for attribute in attrs.fields(config) if attribute.default is attrs.NOTHING}
         config(**{name: value for name, value in specdec_situations.options.items() if name in needed})

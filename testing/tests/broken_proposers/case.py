@@ -35,10 +35,10 @@ CASES = [
 def breaks(*tests, is_variant=False, **spec):
     """Return a decorator that registers a proposer class under the class's name in lower case.
 
-    tests: the kit test that must fail for the class. If only some parametrized variants of the test must fail, the
-        names of these variants.
-    is_variant: whether the class registered before it fails the same kit test. If so, only that test is run for this
-        class.
+    tests: the kit test that must fail for the class, or "TEST[PARAMETER]" for each parameter with which the test must
+        fail.
+    is_variant: whether the class breaks the same rule as the class registered before it. Only the kit test of that rule
+        is then run.
     spec: arguments of `offer`, which makes the class's ProposerSpec.
     """
 
@@ -52,13 +52,14 @@ def breaks(*tests, is_variant=False, **spec):
 
 
 def recent(test, options=None, *, is_variant=False, **spec):
-    """Return a decorator for a config class or a `plan` function. It registers the plugin `example_proposer` with the
-    decorated object in its ProposerSpec.
+    """Return a decorator for a config class or a `plan` function. The decorator registers the proposer of
+    `example_proposer` with a ProposerSpec whose `config` or `plan` is the decorated object.
 
-    test: the test of the kit that must fail for it.
+    test: the kit test that must fail.
     options: the method's options.
-    is_variant: see `breaks`.
-    spec: further fields of its ProposerSpec.
+    is_variant: whether the same rule is broken as in the decorator call before. Only the kit test of that rule is then
+        run.
+    spec: further fields of the ProposerSpec.
     """
 
     def register(value):

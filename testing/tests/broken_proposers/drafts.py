@@ -37,7 +37,7 @@ class Greedy(Recent):
 
 @breaks("test_budgets", is_variant=True)
 class Levelling(Recent):
-    """Drafts for every request as many tokens as the largest max_draft_tokens of the batch allows."""
+    """Uses the largest max_draft_tokens of the batch for every request."""
 
     def propose(self, batch):
         budgets = [max(batch.max_draft_tokens)] * len(batch.requests)

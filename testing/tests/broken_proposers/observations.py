@@ -1,5 +1,4 @@
-"""Faulty proposers that mishandle hidden states which arrive late, or never because the tokens were found in the prefix
-cache."""
+"""Faulty proposers that mishandle late hidden states, or tokens found in the prefix cache."""
 
 from __future__ import annotations
 
@@ -119,15 +118,13 @@ class Hasty(Feeling):
         self.drafted.discard(request.id)
 
     def num_behind(self, observation, i):
-        """Return how many tokens before the expected first token request i's observation begins. 0 before the first
-        draft."""
         request = observation.requests[i]
         return len(request.token_ids) - 1 - observation.starts[i] if request.id in self.drafted else 0
 
 
 @breaks("test_draft_after_late_observations", plan=plan_features)
 class Forgetful(Hasty):
-    """Skips the hidden states of tokens before the expected first token, as if it had got them already."""
+    """Skips hidden states of tokens before the request's last one, as if `observe` had got them already."""
 
     def new_rows(self, observation, i):
         rows = super().new_rows(observation, i)

@@ -59,7 +59,7 @@ class Run:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_less_is_wasted_and_it_pays(temperature, tmp_path):
     draft = {"model": noisy_tiny(tmp_path, 0.3), "num_speculative_tokens": 8}
-    fixed, adaptive = Run(temperature, 240, **draft), Run(temperature, 240, **draft, **ADAPTIVE)
+    fixed, adaptive = Run(temperature, 160, **draft), Run(temperature, 160, **draft, **ADAPTIVE)
     assert adaptive.token_ids == fixed.token_ids
     wasted_before, wasted = fixed.drafted - fixed.accepted, adaptive.drafted - adaptive.accepted
     assert wasted < 0.5 * wasted_before

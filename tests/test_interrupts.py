@@ -86,12 +86,12 @@ def _is_ours(path: str) -> bool:
 
 @cache
 def _places(code: CodeType) -> frozenset[int]:
-    """Return the offsets of the bytecode instructions before which Python handles signals.
+    """Return the offsets of the bytecode instructions before which Python handles signals: the instruction after a
+    call, the one after the start of a function, and the target of the backward jump that ends each iteration of a loop.
 
-    Python handles signals after calls, at the starts of functions and at the ends of loops.
-
-    An offset is left out if an exception raised there would reach another handler than a real interrupt. This happens
-    where a `with` block ends in `return f()`.
+    A real interrupt is raised by the call or the jump itself, the tracer's one only at the next instruction. An offset
+    is left out if these two instructions have different exception handlers, as where a `with` block ends in
+    `return f()`.
     """
     instructions = list(dis.get_instructions(code))
     handlers = {

@@ -1,4 +1,5 @@
-"""A lossy verifier verifies only sampled requests that have drafts, and outputs report which requests it verified."""
+"""A lossy verifier decides only for sampled requests that have drafts. Outputs have `lossless=False` if the
+request is sampled and may draft, else True."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_cached_prefixes_and_late_observations_make_no_difference(
 
 @pytest.mark.parametrize("window", [2, 5])
 @pytest.mark.parametrize("way", ["sampled chain", "tree", "dynamic tree"])
-@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+@pytest.mark.parametrize("method", [pytest.param("eagle", marks=pytest.mark.nightly), "eagle3"])
 def test_drafts_with_a_window_are_those_computed_from_scratch(
     method: str, way: str, window: int, target: Path, heads: dict[str, TinyHead], asked: list[Asked]
 ) -> None:

@@ -19,7 +19,8 @@ _LONGEST_WAIT = 16
 class OutputText:
     """Detokenizes one request's output, token by token.
 
-    text: the text so far, without an unfinished character and without anything after a stop string.
+    text: the text so far. A stop string and what follows it are cut off (with include_stop_str_in_output, only what
+        follows). The bytes of an unfinished character are left out until `finish`.
     stop_string: the stop string that ended the text, or None. A stop string that is complete within the first
         min_tokens tokens does not end the text.
     """

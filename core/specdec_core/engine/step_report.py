@@ -18,8 +18,8 @@ class Emitted:
     """What a step emitted, by request id.
 
     pieces: output tokens with their text.
-    accepted: the number of accepted draft tokens, for requests that had a draft.
-    failed: for each request whose logits were not finite, whether it had a draft.
+    accepted: the number of accepted draft tokens, for requests that had live (not padding) draft tokens.
+    failed: for each request whose logits were not finite, whether it had a draft, even one of padding alone.
     """
 
     pieces: dict[str, Sequence[Piece]] = field(factory=dict)

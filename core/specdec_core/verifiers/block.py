@@ -13,7 +13,7 @@ from specdec_core.verifiers.siblings import Proposals, Siblings, normalize, resi
 class BlockVerifier:
     """Draws for each prefix of a chain whether it is accepted, and accepts the longest such prefix. Outputs keep the
     target's distribution, and no other lossless rule for a chain accepts more tokens in expectation. For
-    deterministic (not sampled) draft tokens it equals rejection sampling."""
+    deterministic (not sampled) draft tokens it accepts with the probabilities of rejection sampling."""
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         probs = logits.softmax(dim=-1)

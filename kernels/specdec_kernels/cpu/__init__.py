@@ -19,8 +19,8 @@ OPS = {
 
 def supports(name: str, context: OpsContext) -> bool:
     """Return whether the compiled operation of this name supports the dtypes in `context`. The model's dtype must be
-    float32 or bfloat16, and the KV cache must have the same dtype. `pack_linear` needs a processor with instructions
-    for the model's dtype, and works with any KV cache."""
+    float32 or bfloat16. `pack_linear` needs a CPU with AVX-512F for float32, or with AVX512-BF16 for bfloat16. All
+    other operations run on any CPU, but need a KV cache of the model's dtype."""
     if name == "pack_linear":
         return is_supported(context.dtype)
     return context.dtype in LIKE and context.kv_layout.dtype == context.dtype

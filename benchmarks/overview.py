@@ -38,10 +38,10 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row("edits", NGRAM, "text that does not repeat its prompt"),
-    Row("held-out", NGRAM, "text that does not repeat itself"),
-    Row("edits", SUFFIX, "text that does not repeat its prompt"),
-    Row("held-out", SUFFIX, "text that does not repeat itself"),
+    Row("edits", NGRAM, "text without repetition"),
+    Row("held-out", NGRAM, "text without repetition"),
+    Row("edits", SUFFIX, "text without repetition"),
+    Row("held-out", SUFFIX, "text without repetition"),
     Row("held-out", {"method": "draft_model"}, "targets that are not far larger than the draft model, as here"),
     Row("held-out", {"method": "eagle"}, "large batches"),
     Row("held-out", {"method": "eagle3"}, "large batches"),

@@ -28,7 +28,7 @@ from specdec_proposer_draft.vocabulary import SharedVocabulary
 VOCAB = 8
 NUM_SEEN = 3  # the first token comes from the prefill; the others are decided under speculation
 MAX_TOKENS = 4  # so that there is a budget for drafts while they are
-NUM_DRAWS, NOISE = (100_000, 0.02) if IS_NIGHTLY else (40_000, 0.04)  # a share of noise that has to be noticed
+NUM_DRAWS, NOISE = (100_000, 0.02) if IS_NIGHTLY else (20_000, 0.06)  # a share of noise that has to be noticed
 TEMPERATURE = 1.4
 PROMPT = [3, 1, 4, 1, 5]
 

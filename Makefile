@@ -19,7 +19,8 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 setup: $(VENV)/.installed
 
-# torch comes first and alone: with only the packages' wider range in view, pip may fetch a build with gigabytes of CUDA.
+# torch comes first and alone: with the packages' wider range in view, pip may pass over a CPU build that pip's own
+# configuration offers, and fetch gigabytes of CUDA.
 $(VENV)/.installed: constraints.txt requirements-dev.txt $(PROJECTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, not " \
 		+ sys.version.split()[0] + ": name one, as in make PYTHON=python3.11")'

@@ -61,12 +61,16 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--out", type=Path, default=RESULTS / "overview.json")
-    parser.add_argument("--only", nargs="+", metavar="METHOD", help="Measure these again, keep other rows of --out.")
+    methods = sorted({row.speculative_config["method"] for row in ROWS})
+    parser.add_argument("--only", nargs="+", choices=methods, help="Measure these again, keep other rows of --out.")
     args = parser.parse_args()
     record: dict[str, Any] = {"command": command("overview.py"), "max_tokens": args.max_tokens, "runs": args.runs}
     rows: list[dict[str, Any]] = [row._asdict() for row in ROWS]
     if args.only:
         old = json.loads(args.out.read_text(encoding="utf-8"))
+        for key in ("max_tokens", "runs"):
+            if old[key] != record[key]:
+                parser.error(f"{args.out} has {key} {old[key]}, not {record[key]}: give the same, or leave --only out")
         record["command"] = old["command"]
         rows = [{**was, **row} for was, row in zip(old["rows"], rows, strict=True)]
     record |= {"num_prompts": NUM_PROMPTS, "rows": rows}

@@ -244,7 +244,8 @@ def headline(record: dict[str, Any]) -> str:
     edits, new = ([cells[*kind, 1, t] for t in (0, 1)] for kind in (("suffix", "edits"), ("eagle3", "held-out")))
     return (
         f"**`suffix` decodes edits of code {edits[0]:.1f} times as fast as plain decoding, EAGLE-3 new code "
-        f"{new[0]:.1f} times**\n(a greedy request on two CPU cores; {edits[1]:.1f} and {new[1]:.1f} at temperature 1)."
+        f"{new[0]:.1f} times**\n(a greedy request on {record['machine']['threads']} CPU cores; {edits[1]:.1f} and "
+        f"{new[1]:.1f} at temperature 1)."
         " The [table](#methods) says where each loses."
     )
 

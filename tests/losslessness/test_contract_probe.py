@@ -31,7 +31,7 @@ from recorded_runs import (
 Patch = pytest.MonkeyPatch
 PROBED = {"method": "probe", "num_speculative_tokens": 12}
 NUM_REQUESTS = 1100 if IS_NIGHTLY else 110
-NUM_COMPARED = 10 * NUM_REQUESTS // 4
+NUM_COMPARED = 2750 if IS_NIGHTLY else 100
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,7 @@ def command(
         compared = compare(_title(batch), [prompt.text for prompt in batch], models, params, runs)
         groups.setdefault(batch[0].group, []).append(compared)
 
-    method = str((options.speculative_config or {}).get("method"))
+    method = str((options.speculative_config or {}).get("method", "speculation"))
     what = _what_ran(models[1], method, batch_size, temperature)
     click.echo(printable(what))
     _print(groups, method)
@@ -132,7 +132,7 @@ def _check_files(output: Path | None, plot_file: Path | None) -> None:
     if plot_file.suffix.lower() not in PLOT_SUFFIXES:
         raise ConfigError(f"--plot {str(plot_file)!r} has no known suffix: allowed are {', '.join(PLOT_SUFFIXES)}")
     if find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib, which is not installed: pip install 'specdec-tools[plot]'")
+        raise ConfigError("--plot needs matplotlib, which is not installed: pip install matplotlib")
 
 
 def _batches(prompts: Sequence[TitledPrompt], batch_size: int) -> Iterator[Sequence[TitledPrompt]]:

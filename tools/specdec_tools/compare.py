@@ -23,6 +23,9 @@ from specdec_tools.repetition import loop_start, ngram_counts
 if TYPE_CHECKING:
     from specdec_core.api.llm import LLM
 
+SAME_TOKENS = frozenset({"", "greedy", "chosen"})
+"""Verifiers that give the tokens of plain decoding with the same seed; "" is that of a step without drafts."""
+
 
 class ListeningPlugins(Plugins):
     """The installed plugins, with a callback that adds the report of every engine step to the list `reports`."""
@@ -114,6 +117,13 @@ class Comparison:
     title: str
     plain: tuple[Run, ...]
     speculative: tuple[Run, ...]
+
+    @property
+    def samples_drafts(self) -> bool:
+        """Whether a step's drafts were verified by rejection sampling or the like, which gives other tokens than plain
+        decoding with the same seed."""
+        reports = [report for run in self.speculative for report in run.reports]
+        return any(report.verifier not in SAME_TOKENS for report in reports)
 
     @property
     def first_difference(self) -> int | None:

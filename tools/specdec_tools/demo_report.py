@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.terminal_theme import MONOKAI
 
+from specdec_core.cli.screen import printable
 from specdec_tools.compare import Comparison, Figures, first_difference
 from specdec_tools.tasks import Task
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from specdec_core import Piece
 
 ACCEPTED = "bold green"
-EXPLANATION = "Medians. unlooped: the acceptance length up to where an output begins to repeat itself."
+EXPLANATION = "Times are medians. unlooped: the acceptance length up to where an output begins to repeat itself."
 WIDTH = 92
 """Characters of a line of the picture."""
 
@@ -45,11 +46,10 @@ class Answer:
         return first_difference([[piece.token_id for piece in pieces] for pieces in (self.plain, self.speculative)])
 
 
-def table(answers: Sequence[Answer], timed: Sequence[Comparison], sampled: Comparison, method: str) -> Table:
+def table(answers: Sequence[Answer], timed: Sequence[Comparison], method: str) -> Table:
     """Make the table of results: a row for each task, one for all tasks, and one for all tasks at temperature 1.
 
-    timed: a comparison of plain with speculative decoding for each task.
-    sampled: the comparison of all tasks at temperature 1.
+    timed: a comparison of plain with speculative decoding for each task, and then that of all at temperature 1.
     method: name of the speculative method, for the heading of its column.
     """
     found = Table(box=None, padding=(0, 1, 0, 0))  # fits into 80 columns
@@ -59,11 +59,12 @@ def table(answers: Sequence[Answer], timed: Sequence[Comparison], sampled: Compa
         *("acceptance\nlength", "\nunlooped"),
     ):
         found.add_column(column, justify="right")
-    for answer, comparison in zip(answers, timed, strict=True):
+    *alone, at_1 = timed
+    for answer, comparison in zip(answers, alone, strict=True):
         found.add_row(answer.title, "right" if answer.is_right else "wrong", *_cells(comparison))
     found.add_section()
-    found.add_row("all", "", *_cells(*timed))
-    found.add_row("at temperature 1", "", *_cells(sampled))
+    found.add_row("all", "", *_cells(*alone))
+    found.add_row(at_1.title, "", *_cells(at_1))
     return found
 
 
@@ -80,14 +81,21 @@ def picture(answer: Answer, figures: Table, method: str) -> str:
     method: name of the speculative method, for the caption.
     """
     console = Console(
-        record=True, file=io.StringIO(), width=WIDTH, force_terminal=True, color_system="truecolor", highlight=False
+        record=True,
+        file=io.StringIO(),
+        width=WIDTH,
+        height=100,  # without one, rich takes the width of the environment's terminal
+        force_terminal=True,
+        color_system="truecolor",
+        highlight=False,
     )
     console.out(answer.task.prompt, style="dim", end="")
     for piece in answer.speculative:
-        console.out(piece.text, style=ACCEPTED if piece.is_draft else None, end="")
+        console.out(printable(piece.text), style=ACCEPTED if piece.is_draft else None, end="")
     console.out("")
     console.out("green: ", style=ACCEPTED, end="")
-    console.out(f"drafted by {method} and accepted. Plain decoding writes the same tokens.\n", style="dim")
+    same = " Plain decoding writes the same tokens." if answer.first_difference is None else ""
+    console.out(f"drafted by {method} and accepted.{same}\n", style="dim")
     console.print(figures)
     return console.export_svg(title="spec-decode demo", code_format=SVG, theme=MONOKAI, unique_id="demo")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ def read_prompts(path: Path) -> list[TitledPrompt]:
     Raises ConfigError if the file or one of its lines cannot be read.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines() would cut JSON at U+2028
     except OSError as error:
         raise ConfigError(f"prompts file {str(path)!r} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -58,5 +59,9 @@ def check_writable(option: str, file: Path | None) -> None:
     option: the option's name, such as --output, for the error.
     file: the path to check, or None if the option was not given.
     """
-    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+    if file is None:
+        return
+    if file.is_dir() or not file.parent.is_dir():
         raise ConfigError(f"{option} {str(file)!r} cannot be written: give a file in a folder that exists")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ConfigError(f"{option} {str(file)!r} cannot be written: permission denied")

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
+from rich.text import Text
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -21,7 +23,7 @@ def working(console: Console, doing: str) -> Iterator[None]:
     doing: the description. A terminal with colors also shows a spinner. Elsewhere a dot is printed every two seconds.
     """
     if console.is_terminal and console.color_system:
-        with console.status(doing, refresh_per_second=2):  # each refresh takes time from what is measured
+        with console.status(Text(doing), refresh_per_second=2):  # each refresh takes time from what is measured
             yield
         return
     ended = Event()
@@ -29,7 +31,11 @@ def working(console: Console, doing: str) -> Iterator[None]:
 
     def print_dots() -> None:
         while not ended.wait(SECONDS):
-            console.out(".", end="")
+            try:
+                console.file.write(".")
+                console.file.flush()
+            except OSError:  # a closed pipe: the main thread finds out when it prints
+                return
 
     thread = Thread(target=print_dots, daemon=True)
     thread.start()

@@ -2,7 +2,7 @@
 
 The embedded model was trained on documents that give a task, some code, and the code after the edit. It gets few of
 such edits entirely right. The tasks here are among these few, but not in the training data. To compare the tasks with
-that data, run `python -m training.overlap` in models/tiny.
+that data, run `python -m training.overlap --work FOLDER` in models/tiny.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ast
 import io
 import re
 import tokenize
+import warnings
 from typing import NamedTuple
 
 from specdec_tools.files import TitledPrompt
@@ -41,8 +42,11 @@ def _syntax_and_comments(code: str) -> tuple[str, list[str]] | None:
     """Return the dumped syntax tree and the comments of Python code; None if the code cannot be parsed."""
     try:
         tokens = tokenize.generate_tokens(io.StringIO(code).readline)
-        return ast.dump(ast.parse(code)), [token.string for token in tokens if token.type == tokenize.COMMENT]
-    except (SyntaxError, ValueError, RecursionError, tokenize.TokenError):  # ValueError: of a null byte
+        with warnings.catch_warnings(action="ignore"):  # of odd literals
+            tree = ast.dump(ast.parse(code))
+        return tree, [token.string for token in tokens if token.type == tokenize.COMMENT]
+    # of a null byte, of deep nesting, and of many signs in a row
+    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
         return None
 
 

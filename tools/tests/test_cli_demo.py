@@ -15,11 +15,14 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
+from rich.table import Table
 from tiny_setup import save_checkpoint
 
-from specdec_core import cli
+from specdec_core import Piece, cli
 from specdec_core.cli.options import ModelOptions
-from specdec_tools.compare import first_difference
+from specdec_tools import demo_report
+from specdec_tools.compare import Comparison, first_difference
+from specdec_tools.demo_report import Answer
 from specdec_tools.progress import working
 from specdec_tools.tasks import TASKS
 
@@ -44,8 +47,7 @@ def test_shows_compares_and_ends_with_the_verdict(demo, temperature):
     result = demo("--temperature", temperature)
     assert (result.exit_code, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
-    verdict = ["right results: 0 of 4", "identical output at temperature 1: yes", "identical output: yes"]
-    assert lines[-3:] == verdict  # a random model has no result right
+    assert lines[-2:] == ["right results: 0 of 4", "identical output: yes"]  # a random model has no result right
     assert "\x1b" not in result.stdout
     assert "(here: no terminal, or NO_COLOR is set)" in result.stdout
     figures = r" +\d+\.\d +\d+\.\d +\d+\.\d\dx +\d\.\d\d +\d\.\d\d"
@@ -65,8 +67,15 @@ def test_accepted_draft_tokens_are_colored_on_a_terminal(demo):
     result = demo(env=TERMINAL)
     assert "\x1b[1;32mThis color:\x1b[0m" in result.stdout
     assert result.stdout.count("\x1b[1;32m") > 4
-    speculative_parts = re.findall(r"bigram .*?-\x1b\[0m\n(.*?)\x1b\[2m", result.stdout, re.DOTALL)
-    assert len(speculative_parts) == len(TASKS)
+    for title, has_drafts in (("plain", False), ("bigram", True)):
+        parts = re.findall(title + r" .*?-\x1b\[0m\n(.*?)\x1b\[2m", result.stdout, re.DOTALL)
+        assert ["\x1b[1;32m" in part for part in parts] == [has_drafts] * len(TASKS)
+    assert re.search(r"bigram .*?-\x1b\[0m\n(?!\x1b\[1;32m)", result.stdout)  # the first token is not a draft's
+
+
+def test_temperature_counts(demo):
+    greedy, hot = (demo("--temperature", temperature).stdout for temperature in ("0", "1.5"))
+    assert greedy.partition("plain -")[2].splitlines()[1] != hot.partition("plain -")[2].splitlines()[1]
 
 
 def test_no_color_means_plain_text(demo):
@@ -84,7 +93,38 @@ def test_different_output_is_reported(demo, monkeypatch, tmp_path):
     monkeypatch.setattr(ModelOptions, "load", load_two_models)
     result = demo()
     assert result.exit_code == 1
-    assert "\nidentical output: no\n'rename a variable' differs from output token " in result.stdout
+    assert "'rename a variable' differs from output token " in result.stdout
+    assert "'at temperature 1' differs from output token " in result.stdout
+    assert result.stdout.endswith("\nidentical output: no\n")
+
+
+def pieces(*texts_and_drafts):
+    return [Piece(i, text, is_draft=is_draft) for i, (text, is_draft) in enumerate(texts_and_drafts)]
+
+
+def test_an_answer_is_right_whoever_drafted_it():
+    task = TASKS[0]
+    half = len(task.edited) // 2
+    parts = (task.edited[:half], False), (task.edited[half:], True)
+    answer = Answer(task, pieces(*parts), pieces(*parts))
+    assert (answer.is_right, answer.first_difference) == (True, None)
+    other = Answer(task, pieces(parts[0]), pieces(*parts))
+    assert (other.is_right, other.first_difference) == (True, 1)
+
+
+def test_sampled_drafts_give_other_tokens_and_that_is_no_failure(demo, monkeypatch):
+    monkeypatch.setattr("specdec_tools.compare.SAME_TOKENS", frozenset({""}))
+    monkeypatch.setattr(Comparison, "first_difference", property(lambda self: 3))
+    result = demo()
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "identical output: yes")
+    assert "\nnot compared, since drafts were sampled: rename a variable, " in result.stdout
+
+
+def test_a_picture_of_odd_text():
+    answer = Answer(TASKS[0], pieces(("x", False)), pieces(("\x1b[31m\x01\ud800", True)))
+    picture = demo_report.picture(answer, Table(), "bigram")
+    ElementTree.fromstring(picture.encode())
+    assert "Plain" not in picture  # decoding gives the same tokens
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,8 @@ def test_the_code_works_before_and_after(task, of, results, tmp_path):
             check_load_inventory(code, tmp_path)
         case "split_into_parts":
             check_two_functions(code)
+        case name:
+            pytest.fail(f"{name} has no check")
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.title)
@@ -104,13 +106,15 @@ def test_the_edit_is_the_one_of_the_instruction(task):
         lambda task: task.edited[:-20],
         lambda task: task.edited + "x = 1\n",
         lambda task: task.edited + "# a comment\n",
-        lambda task: task.edited.replace("for", "with", 1),
+        lambda task: task.edited.replace("for", "for for", 1),
         lambda task: task.edited.replace("return", "", 1),
         lambda task: "",
         lambda task: "\0",
-        lambda task: "(" * 100_000,
+        lambda task: "a" + ".b" * 20_000,
+        lambda task: "-" * 7000,
+        lambda task: "x = 1is 2",
     ],
-    ids=["cut", "longer", "comment", "no Python", "other code", "empty", "null byte", "deep"],
+    ids=["cut", "longer", "comment", "no Python", "other code", "empty", "null byte", "deep", "signs", "odd literal"],
 )
 def test_wrong_results_are_found(task, spoil):
     assert not task.is_right(spoil(task))

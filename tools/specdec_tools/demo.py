@@ -121,7 +121,8 @@ def _print_verdict(console: Console, answers: Sequence[Answer], timed: Sequence[
     """
     console.out(f"right results: {sum(answer.is_right for answer in answers)} of {len(answers)}")
     sampled = [comparison.title for comparison in timed if comparison.samples_drafts]
-    compared: list[Answer | Comparison] = [each for each in (*answers, *timed) if each.title not in sampled]
+    both: list[Answer | Comparison] = [*answers, *timed]
+    compared = [each for each in both if each.title not in sampled]
     found = {each.title: each.first_difference for each in compared if each.first_difference is not None}
     for title, index in found.items():
         console.out(f"{title!r} differs from output token {index} on")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specdec_core import Piece
 
 ACCEPTED = "bold green"
-EXPLANATION = "Times are medians. unlooped: the acceptance length up to where an output begins to repeat itself."
+EXPLANATION = "Times are medians. unlooped: acceptance length until an output repeats itself."
 WIDTH = 92
 """Characters of a line of the picture."""
 

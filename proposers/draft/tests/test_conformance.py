@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import pytest
 from noisy_copy import noisy_copy
 from other_vocabularies import renumber, save_words
 
@@ -34,6 +35,7 @@ class TestSampledChains(_DraftModel):
     options = MappingProxyType({"draft_sample_method": "probabilistic"})
 
 
+@pytest.mark.nightly
 class TestTrees(_DraftModel):
     options = MappingProxyType({"speculative_token_tree": TREE})
     num_speculative_tokens = 6
@@ -72,6 +74,7 @@ class TestAdaptiveTrees(_DraftModel):
     num_speculative_tokens = 6
 
 
+@pytest.mark.nightly
 class TestAdaptiveSampledChains(_DraftModel):
     options = MappingProxyType({"draft_sample_method": "probabilistic", **ADAPTIVE})
     skips = MappingProxyType(LEARNS)

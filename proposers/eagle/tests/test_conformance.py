@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import pytest
 from tiny_heads import Target, write_eagle, write_eagle3
 
 from specdec_testing import ProposerConformance, tiny_target
@@ -30,6 +31,7 @@ class _Head(ProposerConformance):
         return {"model": str(write(folder, SIZES).folder), **cls.options}
 
 
+@pytest.mark.nightly
 class TestEagleDynamic(_Head):
     method = "eagle"
     options = MappingProxyType({"eagle_topk": 3, "eagle_depth": 3})
@@ -55,6 +57,7 @@ class TestEagleSampledChain(_Head):
     options = MappingProxyType({"draft_sample_method": "probabilistic"})
 
 
+@pytest.mark.nightly
 class TestEagle3LikelyDynamic(_Head):
     method = "eagle3"
     options = MappingProxyType({"eagle_topk": 3, "eagle_depth": 3, "eagle_min_prob": 0.2})
@@ -67,6 +70,7 @@ class TestEagle3AdaptiveDynamic(_Head):
     learns = True
 
 
+@pytest.mark.nightly
 class TestEagleAdaptiveSampledTree(_Head):
     method = "eagle"
     options = MappingProxyType({"speculative_token_tree": TREE, "draft_sample_method": "probabilistic", **ADAPTIVE})

@@ -230,8 +230,8 @@ def overview(record: dict[str, Any]) -> str:
         lines.append(f"| `{method}`, {PROMPTS[row['prompts']]} | {shown} | {row['loses']} |")
     machine = record["machine"]
     where = f"{machine['threads']} threads of {machine['processor']}"
-    about = f"The embedded model in {record['dtype']}, {where}; `suffix` caches no outputs of earlier requests here"
-    return "\n".join([*lines, "", f"{about}: `{record['command']}`."])
+    about = f"The embedded model in {record['dtype']}, {where}; `suffix` caches no earlier outputs here"
+    return "\n".join([*lines, "", f"{about}. To reproduce: `{record['command']}`."])
 
 
 def headline(record: dict[str, Any]) -> str:
@@ -246,7 +246,7 @@ def headline(record: dict[str, Any]) -> str:
         f"**`suffix` decodes edits of code {edits[0]:.1f} times as fast as plain decoding, EAGLE-3 new code "
         f"{new[0]:.1f} times**\n(a greedy request on {record['machine']['threads']} CPU cores; {edits[1]:.1f} and "
         f"{new[1]:.1f} at temperature 1)."
-        " The [table](#methods) says where each loses."
+        " [The table](#methods) has every method."
     )
 
 

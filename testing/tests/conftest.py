@@ -7,6 +7,8 @@ from collections.abc import Generator
 import pytest
 from nightly import IS_NIGHTLY
 
+from specdec_core import SpecdecError
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """For a broken proposer, keep only the kit test that must detect its fault. In the nightly run, the other kit tests
@@ -28,6 +30,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         yield
     except pytest.skip.Exception as skipped:
         pytest.fail(f"the test that is to notice {case.method!r} was skipped: {skipped}")
-    except (Exception, pytest.fail.Exception):
+    except (
+        AssertionError,
+        SpecdecError,
+        ValueError,
+        pytest.fail.Exception,
+    ):  # anything else is a mistake in the broken proposer
         return True
     pytest.fail(f"{case.method!r} went unnoticed")

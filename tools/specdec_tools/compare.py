@@ -119,9 +119,9 @@ class Comparison:
     speculative: tuple[Run, ...]
 
     @property
-    def samples_drafts(self) -> bool:
-        """Whether a step's drafts were verified by rejection sampling or the like, which gives other tokens than plain
-        decoding with the same seed."""
+    def may_differ(self) -> bool:
+        """Whether a verifier was used that may choose other tokens than plain decoding with the same seed: rejection
+        sampling and its like, or a lossy one."""
         reports = [report for run in self.speculative for report in run.reports]
         return any(report.verifier not in SAME_TOKENS for report in reports)
 

@@ -40,8 +40,8 @@ def command(ctx: click.Context, options: ModelOptions, max_tokens: int, temperat
 
     Each task is first completed with and without speculation, and the results are streamed and checked. Then both kinds
     of decoding are timed without printing: first on each task, then on all tasks at temperature 1. The exit status is 1
-    if plain and speculative outputs differ. They must be equal unless drafts are sampled; README.md explains bfloat16.
-    The tasks are edits that the embedded model does right.
+    if plain and speculative outputs differ. They are not compared if drafts are sampled or the verifier is lossy;
+    README.md explains bfloat16. The tasks are edits that the embedded model does right.
     """
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=SEED)
     check_writable("--svg", svg)
@@ -117,16 +117,16 @@ def _time(console: Console, models: tuple[TimedModel, TimedModel], params: Sampl
 def _print_verdict(console: Console, answers: Sequence[Answer], timed: Sequence[Comparison]) -> bool:
     """Print how many results are right, and whether plain and speculative outputs are identical, and return the latter.
 
-    Outputs are not compared if drafts were sampled: then only their distribution is that of plain decoding.
+    Outputs are not compared if a verifier was used that may choose other tokens than plain decoding does.
     """
     console.out(f"right results: {sum(answer.is_right for answer in answers)} of {len(answers)}")
-    sampled = [comparison.title for comparison in timed if comparison.samples_drafts]
+    others = [comparison.title for comparison in timed if comparison.may_differ]
     both: list[Answer | Comparison] = [*answers, *timed]
-    compared = [each for each in both if each.title not in sampled]
+    compared = [each for each in both if each.title not in others]
     found = {each.title: each.first_difference for each in compared if each.first_difference is not None}
     for title, index in found.items():
         console.out(f"{title!r} differs from output token {index} on")
-    if sampled:
-        console.out(f"not compared, since drafts were sampled: {', '.join(sampled)}")
+    if others:
+        console.out(f"not compared, since their verifier may choose other tokens: {', '.join(others)}")
     console.out(f"identical output: {'no' if found else 'yes'}")
     return not found

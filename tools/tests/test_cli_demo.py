@@ -118,7 +118,7 @@ def test_sampled_drafts_give_other_tokens_and_that_is_no_failure(demo, monkeypat
     monkeypatch.setattr(Comparison, "first_difference", property(lambda self: 3))
     result = demo()
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "identical output: yes")
-    assert "\nnot compared, since drafts were sampled: rename a variable, " in result.stdout
+    assert "\nnot compared, since their verifier may choose other tokens: rename a variable, " in result.stdout
 
 
 def test_a_picture_of_odd_text():

@@ -34,15 +34,15 @@ SUFFIX = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
 class Row(NamedTuple):
     prompts: str
     speculative_config: dict[str, Any]
-    loses: str  # "it loses on": where it is slower than plain decoding, for the reader of the table
+    slower_on: str  # where it is slower than plain decoding, for the reader of the table
 
 
 ROWS = (
-    Row("edits", NGRAM, "text without repetition"),
-    Row("held-out", NGRAM, "text without repetition"),
-    Row("edits", SUFFIX, "text without repetition"),
-    Row("held-out", SUFFIX, "text without repetition"),
-    Row("held-out", {"method": "draft_model"}, "targets that are not far larger than the draft model, as here"),
+    Row("edits", NGRAM, "text that does not repeat"),
+    Row("held-out", NGRAM, "text that does not repeat"),
+    Row("edits", SUFFIX, "text that does not repeat"),
+    Row("held-out", SUFFIX, "text that does not repeat"),
+    Row("held-out", {"method": "draft_model"}, "targets only a few times the draft model's size (here 4)"),
     Row("held-out", {"method": "eagle"}, "large batches"),
     Row("held-out", {"method": "eagle3"}, "large batches"),
 )

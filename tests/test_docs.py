@@ -3,21 +3,28 @@
 The python, bash and console blocks of a file run in order, in an empty directory. The python blocks of a file share one
 namespace; a block that begins with `# name.py` is also saved under that name. In a console block, the lines after "$ "
 are run. The line `<!-- not run: reason -->` before a block exempts it.
+
+A `spec-decode` command runs in this process, since importing torch in a new one takes seconds. Others run in bash.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 import pytest
+from click.testing import CliRunner
+
+from specdec_core import cli
 
 ROOT = Path(__file__).parents[1]
 PLACES = ("README.md", "docs/**/*.md", "*/README.md", "proposers/*/README.md", "models/*/README.md",
@@ -61,11 +68,25 @@ def commands(block: Block) -> str:
     return "\n".join(chosen)
 
 
+def run_shell(block: Block, where: str) -> None:
+    """Run a shell block. Raises AssertionError, which begins with ``where``, if a command fails."""
+    lines = commands(block).replace("\\\n", "").splitlines()
+    for is_ours, group in groupby(lines, lambda line: line.startswith("spec-decode ")):
+        if is_ours:
+            for line in group:
+                result = CliRunner().invoke(cli.main, shlex.split(line, comments=True)[1:])
+                assert result.exit_code == 0, f"{where}: {line}: {result.output}"
+        else:
+            bin_folder = Path(sys.executable).parent
+            env = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+            shell = ["bash", "-euo", "pipefail", "-c", "\n".join(group)]
+            done = subprocess.run(shell, env=env, capture_output=True, text=True, timeout=300, check=False)
+            assert done.returncode == 0, f"{where}: {done.stdout}{done.stderr}"
+
+
 def run(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("document")
     monkeypatch.setitem(sys.modules, "document", module)  # where classes defined in a block are looked up
-    bin_folder = Path(sys.executable).parent
-    env = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
     for block in blocks(document.read_text()):
         if block.language == "python":
             padding = "\n" * (block.line - 1)  # so that tracebacks point into the document
@@ -73,9 +94,7 @@ def run(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             if name := FILE_NAME.match(block.code):
                 Path(name[1]).write_text(block.code)
         else:
-            shell = ["bash", "-euo", "pipefail", "-c", commands(block)]
-            result = subprocess.run(shell, env=env, capture_output=True, text=True, timeout=300, check=False)
-            assert result.returncode == 0, f"{document}:{block.line}: {result.stdout}{result.stderr}"
+            run_shell(block, f"{document}:{block.line}")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -149,7 +168,10 @@ def test_the_example_of_a_plugin_is_the_one_that_is_tested():
     assert f"```python\n# recent.py\n{example}```\n" in (ROOT / "docs" / "plugins.md").read_text()
 
 
-@pytest.mark.parametrize("block", ["```bash\nfalse\necho\n```\n", "```console\n$ no-such-command\n```\n"])
+@pytest.mark.parametrize(
+    "block",
+    ["```bash\nfalse\necho\n```\n", "```console\n$ no-such-command\n```\n", "```console\n$ spec-decode no-such\n```\n"],
+)
 def test_a_failing_shell_block_is_noticed(sample, block):
     with pytest.raises(AssertionError, match=r"sample.md:3"):
         sample(f"Text\n{block}")

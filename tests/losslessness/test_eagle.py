@@ -4,6 +4,7 @@ were accepted or not."""
 from __future__ import annotations
 
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,16 @@ def from_scratch(head: TinyHead, method: str, way: str, target: Path, **options:
     return EagleFromScratch(target, head, TAPS[method], **kind, is_sampled="sampled" in way, **options)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+BY_NIGHT = [("eagle", "sampled chain"), ("eagle", "tree")]  # eagle3 runs them by day, too
+
+
+@pytest.mark.parametrize(
+    ("method", "way"),
+    [
+        pytest.param(*case, marks=pytest.mark.nightly if case in BY_NIGHT else ())
+        for case in product(("eagle", "eagle3"), WAYS)
+    ],
+)
 def test_drafts_are_those_computed_from_scratch(
     method: str, way: str, target: Path, heads: dict[str, TinyHead], asked: list[Asked]
 ) -> None:
@@ -134,7 +143,7 @@ def test_cached_prefixes_and_late_observations_make_no_difference(
     check_outputs(outcome, some, plain_outputs(target, some))
 
 
-@pytest.mark.parametrize("window", [2, 5])
+@pytest.mark.parametrize("window", [pytest.param(2, marks=pytest.mark.nightly), 5])
 @pytest.mark.parametrize("way", ["sampled chain", "tree", "dynamic tree"])
 @pytest.mark.parametrize("method", [pytest.param("eagle", marks=pytest.mark.nightly), "eagle3"])
 def test_drafts_with_a_window_are_those_computed_from_scratch(
@@ -194,7 +203,9 @@ def test_dead_entries_that_overwrite_others_are_noticed(
     assert next(mismatches(outcome, scratch, len(outcome.journal.drafts)), None) is not None
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.nightly if way in ("chain", "tree") else ()) for way in WAYS]
+)
 def test_tokens_of_the_context_are_drafted(
     way: str, target: Path, heads: dict[str, TinyHead], asked: list[Asked]
 ) -> None:

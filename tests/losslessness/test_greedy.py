@@ -23,7 +23,7 @@ def llm(request: pytest.FixtureRequest, method: str | None, model_dir: Any, make
     return make_llm(model_dir, method, max_num_batched_tokens=request.param)
 
 
-@pytest.mark.parametrize("batch", [1, 3, 16])
+@pytest.mark.parametrize("batch", [1, pytest.param(3, marks=pytest.mark.nightly), 16])
 def test_output_equals_the_reference(
     llm: Any, method: str | None, batch: int, prompts: list, references: list, generate: Any, counter: Any
 ) -> None:

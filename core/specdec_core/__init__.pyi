@@ -20,6 +20,7 @@ from specdec_core.config.fields import (
 from specdec_core.config.file import load_config_file as load_config_file
 from specdec_core.config.sampling import SamplingParams as SamplingParams
 from specdec_core.config.speculative import (
+    DraftHeadConfig as DraftHeadConfig,
     DraftModelConfig as DraftModelConfig,
     DraftSamplingConfig as DraftSamplingConfig,
     DraftStopConfig as DraftStopConfig,
@@ -76,15 +77,22 @@ from specdec_core.drafting import (
     DraftPass as DraftPass,
     DraftStop as DraftStop,
     DynamicTree as DynamicTree,
+    FeatureProposer as FeatureProposer,
     Grown as Grown,
+    LastHiddenProposer as LastHiddenProposer,
     Level as Level,
     RequestRows as RequestRows,
+    RequestTensors as RequestTensors,
     StaticTree as StaticTree,
     Stopping as Stopping,
     TreeGrower as TreeGrower,
     grow as grow,
 )
-from specdec_core.drafting.losses import soft_cross_entropy as soft_cross_entropy
+from specdec_core.drafting.losses import (
+    most_frequent as most_frequent,
+    soft_cross_entropy as soft_cross_entropy,
+    token_loss as token_loss,
+)
 from specdec_core.drafting.merging import merge_drafts as merge_drafts
 from specdec_core.engine.engine import Engine as Engine
 from specdec_core.engine.metrics import Counter as Counter, DraftCounts as DraftCounts, Vector as Vector
@@ -102,6 +110,7 @@ from specdec_core.models.checkpoint import Checkpoint as Checkpoint
 from specdec_core.models.embedded import resolve_model as resolve_model
 from specdec_core.models.meta_load import Outline as Outline, outline_draft as outline_draft
 from specdec_core.models.model import register_tap as register_tap
+from specdec_core.models.save import save_head as save_head
 from specdec_core.models.training import load_training_target as load_training_target
 from specdec_core.plugins import PluginInfo as PluginInfo, Plugins as Plugins, PluginWarning as PluginWarning
 from specdec_core.sampling.logprobs import Logprob as Logprob

@@ -43,7 +43,7 @@ from reference_heads import target_token_ids
 from tiny_heads import TinyHead, write_eagle, write_specforge
 from tiny_weights import Shape, Target
 
-from specdec_core import Level, Observation, RequestView, StaticTree, TokenTree
+from specdec_core import Level, Observation, RequestTensors, RequestView, StaticTree, TokenTree
 from specdec_proposer_eagle.context_vocabulary import ContextVocabulary
 from specdec_proposer_eagle.proposer import EagleProposer
 
@@ -301,8 +301,8 @@ def positions_begin_at_one(patch: Patch) -> None:
 
 
 def the_root_has_another_requests_output(patch: Patch) -> None:
-    rows_of = EagleProposer._rows_of
-    patch.setattr(EagleProposer, "_rows_of", lambda self, requests: rows_of(self, requests).roll(1))
+    indices = RequestTensors._indices
+    patch.setattr(RequestTensors, "_indices", lambda self, requests: indices(self, requests).roll(1))
 
 
 def nodes_follow_those_of_another_request(patch: Patch) -> None:

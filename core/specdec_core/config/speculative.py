@@ -194,6 +194,23 @@ class DraftStopConfig:
 
 
 @frozen(kw_only=True)
+class DraftHeadConfig(DraftModelConfig, DraftTreeConfig, DraftSamplingConfig, DraftStopConfig):
+    """Options of methods that load a draft head: layers trained for one target, which read its hidden states. The
+    methods' config classes inherit from this class.
+
+    Raises ConfigError if an option of whole draft models is given.
+    """
+
+    code_revision: None = option(None, "Refused: a head contains no code.", allowed="None")
+    quantization: None = option(None, "Refused: only whole draft models can be quantized.", allowed="None")
+
+    def __attrs_post_init__(self) -> None:
+        for key in ("quantization", "code_revision"):
+            if getattr(self, key) is not None:
+                raise ConfigError(f"{key} is for the method draft_model, not for draft heads: leave it out")
+
+
+@frozen(kw_only=True)
 class SpeculativeConfig:
     """How to speculate: options that every method has, and the configs of the method and the verifier."""
 

@@ -3,7 +3,9 @@ logits."""
 
 from specdec_core.drafting.builder import DraftBuilder as DraftBuilder, Grown as Grown
 from specdec_core.drafting.dynamic import DynamicTree as DynamicTree
+from specdec_core.drafting.features import FeatureProposer as FeatureProposer
+from specdec_core.drafting.last_hidden import LastHiddenProposer as LastHiddenProposer
 from specdec_core.drafting.level import DraftPass as DraftPass, Level as Level, TreeGrower as TreeGrower, grow as grow
-from specdec_core.drafting.rows import RequestRows as RequestRows
+from specdec_core.drafting.rows import RequestRows as RequestRows, RequestTensors as RequestTensors
 from specdec_core.drafting.static import StaticTree as StaticTree
 from specdec_core.drafting.stop import DraftStop as DraftStop, Stopping as Stopping

@@ -1,10 +1,11 @@
-"""Cross entropy between two distributions over a large vocabulary, with little memory."""
+"""Losses and choices that the training of several draft heads shares."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch.nn.functional import cross_entropy
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
@@ -31,3 +32,23 @@ def soft_cross_entropy(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tens
     """
     found: torch.Tensor = _SoftCrossEntropy.apply(logits, wanted)  # type: ignore[no-untyped-call]
     return found
+
+
+def token_loss(logits: torch.Tensor, wanted: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mean cross entropy of logits [batch, n, vocab] with the tokens `wanted`, int64 [batch, n], and the
+    share of these tokens that have the highest logit. Both are over the positions that count.
+
+    counts: bool [batch, n]. Elsewhere, `wanted` may be anything below vocab.
+    """
+    weight = counts / counts.sum().clamp(min=1)
+    losses = cross_entropy(logits.flatten(0, 1).float(), wanted.flatten(), reduction="none").view_as(wanted)
+    return (losses * weight).sum(), ((logits.argmax(-1) == wanted) * weight).sum()
+
+
+def most_frequent(token_counts: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the ids of the `size` most frequent tokens, ascending. Of equally frequent tokens, the lowest ids are
+    taken.
+
+    token_counts: int64 [vocab], how often each token occurs in the training texts.
+    """
+    return token_counts.cpu().argsort(descending=True, stable=True)[:size].sort().values

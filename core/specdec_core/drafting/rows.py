@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import torch
 
 from specdec_core.contracts.proposer import RequestView
 from specdec_core.errors import SpecdecError
@@ -43,3 +45,28 @@ class RequestRows:
     def of(self, requests: Iterable[RequestView]) -> list[int]:
         """Return the rows of these requests, in order. Every request must have a row already."""
         return [self._rows[request.id] for request in requests]
+
+
+class RequestTensors(RequestRows):
+    """Tensors with one row for each request, such as the hidden states of its last token.
+
+    widths: the width of each tensor. All are [num_rows, width].
+    """
+
+    def __init__(self, num_rows: int, widths: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(num_rows)
+        self._tensors = [torch.zeros(num_rows, width, dtype=dtype, device=device) for width in widths]
+
+    def put(self, requests: Iterable[RequestView], *values: torch.Tensor) -> None:
+        """Store the requests' rows: for each tensor float [num_requests, width]."""
+        rows = self._indices(requests)
+        for tensor, value in zip(self._tensors, values, strict=True):
+            tensor.index_copy_(0, rows, value)
+
+    def take(self, requests: Iterable[RequestView]) -> list[torch.Tensor]:
+        """Return a copy of the requests' rows: of each tensor float [num_requests, width]."""
+        rows = self._indices(requests)
+        return [tensor.index_select(0, rows) for tensor in self._tensors]
+
+    def _indices(self, requests: Iterable[RequestView]) -> torch.Tensor:
+        return torch.tensor(self.of(requests), dtype=torch.int64, device=self._tensors[0].device)

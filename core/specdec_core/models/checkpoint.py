@@ -50,6 +50,7 @@ class Checkpoint:
 
     name: str
     revision: str | None = None
+    weight_files: tuple[str, ...] = WEIGHT_FILES  # the first of these that is there counts
     # For files that are open: the shapes, and a function that reads the tensors to the CPU.
     _opened: dict[Path, tuple[Shapes, Callable[[], dict[str, torch.Tensor]]]] = field(
         factory=dict, init=False, eq=False, repr=False
@@ -149,9 +150,10 @@ class Checkpoint:
 
     @cached_property
     def _files(self) -> list[Path]:
-        found = self._find(*WEIGHT_FILES)
+        found = self._find(*self.weight_files)
         if found is None:
-            raise ConfigError(f"there are no weights in {self.name!r}: one of {', '.join(WEIGHT_FILES)} must be there")
+            needed = ", ".join(self.weight_files)
+            raise ConfigError(f"there are no weights in {self.name!r}: one of {needed} must be there")
         if not found.name.endswith(".index.json"):
             return [found]
         with _reading(found):

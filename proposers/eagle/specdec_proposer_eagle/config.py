@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from attrs import evolve, field, frozen
 
-from specdec_core import (
-    ConfigError,
-    DraftModelConfig,
-    DraftSamplingConfig,
-    DraftStopConfig,
-    DraftTreeConfig,
-    DraftWindowConfig,
-)
+from specdec_core import ConfigError, DraftHeadConfig, DraftWindowConfig
 from specdec_core.config.fields import number, whole_number
 
 if TYPE_CHECKING:
@@ -42,7 +35,7 @@ def size_on(device: torch.device) -> TreeSize:
 
 
 @frozen(kw_only=True)
-class EagleConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSamplingConfig, DraftStopConfig):
+class EagleConfig(DraftHeadConfig, DraftWindowConfig):
     """Options of the methods `eagle` and `eagle3`. By default both draft EAGLE-2's dynamic trees (Li et al. 2024): the
     head generates more nodes than are needed, and the num_speculative_tokens most probable ones become the draft
     tokens.
@@ -84,16 +77,9 @@ class EagleConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSam
             "target's LM head is one plain matrix, else 0."
         },
     )
-    code_revision: None = field(default=None, metadata={"help": "Refused: a head contains no code.", "allowed": "None"})
-    quantization: None = field(
-        default=None,
-        metadata={"help": "Refused: only whole draft models can be quantized.", "allowed": "None"},
-    )
 
     def __attrs_post_init__(self) -> None:
-        for key in ("quantization", "code_revision"):
-            if getattr(self, key) is not None:
-                raise ConfigError(f"{key} is for the method draft_model, not for EAGLE heads: leave it out")
+        super().__attrs_post_init__()
         if self.speculative_token_tree and (self.eagle_topk is not None or self.eagle_depth is not None):
             raise ConfigError(
                 "speculative_token_tree gives a fixed tree, and eagle_topk and eagle_depth the size of a dynamic one: "

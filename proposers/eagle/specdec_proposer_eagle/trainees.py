@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import smooth_l1_loss
 from transformers import LlamaConfig
 
-from specdec_core import ConfigError, TrainingBatch, TrainingTarget, soft_cross_entropy
+from specdec_core import ConfigError, TrainingBatch, TrainingTarget, most_frequent, save_head, soft_cross_entropy
 from specdec_proposer_eagle.head_config import ALIGNED, HeadConfig
 from specdec_proposer_eagle.modules import Head
 from specdec_proposer_eagle.recipes import Eagle3Options, EagleOptions, HeadOptions
@@ -143,15 +141,6 @@ def _distance(outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     return smooth_l1_loss(outputs, wanted, reduction="none").mean(-1)
 
 
-def most_frequent(token_counts: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the ids of the `size` most frequent tokens, ascending. Of equally frequent tokens, the lowest ids are
-    taken.
-
-    token_counts: int64 [vocab], how often each token occurs in the training texts.
-    """
-    return token_counts.cpu().argsort(descending=True, stable=True)[:size].sort().values
-
-
 def _weight(counts: torch.Tensor, step: int) -> torch.Tensor:
     """Return the weight of each position's loss at a step of the training-time test, float32 [batch, length - 1 -
     step].
@@ -225,11 +214,8 @@ def _rope(config: Any) -> dict[str, Any]:
 def _write(
     folder: Path, head: HeadConfig, target: TrainingTarget, tensors: Mapping[str, torch.Tensor], keys: dict[str, Any]
 ) -> None:
-    dtype = getattr(target.config, "dtype", None) or torch.float32
-    config = head.layer.to_dict() | {"dtype": str(dtype).removeprefix("torch."), "vocab_size": head.vocab_size} | keys
+    config = head.layer.to_dict() | {"vocab_size": head.vocab_size} | keys
     config["rope_theta"] = config["rope_parameters"]["rope_theta"]  # for older versions of transformers
     if config["rope_parameters"]["rope_type"] != "default":
         config["rope_scaling"] = config["rope_parameters"]
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    kept = {n: t.detach().to("cpu", dtype if t.is_floating_point() else t.dtype) for n, t in tensors.items()}
-    save_file({n: t.contiguous() for n, t in kept.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    save_head(folder, target, config, tensors)

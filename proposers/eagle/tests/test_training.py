@@ -12,11 +12,10 @@ from reference_heads import reference_eagle, reference_eagle3
 from tiny_heads import TinyHead
 from transformers import AutoModelForCausalLM
 
-from specdec_core import ConfigError, TargetInfo, TrainingBatch, TrainingTarget
+from specdec_core import ConfigError, TargetInfo, TrainingBatch, TrainingTarget, most_frequent
 from specdec_proposer_eagle.config import EagleConfig
 from specdec_proposer_eagle.loading import find, load
 from specdec_proposer_eagle.recipes import EAGLE, EAGLE3, Eagle3Options, EagleOptions
-from specdec_proposer_eagle.trainees import most_frequent
 from specdec_proposer_eagle.unrolling import unroll
 from specdec_testing import tiny_target
 

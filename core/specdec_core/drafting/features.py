@@ -1,0 +1,125 @@
+"""Base of proposers whose heads read the target's hidden states of every token, and have a KV cache of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from specdec_core.config.speculative import DraftHeadConfig
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.proposer import BuildContext, Observation, Proposer, ProposerBatch, RequestView
+from specdec_core.drafting.level import DraftPass, Level, TreeGrower, grow
+from specdec_core.drafting.rows import RequestTensors
+from specdec_core.drafting.stop import DraftStop
+
+
+class FeatureProposer(Proposer):
+    """Drafts with a head whose input at KV-cache slot i is the embedding of token i + 1 and the target's hidden states
+    (features) of token i. The head's output there predicts token i + 2.
+
+    When tokens become final (prompt tokens and accepted draft tokens), `observe` computes their slots from the target's
+    hidden states. This overwrites slots that the head computed from its own hidden states while drafting.
+
+    The last slot has the embedding of the request's last token as input. The head's output there is kept for each
+    request and gives the logits of the next draft's first level.
+
+    A subclass implements `grower`, `run` and `logits`, and may override `fuse` and `embed`.
+
+    taps: the target's hidden states that the head reads, concatenated.
+    hidden_size: the head's.
+    window: a token attends to this many positions of the head's KV cache; None: all.
+    """
+
+    def __init__(
+        self, config: DraftHeadConfig, context: BuildContext, taps: Sequence[str], hidden_size: int, window: int | None
+    ) -> None:
+        assert context.attention is not None
+        self._context, self._attention, self._taps, self._window = context, context.attention, taps, window
+        self._stop = DraftStop(config, context.max_num_seqs)
+        # Of each request's last slot: the input of the LM head, and the feature for the next level.
+        widths = hidden_size, hidden_size
+        self._last = RequestTensors(context.max_num_seqs, widths, context.target.dtype, context.device)
+
+    def grower(self, batch: ProposerBatch) -> TreeGrower:
+        """Begin the drafts of a call of `propose`."""
+        raise NotImplementedError
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """Turn the target's hidden states, concatenated, [n, sum of widths], into the head's features [n, hidden]."""
+        return features
+
+    def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Embed the next token of each slot: int64 [n] -> [n, hidden]. positions: int64 [n], those of the slots."""
+        return self._context.embed(token_ids)
+
+    def run(
+        self, embedded: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the head on a flat batch of slots, inside of `LayerAttention.forwarding`.
+
+        embedded, features: [n, hidden]. positions: int64 [n].
+        rows: int64 [m], the slots whose outputs are wanted; None: all.
+
+        Returns two tensors, [m, hidden] each: inputs of the LM head, and features for the next level of a draft.
+        """
+        raise NotImplementedError
+
+    def logits(self, outputs: torch.Tensor, requests: np.ndarray) -> torch.Tensor:
+        """Return the logits of the next draft tokens, [n, draft_vocab].
+
+        outputs: [n, hidden], inputs of the LM head. Each request has equally many rows.
+        requests: int64 [num_requests], the requests' indices in the batch.
+        """
+        raise NotImplementedError
+
+    def start(self, request: RequestView) -> None:
+        self._last.start(request)
+        self._stop.start(request)
+
+    def finish(self, request: RequestView, reason: str) -> None:
+        self._last.finish(request)
+        self._stop.finish(request)
+
+    def observe(self, observation: Observation) -> None:
+        features = torch.cat([observation.features[tap] for tap in self._taps], dim=-1)
+        passed = DraftPass.over_tokens(
+            self._attention,
+            observation.requests,
+            observation.starts,
+            np.diff(observation.offsets).tolist(),
+            observation.following_token_ids,
+            observation.positions,
+        )
+        batch = len(observation.requests)
+        last_rows = pad(observation.last_rows, (0, self._attention.padded(batch) - batch))
+        outputs, next_features = self._forward(passed, self.fuse(features), last_rows)
+        self._last.put(observation.requests, outputs[:batch], next_features[:batch])
+        filled = zip(observation.starts, observation.host_num_valid, strict=True)
+        self._attention.fill(observation.requests, [start + num_valid for start, num_valid in filled])
+
+    def propose(self, batch: ProposerBatch) -> Draft:
+        grower = self.grower(batch)
+        outputs, features = self._last.take(batch.requests[b] for b in grower.roots)
+        first_slots = [len(request.token_ids) - 1 for request in batch.requests]
+
+        def forward(level: Level) -> torch.Tensor:
+            nonlocal features
+            passed = DraftPass.over_level(self._attention, batch, first_slots, level)
+            outputs, next_features = self._forward(passed, features.index_select(0, level.rows))
+            features = next_features[: passed.num_tokens]
+            return self.logits(outputs[: passed.num_tokens], level.requests)
+
+        return grow(grower, self.logits(outputs, np.array(grower.roots, dtype=np.int64)), forward)
+
+    def _forward(
+        self, passed: DraftPass, features: torch.Tensor, rows: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the head on the slots of one forward pass, with `features` [num_tokens, hidden]. Returns what `run` does;
+        there may be padding rows at the end."""
+        if passed.num_tokens < len(passed.token_ids):
+            features = pad(features, (0, 0, 0, len(passed.token_ids) - passed.num_tokens))
+        with self._attention.forwarding(passed.metadata, passed.visibility, window=self._window):
+            return self.run(self.embed(passed.token_ids, passed.positions), features, passed.positions, rows)

@@ -1,0 +1,56 @@
+"""Base of proposers whose heads read one hidden state of the target per request, and have no attention."""
+
+from __future__ import annotations
+
+import torch
+
+from specdec_core.config.speculative import DraftHeadConfig
+from specdec_core.config.token_tree import TokenTree
+from specdec_core.contracts.proposer import BuildContext, Observation, Proposer, ProposerBatch, RequestView
+from specdec_core.drafting.level import TreeGrower
+from specdec_core.drafting.rows import RequestTensors
+from specdec_core.drafting.static import StaticTree
+from specdec_core.drafting.stop import DraftStop
+
+
+class LastHiddenProposer(Proposer):
+    """Keeps the target's hidden state, after the final norm, of the token before each request's root (its last token).
+
+    A subclass implements `propose` with `hidden` and `grower`. Such a head needs no KV cache: everything it knows about
+    a request's text is in that hidden state.
+
+    shape: of the drafts, chains or trees.
+    q_to_target: int64 [draft_vocab], maps draft token ids to target token ids; None if they are the same.
+    """
+
+    def __init__(
+        self,
+        config: DraftHeadConfig,
+        context: BuildContext,
+        shape: TokenTree,
+        q_to_target: torch.Tensor | None = None,
+    ) -> None:
+        self._method, self._shape, self._q_to_target = config.draft_sample_method, shape, q_to_target
+        self._stop = DraftStop(config, context.max_num_seqs, forwards_roots=True)
+        target = context.target
+        self._last = RequestTensors(context.max_num_seqs, [target.hidden_size], target.dtype, context.device)
+
+    def start(self, request: RequestView) -> None:
+        self._last.start(request)
+        self._stop.start(request)
+
+    def finish(self, request: RequestView, reason: str) -> None:
+        self._last.finish(request)
+        self._stop.finish(request)
+
+    def observe(self, observation: Observation) -> None:
+        self._last.put(observation.requests, observation.features["final"].index_select(0, observation.last_rows))
+
+    def grower(self, batch: ProposerBatch) -> TreeGrower:
+        """Begin the drafts of a call of `propose`: trees of the given shape."""
+        return StaticTree(batch, self._shape, self._method, self._q_to_target, self._stop.begin(batch))
+
+    def hidden(self, batch: ProposerBatch, grower: TreeGrower) -> torch.Tensor:
+        """Return the hidden states for the requests in `grower.roots`, [num_roots, hidden_size]."""
+        (hidden,) = self._last.take(batch.requests[b] for b in grower.roots)
+        return hidden

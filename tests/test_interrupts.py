@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -165,7 +166,32 @@ def test_interrupts_wherever_they_come(method: str, is_second: bool, expected: l
         assert not llm.engine.has_unfinished, tracer.place
         llm.engine.kv.check_integrity()
         assert llm.engine.kv.num_free_blocks == num_free, tracer.place
+        assert not torch.is_inference_mode_enabled(), tracer.place
     assert num_reached > 0.8 * len(points), "not as many places as when they were counted"
+
+
+def test_an_interrupt_at_the_end_of_a_proposers_call_leaves_inference_mode(
+    expected: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The context of a proposer's call may then end late, when it is garbage-collected, after that of the step."""
+    llm = make_llm(METHODS["ngram"])
+    leave = contextlib._GeneratorContextManager.__exit__
+    ended: list[str] = []
+
+    def interrupted(self: Any, *error: Any) -> Any:
+        ended.append(self.gen.gi_code.co_qualname)
+        if ended.count("NamedProposer.called") == 5:
+            ended.clear()
+            raise KeyboardInterrupt
+        return leave(self, *error)
+
+    monkeypatch.setattr(contextlib._GeneratorContextManager, "__exit__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tokens_of(llm)
+    monkeypatch.undo()
+    gc.collect()
+    assert not torch.is_inference_mode_enabled()
+    assert tokens_of(llm) == expected
 
 
 CALLS: list[str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from attrs import frozen
@@ -21,8 +21,13 @@ class NamedProposer:
     @contextmanager
     def called(self) -> Iterator[Proposer]:
         """A context for calls of the proposer's methods. It turns on inference mode, and turns exceptions into
-        PluginError."""
-        with blaming_in_step(f"proposer {self.name!r}"), torch.inference_mode():
+        PluginError.
+
+        In a step, inference mode is on already and not turned on again. Else an interrupt could end the two in the
+        wrong order, when this context is garbage-collected, and leave inference mode on.
+        """
+        is_on = torch.is_inference_mode_enabled()
+        with blaming_in_step(f"proposer {self.name!r}"), nullcontext() if is_on else torch.inference_mode():
             yield self.proposer
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from specdec_core.config.fields import (
     flag as flag,
     number as number,
     one_of as one_of,
+    optional_checkpoint as optional_checkpoint,
     shown as shown,
     text as text,
     whole_number as whole_number,

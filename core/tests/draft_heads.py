@@ -45,24 +45,17 @@ def target_info(vocab_size: int, hidden_size: int, dtype: torch.dtype = torch.fl
     return TargetInfo("any", "llama", vocab_size, hidden_size, 2, 512, dtype, CPU)
 
 
-def drafts(
+def build_proposer(
     method: str,
     target: TargetInfo,
-    hidden: torch.Tensor,
-    root_token_ids: Sequence[int],
-    max_draft_tokens: Sequence[int],
     *,
     num_speculative_tokens: int,
+    max_num_seqs: int = 8,
     output_head: Callable[[torch.Tensor], torch.Tensor] | None = None,
     **options: Any,
-) -> Draft:
-    """Draft once for a batch of requests with an installed proposer, greedily.
+) -> Any:
+    """Build an installed proposer that needs no KV cache, as the engine does.
 
-    The proposer starts and observes the requests in another order than that of the batch. An observation has rows
-    before and after the one with the hidden state to draft from.
-
-    hidden: [batch, hidden_size], the target's hidden state before each request's last token.
-    root_token_ids: each request's last token.
     output_head: the target's LM head; None: the proposer may not call it.
     options: the method's own keys of speculative_config.
     """
@@ -73,7 +66,7 @@ def drafts(
     context = BuildContext(
         target=target,
         num_speculative_tokens=num_speculative_tokens,
-        max_num_seqs=len(root_token_ids),
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=512,
         device=target.device,
         embed=no_service,
@@ -84,13 +77,35 @@ def drafts(
         speed_up=lambda module: None,
         state=plan.state,
     )
+    with torch.inference_mode():
+        return spec.build(config, context)
+
+
+def drafts(
+    method: str,
+    target: TargetInfo,
+    hidden: torch.Tensor,
+    root_token_ids: Sequence[int],
+    max_draft_tokens: Sequence[int],
+    **building: Any,
+) -> Draft:
+    """Draft once for a batch of requests with an installed proposer, greedily.
+
+    The proposer starts and observes the requests in another order than that of the batch. An observation has rows
+    before and after the one with the hidden state to draft from.
+
+    hidden: [batch, hidden_size], the target's hidden state before each request's last token.
+    root_token_ids: each request's last token.
+    building: keyword arguments of `build_proposer`.
+    """
+    proposer = build_proposer(method, target, max_num_seqs=len(root_token_ids), **building)
     requests = [SimpleRequest(str(i), [1, 2, token]) for i, token in enumerate(root_token_ids)]
     with torch.inference_mode():
-        proposer = spec.build(config, context)
         for request in requests[::-1]:
             proposer.start(request)
         proposer.observe(_observation(requests[1:] + requests[:1], torch.cat([hidden[1:], hidden[:1]])))
-        return proposer.propose(batch_of(requests, max_draft_tokens, temperature=0.0))
+        draft: Draft = proposer.propose(batch_of(requests, max_draft_tokens, temperature=0.0))
+        return draft
 
 
 def _observation(requests: Sequence[SimpleRequest], hidden: torch.Tensor) -> Observation:

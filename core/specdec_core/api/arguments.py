@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import evolve, fields_dict, frozen
+from attrs import NOTHING, evolve, fields_dict, frozen
 
 from specdec_core.api.old_vllm_arguments import OLD_KEYS, bracketed, unbracketed, without_old_keys
 from specdec_core.api.prompts import load_tokenizer
@@ -117,7 +118,11 @@ def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:
         checkpoint = Checkpoint(str(mapping["model"]), mapping.get("revision"))
         mapping = {"method": plugins.detect(checkpoint.config, checkpoint.shapes).name, **mapping}
     method = plugins.proposer(mapping["method"])
-    if mapping.get("model") is None and "model" in fields_dict(method.config):
+    if method.name != mapping["method"]:
+        warnings.warn(f"the method {mapping['method']!r} is called {method.name!r} here: name it so", stacklevel=2)
+        mapping["method"] = method.name
+    model = fields_dict(method.config).get("model")
+    if mapping.get("model") is None and model is not None and model.default is NOTHING:
         folder = Path(resolve_model(target, plugins.models), DRAFTS, method.name)
         mapping["model"] = _shipped(method, folder, target, mapping.get("revision"))
     return mapping

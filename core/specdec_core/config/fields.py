@@ -158,11 +158,12 @@ def names_checkpoint(value: Any) -> bool:
     return False
 
 
-checkpoint = must(
-    names_checkpoint,
-    f"must be a folder or a name, of at most {LONGEST_NAME} characters",
-    "a folder or a name",
-)
+def _checkpoint(*, optional: bool) -> Check:
+    fault = f"must be a folder or a name, of at most {LONGEST_NAME} characters"
+    return must(names_checkpoint, fault, "a folder or a name", optional=optional)
+
+
+checkpoint, optional_checkpoint = _checkpoint(optional=False), _checkpoint(optional=True)
 """A folder with a checkpoint, or a name on the model hub. Does not check that it exists."""
 
 

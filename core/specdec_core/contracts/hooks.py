@@ -68,9 +68,8 @@ def specdec_ops(device: str) -> OpsSpec | None:
     """Replace operations of `specdec_core.ops` by faster ones with the same signature and the same results.
 
     Called once when an engine is built. device: the type of device it runs on, such as "cpu" or "cuda". Return None if
-    the plugin has no operations for that device; import heavy modules in the body. The spec's `supports` decides for
-    which of a model's layers an operation is used. Any plugin may implement it. It is an error if two plugins
-    replace one operation for the same layers, or if core has no such operation.
+    the plugin has none for that device; import heavy modules in the body. The spec's `supports` decides for which
+    layers. Any plugin may implement it. It is an error if two replace one operation for the same layers.
     """
 
 
@@ -88,7 +87,6 @@ def specdec_commands() -> Sequence[click.Command]:
 def specdec_step_finished(report: StepReport) -> None:
     """Receive a report of each finished step, for metrics and logs.
 
-    Called after the step's tokens were emitted, by every engine that loaded the plugin. report: the step's counts and
-    times, read only. Any plugin may implement it. The engine waits until it returns. If it raises an exception, the
-    caller of that step gets a PluginError that names the plugin.
+    Called after the step's tokens were emitted, by every engine that loaded the plugin. Do not change the report. Any
+    plugin may implement it. The engine waits for it. If it raises, the step's caller gets a PluginError.
     """

@@ -91,8 +91,7 @@ class Observation:
     A request that does not draft may get one late observation with the tokens of many forward passes. A request of
     which some tokens are never observed gets no drafts.
 
-    All tensors are on the engine's device. `host_num_valid` and `host_last_rows` are copies on the host; reading them
-    waits for the device, unless the engine had the numbers on the host anyway.
+    All tensors are on the engine's device. Reading `host_num_valid` or `host_last_rows` may wait for the device.
     """
 
     requests: Sequence[RequestView]
@@ -174,8 +173,8 @@ class Proposer(Protocol):
     def finish(self, request: RequestView, reason: str) -> None:
         """Forget the request. reason: "stop", "length", "abort" or "error".
 
-        If an interrupt (KeyboardInterrupt, from Ctrl-C) breaks off `start` or `finish`, the engine calls `finish` again
-        before the next step and ignores its exceptions. So `finish` must also work for a request without state.
+        If an interrupt (Ctrl-C) breaks off `start` or `finish`, the engine calls `finish` again before the next step
+        and ignores its exceptions: `finish` must also work for a request without state.
         """
         return
 
@@ -183,9 +182,8 @@ class Proposer(Protocol):
         """Save what must outlive the engine, such as a cache file.
 
         Called as the last method, after `finish` for every started request, when the engine is closed (`LLM.close`, the
-        end of `with LLM(...)`, `AsyncLLM.shutdown`), or else when it is garbage-collected or the interpreter exits. In
-        the latter two cases an exception becomes a warning, since there is no caller to raise it in. A process that is
-        killed never calls it. Proposers that do not subclass Proposer may lack it.
+        end of `with LLM(...)`, `AsyncLLM.shutdown`), garbage-collected, or the interpreter exits. In the last two cases
+        an exception becomes a warning. A killed process never calls it. Proposers of another class may lack it.
         """
         return
 
@@ -337,6 +335,7 @@ class ProposerSpec:
     detect: called with a checkpoint's config and tensor shapes (by name), returns whether it fits this method.
     train: the TrainingRecipe of this method's draft models; None if it does not train any.
     published: maps target models on the hub to draft models there; shown to users who name no draft model.
+    aliases: other engines' names of the method. Users may give them; a warning says the name here.
     """
 
     name: str
@@ -349,3 +348,4 @@ class ProposerSpec:
     detect: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], bool] | None = None
     train: TrainingRecipe | None = None
     published: Mapping[str, str] = field(factory=dict)
+    aliases: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 class TargetInfo:
     """Facts about the target model, known before its weights are loaded.
 
+    revision: branch, tag or commit of the target's repository on the model hub; None: its main branch.
     trust_remote_code: whether code that comes with the checkpoint of the target or of a draft model may run.
     tokenizer: the target's transformers tokenizer; None if prompts are given as token ids.
     """
@@ -26,5 +27,6 @@ class TargetInfo:
     max_model_len: int
     dtype: torch.dtype
     device: torch.device
+    revision: str | None = None
     trust_remote_code: bool = False
     tokenizer: Any = field(default=None, eq=False, repr=False)

@@ -4,7 +4,7 @@ weights without running pickled code."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from os.path import isdir
@@ -36,6 +36,8 @@ WEIGHT_FILES = (
 Shapes = Mapping[str, tuple[int, ...]]
 Rename = Callable[[str], str | None]
 """Maps a tensor's name in a checkpoint to its name in a module; None if it does not belong to the module."""
+Read = Callable[[Collection[str]], dict[str, torch.Tensor]]
+"""Reads the tensors of these names from a file."""
 
 
 @frozen
@@ -52,9 +54,7 @@ class Checkpoint:
     revision: str | None = None
     weight_files: tuple[str, ...] = WEIGHT_FILES  # the first of these that is there counts
     # For files that are open: the shapes, and a function that reads the tensors to the CPU.
-    _opened: dict[Path, tuple[Shapes, Callable[[], dict[str, torch.Tensor]]]] = field(
-        factory=dict, init=False, eq=False, repr=False
-    )
+    _opened: dict[Path, tuple[Shapes, Read]] = field(factory=dict, init=False, eq=False, repr=False)
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -76,12 +76,12 @@ class Checkpoint:
         self._opened.update({file: self._open(file) for file in self._files})
         return {name: shape for file in self._files for name, shape in self._opened[file][0].items()}
 
-    def load(self) -> dict[str, torch.Tensor]:
-        """Load all tensors to the CPU. Returns {name: tensor}."""
+    def load(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+        """Load these tensors to the CPU, those of them that there are. Returns {name: tensor}."""
         found: dict[str, torch.Tensor] = {}
         for file in self._files:
-            _, read = self._opened.pop(file) if file in self._opened else self._open(file)
-            found.update(read())
+            shapes, read = self._opened[file] if file in self._opened else self._open(file)
+            found.update(read([name for name in shapes if name in names]))
         return found
 
     def check_shapes(self, module: nn.Module, rename: Rename = str) -> None:
@@ -113,24 +113,19 @@ class Checkpoint:
                 f"{'; '.join(sorted(faults))}. Use a complete one that was trained for this target"
             )
 
-    def load_into(
-        self, module: nn.Module, rename: Rename = str, *, dtype: torch.dtype, device: torch.device
-    ) -> dict[str, torch.Tensor]:
+    def load_into(self, module: nn.Module, rename: Rename = str, *, dtype: torch.dtype, device: torch.device) -> None:
         """Load the checkpoint's tensors into a module. The module is moved to `device`, its parameters are converted to
         `dtype`, and it is set to evaluation mode. Buffers keep their dtype, since rotary frequencies need float32.
 
         rename: maps a tensor's name in the checkpoint to its name in the module's state dict, or to None if the tensor
             is not to be loaded into the module.
 
-        Returns the tensors for which `rename` returned None, on the CPU: {name in the checkpoint: tensor}.
-
         Raises CompatibilityError that names each tensor that is missing, unknown, of another shape, quantized or not
         finite.
         """
         self.check_shapes(module, rename)
-        found = self.load()
-        ours = {name: tensor for published, tensor in found.items() if (name := rename(published)) is not None}
-        others = {published: tensor for published, tensor in found.items() if rename(published) is None}
+        names = {published: name for published in self.shapes if (name := rename(published)) is not None}
+        ours = {names[published]: tensor for published, tensor in self.load(names).items()}
         wrong = sorted(f"{name} {tensor.dtype}" for name, tensor in ours.items() if not tensor.dtype.is_floating_point)
         if wrong:
             raise CompatibilityError(
@@ -146,11 +141,10 @@ class Checkpoint:
                 f"the draft {self.name!r} has numbers that are not finite in {', '.join(infinite)}: download or save "
                 f"it again"
             )
-        return others
 
     @cached_property
     def _files(self) -> list[Path]:
-        found = self._find(*self.weight_files)
+        found = self._find(*self.weight_files) or self._only_weights()
         if found is None:
             needed = ", ".join(self.weight_files)
             raise ConfigError(f"there are no weights in {self.name!r}: one of {needed} must be there")
@@ -165,17 +159,28 @@ class Checkpoint:
             raise ConfigError(f"{found} names {', '.join(missing)}, which is not there: download or save it again")
         return [file for file in files.values() if file is not None]
 
-    def _open(self, file: Path) -> tuple[Shapes, Callable[[], dict[str, torch.Tensor]]]:
+    def _only_weights(self) -> Path | None:
+        """The folder's one file of tensors, whatever its name; None if there are none or several."""
+        for suffix in (".safetensors", ".bin", ".pt"):
+            if files := [*Path(self.name).glob(f"*{suffix}")] if isdir(self.name) else []:
+                return files[0] if len(files) == 1 else None
+        return None
+
+    def _open(self, file: Path) -> tuple[Shapes, Read]:
         if file.suffix != ".safetensors":
             shapes = {name: tuple(tensor.shape) for name, tensor in self._unpickled(file, "meta").items()}
-            return shapes, lambda: self._unpickled(file, "cpu")
+
+            def unpickle(names: Collection[str]) -> dict[str, torch.Tensor]:
+                return {name: each for name, each in self._unpickled(file, "cpu").items() if name in names}
+
+            return shapes, unpickle
         with _reading(file):
             opened: Any = safe_open(file, framework="pt")  # it compares the file's size with what the header says
             shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
 
-        def read() -> dict[str, torch.Tensor]:
+        def read(names: Collection[str]) -> dict[str, torch.Tensor]:
             with _reading(file):
-                return {name: opened.get_tensor(name) for name in shapes}
+                return {name: opened.get_tensor(name) for name in names}
 
         return shapes, read
 

@@ -200,6 +200,7 @@ def target_info_of(source: ModelSource, config: Any) -> TargetInfo:
         max_model_len=longest,
         dtype=parse_dtype(source.dtype, source.device),
         device=source.device,
+        revision=source.revision,
         trust_remote_code=source.trust_remote_code,
     )
 

@@ -52,8 +52,7 @@ class Plugins:
         modules: names of further modules to load as plugins, without entry points.
         builtins: modules to load as core's own.
 
-        A plugin that cannot be loaded causes one PluginWarning now, and a PluginError when it is asked for; the others
-        load.
+        A plugin that cannot be loaded causes one PluginWarning now, and a PluginError when it is asked for.
         """
         plugins, models = discovery.find(builtins, modules), discovery.find_models()
         for origin, names in {
@@ -94,8 +93,7 @@ class Plugins:
         return self.proposer(self._offers.detect(config, tensor_shapes).name)
 
     def ops(self, device: str) -> OfferedOps:
-        """The operations that plugins offer for this type of device ("cpu", "cuda"); `specdec_core.ops.resolve` chooses
-        from them.
+        """The operations that plugins offer for this type of device ("cpu", "cuda"), for `specdec_core.ops.resolve`.
 
         Raises PluginError if a plugin fails, returns anything but an OpsSpec or is written for another plugin API.
         """

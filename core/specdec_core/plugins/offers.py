@@ -25,6 +25,7 @@ class Offers:
     def __init__(self, plugins: Sequence[Plugin]) -> None:
         self._plugins = plugins
         self._specs: dict[tuple[type[Spec], str], tuple[Spec, Plugin]] = {}
+        self._aliases: dict[tuple[type[Spec], str], str] = {}
         self._first_of_value: dict[str, Plugin] = {}
         for plugin in plugins:
             if plugin.status == "ok":
@@ -37,6 +38,7 @@ class Offers:
 
     def find(self, kind: type[S], name: str) -> S:
         """The spec of this class and name. Raises PluginError, with the reason and advice, if it is unavailable."""
+        name = name if (kind, name) in self._specs else self._aliases.get((kind, name), name)
         if (kind, name) in self._specs:
             spec, plugin = self._specs[kind, name]
             if problem := missing_modules(plugin, spec):
@@ -84,6 +86,7 @@ class Offers:
                 self._specs.pop(key, None)
             return
         self._specs.update({key: (spec, plugin) for key, spec in keys.items()})
+        self._aliases |= {(type(s), a): s.name for s in plugin.specs if isinstance(s, ProposerSpec) for a in s.aliases}
         self._first_of_value.setdefault(plugin.value, plugin)
 
     def _installed(self, kind: type[S]) -> str:

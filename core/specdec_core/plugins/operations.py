@@ -38,8 +38,7 @@ class OfferedOps:
 
     @classmethod
     def of(cls, plugins: Iterable[Plugin], device: str) -> OfferedOps:
-        """Collect the operations of plugins. Raises PluginError, which names the plugin, if one fails or is written
-        for another plugin API."""
+        """Collect the operations of plugins. Raises PluginError if one fails or is written for another plugin API."""
         return cls(tuple(Offer(plugin, spec) for plugin in plugins for spec in _specs(plugin, device)))
 
     def choose(self, name: str, context: OpsContext) -> Callable[..., Any] | None:

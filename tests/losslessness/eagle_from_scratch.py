@@ -16,15 +16,11 @@ from probe_recorder import Drafted
 from recorded_runs import Expected
 from reference_heads import reference_eagle, reference_eagle3, target_token_ids
 from reference_tree import dynamic_tree
+from static_drafts import MARGIN, NUDGE, inner_paths, static_draft
 from tiny_heads import TinyHead
 
 from specdec_core import TokenTree
 
-MARGIN = 1e-3
-NUDGE, MOST_MOVED = 1e-6, 1e-4
-"""NUDGE: relative noise on the features, which shows how far rounding can move the draft's probabilities. MOST_MOVED: a
-draft is compared only if no probability moved further. A head's outputs are its next inputs, so that in one of a
-thousand chains float32's rounding reaches the third decimal."""
 Path_ = tuple[int, ...]
 
 
@@ -88,12 +84,14 @@ class EagleFromScratch:
             return known[path, is_nudged]
 
         noise = torch.randn(features.shape, generator=self.random, dtype=features.dtype)
-        for path in _inner_paths(drafted):  # first what was drafted: if it is right, no more is asked
+        for path in inner_paths(drafted):  # first what was drafted: if it is right, no more is asked
             after(path)
             if self.is_sampled and drafted.temperature > 0:
                 after(path, is_nudged=True)
         if self.shape is not None:
-            return self._static(drafted, after, tensors)
+            ids = target_token_ids(tensors, len(after(())))
+            size = self.target.config.vocab_size if self.context_tokens else None
+            return static_draft(drafted, self.shape, after, ids, is_sampled=self.is_sampled, num_target_tokens=size)
         return self._dynamic(drafted, after, tensors)
 
     def _with_context(self, history: list[int]) -> dict[str, torch.Tensor]:
@@ -112,40 +110,6 @@ class EagleFromScratch:
         ids = torch.cat([own, added])
         weight = torch.cat([tensors["lm_head.weight"].double(), rows[added]])
         return tensors | {"lm_head.weight": weight, "d2t": ids - torch.arange(len(ids))}
-
-    def _static(
-        self, drafted: Drafted, after: Callable[..., torch.Tensor], tensors: dict[str, torch.Tensor]
-    ) -> Expected:
-        assert self.shape is not None
-        tokens: list[int] = []
-        parents: list[int] = []
-        all_probs: list[torch.Tensor | None] = []
-        is_clear = True
-        numbers: dict[Path_, int] = {(): -1}
-        for number, path in enumerate(self.shape.paths[: drafted.max_draft_tokens]):
-            numbers[path] = number
-            above = tuple(tokens[numbers[path[: i + 1]]] for i in range(len(path) - 1))
-            logits = after(above)
-            ids = target_token_ids(tensors, len(logits))
-            parents.append(numbers[path[:-1]])
-            if self.is_sampled and drafted.temperature > 0:
-                probs = (logits / drafted.temperature).softmax(dim=-1)
-                if float(probs.max()) > 1 - 2e-7 and not self.shape.is_chain:
-                    return Expected([], [], [], is_clear=False)  # there may be nothing left for a sibling to be
-                tokens.append(drafted.token_ids[number])
-                moved = (after(above, is_nudged=True) / drafted.temperature).softmax(dim=-1)
-                is_clear &= float((moved - probs).abs().max()) < MOST_MOVED
-                if self.context_tokens:
-                    vocab_size = self.target.config.vocab_size
-                    probs = torch.zeros(vocab_size, dtype=probs.dtype).index_copy(0, ids, probs)
-                all_probs.append(probs)
-                continue
-            rank = path[-1]
-            ordered = logits.sort(descending=True)
-            is_clear &= bool((-ordered.values.diff()[max(rank - 1, 0) : rank + 1]).min() > MARGIN)
-            tokens.append(int(ids[ordered.indices[rank]]))
-            all_probs.append(None)
-        return Expected(tokens, parents, all_probs, is_clear)
 
     def _dynamic(
         self, drafted: Drafted, after: Callable[[Path_], torch.Tensor], tensors: dict[str, torch.Tensor]
@@ -166,16 +130,6 @@ class EagleFromScratch:
         tree = trees[0]
         is_clear = all((other.token_ids, other.parents) == (tree.token_ids, tree.parents) for other in trees)
         return Expected(tree.token_ids, tree.parents, [None] * len(tree.token_ids), is_clear)
-
-
-def _inner_paths(drafted: Drafted) -> list[Path_]:
-    """Return the token paths from the root (the request's last token) to all nodes that have children, longest path
-    first."""
-    paths: dict[int, Path_] = {-1: ()}
-    for number, (token, parent) in enumerate(zip(drafted.token_ids, drafted.parents, strict=True)):
-        if parent in paths:  # others are dead
-            paths[number] = (*paths[parent], token)
-    return sorted((paths[parent] for parent in set(drafted.parents) & set(paths)), key=len, reverse=True)
 
 
 def _nudged(next_log_probs: Callable[[Path_], dict[int, float]], amount: float, path: Path_) -> dict[int, float]:

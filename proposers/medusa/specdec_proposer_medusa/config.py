@@ -1,0 +1,85 @@
+"""The options of the method `medusa`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import field, frozen
+from attrs.converters import optional
+
+from specdec_core import ConfigError, DraftHeadConfig, TokenTree, shown
+
+if TYPE_CHECKING:
+    import torch
+
+ON_GPU, ON_CPU = 63, 7
+"""Draft tokens of a tree where the user gives no number: the authors' 63, and on a CPU as many as make, with the token
+before them, the cheapest forward pass."""
+
+
+def parse_choices(given: Any) -> TokenTree:
+    return TokenTree.parse(given, "medusa_choices")
+
+
+def parse_accuracies(given: Any) -> tuple[tuple[float, ...], ...]:
+    """Parse medusa_head_accuracies. Raises ConfigError."""
+    is_valid = isinstance(given, (list, tuple)) and len(given) > 0
+    for row in given if is_valid else ():
+        is_valid &= isinstance(row, (list, tuple)) and len(row) > 0
+        is_valid = is_valid and all(type(share) in (int, float) and 0 <= share <= 1 for share in row)
+    if not is_valid:
+        raise ConfigError(
+            f"medusa_head_accuracies={shown(given)} is not a list of lists of numbers in [0, 1]: give for each head "
+            f"the share of tokens that its likeliest guess gets right, its second likeliest, and so on"
+        )
+    return tuple(tuple(float(share) for share in row) for row in given)
+
+
+@frozen(kw_only=True)
+class MedusaConfig(DraftHeadConfig):
+    """Options of the method `medusa`. By default it drafts a tree of fixed shape, built from the accuracies of the
+    heads.
+
+    Raises ConfigError if a value is out of range or options contradict each other.
+    """
+
+    medusa_choices: TokenTree | None = field(
+        default=None,
+        converter=optional(parse_choices),
+        metadata={
+            "help": "Shape of the drafts, as in the authors' medusa_choices; another name of speculative_token_tree. "
+            "None: built from medusa_head_accuracies.",
+            "allowed": "a list of paths, or that as text, or None",
+        },
+    )
+    medusa_head_accuracies: tuple[tuple[float, ...], ...] | None = field(
+        default=None,
+        converter=optional(parse_accuracies),
+        metadata={
+            "help": "For each head, the share of tokens that its likeliest guess gets right, its second likeliest, ... "
+            "The tree is built from them. None: as the checkpoint's config.json has them, else those of "
+            "medusa-vicuna-7b-v1.3.",
+            "allowed": "a list of lists of numbers in [0, 1], or None",
+        },
+    )
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        names = ("speculative_token_tree", "medusa_choices", "medusa_head_accuracies")
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} each give the tree's shape: leave out all but one")
+
+    @property
+    def tree(self) -> TokenTree | None:
+        """The shape that the user gave; None: built from accuracies, or a chain if tokens are sampled."""
+        return self.speculative_token_tree or self.medusa_choices
+
+    def default_num_speculative_tokens(self, device: torch.device) -> int:
+        """The number of nodes of the given tree; else of a tree built from accuracies, which is smaller on a CPU; or of
+        a chain, a token for each head, if tokens are sampled."""
+        from specdec_proposer_medusa.loading import built_tree
+
+        if self.tree is not None:
+            return len(self.tree.paths)
+        return len(built_tree(self, ON_GPU if device.type == "cuda" else ON_CPU).paths)

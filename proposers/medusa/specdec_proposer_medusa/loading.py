@@ -1,0 +1,176 @@
+"""Checking and loading the published checkpoints of Medusa heads.
+
+There are two layouts. FasterDecoding's files have the names `{head}.{layer}.linear.weight` and, for the output layer,
+`{head}.{num_layers}.weight`. vLLM's have `blocks.{head}.layers.{layer}.weight`, `lm_heads.{head}.weight` and
+`token_map`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from specdec_core import Checkpoint, CompatibilityError, ConfigError, TargetInfo, TokenTree, shown
+from specdec_proposer_medusa.choices import VICUNA_7B, choices_from_accuracies
+from specdec_proposer_medusa.config import MedusaConfig, parse_accuracies
+from specdec_proposer_medusa.module import HeadSizes, MedusaHeads
+
+FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors", "pytorch_model.bin")
+PREFIXES = ("medusa_heads.", "medusa_head.")
+TOKEN_MAP = "token_map"
+LAYOUTS = (
+    (re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)"), r"heads.\1.\2.\3"),
+    (re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)"), r"heads.\1.\2.\3"),
+    (re.compile(r"lm_heads\.(\d+)\.weight"), r"lm_heads.\1.weight"),
+    (re.compile(r"lm_head\.weight"), r"lm_heads.0.weight"),
+    (re.compile(r"(\d+)\.\d+\.weight"), r"lm_heads.\1.weight"),
+)
+"""Published names of tensors, and what they are called in `MedusaHeads`."""
+
+
+@frozen(eq=False)
+class Found:
+    """Medusa heads whose checkpoint was found and checked; their weights are not loaded yet."""
+
+    sizes: HeadSizes
+    shape: TokenTree
+    checkpoint: Checkpoint
+    num_weights: int
+
+
+def name_in_module(published: str) -> str | None:
+    name = next((published.removeprefix(p) for p in PREFIXES if published.startswith(p)), published)
+    if name == TOKEN_MAP:
+        return None
+    return next((pattern.sub(ours, name) for pattern, ours in LAYOUTS if pattern.fullmatch(name)), name)
+
+
+def find(options: MedusaConfig, target: TargetInfo, num_speculative_tokens: int) -> Found:
+    """Read the sizes of a checkpoint's heads and check the shapes of its tensors, without loading weights.
+
+    Raises ConfigError if the checkpoint cannot be found or has too few heads for the options, CompatibilityError if it
+    does not fit the target or is incomplete.
+    """
+    checkpoint = _checkpoint(options)
+    sizes = _sizes(checkpoint, target)
+    if options.tree is not None:
+        key = "medusa_choices" if options.speculative_token_tree is None else "speculative_token_tree"
+        options.tree.check_holds(num_speculative_tokens, key)
+    shape = (options.tree or built_tree(options, num_speculative_tokens)).first(num_speculative_tokens)
+    if shape.depth > sizes.num_heads:
+        raise ConfigError(
+            f"the draft would be {shape.depth} tokens deep, but {checkpoint.name!r} has {sizes.num_heads} Medusa "
+            f"heads: give paths of at most {sizes.num_heads} tokens"
+        )
+    if len(shape.paths) < num_speculative_tokens:
+        raise ConfigError(
+            f"num_speculative_tokens={num_speculative_tokens}, but the tree built from the accuracies of "
+            f"{checkpoint.name!r} has {len(shape.paths)} nodes: lower it, or leave it out"
+        )
+    with torch.device("meta"):
+        outline = MedusaHeads(sizes)
+    checkpoint.check_shapes(outline, name_in_module)
+    return Found(sizes, shape, checkpoint, sum(each.numel() for each in outline.parameters()))
+
+
+def load(found: Found, target: TargetInfo) -> tuple[MedusaHeads, torch.Tensor | None]:
+    """Load the heads' weights in the target's dtype and onto its device.
+
+    Returns the heads and a tensor, int64 [draft_vocab], with the target's id of each token in their vocabulary. The
+    tensor is None if the heads have all of the target's tokens.
+    """
+    module = MedusaHeads(found.sizes)
+    found.checkpoint.load_into(module, name_in_module, dtype=target.dtype, device=target.device)
+    tables = [*found.checkpoint.load([name for name in found.checkpoint.shapes if name.endswith(TOKEN_MAP)]).values()]
+    if found.sizes.num_mapped is None or not tables:
+        return module, None
+    ids = tables[0].to(torch.int64)
+    if int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size or len(ids.unique()) < len(ids):
+        raise CompatibilityError(
+            f"{TOKEN_MAP} of {found.checkpoint.name!r} does not map to {len(ids)} different ids below "
+            f"{target.vocab_size}: the heads were trained for another target, or are damaged"
+        )
+    module.keep_tokens(ids.to(target.device))
+    return module, ids.to(target.device)
+
+
+def built_tree(options: MedusaConfig, num_nodes: int) -> TokenTree:
+    """Return a tree built from the accuracies of the heads, or a chain if tokens are sampled; of at most num_nodes
+    draft tokens. Raises ConfigError or CompatibilityError if the checkpoint cannot be read."""
+    checkpoint = _checkpoint(options)
+    num_heads = _num_heads(checkpoint)
+    if options.draft_sample_method != "greedy":
+        return TokenTree.chain(min(num_nodes, num_heads))
+    accuracies = options.medusa_head_accuracies
+    if accuracies is None and (stored := checkpoint.config.get("medusa_head_accuracies")) is not None:
+        accuracies = parse_accuracies(stored)
+    return TokenTree.parse(choices_from_accuracies((accuracies or VICUNA_7B)[:num_heads], num_nodes))
+
+
+def _checkpoint(options: MedusaConfig) -> Checkpoint:
+    return Checkpoint(str(options.model), options.revision, FILES)
+
+
+def _names(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """The shapes of the checkpoint's tensors, by their names in `MedusaHeads`."""
+    named = ((name_in_module(published), shape) for published, shape in checkpoint.shapes.items())
+    return {name: shape for name, shape in named if name is not None}
+
+
+def _num_heads(checkpoint: Checkpoint) -> int:
+    """Count the heads by their tensors: published config.json files give other numbers."""
+    numbers = [
+        int(match[1]) for name in _names(checkpoint) if (match := re.match(r"(?:heads|lm_heads)\.(\d+)\.", name))
+    ]
+    if not numbers:
+        raise CompatibilityError(
+            f"{checkpoint.name!r} has no Medusa heads: its tensors are {shown(sorted(checkpoint.shapes))}. Name the "
+            f"method that it is for"
+        )
+    return 1 + max(numbers)
+
+
+def _sizes(checkpoint: Checkpoint, target: TargetInfo) -> HeadSizes:
+    found, num_heads = _names(checkpoint), _num_heads(checkpoint)
+    scale = checkpoint.config.get("logit_scale", 1.0)
+    if type(scale) not in (int, float):
+        raise CompatibilityError(f"logit_scale in config.json of {checkpoint.name!r} is {shown(scale)}: give a number")
+    output_rows = [shape[0] for name, shape in found.items() if name.startswith("lm_heads.") and len(shape) == 2]
+    is_shared = checkpoint.config.get("original_lm_head") is True or any(
+        name.endswith("lm_head.weight") for name in checkpoint.shapes
+    )
+    num_mapped = _num_mapped(checkpoint.config, checkpoint.shapes, target.vocab_size)
+    wanted = {target.vocab_size, num_mapped}
+    if output_rows and output_rows[0] not in wanted:
+        raise CompatibilityError(
+            f"the Medusa heads {checkpoint.name!r} were trained for another target: they have {output_rows[0]} tokens, "
+            f"and this target has {target.vocab_size}. Use heads that were trained for {target.model!r}"
+        )
+    return HeadSizes(
+        num_heads=num_heads,
+        num_layers=len({name for name in found if re.fullmatch(r"heads\.0\.\d+\.weight", name)}),
+        hidden_size=target.hidden_size,
+        vocab_size=output_rows[0] if output_rows else target.vocab_size,
+        num_outputs=(1 if is_shared else num_heads) if output_rows else 0,
+        has_bias=any(re.fullmatch(r"heads\.\d+\.\d+\.bias", name) for name in found),
+        num_mapped=num_mapped,
+        logit_scale=float(scale),
+    )
+
+
+def _num_mapped(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], vocab_size: int) -> int | None:
+    """The number of tokens in the heads' vocabulary if it lacks some of the target's, else None."""
+    table = next((shape for name, shape in shapes.items() if name.endswith(TOKEN_MAP)), None)
+    stated = config.get("truncated_vocab_size")
+    if stated is None or stated == vocab_size:
+        return None
+    if table is None or len(table) != 1 or table[0] != stated:
+        raise CompatibilityError(
+            f"truncated_vocab_size in the Medusa heads' config.json is {shown(stated)}, and the checkpoint needs a "
+            f"{TOKEN_MAP} of that length: it has {'none' if table is None else list(table)}"
+        )
+    return table[0]

@@ -1,0 +1,114 @@
+"""Tests of the errors for Medusa heads that do not fit the target, or are not whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draft_heads import Change
+from tiny_medusa import HIDDEN_SIZE, LAYOUTS, VOCAB_SIZE, Layout, write_medusa
+
+from specdec_core import LLM, CompatibilityError, ConfigError
+from specdec_core.api.arguments import dry_run
+from specdec_testing import tiny_target
+
+AUTHORS = LAYOUTS["medusa-vicuna-7b-v1.3"]
+SETTINGS: dict[str, Any] = {"dtype": "float32", "num_kv_blocks": 64, "skip_tokenizer_init": True}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_target(tmp_path_factory.mktemp("target"))
+
+
+def written(folder: Path, layout: Layout = AUTHORS, change: Change | None = None) -> str:
+    return str(write_medusa(folder, layout, change=change).folder)
+
+
+def plan(target: Path, model: str) -> None:
+    dry_run(str(target), speculative_config={"method": "medusa", "model": model}, skip_tokenizer_init=True)
+
+
+def _set(**values: Any) -> Change:
+    return lambda config, tensors: config.update(values)
+
+
+def _tensor(name: str, value: torch.Tensor | None) -> Change:
+    def change(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        tensors.pop(name, None)
+        if value is not None:
+            tensors[name] = value
+
+    return change
+
+
+VLLM, SOME = LAYOUTS["vLLM, two layers"], LAYOUTS["vLLM, some tokens"]
+SQUARE = torch.zeros(HIDDEN_SIZE, HIDDEN_SIZE)
+MISFITS: dict[str, tuple[Layout, Change, str]] = {
+    "a missing layer": (AUTHORS, _tensor("1.0.linear.weight", None), r"heads.1.0.weight \[32, 32\] is missing"),
+    "a missing bias": (AUTHORS, _tensor("4.0.linear.bias", None), r"heads.4.0.bias \[32\] is missing"),
+    "a missing output layer": (AUTHORS, _tensor("4.1.weight", None), r"lm_heads.4.weight \[48, 32\] is missing"),
+    "a missing one in between": (AUTHORS, _tensor("1.1.weight", None), r"lm_heads.1.weight \[48, 32\] is missing"),
+    "vLLM's, a missing output layer": (VLLM, _tensor("lm_heads.2.weight", None), r"lm_heads.2.weight .* is missing"),
+    "one output layer left": (
+        VLLM,
+        lambda config, tensors: [tensors.pop(f"lm_heads.{i}.weight") for i in (1, 2)],
+        r"lm_heads.1.weight .* is missing",
+    ),
+    "an unknown tensor": (AUTHORS, _tensor("fc.weight", torch.zeros(3)), r"fc.weight \[3\] is not known"),
+    "a layer too many": (VLLM, _tensor("blocks.1.layers.2.weight", SQUARE), r"heads.1.2.weight .* is not known"),
+    "two output layers of a head": (
+        AUTHORS,
+        _tensor("0.2.weight", torch.zeros(VOCAB_SIZE, HIDDEN_SIZE)),
+        "0.2.weight is one tensor too many for lm_heads.0.weight",
+    ),
+    "another target's width": (AUTHORS, _tensor("0.0.linear.weight", torch.zeros(40, 40)), r"is \[40, 40\], not \[32"),
+    "another target's tokens": (
+        AUTHORS,
+        lambda config, tensors: tensors.update({f"{i}.1.weight": torch.zeros(50, 32) for i in range(5)}),
+        "they have 50 tokens, and this target has 48",
+    ),
+    "another target's tokens in one head": (
+        AUTHORS,
+        _tensor("3.1.weight", torch.zeros(50, 32)),
+        r"lm_heads.3.weight is \[50, 32\], not \[48, 32\]",
+    ),
+    "a scale as text": (VLLM, _set(logit_scale="1"), "logit_scale in .* is '1'"),
+    "no token map": (SOME, _tensor("token_map", None), "truncated_vocab_size in .* is 20, .* it has none"),
+    "a token map of another length": (SOME, _tensor("token_map", torch.arange(19)), r"is 20, .* it has \[19\]"),
+    "no size of the vocabulary": (SOME, _set(truncated_vocab_size=None), "they have 20 tokens, and this target has 48"),
+    "a size as text": (SOME, _set(truncated_vocab_size="20"), "truncated_vocab_size in .* is '20'"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_heads_that_do_not_fit_are_refused(name, target, tmp_path):
+    layout, change, message = MISFITS[name]
+    with pytest.raises(CompatibilityError, match=message):
+        plan(target, written(tmp_path, layout, change))
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "message"),
+    [
+        (SOME, _tensor("token_map", torch.full((20,), 48)), "does not map to 20 different ids below 48"),
+        (SOME, _tensor("token_map", torch.zeros(20, dtype=torch.int64)), "does not map to 20 different ids below 48"),
+        (SOME, _tensor("token_map", torch.arange(20) - 1), "does not map to 20 different ids below 48"),
+        (AUTHORS, _tensor("0.0.linear.bias", torch.full((32,), torch.inf)), "not finite in heads.0.0.bias"),
+        (AUTHORS, _tensor("0.0.linear.weight", SQUARE.to(torch.int8)), "heads.0.0.weight torch.int8"),
+    ],
+)
+def test_weights_that_make_no_sense_are_refused(layout, change, message, target, tmp_path):
+    config = {"method": "medusa", "model": written(tmp_path, layout, change)}
+    with pytest.raises(CompatibilityError, match=message):
+        LLM(target, speculative_config=config, **SETTINGS)
+
+
+def test_what_is_no_head_is_explained(target, tmp_path):
+    model = written(tmp_path, AUTHORS, lambda config, tensors: (tensors.clear(), tensors.update({"x": SQUARE})))
+    with pytest.raises(CompatibilityError, match=r"has no Medusa heads: its tensors are \['x'\]"):
+        plan(target, model)
+    with pytest.raises(ConfigError, match=r"is not a folder, and medusa_lm_head.safetensors or medusa_lm_head.pt or"):
+        plan(target, str(tmp_path / "no"))

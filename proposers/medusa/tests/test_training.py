@@ -1,0 +1,177 @@
+"""Tests of the training recipe: its loss against the formula, learning, and the checkpoint that it saves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from head_training import HIDDEN_SIZE, VOCAB_SIZE, losses_of, random_batch, trained, training_target
+from medusa_reference import vllm_logits
+from safetensors.torch import load_file
+
+from specdec_core import ConfigError, TrainingBatch, TrainingTarget
+from specdec_proposer_medusa import trainee as training
+from specdec_proposer_medusa.config import MedusaConfig
+from specdec_proposer_medusa.loading import find, load
+from specdec_proposer_medusa.module import MedusaHeads
+from specdec_proposer_medusa.recipe import RECIPE, MedusaOptions
+from specdec_proposer_medusa.trainee import MedusaTrainee
+
+CASES: list[dict[str, Any]] = [
+    {"num_heads": 3},
+    {"num_heads": 5, "num_layers": 2, "decay": 0.5},
+    {"num_heads": 2, "num_layers": 0, "truncated_vocab_size": 20},
+]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> TrainingTarget:
+    return training_target(tmp_path_factory.mktemp("target"))
+
+
+def made(target: TrainingTarget, *, is_new: bool = False, **options: Any) -> MedusaTrainee:
+    """Make heads in training. is_new: as the recipe initializes them; False: with random weights."""
+    torch.manual_seed(0)
+    trainee: MedusaTrainee = RECIPE.make(MedusaOptions(**options), target, torch.arange(VOCAB_SIZE))
+    for parameter in () if is_new else trainee.parameters():
+        torch.nn.init.normal_(parameter, std=HIDDEN_SIZE**-0.5)
+    return trainee
+
+
+def by_the_formula(folder: Path, batch: TrainingBatch, decay: float) -> float:
+    """Compute the loss from a checkpoint, one position after another, with the reference implementation."""
+    config, weights = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    num_heads, (num_texts, length) = config["num_heads"], batch.token_ids.shape
+    losses: list[list[float]] = [[] for _ in range(num_heads)]
+    for text in range(num_texts):
+        for t in range(length - 2):
+            log_probs = vllm_logits(weights, config, batch.features["final"][text, t]).log_softmax(-1)
+            for i in range(min(num_heads, length - 2 - t)):
+                loss = -float(log_probs[i, batch.token_ids[text, t + 2 + i]])
+                if batch.counts[text, t + 2 + i] and loss < float("inf"):  # a token that the heads have
+                    losses[i].append(loss)
+    return sum(decay**i * sum(each) / len(each) for i, each in enumerate(losses))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_loss_is_the_formulas(case, target, tmp_path):
+    trainee, batch = made(target, **case), random_batch(target)
+    trainee.save(tmp_path)
+    loss, metrics = trainee(batch)
+    assert float(loss.detach()) == pytest.approx(by_the_formula(tmp_path, batch, case.get("decay", 0.8)), abs=1e-4)
+    assert metrics.keys() == {f"{kind}_{i}" for kind in ("loss", "accuracy") for i in range(case["num_heads"])}
+
+
+def the_wanted_token_is_the_one_before(patch: pytest.MonkeyPatch) -> None:
+    loss = training.token_loss
+    patch.setattr(training, "token_loss", lambda logits, wanted, counts: loss(logits, wanted.roll(1, 1), counts))
+
+
+def all_tokens_count(patch: pytest.MonkeyPatch) -> None:
+    loss = training.token_loss
+    patch.setattr(training, "token_loss", lambda logits, wanted, counts: loss(logits, wanted, counts | True))
+
+
+def states_are_those_of_the_next_token(patch: pytest.MonkeyPatch) -> None:
+    hidden = MedusaHeads.hidden
+    patch.setattr(MedusaHeads, "hidden", lambda self, i, states: hidden(self, i, states.roll(-1, 1)))
+
+
+def the_first_head_is_trained_alone(patch: pytest.MonkeyPatch) -> None:
+    logits = MedusaHeads.logits
+    patch.setattr(MedusaHeads, "logits", lambda self, i, states: logits(self, 0, states))
+
+
+MISTAKES = [
+    the_wanted_token_is_the_one_before,
+    all_tokens_count,
+    states_are_those_of_the_next_token,
+    the_first_head_is_trained_alone,
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_mistakes_in_the_loss_are_noticed(mistake, target, tmp_path, monkeypatch):
+    mistake(monkeypatch)
+    for case in CASES:
+        trainee, batch = made(target, **case), random_batch(target)
+        (tmp_path / str(case)).mkdir()
+        trainee.save(tmp_path / str(case))
+        wanted = by_the_formula(tmp_path / str(case), batch, case.get("decay", 0.8))
+        assert abs(float(trainee(batch)[0].detach()) - wanted) > 1e-2
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_loss_falls(case, target):
+    first, *_, last = losses_of(made(target, is_new=True, **case), random_batch(target), 40)
+    assert last < 0.5 * first
+
+
+@torch.no_grad()
+def test_heads_begin_with_the_targets_prediction(target):
+    """A new head predicts the token after its position, as the target's LM head does."""
+    heads, batch = made(target, is_new=True).heads, random_batch(target)
+    hidden = batch.features["final"]
+    for i in range(5):
+        torch.testing.assert_close(heads.logits(i, heads.hidden(i, hidden)), target.output_head(hidden))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@torch.no_grad()
+def test_what_is_saved_is_what_the_proposer_loads(case, target, tmp_path):
+    trainee, size = made(target, **case), case.get("truncated_vocab_size", VOCAB_SIZE)
+    trainee.save(tmp_path)
+    config, stored = json.loads((tmp_path / "config.json").read_text()), load_file(tmp_path / "model.safetensors")
+    shapes = {f"lm_heads.{i}.weight": (size, HIDDEN_SIZE) for i in range(case["num_heads"])}
+    for i in range(case["num_heads"]):
+        for layer in range(case.get("num_layers", 1)):
+            shapes[f"blocks.{i}.layers.{layer}.weight"] = (HIDDEN_SIZE, HIDDEN_SIZE)
+            shapes[f"blocks.{i}.layers.{layer}.bias"] = (HIDDEN_SIZE,)
+    if size < VOCAB_SIZE:
+        shapes["token_map"] = (size,)
+        assert stored["token_map"].tolist() == list(range(VOCAB_SIZE - size, VOCAB_SIZE))  # the most frequent ones
+    assert {name: tuple(tensor.shape) for name, tensor in stored.items()} == shapes
+    found = {"num_heads": case["num_heads"], "num_hidden_layers": case.get("num_layers", 1), "medusa_fc_bias": True}
+    found |= {"vocab_size": VOCAB_SIZE, "hidden_size": HIDDEN_SIZE, "model_type": "medusa"}
+    assert config.items() >= (found | {"truncated_vocab_size": size if size < VOCAB_SIZE else None}).items()
+    heads, ids = load(find(MedusaConfig(model=tmp_path), target.info, case["num_heads"]), target.info)
+    assert (ids is None) == (size == VOCAB_SIZE)
+    assert ids is None or torch.equal(ids, stored["token_map"])
+    hidden = random_batch(target).features["final"]
+    for i in range(case["num_heads"]):
+        logits = [each.logits(i, each.hidden(i, hidden)) for each in (trainee.heads, heads)]
+        assert torch.equal(*logits)
+
+
+def test_heads_learn_their_target(target, tmp_path):
+    first, last = trained("medusa", target, tmp_path, num_heads=2)
+    assert last["held_out_loss"] < 0.9 * first["held_out_loss"]
+    assert last["acceptance_length"]["greedy"] > first["acceptance_length"]["greedy"] + 0.2
+
+
+@pytest.mark.parametrize("length", [2, 3, 4])
+def test_texts_may_be_shorter_than_a_draft(length, target):
+    batch = random_batch(target)
+    short = TrainingBatch(
+        batch.token_ids[:, :length], batch.counts[:, :length] | True, {"final": batch.features["final"][:, :length]}
+    )
+    loss, metrics = made(target, num_heads=4)(short)
+    assert len(metrics) == 2 * (length - 2)
+    assert (float(loss.detach()) > 0) == (length > 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_heads": 0}, "num_heads=0"),
+        ({"num_layers": -1}, "num_layers=-1"),
+        ({"decay": 0.0}, "decay=0"),
+        ({"truncated_vocab_size": 49}, "truncated_vocab_size=49, but the target has 48 tokens"),
+    ],
+)
+def test_wrong_options_are_explained(options, message, target):
+    with pytest.raises(ConfigError, match=message):
+        made(target, **options)

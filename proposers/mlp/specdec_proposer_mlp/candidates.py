@@ -1,0 +1,77 @@
+"""Draft trees of the most probable paths, as the authors of MLP speculators draft them (fms-extras,
+speculator.py: generate_suffixes)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from specdec_core import Draft, DraftTree, Level, ProposerBatch
+
+
+class CandidateTree:
+    """Grows every path that takes one of the top_k[i] likeliest tokens of head i at depth i, and keeps the likeliest.
+
+    A request's tree is made of its num_candidates likeliest whole paths. Its draft tokens are in the order of these
+    paths, and cut to max_draft_tokens, so a request with little room drafts its likeliest path.
+    """
+
+    def __init__(self, batch: ProposerBatch, top_k: Sequence[int], num_candidates: int) -> None:
+        self._budgets, self._device = batch.max_draft_tokens, batch.root_token_ids.device
+        # All heads run, even if no request has room for as many tokens: else its tree would depend on the batch.
+        self._top_k, self._num_candidates = top_k, num_candidates
+        self.roots: Sequence[int] = range(len(self._budgets))
+        self._requests = np.arange(len(self._budgets))
+        self._token_ids: list[torch.Tensor] = []  # of each level, int64 [batch, width]
+        self._num_nodes = 0  # of each request, in the levels so far
+        self._ancestors = torch.empty(len(self._budgets), 0, dtype=torch.int64, device=self._device)
+        self._scores = torch.zeros(len(self._budgets), 1, device=self._device)  # log probabilities of the paths
+
+    def grow(self, logits: torch.Tensor) -> Level | None:
+        batch, depth = len(self._budgets), len(self._token_ids)
+        best = logits.log_softmax(dim=-1, dtype=torch.float32).topk(min(self._top_k[depth], logits.shape[-1]), dim=-1)
+        rows = torch.arange(len(logits), device=self._device).repeat_interleave(best.indices.shape[1])
+        scores = self._scores.flatten()[rows] + best.values.flatten()
+        # Where a head's logits are not finite, no path goes on.
+        self._scores = scores.nan_to_num(-torch.inf, -torch.inf, -torch.inf).view(batch, -1)
+        self._token_ids.append(best.indices.view(batch, -1))
+        if depth + 1 == len(self._top_k):
+            return None
+        width = self._scores.shape[1]
+        numbers = torch.arange(self._num_nodes, self._num_nodes + width, device=self._device).repeat(batch)
+        self._ancestors = torch.cat([self._ancestors[rows], numbers.unsqueeze(1)], dim=1)
+        starts, self._num_nodes = (self._num_nodes,) * batch, self._num_nodes + width
+        is_chain = self._num_nodes == depth + 1
+        return Level(width, self._requests, rows, best.indices.flatten(), self._ancestors, starts, is_chain)
+
+    def build(self) -> Draft:
+        best = self._scores.topk(min(self._num_candidates, self._scores.shape[1]), dim=1)
+        levels, scores = [level.tolist() for level in self._token_ids], best.values.tolist()
+        trees = []
+        for b, leaves in enumerate(best.indices.tolist()):
+            sound = [leaf for leaf, score in zip(leaves, scores[b], strict=True) if score > -np.inf]
+            trees.append(_tree([token_ids[b] for token_ids in levels], sound, self._budgets[b]))
+        return Draft.from_trees(trees, self._device)
+
+
+def _tree(levels: Sequence[Sequence[int]], leaves: Sequence[int], budget: int) -> DraftTree:
+    """Make a tree of the paths to these leaves, of at most `budget` draft tokens.
+
+    levels: the tokens of each level. All tokens of a level have equally many children in the next one, in order.
+    leaves: indices in the last level.
+    """
+    tree, numbers = DraftTree([], []), {}
+    for leaf in leaves:
+        parent = -1
+        for depth, token_ids in enumerate(levels):
+            place = depth, leaf * len(token_ids) // len(levels[-1])
+            if place not in numbers:
+                if len(numbers) == budget:
+                    return tree
+                numbers[place] = len(numbers)
+                tree.token_ids.append(token_ids[place[1]])
+                tree.parents.append(parent)
+            parent = numbers[place]
+    return tree

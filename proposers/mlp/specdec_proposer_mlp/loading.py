@@ -1,0 +1,83 @@
+"""Checking and loading the published checkpoint of an MLP speculator."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import torch
+from attrs import frozen
+
+from specdec_core import Checkpoint, ConfigError, TargetInfo
+from specdec_proposer_mlp.config import MLPSpeculatorConfig
+from specdec_proposer_mlp.head_config import SpeculatorConfig
+from specdec_proposer_mlp.module import Speculator
+
+PREFIX = "speculator."
+
+
+@frozen(eq=False)
+class Found:
+    """A speculator whose checkpoint was found and checked; its weights are not loaded yet."""
+
+    head: SpeculatorConfig
+    checkpoint: Checkpoint
+    num_weights: int
+
+
+def num_heads(options: MLPSpeculatorConfig) -> int:
+    """Read from a speculator's config.json how many heads it has. Raises ConfigError or CompatibilityError."""
+    return SpeculatorConfig.read(Checkpoint(str(options.model), options.revision).config).n_predict
+
+
+def find(options: MLPSpeculatorConfig, target: TargetInfo, num_speculative_tokens: int) -> Found:
+    """Read a speculator's configuration and check the shapes of its tensors, without loading weights.
+
+    Raises ConfigError if the checkpoint cannot be found or has too few heads for the options, CompatibilityError if it
+    does not fit the target or is incomplete.
+    """
+    checkpoint = Checkpoint(str(options.model), options.revision)
+    head = SpeculatorConfig.read(checkpoint.config)
+    head.check_target(target)
+    _check_options(options, head, num_speculative_tokens)
+    with torch.device("meta"):
+        outline = Speculator(head)
+    checkpoint.check_shapes(outline, _names(head))
+    return Found(head, checkpoint, sum(each.numel() for each in outline.parameters()))
+
+
+def load(found: Found, target: TargetInfo) -> Speculator:
+    """Load a speculator's weights in the target's dtype and onto its device."""
+    module = Speculator(found.head)
+    found.checkpoint.load_into(module, _names(found.head), dtype=target.dtype, device=target.device)
+    return module
+
+
+def _check_options(options: MLPSpeculatorConfig, head: SpeculatorConfig, num_speculative_tokens: int) -> None:
+    options.check(num_speculative_tokens)
+    depth = options.shape(num_speculative_tokens).depth if options.n_candidates is None else 0
+    if depth > head.n_predict:
+        raise ConfigError(
+            f"the MLP speculator {str(options.model)!r} has {head.n_predict} heads, and a draft of "
+            f"num_speculative_tokens={num_speculative_tokens} tokens would be {depth} deep: lower it, or leave it out"
+        )
+    top_k = options.top_k_tokens_per_head or head.top_k_tokens_per_head
+    if options.n_candidates is not None and len(top_k) != head.n_predict:
+        raise ConfigError(
+            f"top_k_tokens_per_head={list(top_k)} has {len(top_k)} numbers, but the MLP speculator "
+            f"{str(options.model)!r} has {head.n_predict} heads: give a number for each"
+        )
+
+
+def _names(head: SpeculatorConfig) -> Callable[[str], str | None]:
+    """Return a function from the published name of a tensor to its name in `Speculator`. With tied weights, a
+    checkpoint may hold a tensor once or for every head; the function then returns None for all but the first."""
+
+    def name_in_module(published: str) -> str | None:
+        name = published.removeprefix(PREFIX)
+        match = re.match(r"(emb|proj|head|ln)\.(\d+)\.", name)
+        if head.tie_weights and match and int(match[2]) > (match[1] == "proj"):
+            return None
+        return name
+
+    return name_in_module

@@ -1,0 +1,36 @@
+"""The training recipe of MLP speculators."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from attrs import field, frozen
+
+from specdec_core import TrainingRecipe, TrainingTarget, flag, whole_number
+
+if TYPE_CHECKING:
+    import torch
+
+
+@frozen(kw_only=True)
+class MLPSpeculatorOptions:
+    n_predict: int = field(default=3, validator=whole_number(1, 64), metadata={"help": "Number of heads."})
+    inner_dim: int = field(
+        default=0, validator=whole_number(0), metadata={"help": "Width of the heads. 0: the target's hidden size."}
+    )
+    tie_weights: bool = field(
+        default=False, validator=flag, metadata={"help": "Whether the heads share their weights."}
+    )
+    scale_input: bool = field(
+        default=False, validator=flag, metadata={"help": "Whether the target's hidden state is normalized first."}
+    )
+
+
+def _make(options: MLPSpeculatorOptions, target: TrainingTarget, token_counts: torch.Tensor) -> Any:
+    from specdec_proposer_mlp.trainee import SpeculatorTrainee
+
+    return SpeculatorTrainee(options, target)
+
+
+RECIPE = TrainingRecipe(options=MLPSpeculatorOptions, make=_make, learning_rate=1e-3, evaluation=MappingProxyType({}))

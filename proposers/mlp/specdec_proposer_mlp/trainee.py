@@ -1,0 +1,64 @@
+"""An MLP speculator in training: its loss and the checkpoint that it saves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from attrs import asdict
+from torch import nn
+
+from specdec_core import TrainingBatch, TrainingTarget, save_head, token_loss
+from specdec_proposer_mlp.head_config import SpeculatorConfig
+from specdec_proposer_mlp.loading import PREFIX
+from specdec_proposer_mlp.module import Speculator
+from specdec_proposer_mlp.recipe import MLPSpeculatorOptions
+
+
+class SpeculatorTrainee(nn.Module):
+    """Trains an MLP speculator on texts, or on what the target generated (Wertheimer et al. 2024, section 4).
+
+    The loss is the sum of the heads' cross entropies: at position t, head i reads the hidden state of token t and the
+    tokens t + 1 to t + 1 + i, and predicts token t + 2 + i.
+    """
+
+    def __init__(self, options: MLPSpeculatorOptions, target: TrainingTarget) -> None:
+        super().__init__()
+        self._target = target
+        self._config = SpeculatorConfig(
+            vocab_size=target.info.vocab_size,
+            emb_dim=target.info.hidden_size,
+            inner_dim=options.inner_dim or target.info.hidden_size,
+            n_predict=options.n_predict,
+            top_k_tokens_per_head=(4, 3, *[2] * (options.n_predict - 2))[: options.n_predict],
+            tie_weights=options.tie_weights,
+            scale_input=options.scale_input,
+        )
+        self.speculator = Speculator(self._config)
+        for weight in self.speculator.parameters():  # as the authors initialize it
+            if weight.ndim == 2:
+                nn.init.trunc_normal_(weight, 0, self._config.inner_dim**-0.5)
+
+    def forward(self, batch: TrainingBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        state = self.speculator.first_state(batch.features["final"].float())
+        total, metrics = state.new_zeros(()), {}
+        length = batch.token_ids.shape[1]
+        for i in range(min(self._config.n_predict, length - 2)):
+            read, wanted = batch.token_ids[:, 1 + i : -1], batch.token_ids[:, 2 + i :]
+            state, logits = self.speculator(i, state[:, : length - 2 - i], read)
+            loss, metrics[f"accuracy_{i}"] = token_loss(logits, wanted, batch.counts[:, 2 + i :])
+            metrics[f"loss_{i}"] = loss
+            total = total + loss
+        return total, metrics
+
+    def save(self, folder: Path) -> None:
+        """Write the speculator as published ones are. Tied tensors are stored once."""
+        config = {
+            "architectures": ["MLPSpeculatorPreTrainedModel"],
+            "model_type": "mlp_speculator",
+            **asdict(self._config),
+            "n_candidates": 5,
+        }
+        tensors = {PREFIX + name: tensor for name, tensor in self.speculator.state_dict().items()}
+        save_head(folder, self._target, config, tensors)

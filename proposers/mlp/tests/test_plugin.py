@@ -1,0 +1,194 @@
+"""Tests of what the plugin plans before weights are loaded, of the detection of the method, and of the errors for
+speculators that do not fit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draft_heads import BIN, CPU, SAFETENSORS, Change, write_checkpoint
+from mlp_reference import random_weights
+
+from specdec_core import LLM, CompatibilityError, ConfigError, Plan, SamplingParams
+from specdec_core.api.arguments import dry_run
+from specdec_proposer_mlp import MLPSpeculatorConfig
+from specdec_testing import tiny_target
+
+VOCAB_SIZE, HIDDEN_SIZE = 48, 32
+SIZES: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "emb_dim": HIDDEN_SIZE, "inner_dim": 24}
+HEADS = {"n_predict": 3, "top_k_tokens_per_head": [4, 3, 2], "n_candidates": 5}
+TIED = HEADS | {"tie_weights": True, "scale_input": True}
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+TREE = "[(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_target(tmp_path_factory.mktemp("target"))
+
+
+def written(folder: Path, case: dict[str, Any] = HEADS, *, tied_storage: str = "once", **more: Any) -> str:
+    config = {"architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator", **SIZES, **case}
+    weights = random_weights(config, torch.Generator().manual_seed(1), tied_storage)
+    floats = {name: tensor.float() for name, tensor in weights.items()}
+    return str(write_checkpoint(folder, config, floats, **more))
+
+
+def dry(target: Path, **config: Any) -> Any:
+    return dry_run(str(target), speculative_config=config, skip_tokenizer_init=True, dtype="float32")
+
+
+def planned(target: Path, **config: Any) -> Plan:
+    return dry(target, **config).plan
+
+
+def test_the_entry_module_is_light():
+    code = (
+        "import sys, specdec_proposer_mlp as p; p.specdec_proposers(); p.MLPSpeculatorConfig(model='any'); "
+        "print(sorted({'torch', 'numpy', 'transformers'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("tied_storage", ["once", "all"])
+def test_the_plan_is_the_speculators(tied_storage, target, tmp_path):
+    model = written(tmp_path, TIED, tied_storage=tied_storage)
+    plan = planned(target, method="mlp_speculator", model=model, max_model_len=100)
+    assert (plan.taps, plan.kv_layout, plan.scratch_slots, plan.output_rows) == (("final",), None, 0, False)
+    num_weights = 2 * VOCAB_SIZE * 24 + 24 * HIDDEN_SIZE + 24 * 24 + 2 * 24  # those of the six distinct tensors
+    assert (plan.weight_bytes, plan.max_model_len) == (4 * num_weights, 100)
+    assert planned(target, method="mlp_speculator", model=model).max_model_len == 512
+
+
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [
+        ({}, 3),
+        ({"draft_sample_method": "probabilistic"}, 3),
+        ({"n_candidates": 4}, 12),
+        ({"n_candidates": 4, "num_speculative_tokens": 7}, 7),
+        ({"speculative_token_tree": TREE}, 5),
+        ({"num_speculative_tokens": 2}, 2),
+    ],
+)
+def test_how_many_tokens_are_drafted(options, number, target, tmp_path):
+    found = dry(target, method="mlp_speculator", model=written(tmp_path), **options).speculative
+    assert found.num_speculative_tokens == number
+
+
+@pytest.mark.parametrize(
+    ("case", "file", "tied_storage"), [(HEADS, SAFETENSORS, "once"), (TIED, BIN, "all"), (TIED, SAFETENSORS, "once")]
+)
+def test_a_speculator_tells_its_method(case, file, tied_storage, target, tmp_path):
+    model = written(tmp_path, case, file=file, tied_storage=tied_storage)
+    found = dry(target, model=model, draft_tensor_parallel_size=1).speculative
+    assert (found.method, found.num_speculative_tokens) == ("mlp_speculator", 3)
+
+
+def test_outputs_are_those_of_plain_decoding(target, tmp_path):
+    given = {"model": written(tmp_path), "draft_tensor_parallel_size": 1}
+    prompts, params = [{"prompt_token_ids": [3, 5]}, {"prompt_token_ids": [7]}], GREEDY
+    outputs = []
+    for config in (None, given, given | {"n_candidates": 5}, given | {"speculative_token_tree": TREE}):
+        with LLM(target, speculative_config=config, dtype="float32", num_kv_blocks=64, skip_tokenizer_init=True) as llm:
+            found = llm.generate(prompts, params, use_tqdm=False)
+            outputs.append([output.outputs[0].token_ids for output in found])
+            assert config is None or found[0].speculation.num_drafts > 0
+    assert outputs.count(outputs[0]) == len(outputs)
+
+
+def test_the_published_speculator_is_named(tmp_path):
+    target = tiny_target(tmp_path / "Meta-Llama-3-8B-Instruct")
+    with pytest.raises(ConfigError, match=r"give model='ibm-ai-platform/llama3-8b-accelerator'"):
+        planned(target, method="mlp_speculator")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_speculative_tokens": 4}, "has 3 heads, and a draft of num_speculative_tokens=4 tokens would be 4 deep"),
+        ({"speculative_token_tree": "[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]"}, "would be 4 deep"),
+        ({"speculative_token_tree": "[(0,)]", "num_speculative_tokens": 2}, "speculative_token_tree has 1 nodes"),
+        ({"n_candidates": 0}, "n_candidates=0"),
+        ({"n_candidates": 2000}, "n_candidates=2000"),
+        ({"top_k_tokens_per_head": [3, 2, 1]}, r"top_k_tokens_per_head=\[3, 2, 1\] is for a tree: give n_candidates"),
+        ({"n_candidates": 2, "top_k_tokens_per_head": [3, 2]}, "has 2 numbers, but .* has 3 heads"),
+        ({"n_candidates": 2, "top_k_tokens_per_head": [3, 0, 1]}, "is not a list of whole numbers from 1 to 64"),
+        ({"n_candidates": 2, "top_k_tokens_per_head": 3}, "top_k_tokens_per_head=3 is not a list"),
+        ({"n_candidates": 2, "speculative_token_tree": TREE}, "n_candidates=2 .* and speculative_token_tree other"),
+        (
+            {"n_candidates": 2, "draft_sample_method": "probabilistic"},
+            "and draft_sample_method other",
+        ),
+        ({"n_candidates": 2, "adaptive_draft_length": True}, "n_candidates=2 .* and adaptive_draft_length other"),
+        ({"quantization": "int8"}, "quantization is for the method draft_model"),
+        ({"max_model_len": 513}, "max_model_len=513, but the target takes 512"),
+        ({"n_candidate": 2}, "did you mean 'n_candidates'"),
+    ],
+)
+def test_wrong_options_are_explained(options, message, target, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        planned(target, method="mlp_speculator", model=written(tmp_path), **options)
+
+
+def _set(**values: Any) -> Change:
+    return lambda config, tensors: config.update(values)
+
+
+def _tensor(name: str, value: torch.Tensor | None) -> Change:
+    def change(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        tensors.pop(name, None)
+        if value is not None:
+            tensors[name] = value
+
+    return change
+
+
+MISFITS: dict[str, tuple[Change, str]] = {
+    "a missing tensor": (_tensor("speculator.ln.1.bias", None), r"ln.1.bias \[24\] is missing"),
+    "an unknown one": (_tensor("speculator.fc.weight", torch.zeros(3)), r"fc.weight \[3\] is not known"),
+    "one head too many": (_tensor("speculator.head.3.weight", torch.zeros(48, 24)), r"head.3.weight .* is not known"),
+    "a misshapen one": (
+        _tensor("speculator.proj.0.weight", torch.zeros(24, 24)),
+        r"proj.0.weight is \[24, 24\], not \[24, 32\]",
+    ),
+    "untied weights": (_set(tie_weights=False, n_predict=2), "head.1.weight .* is missing"),
+    "another target's width": (_set(emb_dim=40), "emb_dim is 40, and this target's is 32"),
+    "another target's tokens": (_set(vocab_size=50), "vocab_size is 50, and this target's is 48"),
+    "no number of heads": (_set(n_predict=0), "n_predict in .* is 0, and should be a whole number from 1"),
+    "a number as text": (_set(emb_dim="32"), "emb_dim in .* is '32', and should be a whole number from 1"),
+    "a negative width": (_set(inner_dim=-1), "inner_dim in .* is -1, and should be a whole number, 0 for emb_dim"),
+    "no flag": (_set(tie_weights="yes"), "tie_weights in .* is 'yes', and should be true or false"),
+    "no flag either": (_set(scale_input=1), "scale_input in .* is 1, and should be true or false"),
+    "top_k that is no list": (_set(top_k_tokens_per_head=3), "top_k_tokens_per_head in .* is 3, and should be a list"),
+    "another kind": (_set(method="sum_rnn"), "of another kind, method='sum_rnn'"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_speculator_that_does_not_fit_is_refused(name, target, tmp_path):
+    change, message = MISFITS[name]
+    model = written(tmp_path, TIED if name == "untied weights" else HEADS, change=change)
+    with pytest.raises(CompatibilityError, match=message):
+        planned(target, method="mlp_speculator", model=model)
+
+
+def test_numbers_that_are_not_finite_are_refused(target, tmp_path):
+    model = written(tmp_path, change=_tensor("speculator.ln.0.weight", torch.full((24,), torch.nan)))
+    with pytest.raises(CompatibilityError, match=r"not finite in ln.0.weight"):
+        LLM(target, speculative_config={"model": model}, dtype="float32", num_kv_blocks=64, skip_tokenizer_init=True)
+
+
+def test_a_model_that_is_missing_is_explained(target, tmp_path):
+    with pytest.raises(ConfigError, match=r"config.json"):
+        planned(target, method="mlp_speculator", model=str(tmp_path))
+
+
+def test_the_default_number_is_read_without_the_target(tmp_path):
+    options = MLPSpeculatorConfig(model=written(tmp_path, HEADS | {"n_predict": 2, "top_k_tokens_per_head": [3, 2]}))
+    assert options.default_num_speculative_tokens(CPU) == 2

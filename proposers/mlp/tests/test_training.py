@@ -1,0 +1,159 @@
+"""Tests of the training recipe: its loss against the formula, learning, and the checkpoint that it saves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from head_training import losses_of, random_batch, trained, training_target
+from mlp_reference import DEFAULTS, chain_logits, shapes
+from safetensors.torch import load_file
+
+from specdec_core import ConfigError, TrainingBatch, TrainingTarget
+from specdec_proposer_mlp import trainee as training
+from specdec_proposer_mlp.config import MLPSpeculatorConfig
+from specdec_proposer_mlp.loading import find, load
+from specdec_proposer_mlp.module import Speculator
+from specdec_proposer_mlp.recipe import RECIPE, MLPSpeculatorOptions
+from specdec_proposer_mlp.trainee import SpeculatorTrainee
+
+CASES: list[dict[str, Any]] = [
+    {"n_predict": 3},
+    {"n_predict": 4, "tie_weights": True, "scale_input": True},
+    {"n_predict": 2, "inner_dim": 20, "scale_input": True},
+]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> TrainingTarget:
+    return training_target(tmp_path_factory.mktemp("target"))
+
+
+def made(target: TrainingTarget, **options: Any) -> SpeculatorTrainee:
+    torch.manual_seed(0)
+    trainee: SpeculatorTrainee = RECIPE.make(MLPSpeculatorOptions(**options), target, torch.arange(48))
+    for name, parameter in trainee.named_parameters():
+        if ".ln." in name:
+            torch.nn.init.normal_(parameter, 1, 0.3)  # so that norms have an effect
+    return trainee
+
+
+def by_the_formula(folder: Path, batch: TrainingBatch) -> float:
+    """Compute the loss from a checkpoint, one position after another, with the reference implementation."""
+    config, weights = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    num_heads, (num_texts, length) = config["n_predict"], batch.token_ids.shape
+    losses: list[list[float]] = [[] for _ in range(num_heads)]
+    for text in range(num_texts):
+        tokens = batch.token_ids[text].tolist()
+        for t in range(length - 2):
+            following = tokens[t + 1 : t + 1 + num_heads]
+            logits = chain_logits(weights, config, batch.features["final"][text, t], following)
+            for i in range(min(num_heads, length - 2 - t)):
+                if batch.counts[text, t + 2 + i]:
+                    losses[i].append(-float(logits[i].log_softmax(0)[tokens[t + 2 + i]]))
+    return sum(sum(each) / len(each) for each in losses)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_loss_is_the_formulas(case, target, tmp_path):
+    trainee, batch = made(target, **case), random_batch(target)
+    trainee.save(tmp_path)
+    loss, metrics = trainee(batch)
+    assert float(loss.detach()) == pytest.approx(by_the_formula(tmp_path, batch), abs=1e-4)
+    names = {f"{kind}_{i}" for kind in ("loss", "accuracy") for i in range(case["n_predict"])}
+    assert metrics.keys() == names
+    assert float(sum(metrics[f"loss_{i}"] for i in range(case["n_predict"])).detach()) == pytest.approx(
+        float(loss.detach()), abs=1e-5
+    )
+
+
+def the_wanted_token_is_the_one_that_was_read(patch: pytest.MonkeyPatch) -> None:
+    loss = training.token_loss
+    patch.setattr(training, "token_loss", lambda logits, wanted, counts: loss(logits, wanted.roll(1, 1), counts))
+
+
+def all_tokens_count(patch: pytest.MonkeyPatch) -> None:
+    loss = training.token_loss
+    patch.setattr(training, "token_loss", lambda logits, wanted, counts: loss(logits, wanted, counts | True))
+
+
+def states_are_those_of_the_next_token(patch: pytest.MonkeyPatch) -> None:
+    forward = Speculator.forward
+    patch.setattr(Speculator, "forward", lambda self, i, state, ids: forward(self, i, state.roll(-1, 1), ids))
+
+
+def the_first_head_is_trained_alone(patch: pytest.MonkeyPatch) -> None:
+    forward = Speculator.forward
+    patch.setattr(Speculator, "forward", lambda self, i, state, ids: forward(self, 0, state, ids))
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        the_wanted_token_is_the_one_that_was_read,
+        all_tokens_count,
+        states_are_those_of_the_next_token,
+        the_first_head_is_trained_alone,
+    ],
+    ids=lambda mistake: mistake.__name__,
+)
+def test_mistakes_in_the_loss_are_noticed(mistake, target, tmp_path, monkeypatch):
+    mistake(monkeypatch)
+    trainee, batch = made(target), random_batch(target)
+    trainee.save(tmp_path)
+    assert abs(float(trainee(batch)[0].detach()) - by_the_formula(tmp_path, batch)) > 1e-2
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_loss_falls(case, target):
+    first, *_, last = losses_of(made(target, **case), random_batch(target), 30)
+    assert last < 0.5 * first
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@torch.no_grad()
+def test_what_is_saved_is_what_the_proposer_loads(case, target, tmp_path):
+    trainee = made(target, **case)
+    trainee.save(tmp_path)
+    config, stored = json.loads((tmp_path / "config.json").read_text()), load_file(tmp_path / "model.safetensors")
+    assert {name: tuple(tensor.shape) for name, tensor in stored.items()} == shapes(config)
+    assert config.keys() >= {*DEFAULTS, "architectures", "model_type"}
+    found = find(MLPSpeculatorConfig(model=tmp_path), target.info, case["n_predict"])
+    assert found.head == trainee._config
+    speculator, batch = load(found, target.info), random_batch(target)
+    logits = []
+    for module in (trainee.speculator, speculator):
+        state, rows = module.first_state(batch.features["final"]), []
+        for i in range(case["n_predict"]):
+            state, of_head = module(i, state, batch.token_ids)
+            rows.append(of_head)
+        logits.append(torch.stack(rows))
+    assert torch.equal(*logits)
+
+
+def test_a_speculator_learns_its_target(target, tmp_path):
+    first, last = trained("mlp_speculator", target, tmp_path, n_predict=2)
+    assert last["held_out_loss"] < 0.9 * first["held_out_loss"]
+    assert last["acceptance_length"]["greedy"] > first["acceptance_length"]["greedy"] + 0.2
+
+
+@pytest.mark.parametrize("length", [2, 3, 4])
+def test_texts_may_be_shorter_than_a_draft(length, target):
+    batch = random_batch(target)
+    short = TrainingBatch(
+        batch.token_ids[:, :length], batch.counts[:, :length] | True, {"final": batch.features["final"][:, :length]}
+    )
+    loss, metrics = made(target, n_predict=4)(short)
+    assert len(metrics) == 2 * (length - 2)
+    assert (float(loss.detach()) > 0) == (length > 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"n_predict": 0}, "n_predict=0"), ({"inner_dim": -1}, "inner_dim=-1")]
+)
+def test_wrong_options_are_explained(options, message):
+    with pytest.raises(ConfigError, match=message):
+        MLPSpeculatorOptions(**options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +43,45 @@ def draft(method: str) -> Callable[[str], None]:
         assert output.speculation.num_draft_tokens > 0
 
     return use
+
+
+def random_head(method: str, config: dict[str, object], shapes: dict[str, tuple[int, ...]]) -> Callable[[str], None]:
+    """Return a function that drafts with a head of random weights, for methods without a head beside the weights.
+
+    shapes: of the head's tensors, by their published names.
+    """
+
+    def use(weights: str) -> None:
+        import torch
+        from safetensors.torch import save_file
+
+        with tempfile.TemporaryDirectory() as folder:
+            target = json.loads(Path(weights, "config.json").read_text(encoding="utf-8"))
+            Path(folder, "config.json").write_text(json.dumps(target | config), encoding="utf-8")
+            save_file({name: torch.randn(shape) for name, shape in shapes.items()}, Path(folder, "model.safetensors"))
+            output = complete(weights, speculative_config={"method": method, "model": folder})
+        assert output.speculation.num_draft_tokens > 0
+
+    return use
+
+
+HIDDEN, VOCAB = 256, 8192
+MLP_SPECULATOR = {
+    **{f"speculator.{kind}.0.weight": (VOCAB, 8) for kind in ("emb", "head")},
+    "speculator.proj.0.weight": (8, HIDDEN),
+    "speculator.proj.1.weight": (8, 8),
+    **{f"speculator.ln.0.{kind}": (8,) for kind in ("weight", "bias")},
+}
+MEDUSA = {"blocks.0.layers.0.weight": (HIDDEN, HIDDEN), "lm_heads.0.weight": (VOCAB, HIDDEN)}
+MTP = {
+    **{f"model.layers.8.{name}.weight": (HIDDEN,) for name in ("enorm", "hnorm", "shared_head.norm")},
+    **{f"model.layers.8.{name}_layernorm.weight": (HIDDEN,) for name in ("input", "post_attention")},
+    **{f"model.layers.8.self_attn.{name}_proj.weight": (HIDDEN, HIDDEN) for name in ("q", "o")},
+    **{f"model.layers.8.self_attn.{name}_proj.weight": (128, HIDDEN) for name in ("k", "v")},
+    **{f"model.layers.8.mlp.{name}_proj.weight": (1024, HIDDEN) for name in ("gate", "up")},
+    "model.layers.8.mlp.down_proj.weight": (HIDDEN, 1024),
+    "model.layers.8.eh_proj.weight": (HIDDEN, 2 * HIDDEN),
+}
 
 
 def use_core(weights: str) -> None:
@@ -127,6 +167,11 @@ USES: dict[tuple[str, ...], Callable[[str], None]] = {
     ("specdec-model-tiny", "specdec-core"): use_model_by_name,
     ("specdec-proposer-draft",): draft("draft_model"),
     ("specdec-proposer-eagle",): draft("eagle3"),
+    ("specdec-proposer-medusa",): random_head("medusa", {"model_type": "medusa"}, MEDUSA),
+    ("specdec-proposer-mlp",): random_head(
+        "mlp_speculator", {"emb_dim": HIDDEN, "inner_dim": 8, "n_predict": 2, "tie_weights": True}, MLP_SPECULATOR
+    ),
+    ("specdec-proposer-mtp",): random_head("mtp", {"num_nextn_predict_layers": 1}, MTP),
     ("specdec-proposer-ngram",): draft("ngram"),
     ("specdec-proposer-suffix",): draft("suffix"),
     ("specdec-testing",): use_testing,

@@ -53,8 +53,8 @@ def load(found: Found, target: TargetInfo) -> tuple[Head, torch.Tensor | None]:
     tensor is None if the ids are the same in both vocabularies.
     """
     module = Head(found.head)
-    others = found.checkpoint.load_into(module, _name_in_module, dtype=target.dtype, device=target.device)
-    return module, _to_target(found.checkpoint.name, others, found.head, target)
+    found.checkpoint.load_into(module, _name_in_module, dtype=target.dtype, device=target.device)
+    return module, _to_target(found.checkpoint.name, found.checkpoint.load(TABLES), found.head, target)
 
 
 def _name_in_module(published: str) -> str | None:

@@ -1,0 +1,49 @@
+"""Multi-token prediction (MTP) as a specdec plugin: the method `mtp` (DeepSeek-AI 2024, section 2.2).
+
+The engine imports this module to list plugins. So only `plan` and `build` import torch and other heavy packages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec_core import BuildContext, Plan, Proposer, ProposerSpec, TargetInfo, hookimpl
+from specdec_proposer_mtp.config import MTPConfig
+from specdec_proposer_mtp.families import ALIASES
+
+__all__ = ["MTPConfig", "specdec_proposers"]
+
+
+def plan(config: MTPConfig, target: TargetInfo, num_speculative_tokens: int) -> Plan:
+    from specdec_proposer_mtp.loading import find
+
+    found = find(config, target, num_speculative_tokens)
+    return Plan(
+        taps=(found.family.tap(target.num_layers),),
+        kv_layout=found.kv_layout,
+        lookahead=1,
+        scratch_slots=num_speculative_tokens,
+        weight_bytes=found.num_weights * target.dtype.itemsize,
+        max_model_len=config.checked_max_model_len(target.max_model_len),
+        state=found,
+    )
+
+
+def build(config: MTPConfig, context: BuildContext) -> Proposer:
+    from specdec_proposer_mtp.proposer import MTPProposer
+
+    return MTPProposer(config, context, context.state)
+
+
+@hookimpl
+def specdec_proposers() -> Sequence[ProposerSpec]:
+    spec = ProposerSpec(
+        name="mtp",
+        config=MTPConfig,
+        build=build,
+        api=1,
+        plan=plan,
+        num_speculative_tokens=MTPConfig.default_num_speculative_tokens,
+        aliases=ALIASES,
+    )
+    return [spec]

@@ -1,0 +1,30 @@
+"""The options of the method `mtp`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import field, frozen
+
+from specdec_core import DraftHeadConfig, DraftWindowConfig, optional_checkpoint
+
+if TYPE_CHECKING:
+    import torch
+
+
+@frozen(kw_only=True)
+class MTPConfig(DraftHeadConfig, DraftWindowConfig):
+    """Options of the method `mtp`. By default it drafts one token, for which the module was trained. With more, the
+    module reads its own output, and drafts a chain. Raises ConfigError if a value is out of range."""
+
+    model: str | Path | None = field(
+        default=None,
+        validator=optional_checkpoint,
+        metadata={
+            "help": "The checkpoint with the MTP module: a folder, or a name on the model hub. None: the target's."
+        },
+    )
+
+    def default_num_speculative_tokens(self, device: torch.device) -> int:
+        return 1 if self.speculative_token_tree is None else super().default_num_speculative_tokens(device)

@@ -1,0 +1,42 @@
+"""Drafting with an MTP module: chains, and trees of fixed shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from specdec_core import BuildContext, FeatureProposer, ProposerBatch, StaticTree, TreeGrower
+from specdec_proposer_mtp.config import MTPConfig
+from specdec_proposer_mtp.loading import Found, load
+
+
+class MTPProposer(FeatureProposer):
+    """Drafts with the one MTP module of a checkpoint. After the first draft token, its input is its own output."""
+
+    def __init__(self, config: MTPConfig, context: BuildContext, found: Found) -> None:
+        target, tap = context.target, found.family.tap(context.target.num_layers)
+        super().__init__(config, context, (tap,), target.hidden_size, config.draft_window)
+        self._module = load(found, target, self._attention.implementation)
+        self._attention.bind([self._module.attention])
+        context.speed_up(self._module)
+        self._family, self._method = found.family, config.draft_sample_method
+        self._shape = config.shape(context.num_speculative_tokens)
+
+    def grower(self, batch: ProposerBatch) -> TreeGrower:
+        return StaticTree(batch, self._shape, self._method, stopping=self._stop.begin(batch))
+
+    def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        own = self._module.embed
+        return self._context.embed(token_ids) if own is None else own(token_ids)
+
+    def run(
+        self, embedded: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self._module(embedded, features, positions)
+        if rows is not None:
+            hidden = hidden.index_select(0, rows)
+        normed = self._module.norm(hidden)
+        return normed, normed if self._family.recurs_normed else hidden
+
+    def logits(self, outputs: torch.Tensor, requests: np.ndarray) -> torch.Tensor:
+        return self._context.output_head(outputs)

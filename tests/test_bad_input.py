@@ -140,7 +140,7 @@ REQUESTS = [
     ({"logit_bias": {3: 1, 8192: 1}}, rf"logit_bias for token ids \[8192\] are {OUTSIDE}"),
     ({"logprobs": 8193}, "logprobs=8193 is more than the 8192 tokens of the vocabulary: lower it, or give -1 for all"),
     ({"prompt_logprobs": 8193}, "prompt_logprobs=8193 is more than the 8192 tokens"),
-    ({"bad_words": [" "]}, "bad_words has ' ', which has no tokens: leave it out"),
+    ({"bad_words": [" "]}, "bad_words has ' ', and spaces before a word are ignored: give a word"),
     ({"allowed_token_ids": [9, 343], "bad_words": ["("]}, "bad_words forbid all that allowed_token_ids leave"),
     ({"allowed_token_ids": [5, 6], "stop_token_ids": [6, 5], "min_tokens": 1},
      "min_tokens=1, but every token that allowed_token_ids and bad_words leave ends the output: allow more tokens"),

@@ -10,6 +10,7 @@ from specdec_core.api.outputs import (
 from specdec_core.api.prompts import load_tokenizer as load_tokenizer
 from specdec_core.config.engine import EngineConfig as EngineConfig
 from specdec_core.config.fields import (
+    check_text as check_text,
     flag as flag,
     number as number,
     one_of as one_of,

@@ -20,7 +20,7 @@ from specdec_core.cli.screen import printable
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.errors import ConfigError
 from specdec_tools.compare import Comparison, Figures, TimedModel, compare, load_both
-from specdec_tools.files import TitledPrompt, check_writable, read_prompts
+from specdec_tools.files import TitledPrompt, check_writable, read_prompts, write_text
 from specdec_tools.tasks import PROMPTS
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
@@ -95,7 +95,7 @@ def command(
 
     if output is not None:
         settings = {
-            "llm": dict(options.keywords),
+            "llm": {**options.keywords, "max_num_seqs": batch_size},
             "prompts": "built-in" if prompts_file is None else str(prompts_file),
             "batch_size": batch_size,
             "runs": runs,
@@ -104,7 +104,7 @@ def command(
             "seed": seed,
         }
         record = bench_report.record(groups, settings, models[1])
-        output.write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
+        write_text("--output", output, json.dumps(record, indent=1, default=str) + "\n")
     if plot_file is not None:
         bench_report.plot(groups, method, plot_file, title=what)
 

@@ -65,3 +65,19 @@ def check_writable(option: str, file: Path | None) -> None:
         raise ConfigError(f"{option} {str(file)!r} cannot be written: give a file in a folder that exists")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise ConfigError(f"{option} {str(file)!r} cannot be written: permission denied")
+
+
+def write_text(option: str, file: Path, text: str) -> None:
+    """Write a file, whole or not at all. Raises ConfigError if that fails, as on a full disk.
+
+    option: the option's name, such as --output, for the error.
+    """
+    partial = file.with_name(f"{file.name}.partial") if file.is_file() or not file.exists() else file  # not of a pipe
+    try:
+        partial.write_text(text, encoding="utf-8")
+        if partial is not file:
+            partial.replace(file)
+    except OSError as error:
+        if partial is not file:
+            partial.unlink(missing_ok=True)
+        raise ConfigError(f"{option} {str(file)!r} cannot be written: {error.strerror}") from error

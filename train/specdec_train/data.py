@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from specdec_core import ConfigError, shown
+from specdec_core import ConfigError, check_text, shown
 
 SHORTEST = 4
 """Shortest training text in tokens. In shorter ones, a draft head trained over several steps has no label for the later
@@ -113,6 +113,8 @@ def _of_line(tokenizer: Any, line: str, where: str) -> Text:
         raise ConfigError(
             f"{where} is {shown(line, 60)}: give an object with a text, or with a prompt and a completion"
         )
+    for key in keys:
+        check_text(found[key], f"{where} has a {key} that")
     if keys == ("text",):
         return _tokenize(tokenizer, found["text"])
     return join(_tokenize(tokenizer, found["prompt"]).token_ids, _ids(tokenizer, found["completion"], special=False))

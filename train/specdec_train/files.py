@@ -14,6 +14,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from specdec_core import ConfigError, Trainee
+from specdec_core.errors import reason
 from specdec_train.settings import LOCK
 
 STATE, LOG, UNFINISHED = "state.pt", "log.jsonl", ".checkpoint-"
@@ -33,10 +34,27 @@ def lock(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def replace(file: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to. At the end of the `with` block, the written file replaces `file`."""
+    """Yield a temporary path to write to. At the end of the `with` block, the written file replaces `file`. Raises
+    ConfigError if that fails, as on a full disk."""
     partial = file.with_name(f"{file.name}.partial")
-    yield partial
-    partial.replace(file)
+    with writing(file):
+        try:
+            yield partial
+            partial.replace(file)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """Turn exceptions of the `with` block, which writes `file`, into ConfigError."""
+    try:
+        yield
+    except Exception as error:  # torch and safetensors have exceptions of their own for a full disk
+        raise ConfigError(
+            f"{str(file)!r} cannot be written: {reason(error)}. Make room on the disk; --resume then continues the run"
+        ) from error
 
 
 def write_text(file: Path, text: str) -> None:
@@ -73,10 +91,12 @@ def write_checkpoint(folder: Path, trainee: Trainee) -> None:
         if left.is_dir() and not left.is_symlink():
             rmtree(left)
     with TemporaryDirectory(prefix=UNFINISHED, dir=folder) as scratch:
-        trainee.save(Path(scratch))
+        with writing(folder):
+            trainee.save(Path(scratch))
         for file in sorted(each for each in Path(scratch).rglob("*") if each.is_file()):
             to = folder / file.relative_to(scratch)
             to.parent.mkdir(parents=True, exist_ok=True)
+            file.chmod(0o644)  # safetensors' are readable for their owner alone
             file.replace(to)
 
 

@@ -51,6 +51,7 @@ def test_a_folder_of_everything(tmp_path):
     [
         ("a.jsonl", b'{"text": "a"}\n{"words": "a"}', "line 2 is .* give an object with a text, or with a prompt"),
         ("a.jsonl", b"abc", "line 1 is 'abc', which is not JSON"),
+        ("a.jsonl", b'{"text": "\\ud800"}', "line 1 has a text that is not text: character 0 is half of a pair"),
         ("a.txt", b"\xff\xfe\xfd", "is not UTF-8 text"),
         ("a.npy", b"abc", "cannot be read"),
         ("a.npy", b"", "cannot be read"),

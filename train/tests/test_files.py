@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from specdec_core import ConfigError
-from specdec_train.files import LOG, STATE, UNFINISHED, Log, lock, read_state, write_checkpoint
+from specdec_train.files import LOG, STATE, UNFINISHED, Log, lock, read_state, write_checkpoint, write_state
 from specdec_train.generate import _read
 
 
@@ -29,6 +33,38 @@ def test_a_checkpoint_with_folders_is_replaced(tmp_path):
         write_checkpoint(tmp_path, Several(content))
     found = {str(file.relative_to(tmp_path)): file.read_text() for file in tmp_path.rglob("*") if file.is_file()}
     assert found == {"config.json": "second", "templates/one.jinja": "second"}
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """Let no file of this process grow beyond 20,000 bytes, as if the disk were full."""
+    handler, limit = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_is_an_error_in_words(tmp_path, small_files):
+    write_state(tmp_path, {"step": 1})
+    for write in (
+        lambda: write_state(tmp_path, {"trainee": torch.zeros(100_000)}),
+        lambda: write_checkpoint(tmp_path, Several("x" * 100_000)),
+    ):
+        with pytest.raises(ConfigError, match=r"cannot be written: .*Make room on the disk"):
+            write()
+    assert [file.name for file in tmp_path.iterdir()] == [STATE]
+    assert torch.load(tmp_path / STATE) == {"step": 1}, "what was there before is whole"
+
+
+def test_others_may_read_a_checkpoint(tmp_path):
+    class Secretive(Several):
+        def save(self, folder: Path) -> None:
+            super().save(folder)
+            (folder / "config.json").chmod(0o600)  # as safetensors makes its files
+
+    write_checkpoint(tmp_path, Secretive("first"))
+    assert os.stat(tmp_path / "config.json").st_mode & 0o777 == 0o644
 
 
 def test_what_a_killed_save_left_is_removed(tmp_path):

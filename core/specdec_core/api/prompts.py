@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 from transformers import AutoTokenizer
 
 from specdec_core.config.engine import EngineConfig
-from specdec_core.config.fields import refuse_unknown, shown
+from specdec_core.config.fields import check_text, refuse_unknown, shown
 from specdec_core.errors import ConfigError, reason
 from specdec_core.models.embedded import resolve_model
 from specdec_core.models.hub import require
@@ -115,12 +115,7 @@ class PromptReader:
     def _tokenize(self, text: str, *, add_special_tokens: bool) -> TokenizedPrompt:
         if self.tokenizer is None:
             raise ConfigError("skip_tokenizer_init=True left out the tokenizer: give {'prompt_token_ids': [...]}")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(
-                f"prompt {shown(text, 40)} is not text: character {error.start} is half of a pair"
-            ) from error
+        check_text(text, f"prompt {shown(text, 40)}")
         # verbose: that a text is longer than the model's context is told better once the request is checked
         found = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
         token_ids: list[int] = found.input_ids

@@ -277,13 +277,17 @@ def strings(name: str, value: Any) -> tuple[str, ...]:
     if any(not isinstance(each, str) or not each for each in found):
         raise ConfigError(f"{name}={shown(value)} must be a non-empty string or a list of them")
     for each in found:
-        try:
-            each.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(
-                f"{name} has {shown(each)}, which is not text: character {error.start} is half of a pair"
-            ) from error
+        check_text(each, f"{name} has {shown(each)}, which")
     return found
+
+
+def check_text(text: str, what: str) -> None:
+    """Raise ConfigError, which begins with `what`, if text cannot be written in UTF-8: half of a surrogate pair is in
+    it, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{what} is not text: character {error.start} is half of a pair") from error
 
 
 def token_ids(name: str, value: Any) -> tuple[int, ...]:

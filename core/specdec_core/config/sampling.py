@@ -139,8 +139,8 @@ class SamplingParams:
     )
     bad_words: Sequence[str] = option(
         None,
-        "The output never has one of these, with or without a space before it: the last token of each is forbidden "
-        "where the output ends with the others.",
+        "The output never has one of these, with or without spaces before it, as tokens of its own: the last token of "
+        "each is forbidden where the output ends with the others. A word inside of a longer token is not found.",
         default=(),
         allowed="a string, or several",
         converter=partial(strings, "bad_words"),

@@ -18,18 +18,18 @@ NOTHING = -1  # before the output's first token
 def tokenize_words(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
     """Tokenize each word twice: without and with a space before it.
 
-    The token ids with a space are left out if they begin with the same token or differ in number from those without.
-    Raises ConfigError for a word without tokens.
+    Spaces before a word are ignored. The token ids with a space are left out if they begin with those without, as where
+    the tokenizer makes the space a token of its own. Raises ConfigError for a word of spaces alone.
     """
     found: list[list[int]] = []
     for word in words:
         bare = word.lstrip()
         token_ids: list[int] = tokenizer(bare, add_special_tokens=False).input_ids
         if not token_ids:
-            raise ConfigError(f"bad_words has {word!r}, which has no tokens: leave it out")
+            raise ConfigError(f"bad_words has {word!r}, and spaces before a word are ignored: give a word")
         found.append(token_ids)
         spaced: list[int] = tokenizer(f" {bare}", add_special_tokens=False).input_ids
-        if len(spaced) == len(token_ids) and spaced[0] != token_ids[0]:
+        if spaced[0] != token_ids[0] and spaced[-len(token_ids) :] != token_ids:
             found.append(spaced)
     return found
 

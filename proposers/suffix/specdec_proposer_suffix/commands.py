@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from specdec_core import ConfigError, shown
+from specdec_core import ConfigError, check_text, shown
 
 
 @click.group()
@@ -67,4 +67,5 @@ def _text_of(line: str, field: str, where: str) -> str:
         raise ConfigError(f"{where} is {shown(line, 60)}: give a JSON object with a text as {field!r}") from error
     if not isinstance(text, str):
         raise ConfigError(f"{where} has {shown(text, 60)} as {field!r}: give a text")
+    check_text(text, f"{where} has {shown(text, 60)} as {field!r}, which")
     return text

@@ -46,6 +46,7 @@ def test_a_corpus_becomes_a_cache_that_drafts(tmp_path: Path):
         ("a.jsonl", b'{"text": 3}', r"line 1 has 3 as 'text'"),
         ("a.jsonl", b'{"other": "x"}', r"line 1 is '\{\"other.*give a JSON object with a text as 'text'"),
         ("a.jsonl", b"[]\n", "give a JSON object"),
+        ("a.jsonl", b'{"text": "\\ud800"}', "line 1 has '\\ud800' as 'text', which is not text"),
         ("a.jsonl", b"{", "give a JSON object"),
         ("a.txt", b"\xff\xfe\xff", "not UTF-8"),
     ],

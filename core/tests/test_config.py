@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from attrs import evolve, field, fields, frozen
 
-from specdec_core import ConfigError, DraftModelConfig, EngineConfig, SpeculativeConfig, whole_number
+from specdec_core import ConfigError, DraftModelConfig, DraftTreeConfig, EngineConfig, SpeculativeConfig, whole_number
 from specdec_core.api.arguments import speculative_mapping
 
 
@@ -183,3 +183,11 @@ print(EngineConfig(model="m", quantization={"b": set("abcdefgh"), "a": (1, 2)}, 
 def test_what_has_no_stable_form_is_not_hashed() -> None:
     with pytest.raises(ConfigError, match="no stable form"):
         EngineConfig(model="m", quantization={"object": object()}).compute_hash()
+
+
+def test_a_chain_has_an_end():
+    DraftTreeConfig().check(4096)
+    with pytest.raises(
+        ConfigError, match="num_speculative_tokens=4097, but drafts of a model or head have at most 4096"
+    ):
+        DraftTreeConfig().check(4097)

@@ -65,6 +65,17 @@ def without_a_part(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def with_an_index_without(key: str) -> Damage:
+    def damage(folder: Path) -> None:
+        names = dict.fromkeys(load_file(folder / "model.safetensors"), "model-1.safetensors")
+        (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+        index = {"metadata": {}, "weight_map": names}
+        del index[key]
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    return damage
+
+
 WEIGHTS = {
     "no file": (lambda folder: (folder / "model.safetensors").unlink(), ConfigError, "weights .*model.safetensors"),
     "empty": (rewritten("model.safetensors", lambda data: b""), ConfigError, "weights .* header too small"),
@@ -83,6 +94,17 @@ TENSORS = {
     "another width": (config(intermediate_size=80), CompatibilityError, r"mismatched_keys.*down_proj.*\[64, 80\]"),
     "a layer too many": (config(num_hidden_layers=4), CompatibilityError, r"missing_keys.*model\.layers\.3"),
     "another vocabulary": (config(vocab_size=201), CompatibilityError, r"mismatched_keys.*lm_head.*\[201, 64\]"),
+    "an index without metadata": (
+        with_an_index_without("metadata"),
+        ConfigError,
+        "'metadata' is missing in their index",
+    ),
+    "an index without names": (with_an_index_without("weight_map"), ConfigError, "'weight_map' is missing in their"),
+    "a text to end with": (
+        lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": "x"}'),
+        CompatibilityError,
+        "eos_token_id of the model's .* is 'x', and should be a token id",
+    ),
     "not a number": (
         weights(lambda tensors: tensors["model.norm.weight"].fill_(float("nan"))),
         CompatibilityError,
@@ -119,3 +141,11 @@ def test_a_pickle_that_runs_code_is_refused(folder: Path, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"hold more than tensors.*convert them to safetensors"):
         LLM(str(folder), **SETTINGS)
     assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("how", [LLM, dry_run])
+def test_a_revision_of_code_that_there_is_not(how: Any, folder: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"code_revision='x' is of a checkpoint's own code, and .* has none: leave it"
+    ):
+        how(str(folder), code_revision="x", **SETTINGS)

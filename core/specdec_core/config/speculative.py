@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import torch
 
 MOST_DRAFT_TOKENS = 2**16
+LONGEST_CHAIN = 4096
+"""Draft tokens of a draft model or head in one step. `TokenTree` lists every node's path, so memory is quadratic."""
 MOST_COST = 100
 DEFAULT_CHAIN = 5
 """Draft tokens of a chain where users give no number."""
@@ -132,7 +134,13 @@ class DraftTreeConfig:
         return DEFAULT_CHAIN if tree is None else len(tree.paths)
 
     def check(self, num_speculative_tokens: int) -> None:
-        """Raise ConfigError if the tree's shape has fewer draft tokens than num_speculative_tokens."""
+        """Raise ConfigError if the tree's shape has fewer draft tokens than num_speculative_tokens, or if it is a chain
+        of more than LONGEST_CHAIN."""
+        if self.speculative_token_tree is None and num_speculative_tokens > LONGEST_CHAIN:
+            raise ConfigError(
+                f"num_speculative_tokens={num_speculative_tokens}, but drafts of a model or head have at most "
+                f"{LONGEST_CHAIN} tokens: lower it"
+            )
         if self.speculative_token_tree is not None:
             self.speculative_token_tree.check_holds(num_speculative_tokens)
 

@@ -133,6 +133,11 @@ def load_config(source: ModelSource) -> PretrainedConfig:
         raise CompatibilityError(
             f"transformers has no causal language model of type {config.model_type!r}: use a model of another family"
         )
+    if source.code_revision is not None and not auto_map:
+        raise ConfigError(
+            f"code_revision={shown(source.code_revision)} is of a checkpoint's own code, and {path!r} has none: leave "
+            f"it out"
+        )
     check_layer_types(config.get_text_config())
     return config
 
@@ -170,6 +175,8 @@ def load_weights(
             **{key: value for key, value in given.items() if value is not None},
         )
     except KeyError as error:
+        if IMPLEMENTATION not in str(error) and not set(error.args) & _texts(config.to_dict()):
+            raise ConfigError(f"the weights of {path!r} cannot be loaded: {error} is missing in their index") from error
         raise no_attention(config, error) from error
     except UnpicklingError as error:
         raise ConfigError(
@@ -187,6 +194,13 @@ def load_weights(
     if not quantized:
         model.to(source.device)
     return model.eval().requires_grad_(False)
+
+
+def _texts(values: Any) -> set[str]:
+    """All texts in nested dicts and lists."""
+    if isinstance(values, dict | list):
+        return set().union(*map(_texts, values.values() if isinstance(values, dict) else values))
+    return {values} if isinstance(values, str) else set()
 
 
 def no_attention(config: PretrainedConfig, error: KeyError) -> CompatibilityError:

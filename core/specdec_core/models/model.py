@@ -11,6 +11,7 @@ from attrs import frozen
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from specdec_core.config.fields import shown
 from specdec_core.contracts.kv import KVLayout, KVMetadata, Visibility
 from specdec_core.contracts.proposer import Plan
 from specdec_core.contracts.target import TargetInfo
@@ -48,9 +49,7 @@ class Model:
         self._factors = EmbeddingAndHead.of(record, text_config)
         self._attention_modules = sites.modules
         self._embedding = self._model.get_input_embeddings()
-        given = (getattr(each, "eos_token_id", None) for each in (self._model.generation_config, text_config))
-        eos = next((each for each in given if each is not None), ())
-        self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos)
+        self.eos_token_ids = _eos_token_ids(self._model.generation_config, text_config)
         self._features: dict[str, torch.Tensor] = {}
         self._output_rows: Callable[[torch.Tensor], torch.Tensor] | None = None
 
@@ -128,6 +127,19 @@ class Model:
             backbone.register_forward_hook(lambda module, args, out: keep(out.last_hidden_state))
         else:
             register_tap(_decoder_layers(self._model, self._attention_modules), tap, keep)
+
+
+def _eos_token_ids(*configs: Any) -> frozenset[int]:
+    """Return the end-of-text tokens that the first of these configurations with any states. Raises CompatibilityError
+    if they are no token ids."""
+    eos = next((each for config in configs if (each := getattr(config, "eos_token_id", None)) is not None), ())
+    found = list(eos) if isinstance(eos, list | tuple) else [eos]
+    if not all(type(each) is int for each in found):
+        raise CompatibilityError(
+            f"eos_token_id of the model's generation_config.json or config.json is {shown(eos)}, and should be a token "
+            f"id or a list of them: correct it"
+        )
+    return frozenset(found)
 
 
 def speed_up(module: nn.Module, ops: Mapping[str, Callable[..., Any]]) -> None:

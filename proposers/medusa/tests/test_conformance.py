@@ -49,12 +49,14 @@ class TestSampledChain(_Heads):
     options = MappingProxyType({"draft_sample_method": "probabilistic"})
 
 
+@pytest.mark.nightly
 class TestSampledTree(_Heads):
     num_speculative_tokens = 6
     name = "vLLM, some tokens of all"
     options = MappingProxyType({"medusa_choices": TREE, "draft_sample_method": "probabilistic"})
 
 
+@pytest.mark.nightly
 class TestAdaptiveTree(_Heads):
     num_speculative_tokens = 6
     options = MappingProxyType({"medusa_choices": TREE, **ADAPTIVE})

@@ -55,11 +55,13 @@ class TestTree(_Speculator):
     options = MappingProxyType({"speculative_token_tree": TREE})
 
 
+@pytest.mark.nightly
 class TestSampledTree(_Speculator):
     num_speculative_tokens = 6
     options = MappingProxyType({"speculative_token_tree": TREE, "draft_sample_method": "probabilistic"})
 
 
+@pytest.mark.nightly
 class TestAdaptiveChain(_Speculator):
     num_speculative_tokens = 4
     options = MappingProxyType(ADAPTIVE)

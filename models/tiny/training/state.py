@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from .model import Trainee
 
@@ -50,6 +51,18 @@ def restore(path: Path, trainee: Trainee, optimizers: list[torch.optim.Optimizer
     for optimizer, saved in zip(optimizers or [], state["optimizers"], strict=False):
         optimizer.load_state_dict(saved)
     return Progress(**state["progress"])
+
+
+def start_from(folder: Path, trainee: Trainee, tokens: int) -> Progress:
+    """Begin a run with the weights of an exported model, and with new optimizer states.
+
+    folder: the model's folder. tokens: number of tokens that it was trained on.
+    """
+    weights = load_file(folder / "model.safetensors")
+    with torch.no_grad():
+        for name, master in trainee.masters.items():
+            master.copy_(weights[name])
+    return Progress(tokens=tokens)
 
 
 def truncate_history(path: Path, tokens: int) -> None:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from .data import BATCH_UNITS, UNIT, Units, spread_units
 from .model import Trainee
-from .state import Progress, restore, rewind, save, truncate_history
+from .state import Progress, restore, rewind, save, start_from, truncate_history
 
 WARM_UP_STEPS = 100
 STABLE_LENGTHS = ((0.6, 512), (1.0, 1024))
@@ -116,11 +116,15 @@ def report(point: dict[str, Any], progress: Progress, tokens: int, step_seconds:
     )
 
 
-def train(work: Path, tokens: int, decay_tokens: int, peak: float, seed: int = 0) -> Progress:
+def train(
+    work: Path, tokens: int, decay_tokens: int, peak: float, start: Path | None = None, seen: int = 0, seed: int = 0
+) -> Progress:
     """Train the tiny model on ``tokens`` tokens. The learning rate decays over the last ``decay_tokens`` of these.
 
     work: folder of the corpus and the checkpoints.
     peak: the highest learning rate.
+    start: folder of an exported model whose weights a new run begins with; None: random ones.
+    seen: number of tokens that this model was trained on. They count as tokens of this run.
     """
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     (work / "pid").write_text(str(os.getpid()))
@@ -130,6 +134,8 @@ def train(work: Path, tokens: int, decay_tokens: int, peak: float, seed: int = 0
     if (work / "checkpoint.pt").exists():
         progress = restore(work / "checkpoint.pt", trainee, optimizers)
         print(f"resumed at step {progress.step}, {progress.tokens / 1e6:.2f}M tokens", flush=True)
+    elif start is not None:
+        progress = start_from(start, trainee, seen)
     truncate_history(work / "loss.jsonl", progress.tokens)
     trainee.sync()
     durations: deque[float] = deque(maxlen=100)
@@ -179,6 +185,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--tokens", type=float, default=18e6, help="tokens to train on")
     options.add_argument("--decay-tokens", type=float, default=3.2e6, help="tokens of the final decay")
     options.add_argument("--peak", type=float, default=3e-3, help="peak learning rate")
+    options.add_argument("--start", type=Path, help="folder of an exported model to begin with")
+    options.add_argument("--seen", type=float, default=0, help="tokens that this model was trained on")
+    options.add_argument("--seed", type=int, default=0, help="of the order of the training data")
     options.add_argument("--rewind", action="store_true", help="continue a finished run from before its decay")
     return options
 
@@ -187,7 +196,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Train with the given command-line options; with --rewind, first go back to the checkpoint before the decay."""
     if arguments.rewind:
         rewind(arguments.work)
-    train(arguments.work, int(arguments.tokens), int(arguments.decay_tokens), arguments.peak)
+    numbers = int(arguments.tokens), int(arguments.decay_tokens), arguments.peak
+    train(arguments.work, *numbers, arguments.start, int(arguments.seen), arguments.seed)
 
 
 if __name__ == "__main__":

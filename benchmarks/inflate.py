@@ -51,7 +51,11 @@ def inflate(model: Path, folder: Path, times: int, drafts: Path | None = None, s
     shutil.copytree(model, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
     deeper = config | {"num_hidden_layers": times * config["num_hidden_layers"]}
     _write(deeper, folder / "config.json")
-    save_file(_deeper(checkpoint.load(), times, seed), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        _deeper(checkpoint.load(checkpoint.shapes), times, seed),
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     for draft in sorted((drafts or model / "drafts").glob("*/")):
         inflate_draft(draft, folder / "drafts" / draft.name, _info(str(model), config), times)
 

@@ -240,9 +240,9 @@ def headline(record: dict[str, Any]) -> str:
         row for row in record["rows"] if row["speculative_config"]["method"] == "suffix" and row["prompts"] == "edits"
     )
     ups = {cell["temperature"]: cell["speed_up"] for cell in row["cells"] if cell["batch_size"] == 1}
-    shown = f"decodes edits of code {ups[0]:.1f} times as fast as plain decoding, and {ups[1]:.1f} times as fast"
+    shown = f"decodes edits of code {ups[0]:.2f} times as fast as plain decoding, and {ups[1]:.2f} times as fast"
     setting = f"one request at a time, a model of 10M parameters, {record['machine']['threads']} CPU cores"
-    return f"**`suffix` {shown}\nat temperature 1** ({setting}).\n[The table](#methods) has every method."
+    return f"**`suffix` {shown}\nat temperature 1** ({setting}).\n[The table](#methods) has other methods."
 
 
 END = "<!-- measured: end -->"

@@ -14,7 +14,6 @@ import torch
 from filelock import FileLock, Timeout
 
 from specdec_core import ConfigError, Trainee
-from specdec_core.errors import reason
 from specdec_train.settings import LOCK
 
 STATE, LOG, UNFINISHED = "state.pt", "log.jsonl", ".checkpoint-"
@@ -53,7 +52,7 @@ def writing(file: Path) -> Iterator[None]:
         yield
     except Exception as error:  # torch and safetensors have exceptions of their own for a full disk
         raise ConfigError(
-            f"{str(file)!r} cannot be written: {reason(error)}. Make room on the disk; --resume then continues the run"
+            f"{str(file)!r} cannot be written: {error}. Make room on the disk; --resume then continues the run"
         ) from error
 
 

@@ -87,6 +87,6 @@ def specdec_commands() -> Sequence[click.Command]:
 def specdec_step_finished(report: StepReport) -> None:
     """Receive a report of each finished step, for metrics and logs.
 
-    Called after the step's tokens were emitted, by every engine that loaded the plugin. Do not change the report. Any
-    plugin may implement it. The engine waits for it. If it raises, the step's caller gets a PluginError.
+    Called after the step's tokens were emitted, by every engine that loaded the plugin. report: read only. Any plugin
+    may implement it. The engine waits for it. If it raises, the step's caller gets a PluginError.
     """

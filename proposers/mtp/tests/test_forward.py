@@ -9,20 +9,15 @@ import mtp_reference as reference
 import pytest
 import torch
 from attrs import evolve
+from published_families import MORE, PUBLISHED
 
-from specdec_proposer_mtp.families import FAMILIES, Family
+from specdec_proposer_mtp.families import Family
 from specdec_proposer_mtp.loading import layer_config, names_in_module
 from specdec_proposer_mtp.module import MTPModule, kv_layout
 
-PUBLISHED = {family.name: family for family in FAMILIES if family.name != "llama"}
 RULES = ("zero_position_0", "recur", "final_norm", "hidden_first")  # keys of the reference, not of config.json
 NUM_SLOTS = 7
 TOLERANCE = 1e-4  # transformers computes norms, softmax and routers in float32
-MORE: dict[str, dict[str, Any]] = {  # keys of published config.json files that the reference does not read
-    "deepseek_v3": {"num_key_value_heads": 4},
-    "longcat_flash": {"num_key_value_heads": 4, "head_dim": 4},
-}
-
 Change = Callable[[Family], Family]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import mtp_reference as reference
 import pytest
 import torch
+from published_families import MORE, PUBLISHED
 from safetensors.torch import load_file, save_file
-from test_forward import MORE, PUBLISHED
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specdec_core import LLM, CompatibilityError, Observation, SamplingParams

@@ -39,8 +39,8 @@ class DraftStop:
     `begin` and passes the result to `StaticTree` or `DynamicTree`.
 
     forwards_roots: whether drafting begins with a forward pass over each request's last token. If so, the first level
-        costs as much as any other; else it costs nothing. True for a draft model; False for a draft head, which uses
-        the target's hidden states.
+        costs as much as any other; else it costs nothing. True for a draft model and for `LastHiddenProposer`; False
+        for `FeatureProposer`, whose `observe` has run the head on the last token already.
     """
 
     def __init__(self, config: DraftStopConfig, max_num_seqs: int, *, forwards_roots: bool = False) -> None:

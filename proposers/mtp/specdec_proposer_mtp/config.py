@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from specdec_core import DraftHeadConfig, DraftWindowConfig, optional_checkpoint
+from specdec_core import ConfigError, DraftHeadConfig, DraftWindowConfig, optional_checkpoint, shown
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +25,14 @@ class MTPConfig(DraftHeadConfig, DraftWindowConfig):
             "help": "The checkpoint with the MTP module: a folder, or a name on the model hub. None: the target's."
         },
     )
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        if self.revision is not None and self.model is None:
+            raise ConfigError(
+                f"revision={shown(self.revision)} is of the checkpoint that model names, and there is none: name one, "
+                f"or leave revision out to use the target's checkpoint"
+            )
 
     def default_num_speculative_tokens(self, device: torch.device) -> int:
         return 1 if self.speculative_token_tree is None else super().default_num_speculative_tokens(device)

@@ -133,7 +133,7 @@ FAMILIES = (
         num_modules=None,
         has_layer=False,
     ),
-    # This project's own, for Llama targets such as its embedded model: DeepSeek's names.
+    # This project's own, for Llama targets: DeepSeek's names. No published checkpoint has such a module.
     Family("llama", "", "llama.Llama", DEEPSEEK, COPIES),
 )
 

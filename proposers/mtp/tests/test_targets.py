@@ -13,8 +13,9 @@ from published_families import MORE, PUBLISHED
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specdec_core import LLM, CompatibilityError, Observation, SamplingParams
+from specdec_core import LLM, CompatibilityError, ConfigError, Observation, SamplingParams
 from specdec_core.api.arguments import dry_run
+from specdec_proposer_mtp.config import MTPConfig
 from specdec_proposer_mtp.families import Family
 from specdec_proposer_mtp.loading import names_in_module
 from specdec_proposer_mtp.proposer import MTPProposer
@@ -118,6 +119,11 @@ def test_other_names_of_the_method_are_taken_with_a_warning(tmp_path: Path) -> N
     with pytest.warns(UserWarning, match="the method 'glm4_moe_mtp' is called 'mtp' here"):
         found = dry_run(tmp_path, speculative_config={"method": "glm4_moe_mtp"}, **SETTINGS).speculative
     assert (found.method, found.num_speculative_tokens) == ("mtp", 1)
+
+
+def test_a_revision_without_a_checkpoint_is_refused() -> None:
+    with pytest.raises(ConfigError, match="revision='main' is of the checkpoint that model names, and there is none"):
+        MTPConfig(revision="main")
 
 
 def test_a_checkpoint_without_a_module_is_refused(tmp_path: Path) -> None:

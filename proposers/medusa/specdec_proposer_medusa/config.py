@@ -69,6 +69,11 @@ class MedusaConfig(DraftHeadConfig):
         given = [name for name in names if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} each give the tree's shape: leave out all but one")
+        if self.medusa_head_accuracies is not None and self.draft_sample_method != "greedy":
+            raise ConfigError(
+                f"medusa_head_accuracies builds trees of top-k tokens, and draft_sample_method="
+                f"{self.draft_sample_method!r} samples chains: leave out the one or the other"
+            )
 
     @property
     def tree(self) -> TokenTree | None:

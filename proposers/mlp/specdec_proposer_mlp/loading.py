@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from math import prod
 
 import torch
 from attrs import frozen
@@ -14,6 +15,7 @@ from specdec_proposer_mlp.head_config import SpeculatorConfig
 from specdec_proposer_mlp.module import Speculator
 
 PREFIX = "speculator."
+MOST_PATHS = 4096  # each is computed, whether it is drafted or not
 
 
 @frozen(eq=False)
@@ -66,6 +68,11 @@ def _check_options(options: MLPSpeculatorConfig, head: SpeculatorConfig, num_spe
         raise ConfigError(
             f"top_k_tokens_per_head={list(top_k)} has {len(top_k)} numbers, but the MLP speculator "
             f"{str(options.model)!r} has {head.n_predict} heads: give a number for each"
+        )
+    if options.n_candidates is not None and not options.n_candidates <= prod(top_k) <= MOST_PATHS:
+        raise ConfigError(
+            f"top_k_tokens_per_head={list(top_k)} makes {prod(top_k)} paths, of which n_candidates="
+            f"{options.n_candidates} are drafted: it must make at least as many, and at most {MOST_PATHS}"
         )
 
 

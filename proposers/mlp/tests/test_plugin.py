@@ -119,6 +119,8 @@ def test_the_published_speculator_is_named(tmp_path):
         ({"top_k_tokens_per_head": [3, 2, 1]}, r"top_k_tokens_per_head=\[3, 2, 1\] is for a tree: give n_candidates"),
         ({"n_candidates": 2, "top_k_tokens_per_head": [3, 2]}, "has 2 numbers, but .* has 3 heads"),
         ({"n_candidates": 2, "top_k_tokens_per_head": [3, 0, 1]}, "is not a list of whole numbers from 1 to 64"),
+        ({"n_candidates": 7, "top_k_tokens_per_head": [3, 2, 1]}, "makes 6 paths, of which n_candidates=7 are drafted"),
+        ({"n_candidates": 2, "top_k_tokens_per_head": [64, 64, 2]}, "makes 8192 paths, .* and at most 4096"),
         ({"n_candidates": 2, "top_k_tokens_per_head": 3}, "top_k_tokens_per_head=3 is not a list"),
         ({"n_candidates": 2, "speculative_token_tree": TREE}, "n_candidates=2 .* and speculative_token_tree other"),
         (

@@ -134,6 +134,7 @@ def test_calls_of_a_real_gpu(work, num_blocking, num_launches):
     assert found["kernel_launches_per_step"] == 2 * num_launches + 1, found
 
 
+@pytest.mark.nightly
 def test_small_mode(tmp_path):
     output = tmp_path / "gpu.json"
     options = ["--small", "--device", "cpu", "--only", "tiny", "--max-tokens", "8", "--batches", "1", "2"]

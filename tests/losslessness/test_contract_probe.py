@@ -49,8 +49,15 @@ def plain(probed_model: Path, asked: list[Asked]) -> list[list[int]]:
     return plain_outputs(probed_model, asked)
 
 
-@pytest.mark.parametrize("style", ["chosen", "sampled"])
-@pytest.mark.parametrize("layer", ["own", "llama"])
+@pytest.mark.parametrize(
+    ("layer", "style"),
+    [
+        ("own", "chosen"),
+        ("llama", "sampled"),
+        pytest.param("own", "sampled", marks=pytest.mark.nightly),
+        pytest.param("llama", "chosen", marks=pytest.mark.nightly),
+    ],
+)
 def test_drafts_are_those_computed_from_scratch(
     layer: str, style: str, probed_model: Path, asked: list[Asked], plain: list[list[int]], kv_manager: str
 ) -> None:
@@ -83,7 +90,7 @@ def test_drafts_share_cached_prefixes(fault: Any, probed_model: Path, asked: lis
         check_outputs(outcome, some, plain_outputs(probed_model, some))
 
 
-@pytest.mark.parametrize("kv_manager", ["paged", "prefix"])
+@pytest.mark.parametrize("kv_manager", [pytest.param("paged", marks=pytest.mark.nightly), "prefix"])
 def test_late_observations_make_no_difference(kv_manager: str, probed_model: Path, asked: list[Asked]) -> None:
     outcome = run(probed_model, asked, **PROBED, kv_manager=kv_manager, is_off=off_now_and_then, sums=False)
     dense = DenseDraft(probed_model, "own", "chosen", sums=False)

@@ -117,8 +117,15 @@ def num_plain_steps(outcome: Outcome) -> int:
     return total
 
 
-@pytest.mark.parametrize("method", ["greedy", "probabilistic"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "method"),
+    [
+        ("chain", "greedy"),
+        ("tree", "probabilistic"),
+        pytest.param("chain", "probabilistic", marks=pytest.mark.nightly),
+        pytest.param("tree", "greedy", marks=pytest.mark.nightly),
+    ],
+)
 def test_drafts_are_those_computed_from_scratch(
     shape: str, method: str, target: Path, draft: Path, asked: list[Asked]
 ) -> None:
@@ -150,7 +157,7 @@ def half_of_them_never_draft(request: Any) -> bool:
 @pytest.mark.parametrize(
     ("is_off", "fault"),
     [
-        (None, None),
+        pytest.param(None, None, marks=pytest.mark.nightly),
         (off_now_and_then, None),
         (half_of_them_never_draft, None),
         (half_of_them_never_draft, observed_tokens_are_said_to_be_stored),
@@ -172,7 +179,7 @@ def test_cached_prefixes_and_steps_without_drafts_make_no_difference(
     check_outputs(outcome, some, plain_outputs(target, some))
 
 
-@pytest.mark.parametrize("window", [2, 7])
+@pytest.mark.parametrize("window", [pytest.param(2, marks=pytest.mark.nightly), 7])
 @pytest.mark.parametrize(("shape", "method"), [("chain", "greedy"), ("tree", "probabilistic")])
 def test_drafts_with_a_window_are_those_computed_from_scratch(
     shape: str, method: str, window: int, target: Path, draft: Path, asked: list[Asked]
@@ -219,7 +226,9 @@ def check_drafts(outcome: Outcome, scratch: DraftModelFromScratch, asked: list[A
     assert min(happened.values()) >= 3, happened
 
 
-@pytest.mark.parametrize(("shape", "method"), [("chain", "greedy"), ("tree", "probabilistic")])
+@pytest.mark.parametrize(
+    ("shape", "method"), [pytest.param("chain", "greedy", marks=pytest.mark.nightly), ("tree", "probabilistic")]
+)
 def test_levels_of_a_fixed_size_make_the_same_drafts(
     shape: str, method: str, target: Path, draft: Path, asked: list[Asked], monkeypatch: Patch
 ) -> None:

@@ -102,7 +102,8 @@ def from_scratch(head: TinyHead, method: str, way: str, target: Path, **options:
     return EagleFromScratch(target, head, TAPS[method], **kind, is_sampled="sampled" in way, **options)
 
 
-BY_NIGHT = [("eagle", "sampled chain"), ("eagle", "tree")]  # eagle3 runs them by day, too
+BY_NIGHT = [("eagle", "sampled chain"), ("eagle", "tree"), ("eagle", "sampled tree"), ("eagle3", "chain")]
+"""The other method runs them by day, too."""
 
 
 @pytest.mark.parametrize(
@@ -126,8 +127,16 @@ def test_drafts_are_those_computed_from_scratch(
     assert set(outcome.journal.num_in_batch) == set(range(1, 9))
 
 
-@pytest.mark.parametrize("fault", [None, what_follows_a_slot_is_ignored], ids=lambda fault: fault and fault.__name__)
-@pytest.mark.parametrize("is_off", [None, off_now_and_then], ids=["always", "now and then"])
+@pytest.mark.parametrize(
+    ("is_off", "fault"),
+    [
+        (off_now_and_then, None),
+        (None, what_follows_a_slot_is_ignored),
+        pytest.param(None, None, marks=pytest.mark.nightly),
+        pytest.param(off_now_and_then, what_follows_a_slot_is_ignored, marks=pytest.mark.nightly),
+    ],
+    ids=lambda value: value and value.__name__,
+)
 def test_cached_prefixes_and_late_observations_make_no_difference(
     is_off: Any, fault: Any, target: Path, heads: dict[str, TinyHead], asked: list[Asked], monkeypatch: Patch
 ) -> None:
@@ -144,7 +153,7 @@ def test_cached_prefixes_and_late_observations_make_no_difference(
 
 
 @pytest.mark.parametrize("window", [pytest.param(2, marks=pytest.mark.nightly), 5])
-@pytest.mark.parametrize("way", ["sampled chain", "tree", "dynamic tree"])
+@pytest.mark.parametrize("way", [pytest.param("sampled chain", marks=pytest.mark.nightly), "tree", "dynamic tree"])
 @pytest.mark.parametrize("method", [pytest.param("eagle", marks=pytest.mark.nightly), "eagle3"])
 def test_drafts_with_a_window_are_those_computed_from_scratch(
     method: str, way: str, window: int, target: Path, heads: dict[str, TinyHead], asked: list[Asked]
@@ -167,7 +176,9 @@ def test_wrong_windows_are_noticed(
     assert next(mismatches(outcome, scratch, len(outcome.journal.drafts)), None) is not None
 
 
-@pytest.mark.parametrize("way", ["sampled chain", "sampled tree", "dynamic tree"])
+@pytest.mark.parametrize(
+    "way", [pytest.param("sampled chain", marks=pytest.mark.nightly), "sampled tree", "dynamic tree"]
+)
 def test_levels_of_a_fixed_size_make_the_same_drafts(
     way: str, target: Path, heads: dict[str, TinyHead], asked: list[Asked], monkeypatch: Patch
 ) -> None:
@@ -204,7 +215,8 @@ def test_dead_entries_that_overwrite_others_are_noticed(
 
 
 @pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=pytest.mark.nightly if way in ("chain", "tree") else ()) for way in WAYS]
+    "way",
+    [pytest.param(way, marks=() if way in ("sampled tree", "dynamic tree") else pytest.mark.nightly) for way in WAYS],
 )
 def test_tokens_of_the_context_are_drafted(
     way: str, target: Path, heads: dict[str, TinyHead], asked: list[Asked]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from projects import FOLDERS, with_dependencies
 
 
@@ -14,6 +15,7 @@ def test_single_packages(environment, sources):
     assert {plugin["status"] for plugin in plugins} == {"ok"}
 
 
+@pytest.mark.nightly
 def test_all_packages(environment, sources):
     """Installing the repository's root installs every package as a separate distribution. The distribution `specdec`
     itself holds only metadata."""

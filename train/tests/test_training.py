@@ -124,7 +124,9 @@ def killed_in(spec: ProposerSpec, num_steps: int) -> ProposerSpec:
     return attrs.evolve(spec, train=recipe)
 
 
-@pytest.mark.parametrize(("method", "killed_after"), [("eagle", 8), ("draft_model", 3)])
+@pytest.mark.parametrize(
+    ("method", "killed_after"), [("eagle", 8), pytest.param("draft_model", 3, marks=pytest.mark.nightly)]
+)
 def test_a_run_that_was_killed_ends_the_same(method, killed_after, specs, folder, tmp_path):
     given = {"steps": 12, "save_every": 5, "evaluate_every": 6, "log_every": 1, "eval_prompts": 2, "eval_tokens": 8}
     run(specs[method], folder, tmp_path / "whole", **given)

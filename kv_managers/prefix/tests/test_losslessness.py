@@ -1,7 +1,7 @@
 """Runs tests of tests/losslessness with the KV manager `prefix`. They check that the engine's outputs equal the
 target's own.
 
-By default they run on one target model, nightly on all, and with more ways of sampling.
+By default they run with one proposer on one target model, nightly with all of both, and with more ways of sampling.
 `SPECDEC_KV_MANAGER=prefix pytest tests/losslessness` runs the whole suite with this KV manager.
 """
 
@@ -17,7 +17,8 @@ import pytest
 ROOT = Path(__file__).parents[3]
 OTHER_TARGETS = "qwen3 or embedded"
 RUNS = [
-    (("test_engine_properties",), f"not ({OTHER_TARGETS})", ()),
+    (("test_engine_properties",), f"not ({OTHER_TARGETS}) and not (ngram or suffix or None)", ()),
+    (("test_engine_properties",), f"not ({OTHER_TARGETS}) and (ngram or suffix or None)", pytest.mark.nightly),
     (("test_greedy", "test_sampled"), f"not ({OTHER_TARGETS})", pytest.mark.nightly),
     (("test_greedy", "test_sampled", "test_engine_properties"), OTHER_TARGETS, pytest.mark.nightly),
 ]

@@ -117,21 +117,15 @@ except Exception as error:
 """
 
 
-def offline(target: Path, cache: Path) -> str:
-    env = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
-    found = subprocess.run([sys.executable, "-c", OFFLINE, target], env=env, capture_output=True, text=True, check=True)
-    return found.stdout
-
-
 def test_a_hub_that_cannot_be_reached_is_not_a_repository_that_lacks_files(target, tmp_path):
-    said = offline(target, tmp_path)
-    assert "is not a folder, and config.json of a repository of that name is not available" in said
     commit, repository = "a" * 40, tmp_path / "models--some--head"
     head = write_eagle3(tmp_path / "written", SIZES, file=BIN)
     shutil.copytree(head.folder, repository / "snapshots" / commit)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
-    assert offline(target, tmp_path) == "eagle3\n", "it has no safetensors, and the hub cannot be asked for them"
+    env = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    found = subprocess.run([sys.executable, "-c", OFFLINE, target], env=env, capture_output=True, text=True, check=True)
+    assert found.stdout == "eagle3\n", "it has no safetensors, and the hub cannot be asked for them"
 
 
 @pytest.mark.parametrize(

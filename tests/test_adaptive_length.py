@@ -56,7 +56,8 @@ class Run:
         return num_passes + (ADAPTIVE["draft_level_cost"] + ADAPTIVE["draft_node_cost"]) * self.drafted
 
 
-@pytest.mark.parametrize("temperature", [0.0, pytest.param(1.0, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_less_is_wasted_and_it_pays(temperature, tmp_path):
     draft = {"model": noisy_tiny(tmp_path, 0.3), "num_speculative_tokens": 8}
     fixed, adaptive = Run(temperature, 160, **draft), Run(temperature, 160, **draft, **ADAPTIVE)

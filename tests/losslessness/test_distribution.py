@@ -70,11 +70,6 @@ IN_CI = {
     "adversarial tree": Case(
         "table", {**TREE, **DRAWN, "quality": "adversarial", "sparse": True}, {"top_k": 6, "repetition_penalty": 1.4}
     ),
-    "bad tree, rejection": Case(
-        "table",
-        {**TREE, **DRAWN, **DEAD_TAILS, "quality": "bad", "verifier": "rejection"},
-        {"min_p": 0.08, "presence_penalty": 0.7},
-    ),
 }
 NIGHTLY = {
     f"{quality} {shape}, {verifier}, {', '.join(sampling) or 'plain'}": Case(

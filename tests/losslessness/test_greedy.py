@@ -10,7 +10,7 @@ import pytest
 import random_tree
 from reference import NUM_TOKENS
 
-METHODS = [None, "ngram", "suffix", "random_tree"]
+METHODS = [None, "ngram", pytest.param("suffix", marks=pytest.mark.nightly), "random_tree"]
 
 
 @pytest.fixture(scope="module", params=METHODS, ids=str)

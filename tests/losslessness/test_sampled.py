@@ -23,7 +23,7 @@ def plain(model_dir: Any, make_llm: Any) -> Any:
     return make_llm(model_dir, None)
 
 
-@pytest.fixture(scope="module", params=["chain", "tree"])
+@pytest.fixture(scope="module", params=[pytest.param("chain", marks=pytest.mark.nightly), "tree"])
 def speculating(request: pytest.FixtureRequest, model_dir: Any, make_llm: Any) -> Any:
     return make_llm(model_dir, "random_tree", options={"shape": request.param})
 

@@ -13,7 +13,7 @@ import uses
 from projects import FOLDERS, ROOT, files, package_of, with_dependencies
 
 AGREED = ("Version", "License-Expression", "License-File", "Requires-Python", "Classifier", "Description-Content-Type")
-IN_EVERY_RUN = {("specdec-core",), ("specdec-proposer-eagle",)}
+IN_EVERY_RUN = {("specdec-proposer-eagle",)}
 TRIED_ALONE = [pytest.param(names, marks=() if names in IN_EVERY_RUN else pytest.mark.nightly) for names in uses.USES]
 WHO_IS_HERE = """if True:
     import importlib.metadata, importlib.util, json, sys

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,20 @@ from torch import nn
 from torch.nn.functional import smooth_l1_loss
 from transformers import LlamaConfig
 
-from specdec_core import ConfigError, TrainingBatch, TrainingTarget, most_frequent, save_head, soft_cross_entropy
+from specdec_core import (
+    ConfigError,
+    SlotAttention,
+    TrainingBatch,
+    TrainingTarget,
+    most_frequent,
+    save_head,
+    soft_cross_entropy,
+    step_weight,
+    unroll,
+)
 from specdec_proposer_eagle.head_config import ALIGNED, HeadConfig
 from specdec_proposer_eagle.modules import Head
 from specdec_proposer_eagle.recipes import Eagle3Options, EagleOptions, HeadOptions
-from specdec_proposer_eagle.unrolling import unroll
 
 Metrics = Mapping[str, torch.Tensor]
 
@@ -42,9 +51,9 @@ class EagleTrainee(nn.Module):
             logits = self._target.output_head(batch.features["final"]).float()
             wanted, likeliest = logits.softmax(-1), logits.argmax(-1)
         total, metrics = final.new_zeros(()), {}
-        steps = unroll(self.head, self._target.embed, batch.token_ids, features, options.ttt_steps)
+        steps = unrolled(self.head, self._target, batch.token_ids, features, options.ttt_steps)
         for step, output in enumerate(steps):
-            weight, output = _weight(batch.counts, step), output[:, : -1 - step]
+            weight, output = step_weight(batch.counts, step), output[:, : -1 - step]
             drafted = self._target.output_head(output.to(batch.features["final"].dtype))
             of_feature = (_distance(output, final[:, 1 + step :]) * weight).sum()
             of_tokens = (soft_cross_entropy(drafted, wanted[:, 1 + step :]) * weight).sum()
@@ -99,15 +108,15 @@ class Eagle3Trainee(nn.Module):
             wanted = logits[..., self.target_ids].softmax(-1)
             likeliest = wanted.argmax(-1)
         options, total, metrics = self._options, fused.new_zeros(()), {}
-        steps = unroll(self.head, self._target.embed, batch.token_ids, fused, options.ttt_steps)
+        steps = unrolled(self.head, self._target, batch.token_ids, fused, options.ttt_steps)
         for step, output in enumerate(steps):
-            weight, output = _weight(counts, step), output[:, : -1 - step]
+            weight, output = step_weight(counts, step), output[:, : -1 - step]
             drafted = self.head.lm_head(output)
             loss = (soft_cross_entropy(drafted, wanted[:, 1 + step :]) * weight).sum()
             metrics[f"loss_{step}"] = loss
             if options.feature_weight:
                 of_feature = _distance(output, batch.features["final"][:, 1 + step :].float())
-                of_feature = (of_feature * _weight(batch.counts, step)).sum()
+                of_feature = (of_feature * step_weight(batch.counts, step)).sum()
                 loss = loss + options.feature_weight * of_feature
                 metrics[f"feature_loss_{step}"] = of_feature
             total = total + options.decay**step * loss
@@ -141,18 +150,16 @@ def _distance(outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     return smooth_l1_loss(outputs, wanted, reduction="none").mean(-1)
 
 
-def _weight(counts: torch.Tensor, step: int) -> torch.Tensor:
-    """Return the weight of each position's loss at a step of the training-time test, float32 [batch, length - 1 -
-    step].
+def unrolled(
+    head: Head, target: TrainingTarget, token_ids: torch.Tensor, features: torch.Tensor, num_steps: int
+) -> Iterator[torch.Tensor]:
+    """Run the training-time test of a head, as `specdec_core.unroll` says. features: the result of `Head.fuse`."""
+    attention = SlotAttention(*token_ids.shape)
 
-    Position i predicts token i + 2 + step. Its weight is 0 if this token is masked or does not exist, as at the last
-    position. The other positions have equal weights with the sum 1.
+    def run(embedded: torch.Tensor, feature: torch.Tensor, positions: torch.Tensor) -> Any:
+        return head(embedded, feature, head.rotation(positions, feature.dtype), attention.attend)
 
-    counts: bool [batch, length], False for masked tokens.
-    """
-    weight = torch.zeros_like(counts[:, 1 + step :], dtype=torch.float32)
-    weight[:, :-1] = counts[:, 2 + step :]
-    return weight / weight.sum().clamp(min=1)
+    return unroll(run, target.embed, token_ids, features, num_steps)
 
 
 def _head_config(

@@ -16,7 +16,7 @@ from specdec_core import ConfigError, TargetInfo, TrainingBatch, TrainingTarget,
 from specdec_proposer_eagle.config import EagleConfig
 from specdec_proposer_eagle.loading import find, load
 from specdec_proposer_eagle.recipes import EAGLE, EAGLE3, Eagle3Options, EagleOptions
-from specdec_proposer_eagle.unrolling import unroll
+from specdec_proposer_eagle.trainees import unrolled
 from specdec_testing import tiny_target
 
 LENGTH, STEPS = 9, 4
@@ -66,7 +66,7 @@ def test_training_is_drafting(is_eagle3, num_layers, target, tmp_path):
     features = torch.cat([batch.features[tap] for tap in taps], dim=-1)
     head = TinyHead.read(tmp_path)
     output_head = trainee.head.lm_head if is_eagle3 else target.output_head
-    outputs = unroll(trainee.head, target.embed, batch.token_ids, trainee.head.fuse(features), STEPS)
+    outputs = unrolled(trainee.head, target, batch.token_ids, trainee.head.fuse(features), STEPS)
     logits = [output_head(output) for output in outputs]
     assert len(logits) == STEPS
     reference = reference_eagle3 if is_eagle3 else reference_eagle
@@ -159,7 +159,7 @@ def test_a_head_of_eagle3_learns_features_as_far_as_it_is_told(target):
         losses.append(trainee(batch)[0])
     fused = trainee.head.fuse(torch.cat([batch.features[tap] for tap in taps], dim=-1))
     expected = 0.0
-    for step, outputs in enumerate(unroll(trainee.head, target.embed, batch.token_ids, fused, STEPS)):
+    for step, outputs in enumerate(unrolled(trainee.head, target, batch.token_ids, fused, STEPS)):
         last = LENGTH - 2 - step  # slot i predicts token i + 2 + step
         distances = [
             torch.nn.functional.smooth_l1_loss(outputs[text, i], batch.features["final"][text, i + 1 + step])

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from specdec_core import BuildContext, Plan, Proposer, ProposerSpec, TargetInfo, hookimpl
 from specdec_proposer_mtp.config import MTPConfig
 from specdec_proposer_mtp.families import ALIASES
+from specdec_proposer_mtp.recipe import RECIPE
 
 __all__ = ["MTPConfig", "specdec_proposers"]
 
@@ -45,5 +46,6 @@ def specdec_proposers() -> Sequence[ProposerSpec]:
         plan=plan,
         num_speculative_tokens=MTPConfig.default_num_speculative_tokens,
         aliases=ALIASES,
+        train=RECIPE,
     )
     return [spec]

@@ -39,7 +39,7 @@ def find(options: MTPConfig, target: TargetInfo, num_speculative_tokens: int) ->
     own = options.model is None
     checkpoint = Checkpoint(str(target.model if own else options.model), target.revision if own else options.revision)
     stated = checkpoint.config.get("text_config") or checkpoint.config
-    family = _family(checkpoint.name, stated.get("model_type"))
+    family = family_of(checkpoint.name, stated.get("model_type"))
     num_layers = stated.get("num_hidden_layers")
     if (stated.get("hidden_size"), stated.get("vocab_size")) != (target.hidden_size, target.vocab_size):
         raise CompatibilityError(
@@ -94,6 +94,32 @@ def names_in_module(family: Family, num_layers: int) -> Rename:
     return name_in_module
 
 
+def published_names(family: Family, num_layers: int) -> Callable[[str], str]:
+    """Return a function from a tensor's name in `MTPModule` to its published name."""
+    parts = [(ours + ".", published.format(layer=num_layers) + ".") for ours, published in family.names.items()]
+    parts.sort(key=lambda part: len(part[0]), reverse=True)  # "block.mlp." before "block."
+    return lambda name: next(published + name[len(ours) :] for ours, published in parts if name.startswith(ours))
+
+
+def family_of(name: str, model_type: object) -> Family:
+    """Return the row of a model family. Raises CompatibilityError if there is none.
+
+    name: of the checkpoint, for the error message.
+    """
+    known = {family.name: family for family in FAMILIES}
+    if model_type in REFUSED:
+        raise CompatibilityError(
+            f"multi-token prediction of {shown(model_type)} is not supported: {REFUSED[str(model_type)]}. Choose "
+            f"another method"
+        )
+    if not isinstance(model_type, str) or model_type not in known:
+        raise CompatibilityError(
+            f"{name!r} is of type {shown(model_type)}, and multi-token prediction is known for {', '.join(known)}: "
+            f"choose another method"
+        )
+    return known[model_type]
+
+
 def layer_config(name: str, family: Family, stated: Mapping[str, Any]) -> Any:
     """Return transformers' configuration of the module's decoder layer.
 
@@ -112,21 +138,6 @@ def layer_config(name: str, family: Family, stated: Mapping[str, Any]) -> Any:
         raise CompatibilityError(
             f"config.json of {name!r} is not valid: {type(error).__name__}: {error}. Download or save it again"
         ) from error
-
-
-def _family(name: str, model_type: object) -> Family:
-    known = {family.name: family for family in FAMILIES}
-    if model_type in REFUSED:
-        raise CompatibilityError(
-            f"multi-token prediction of {shown(model_type)} is not supported: {REFUSED[str(model_type)]}. Choose "
-            f"another method"
-        )
-    if not isinstance(model_type, str) or model_type not in known:
-        raise CompatibilityError(
-            f"{name!r} is of type {shown(model_type)}, and multi-token prediction is known for {', '.join(known)}: "
-            f"choose another method"
-        )
-    return known[model_type]
 
 
 def _check_number(name: str, num_modules: object) -> None:

@@ -79,6 +79,19 @@ class MTPModule(nn.Module):
         )
         return (output[0] if isinstance(output, tuple) else output)[0]
 
+    def drafting(
+        self, embedded: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute inputs of the LM head, and features for the next draft token, [m, hidden] each.
+
+        The other arguments are those of `forward`. rows: int64 [m], the slots whose outputs are wanted; None: all.
+        """
+        hidden = self(embedded, features, positions)
+        if rows is not None:
+            hidden = hidden.index_select(0, rows)
+        normed = self.norm(hidden)
+        return normed, normed if self._family.recurs_normed else hidden
+
 
 def name_each_expert(experts: nn.Module) -> None:
     """Let a module that holds the weights of all experts together, [experts, ...], save and load them under the names

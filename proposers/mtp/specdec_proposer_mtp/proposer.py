@@ -19,7 +19,7 @@ class MTPProposer(FeatureProposer):
         self._module = load(found, target, self._attention.implementation)
         self._attention.bind([self._module.attention])
         context.speed_up(self._module)
-        self._family, self._method = found.family, config.draft_sample_method
+        self._method = config.draft_sample_method
         self._shape = config.shape(context.num_speculative_tokens)
 
     def grower(self, batch: ProposerBatch) -> TreeGrower:
@@ -32,11 +32,8 @@ class MTPProposer(FeatureProposer):
     def run(
         self, embedded: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = self._module(embedded, features, positions)
-        if rows is not None:
-            hidden = hidden.index_select(0, rows)
-        normed = self._module.norm(hidden)
-        return normed, normed if self._family.recurs_normed else hidden
+        drafted: tuple[torch.Tensor, torch.Tensor] = self._module.drafting(embedded, features, positions, rows)
+        return drafted
 
     def logits(self, outputs: torch.Tensor, requests: np.ndarray) -> torch.Tensor:
         return self._context.output_head(outputs)

@@ -38,10 +38,10 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row("edits", NGRAM, "some texts that do not repeat, by a tenth"),
-    Row("held-out", NGRAM, "some texts that do not repeat, by a tenth"),
-    Row("edits", SUFFIX, "some texts that do not repeat, by a tenth"),
-    Row("held-out", SUFFIX, "some texts that do not repeat, by a tenth"),
+    Row("edits", NGRAM, "some non-repetitive texts (up to 10%)"),
+    Row("held-out", NGRAM, "some non-repetitive texts (up to 10%)"),
+    Row("edits", SUFFIX, "some non-repetitive texts (up to 10%)"),
+    Row("held-out", SUFFIX, "some non-repetitive texts (up to 10%)"),
     Row("held-out", {"method": "draft_model"}, "targets only a few times the draft model's size (here 4)"),
     Row("held-out", {"method": "eagle"}, "large batches"),
     Row("held-out", {"method": "eagle3"}, "large batches"),

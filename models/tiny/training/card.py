@@ -77,6 +77,8 @@ def figures_section(figures: dict[str, Any]) -> str:
     lines += ["", "Edits of unseen code, share of the result's tokens guessed right:", ""]
     by_task = figures["edit_accuracy"].items()
     lines += table("Task", "Share", [(name, f"{value:.1%}") for name, value in by_task])
+    lines += ["", "Renames in unseen code that greedy decoding gets right to the last character:", ""]
+    lines += table("Results", "Share", [(name, f"{value:.0%}") for name, value in figures["exact_renames"].items()])
     lines += ["", "Bits per byte by held-out module or package:", ""]
     by_module = figures["bits_per_byte_by_module"].items()
     lines += table("Module", "Bits per byte", [(name, f"{value:.3f}") for name, value in by_module])

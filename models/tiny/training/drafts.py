@@ -1,4 +1,4 @@
-"""Train the draft model and the draft heads (EAGLE and EAGLE-3) that come with the tiny model.
+"""Train the draft model and the heads (EAGLE, EAGLE-3, MTP, MLP speculator, Medusa) that come with the tiny model.
 
 They are trained on excerpts of the corpus, and on the tiny model's own greedy and sampled continuations of other
 excerpts. Neither kind of text comes from the held-out modules.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.torch import load_file
 from tqdm import tqdm
 
 from specdec_core import LLM, Plugins, SamplingParams
@@ -20,7 +21,7 @@ from specdec_train.run import train
 from specdec_train.settings import Settings
 
 from .card import ROOT, replace_section
-from .export import WEIGHTS
+from .export import INDEX, SHARDS, WEIGHTS, WHOLE
 
 LENGTH = 1024
 """Length of a training text in tokens: heads trained on shorter contexts draft worse in longer ones."""
@@ -43,12 +44,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "eagle": {"intermediate_size": 1536},
     "draft_model": {"hidden_size": 192, "intermediate_size": 512, "num_heads": 3},
+    "mtp": {"num_steps": 4},
+    "mlp_speculator": {"n_predict": 5, "inner_dim": 128, "tie_weights": True},
+    "medusa": {"num_heads": 4, "truncated_vocab_size": 2048},
 }
 """aux_layers are the layers whose hidden states the EAGLE-3 head reads. This model has only eight layers, and the usual
 choice for large models would leave out the last three."""
-LEARNING_RATES = {"eagle3": 6e-4, "eagle": 3e-4, "draft_model": 1.5e-3}
+LEARNING_RATES = {
+    "eagle3": 6e-4,
+    "eagle": 3e-4,
+    "draft_model": 1.5e-3,
+    "mtp": 1e-3,
+    "mlp_speculator": 2e-3,
+    "medusa": 1e-3,
+}
 """EAGLE's layer has neither an input nor an output norm, and diverges at the others' learning rates."""
-STEPS = {"eagle3": 4000, "eagle": 2000, "draft_model": 1800}
+STEPS = {"eagle3": 4000, "eagle": 2000, "draft_model": 1800, "mtp": 2000, "mlp_speculator": 3000, "medusa": 2000}
 """Optimizer steps by method."""
 
 
@@ -154,10 +165,31 @@ def train_draft(work: Path, method: str, threads: int | None) -> None:
     size = (out / "model.safetensors").stat().st_size
     if size > MOST_BYTES:
         raise ValueError(f"the draft of {method} has {size} bytes, and at most {MOST_BYTES} may be shipped")
-    target = WEIGHTS / "drafts" / method
-    target.mkdir(parents=True, exist_ok=True)
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(out / name, target / name)
+    if method == "mtp":
+        add_shard(out / "model.safetensors")
+    else:
+        target = WEIGHTS / "drafts" / method
+        target.mkdir(parents=True, exist_ok=True)
+        for name in ("config.json", "model.safetensors"):
+            shutil.copy(out / name, target / name)
+
+
+def add_shard(module: Path) -> None:
+    """Add an MTP module to the tiny model's checkpoint, as its second shard. module: a file with its tensors."""
+    first, second = (WEIGHTS / name for name in SHARDS)
+    if (WEIGHTS / WHOLE).exists():
+        (WEIGHTS / WHOLE).rename(first)
+    shutil.copy(module, second)
+    names = {file.name: load_file(file) for file in (first, second)}
+    index = {name: file for file, tensors in names.items() for name in tensors}
+    size = sum(each.numel() * each.element_size() for tensors in names.values() for each in tensors.values())
+    write_json(WEIGHTS / INDEX, {"metadata": {"total_size": size}, "weight_map": index})
+    config = json.loads((WEIGHTS / "config.json").read_text())
+    write_json(WEIGHTS / "config.json", config | {"num_nextn_predict_layers": 1})
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def write_card(work: Path, root: Path = ROOT) -> None:
@@ -165,7 +197,7 @@ def write_card(work: Path, root: Path = ROOT) -> None:
     acceptance lengths, measured at the end of training."""
     lines = ["| Draft | MB | Updates | Tokens | Greedy | Temperature 1 |", "|---|---|---|---|---|---|"]
     for method in OPTIONS:
-        file = WEIGHTS / "drafts" / method / "model.safetensors"
+        file = WEIGHTS / SHARDS[1] if method == "mtp" else WEIGHTS / "drafts" / method / "model.safetensors"
         if not file.exists():
             continue
         log = [json.loads(line) for line in (work / "drafts" / method / "log.jsonl").read_text().splitlines()]

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from .corpus import Document
 
-SHARE = 0.12
+SHARE = 1 / 3
 MIN_CHARS, MAX_CHARS = 150, 2400
 NUMBERS = (2, 3, 5, 7, 8, 10, 12, 16, 20, 32, 42, 64, 100, 128, 256, 1000)
 Span = tuple[int, int, str]

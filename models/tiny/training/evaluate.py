@@ -1,11 +1,13 @@
-"""Evaluate an exported model on the held-out modules: bits per byte, loss by position, accuracy of edits, samples."""
+"""Evaluate an exported model on the held-out modules: bits per byte, loss by position, edits, renames, samples."""
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import math
 import random
+import statistics
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,12 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from .corpus import Document, read_jsonl
-from .edits import common_names, edit_document, snippets
+from .edits import common_names, edit_document, rename, snippets
 
 CONTEXT, STRIDE = 2048, 1536
 POSITIONS = (0, 128, 256, 512, 1024, 2048)
 EDITS = 60
+RENAMES = 100
 PROMPTS = (
     "def add(a, b):\n",
     "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
@@ -104,6 +107,36 @@ def copying(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documen
     return {kind: torch.cat(parts).mean().item() for kind, parts in sorted(hits.items())}
 
 
+@torch.inference_mode()
+def exact_renames(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: list[Document]
+) -> dict[str, float]:
+    """Compute the share of renames in held-out code that greedy decoding gets right to the last character. Returns it
+    over all, and by the length of the result: {"in all", "shorter half", "longer half"}."""
+    rng = random.Random(0)
+    names = common_names(documents)
+    edits = []
+    for code in (code for document in documents for code in snippets(document)):
+        try:
+            edit = rename(code, ast.parse(code), rng, names)
+        except SyntaxError:  # a method of a string that begins a line
+            continue
+        if edit is not None:
+            edits.append((f"# Task: {edit[0]}\n{code}\n# Result:\n", edit[1]))
+    right: list[tuple[int, bool]] = []
+    for prompt, result in tqdm(rng.sample(edits, min(RENAMES, len(edits))), desc="renames"):
+        inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+        length = inputs.input_ids.shape[1]
+        room = min(len(tokenizer(result).input_ids) + 8, CONTEXT - length)
+        output = model.generate(**inputs, max_new_tokens=room, do_sample=False)
+        text = tokenizer.decode(output[0, length:], skip_special_tokens=True)
+        right.append((len(result), text == result))
+    right.sort()
+    middle = len(right) // 2
+    parts = {"in all": right, "shorter half": right[:middle], "longer half": right[middle:]}
+    return {name: statistics.fmean(is_right for _, is_right in part) for name, part in parts.items()}
+
+
 def samples(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, str]]:
     """Continue each of PROMPTS by greedy decoding. Returns prompts and continuations."""
     found = []
@@ -126,6 +159,7 @@ def evaluate(work: Path, weights: Path) -> dict[str, Any]:
     documents = read_jsonl(work / "heldout.jsonl")
     figures = heldout(model, tokenizer, documents)
     figures["edit_accuracy"] = copying(model, tokenizer, documents)
+    figures["exact_renames"] = exact_renames(model, tokenizer, documents)
     figures["samples"] = samples(model, tokenizer)
     figures["parameters"] = model.num_parameters()
     text = json.dumps(figures)

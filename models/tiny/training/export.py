@@ -14,13 +14,11 @@ from .model import plain_model
 from .tokenizer import fast_tokenizer
 
 WEIGHTS = Path(__file__).parents[1] / "specdec_model_tiny" / "weights"
-FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "generation_config.json",
-    "config.json",
-    "model.safetensors",
-)
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+"""The weights' files once the model has an MTP module: the second holds the module."""
+FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json", WHOLE)
 
 
 def export(work: Path, target: Path = WEIGHTS) -> int:
@@ -42,4 +40,6 @@ def export(work: Path, target: Path = WEIGHTS) -> int:
         for name in FILES:
             (Path(folder) / name).chmod(0o644)
             os.replace(Path(folder) / name, target / name)
+    for name in (*SHARDS, INDEX):  # an MTP module belongs to the weights before
+        (target / name).unlink(missing_ok=True)
     return int(state["progress"]["tokens"])

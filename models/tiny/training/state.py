@@ -58,7 +58,7 @@ def start_from(folder: Path, trainee: Trainee, tokens: int) -> Progress:
 
     folder: the model's folder. tokens: number of tokens that it was trained on.
     """
-    weights = load_file(folder / "model.safetensors")
+    weights = {name: each for file in folder.glob("model*.safetensors") for name, each in load_file(file).items()}
     with torch.no_grad():
         for name, master in trainee.masters.items():
             master.copy_(weights[name])

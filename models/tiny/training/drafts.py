@@ -75,7 +75,8 @@ def build_texts(work: Path) -> list[Path]:
     for kind, (number, temperature) in SELF_GENERATED.items():
         files.append(folder / f"{kind}.npy")
         if not files[-1].exists():
-            save(files[-1], join(continue_excerpts(cut(ids, LENGTH_GENERATED, first, number), temperature)))
+            texts, _ = continue_excerpts(cut(ids, LENGTH_GENERATED, first, number), temperature)
+            save(files[-1], join(texts))
         first += number
     return files
 
@@ -108,30 +109,33 @@ def save(file: Path, texts: np.ndarray) -> None:
     partial.replace(file)
 
 
-def continue_excerpts(excerpts: np.ndarray, temperature: float) -> np.ndarray:
+def continue_excerpts(
+    excerpts: np.ndarray, temperature: float, weights: Path = WEIGHTS
+) -> tuple[np.ndarray, np.ndarray]:
     """Use a beginning of random length of each excerpt as a prompt, and let the tiny model continue it up to the
     excerpt's length.
 
     excerpts: token ids, int32 [number of excerpts, length].
+    weights: folder of the model.
 
     Returns prompts with their continuations, in the shape of `excerpts`, padded with -1 where a continuation ends
-    early.
+    early, and the lengths of the prompts, int64 [number of excerpts].
     """
     lengths = np.random.default_rng(1).integers(SHORTEST_PROMPT, LONGEST_PROMPT, len(excerpts))
     prompts = [row[:length].tolist() for row, length in zip(excerpts, lengths, strict=True)]
     texts = np.full_like(excerpts, -1)
-    with LLM(str(WEIGHTS), max_num_seqs=AT_ONCE, skip_tokenizer_init=True, disable_log_stats=True) as llm:
+    with LLM(str(weights), max_num_seqs=AT_ONCE, skip_tokenizer_init=True, disable_log_stats=True) as llm:
         for start in tqdm(range(0, len(prompts), AT_ONCE), desc=f"texts at temperature {temperature:g}"):
             part = prompts[start : start + AT_ONCE]
             params = [
-                SamplingParams(temperature=temperature, max_tokens=LENGTH_GENERATED - len(ids), seed=start + i)
+                SamplingParams(temperature=temperature, max_tokens=excerpts.shape[1] - len(ids), seed=start + i)
                 for i, ids in enumerate(part)
             ]
             outputs = llm.generate([{"prompt_token_ids": ids} for ids in part], params, use_tqdm=False)
             for i, (prompt, output) in enumerate(zip(part, outputs, strict=True)):
                 text = [*prompt, *output.outputs[0].token_ids]
                 texts[start + i, : len(text)] = text
-    return texts
+    return texts, lengths
 
 
 def train_draft(work: Path, method: str, threads: int | None) -> None:

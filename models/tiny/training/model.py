@@ -154,6 +154,18 @@ class Trainee:
         loss: Tensor = TiedLoss.apply(hidden.flatten(0, 1), self.embedding, targets)  # type: ignore[no-untyped-call]
         return loss
 
+    def unlikelihood(self, ids: Tensor, unwanted: Tensor) -> Tensor:
+        """Compute the mean of -log(1 - p) over the tokens that are not wanted, where p is such a token's probability
+        (Welleck et al. 2020, equation 4).
+
+        ids [B, T + 1]: sequences of token ids. unwanted: bool [B, T], of ids[:, 1:].
+        """
+        inputs = torch.nn.functional.embedding(ids[:, :-1], self.embedding).to(torch.bfloat16)
+        hidden = self.model.model(inputs_embeds=inputs, use_cache=False).last_hidden_state[unwanted]
+        logits = torch.mm(hidden, self.embedding.to(torch.bfloat16).t()).float()
+        shares = logits.softmax(1).gather(1, ids[:, 1:][unwanted][:, None])
+        return -torch.log1p(-shares.clamp(max=1 - 1e-5)).mean()
+
     def collect_gradients(self) -> None:
         """Move the gradients of the bf16 weights to the master weights, as float32. The embedding's gradient is there
         already, since the loss uses the embedding's master weights."""

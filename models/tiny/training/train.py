@@ -84,9 +84,10 @@ def decay_due(work: Path, progress: Progress, stable_tokens: int, default: int) 
     return default if progress.tokens >= stable_tokens else None
 
 
-def update(trainee: Trainee, optimizers: list[torch.optim.Optimizer], ids: torch.Tensor, learning_rate: float) -> float:
-    """Take one optimizer step on a batch of token ids [B, T + 1]. Returns the loss of the batch."""
-    loss = trainee.loss(ids)
+def update(
+    trainee: Trainee, optimizers: list[torch.optim.Optimizer], loss: torch.Tensor, learning_rate: float
+) -> float:
+    """Take one optimizer step on a batch's loss. Returns the loss."""
     torch.autograd.backward(loss)
     trainee.collect_gradients()
     torch.nn.utils.clip_grad_norm_(trainee.masters.values(), 1.0)
@@ -150,7 +151,8 @@ def train(
                 progress.decay_from, progress.decay_tokens = progress.tokens, due
         begun = time.monotonic()
         length = sequence_length(progress, tokens - decay_tokens)
-        losses.append(update(trainee, optimizers, units.batch(progress.units, length), peak * rate(progress)))
+        loss = trainee.loss(units.batch(progress.units, length))
+        losses.append(update(trainee, optimizers, loss, peak * rate(progress)))
         progress.step += 1
         progress.units += BATCH_UNITS
         progress.tokens += BATCH_UNITS * UNIT

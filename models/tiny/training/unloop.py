@@ -1,0 +1,94 @@
+"""Teach the tiny model not to repeat itself under greedy decoding: unlikelihood training (Welleck et al. 2020).
+
+A model of this size, once it repeats a few tokens, goes on repeating them. Here it continues excerpts of the corpus
+greedily, and the tokens that complete an n-gram a second time become less likely; batches of the corpus keep the rest.
+The run begins with a finished ``checkpoint.pt`` of the work folder and replaces it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from .data import Units
+from .drafts import continue_excerpts, cut
+from .export import export
+from .model import Trainee
+from .state import restore, save
+from .train import make_optimizers, update
+
+NGRAM = 4
+LENGTH = 256
+TEXTS, ROWS = 512, 8
+"""Texts that the model writes at once, and how many of them are in a batch."""
+WEIGHT = 1.0
+"""Of the unlikelihood, beside the loss on the corpus."""
+SEQUENCE = 1024
+
+
+def repeats(texts: np.ndarray, starts: np.ndarray, result: list[int]) -> np.ndarray:
+    """Return which tokens complete an n-gram that the continuation already has, bool in the shape of ``texts``.
+
+    texts: token ids, int32 [number, length], padded with -1. starts: int64 [number], where each continuation begins.
+    result: token ids of the line after which an edit document repeats its code; from there on, none is returned.
+    """
+    found = np.zeros(texts.shape, bool)
+    for row, (text, start) in enumerate(zip(texts.tolist(), starts.tolist(), strict=True)):
+        seen: set[tuple[int, ...]] = set()
+        for end in range(start + NGRAM, len(text) + 1):
+            ngram = tuple(text[end - NGRAM : end])
+            if text[end - len(result) : end] == result:
+                break
+            found[row, end - 1] = ngram in seen and -1 not in ngram
+            seen.add(ngram)
+    return found
+
+
+def unloop(work: Path, rounds: int, steps: int, peak: float) -> None:
+    """Train for a number of rounds. Each begins with new continuations; the learning rate falls to 0 over all rounds.
+
+    steps: optimizer steps of a round. peak: the first step's learning rate.
+    """
+    trainee, units = Trainee(seed=0), Units(work / "train.npy", seed=2)
+    optimizers = make_optimizers(trainee, peak)
+    progress = restore(work / "checkpoint.pt", trainee)
+    trainee.sync()
+    result = Tokenizer.from_file(str(work / "tokenizer" / "tokenizer.json")).encode("# Result:\n").ids
+    corpus = np.load(work / "train.npy", mmap_mode="r")
+    for turn in range(rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            export(work, Path(folder))
+            texts, starts = continue_excerpts(cut(corpus, LENGTH, turn * TEXTS, TEXTS), 0.0, Path(folder))
+        unwanted = repeats(texts, starts, result)
+        print(f"round {turn}: {unwanted[texts >= 0].mean():.1%} of the tokens repeat an n-gram", flush=True)
+        ids, marks = torch.from_numpy(np.maximum(texts, 0)).long(), torch.from_numpy(unwanted[:, 1:])
+        order = torch.randperm(TEXTS, generator=torch.Generator().manual_seed(turn))
+        for step in tqdm(range(steps), disable=None):
+            rows = order[torch.arange(step * ROWS, (step + 1) * ROWS) % TEXTS]
+            loss = trainee.loss(units.batch(progress.units, SEQUENCE))
+            loss = loss + WEIGHT * trainee.unlikelihood(ids[rows], marks[rows])
+            update(trainee, optimizers, loss, peak * (1 - (turn * steps + step) / (rounds * steps)))
+            progress.units += 4
+            progress.tokens += 4 * 2048
+        save(work / "checkpoint.pt", trainee, optimizers, progress)
+
+
+def main() -> None:
+    """The command ``python -m training.unloop``."""
+    parser = argparse.ArgumentParser(description="Train a finished model not to repeat itself.")
+    parser.add_argument("--work", type=Path, required=True, help="folder of the corpus and the checkpoint")
+    parser.add_argument("--rounds", type=int, default=6, help="how often the model writes new texts")
+    parser.add_argument("--steps", type=int, default=64, help="optimizer steps of a round")
+    parser.add_argument("--peak", type=float, default=3e-4, help="first learning rate")
+    arguments = parser.parse_args()
+    unloop(arguments.work, arguments.rounds, arguments.steps, arguments.peak)
+
+
+if __name__ == "__main__":
+    main()

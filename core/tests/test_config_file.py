@@ -56,6 +56,27 @@ def test_three_formats_say_the_same(load_text):
     assert load_text(".YML", "\ufeff" + yaml.safe_dump(CONFIG)) == CONFIG
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *[
+            ("1e-3", 0.001),
+            ("-2.5E+1", -25.0),
+            (".inf", float("inf")),
+            ("4.", 4.0),
+            ("010", 10),
+            ("0x10", 16),
+            ("0o10", 8),
+        ],
+        *[(text, text) for text in ("1:40", "off", "No", "y", "1_000", "2026-01-02", "=", "<<", "e3", "0b1")],
+        *[("true", True), ("FALSE", False), ("~", None), ("", None), ("Null", None), ("'1'", "1")],
+    ],
+)
+def test_values_are_those_of_yaml_1_2(load_text, text, value):
+    (found,) = load_text(".yaml", f"model: {text}").values()
+    assert (found, type(found)) == (value, type(value))
+
+
 def test_yaml_may_share_parts(load_text):
     text = "speculative_config: &one {method: bigram, num_speculative_tokens: 3}\nmodel: *one\n"
     assert load_text(".yaml", text)["model"] == {"method": "bigram", "num_speculative_tokens": 3}
@@ -142,7 +163,8 @@ values = st.recursive(
 @given(st.dictionaries(st.sampled_from(sorted(KEYS - {"speculative_config"})), values, min_size=1))
 def test_what_is_written_is_read(load_text, config):
     assert load_text(".json", json.dumps(config)) == config
-    assert load_text(".yaml", yaml.safe_dump(config)) == config
+    quoted = yaml.safe_dump(config, default_style='"')  # with tags: PyYAML would write the text 1e3 without quotes
+    assert load_text(".yaml", quoted) == config
 
 
 @given(

@@ -17,6 +17,7 @@ from specdec_core.config.fields import unknown_key
 from specdec_core.config.file import KEYS, OPTIONS, load_config_file
 from specdec_core.config.options import Option, options_of
 from specdec_core.config.speculative import SpeculativeConfig
+from specdec_core.config.yaml_values import load_yaml
 from specdec_core.errors import SpecdecError
 from specdec_core.plugins import Plugins
 
@@ -81,7 +82,7 @@ class Setting(click.ParamType["tuple[str, Any]"]):
         if not key or not equals:
             self.fail(f"{value!r} is not KEY=VALUE: write it like prompt_lookup_max=4, without spaces", param, ctx)
         try:
-            scalar = yaml.safe_load(text)
+            scalar = load_yaml(text)
         except (yaml.YAMLError, ValueError):
             return key, text
         return key, scalar if scalar is None or isinstance(scalar, bool | int | float | str) else text

@@ -12,6 +12,7 @@ from typing import Any
 from specdec_core.config.engine import EngineConfig
 from specdec_core.config.fields import refuse_unknown, shown
 from specdec_core.config.options import Option, options_of
+from specdec_core.config.yaml_values import load_yaml, loader
 from specdec_core.errors import ConfigError
 
 OPTIONS = (
@@ -93,11 +94,11 @@ def _yaml(text: str) -> Any:
                 sizes[id(node)] += sum(map(num_values, node.value))
         return sizes[id(node)]
 
-    if num_values(yaml.compose(text, yaml.SafeLoader)) > MOST_VALUES:
+    if num_values(yaml.compose(text, loader())) > MOST_VALUES:
         raise ValueError(
             f"it holds more than {MOST_VALUES} values, those behind aliases counted each time: write fewer"
         )
-    return yaml.safe_load(text)
+    return load_yaml(text)
 
 
 def _refuse_repeated(key_nodes: Iterable[Any]) -> None:

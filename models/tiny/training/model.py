@@ -155,7 +155,7 @@ class Trainee:
         return loss
 
     def unlikelihood(self, ids: Tensor, unwanted: Tensor) -> Tensor:
-        """Compute the mean of -log(1 - p) over the tokens that are not wanted, where p is such a token's probability
+        """Compute the unlikelihood of the tokens that are not wanted: the mean of -log(1 - probability of the token)
         (Welleck et al. 2020, equation 4).
 
         ids [B, T + 1]: sequences of token ids. unwanted: bool [B, T], of ids[:, 1:].

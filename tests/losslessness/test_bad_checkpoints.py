@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reference
 import torch
 from safetensors.torch import load_file, save_file
+from transformers_log import log_to_stderr
 
 from specdec_core import LLM, CompatibilityError, ConfigError
 from specdec_core.api.arguments import dry_run
@@ -128,6 +130,46 @@ def test_weights_of_another_model(damage: Damage, error: type[Exception], says: 
     damage(folder)
     with pytest.raises(error, match=says):
         LLM(str(folder), **SETTINGS)
+
+
+def with_unused_tensors(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.layers.3.eh_proj.weight"] = torch.ones(64, 128)
+
+
+def without_one_and_with_unused_tensors(tensors: dict[str, torch.Tensor]) -> None:
+    with_unused_tensors(tensors)
+    del tensors[UP]
+
+
+@pytest.fixture
+def printed(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """A function that returns what was printed since its last call."""
+    log_to_stderr(monkeypatch)
+
+    def read() -> str:
+        return "".join(capfd.readouterr())
+
+    return read
+
+
+def test_tensors_that_the_model_does_not_use_are_not_reported(folder: Path, printed: Callable[[], str]) -> None:
+    """They may be those of a multi-token prediction module, which a proposer reads."""
+    weights(with_unused_tensors)(folder)
+    reference.load(folder)
+    assert "eh_proj.weight" in printed()  # transformers reports them
+    LLM(str(folder), **SETTINGS).close()
+    found = printed()
+    assert "eh_proj.weight" not in found
+    assert "LOAD REPORT" not in found
+    reference.load(folder)
+    assert "eh_proj.weight" in printed()
+
+
+def test_a_missing_tensor_is_reported_beside_unused_ones(folder: Path, printed: Callable[[], str]) -> None:
+    weights(without_one_and_with_unused_tensors)(folder)
+    with pytest.raises(CompatibilityError, match=rf"missing_keys.*{UP}"):
+        LLM(str(folder), **SETTINGS)
+    assert UP in printed()
 
 
 def test_a_pickle_that_runs_code_is_refused(folder: Path, tmp_path: Path) -> None:

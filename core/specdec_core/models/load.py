@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -164,16 +165,17 @@ def load_weights(
     path, quantized = source.path, quantized_loading(source.quantization, config, source.device)
     given = {"attn_implementation": attn_implementation, **quantized}
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=config,
-            dtype=parse_dtype(source.dtype, source.device),
-            trust_remote_code=source.trust_remote_code,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are reported below, by name
-            **source.revisions,
-            **{key: value for key, value in given.items() if value is not None},
-        )
+        with _without_report_of_unused_tensors():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                path,
+                config=config,
+                dtype=parse_dtype(source.dtype, source.device),
+                trust_remote_code=source.trust_remote_code,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are reported below, by name
+                **source.revisions,
+                **{key: value for key, value in given.items() if value is not None},
+            )
     except KeyError as error:
         if IMPLEMENTATION not in str(error) and not set(error.args) & _texts(config.to_dict()):
             raise ConfigError(f"the weights of {path!r} cannot be loaded: {error} is missing in their index") from error
@@ -194,6 +196,23 @@ def load_weights(
     if not quantized:
         model.to(source.device)
     return model.eval().requires_grad_(False)
+
+
+@contextmanager
+def _without_report_of_unused_tensors() -> Iterator[None]:
+    """Drop transformers' report of tensors that the model does not use, such as those of a multi-token prediction
+    module, which a proposer reads. A report that has other tensors, too, is still logged."""
+
+    def is_needed(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return " LOAD REPORT" not in text or any(kind in text for kind in ("MISSING", "MISMATCH", "CONVERSION"))
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(is_needed)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_needed)
 
 
 def _texts(values: Any) -> set[str]:

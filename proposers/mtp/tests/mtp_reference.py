@@ -1,4 +1,5 @@
-"""Float64 reference of the multi-token-prediction (MTP) modules of seven published families.
+"""Float64 reference of the multi-token-prediction (MTP) modules of seven published families, and of this project's own
+for Llama, which has DeepSeek's names and fusion around a Llama layer.
 
 Plain torch, written from the facts in mtp_facts.md; no engine or transformers code is used. No KV cache: every call
 recomputes the whole sequence.
@@ -17,11 +18,21 @@ implementations differ are options, kept in the config under these keys (default
   zero_position_0  True: the embedding of a slot at position 0 is replaced by zeros before its norm
   recur            "post": the hidden state after the module's final norm recurs; "pre": the block's output recurs
   final_norm       "own": the module's own norm before the head; "target": model.norm.weight; "none"
+The key draft_window, an option of the engine, limits attention to that many slots: a slot's own and those before it.
 """
 
 import torch
 
-FAMILIES = ("deepseek_v3", "glm4_moe", "mimo", "ernie4_5_moe", "qwen3_next", "longcat_flash", "pangu_ultra_moe")
+FAMILIES = (
+    "deepseek_v3",
+    "glm4_moe",
+    "mimo",
+    "ernie4_5_moe",
+    "qwen3_next",
+    "longcat_flash",
+    "pangu_ultra_moe",
+    "llama",
+)
 
 RULES = {
     "deepseek_v3": {"zero_position_0": True, "recur": "post", "final_norm": "own", "hidden_first": False},
@@ -41,6 +52,7 @@ RULES = {
     "qwen3_next": {"zero_position_0": False, "recur": "post", "final_norm": "own", "hidden_first": False},
     "longcat_flash": {"zero_position_0": False, "recur": "post", "final_norm": "own", "hidden_first": False},
     "pangu_ultra_moe": {"zero_position_0": True, "recur": "post", "final_norm": "own", "hidden_first": False},
+    "llama": {"zero_position_0": False, "recur": "post", "final_norm": "own", "hidden_first": False},
 }
 
 _BASE = {
@@ -132,6 +144,13 @@ _TINY = {
         "sandwich_norm": True,
         "router_enable_expert_bias": False,
     },
+    "llama": {
+        **_BASE,
+        "num_key_value_heads": 2,
+        "head_dim": 6,
+        "rms_norm_eps": 1e-5,
+        "shared_tensors_in_module": False,
+    },
 }
 
 
@@ -144,7 +163,7 @@ def names(family, config, module=0):
     target = {"embed": "model.embed_tokens.weight", "head": "lm_head.weight", "target_norm": "model.norm.weight"}
     if config.get("tie_word_embeddings"):
         target["head"] = target["embed"]
-    if family in ("deepseek_v3", "glm4_moe", "pangu_ultra_moe"):
+    if family in ("deepseek_v3", "glm4_moe", "pangu_ultra_moe", "llama"):
         p = f"model.layers.{config['num_hidden_layers'] + module}."
         out = {
             "enorm": p + "enorm.weight",
@@ -318,12 +337,15 @@ def rotate(x, positions, theta, dim, interleaved):
     return out
 
 
-def attend(q, k, v, scale):
+def attend(q, k, v, scale, window=None):
     """Causal attention; q [T, heads, d], k and v [T, kv_heads, d]; head j reads kv head j // (heads // kv_heads)."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     scores = torch.einsum("ihd,jhd->hij", q, k) * scale
     t = q.shape[0]
-    scores = scores.masked_fill(torch.ones(t, t, dtype=torch.bool).triu(1), float("-inf"))
+    hidden = torch.ones(t, t, dtype=torch.bool).triu(1)
+    if window:
+        hidden |= torch.ones(t, t, dtype=torch.bool).tril(-window)
+    scores = scores.masked_fill(hidden, float("-inf"))
     return torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).reshape(t, -1)
 
 
@@ -364,7 +386,7 @@ def attention_gqa(family, x, w, p, c, positions):
     dim = int(d * c.get("partial_rotary_factor", 1.0))
     interleaved = family == "ernie4_5_moe"
     q, k = (rotate(y, positions, c["rope_theta"], dim, interleaved) for y in (q, k))
-    out = attend(q, k, v, d**-0.5)
+    out = attend(q, k, v, d**-0.5, c.get("draft_window"))
     if gate is not None:
         out = out * gate.reshape(t, -1).sigmoid()
     return out @ w[p + "o_proj.weight"].T

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import mtp_reference as reference
 import pytest
 import torch
 from attrs import evolve
-from published_families import MORE, PUBLISHED
+from safetensors.torch import save_file
+from tiny_mtp import BY_NAME, of_the_module, stated, tiny_config, tiny_weights
 
+from specdec_core import TargetInfo
+from specdec_proposer_mtp.config import MTPConfig
 from specdec_proposer_mtp.families import Family
-from specdec_proposer_mtp.loading import layer_config, names_in_module
+from specdec_proposer_mtp.loading import find, layer_config, load, names_in_module, published_names
 from specdec_proposer_mtp.module import MTPModule, kv_layout
 
-RULES = ("zero_position_0", "recur", "final_norm", "hidden_first")  # keys of the reference, not of config.json
 NUM_SLOTS = 7
 TOLERANCE = 1e-4  # transformers computes norms, softmax and routers in float32
 Change = Callable[[Family], Family]
@@ -23,17 +27,14 @@ Change = Callable[[Family], Family]
 
 def tiny(name: str) -> tuple[dict[str, Any], dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
     """Return a config.json, random weights under the published names, embeddings and features."""
-    family, generator = PUBLISHED[name], torch.Generator().manual_seed(3)
-    rules = {"zero_position_0": family.zero_first, "recur": "post" if family.recurs_normed else "pre"}
-    config = reference.tiny_config(name, **rules) | MORE.get(name, {})
-    weights = reference.random_weights(name, rules, generator)
+    config, generator = tiny_config(name), torch.Generator().manual_seed(4)
+    weights = tiny_weights(name, config, seed=3)
     inputs = torch.randn(2, NUM_SLOTS, config["hidden_size"], generator=generator, dtype=torch.float64)
     return config, weights, *inputs.unbind()
 
 
 def loaded(family: Family, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> MTPModule:
-    stated = {key: value for key, value in config.items() if key not in RULES}
-    layer = layer_config("tiny", family, stated)
+    layer = layer_config("tiny", family, stated(config))
     layer._attn_implementation = "eager"
     module, rename = MTPModule(family, layer).double(), names_in_module(family, config["num_hidden_layers"])
     module.load_state_dict({ours: each for name, each in weights.items() if (ours := rename(name)) is not None})
@@ -49,7 +50,7 @@ def gap(name: str, change: Change = lambda family: family) -> float:
     config, weights, embedded, features = tiny(name)
     positions = torch.arange(NUM_SLOTS)
     hidden, logits = reference.forward(name, config, weights, embedded, features, positions)
-    family = change(PUBLISHED[name])
+    family = change(BY_NAME[name])
     module = loaded(family, config, weights)
     output = module(embedded, features, positions)
     normed = module.norm(output)
@@ -58,7 +59,7 @@ def gap(name: str, change: Change = lambda family: family) -> float:
     return max(float((normed @ head.T - logits).abs().max()), float((recurs - hidden).abs().max()))
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_a_module_computes_what_the_reference_does(name: str) -> None:
     assert gap(name) < TOLERANCE
 
@@ -78,25 +79,28 @@ FAULTS: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_a_wrong_row_is_noticed(name: str, fault: str) -> None:
     assert gap(name, FAULTS[fault]) > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_module_saves_exactly_the_published_tensors(name: str) -> None:
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_published_checkpoint_is_loaded_and_saved_under_the_same_names(name: str, tmp_path: Path) -> None:
     config, weights, *_ = tiny(name)
-    family = PUBLISHED[name]
-    rename = names_in_module(family, config["num_hidden_layers"])
-    module = loaded(family, config, weights)
-    published = {ours: weights[each] for each in weights if (ours := rename(each)) is not None}
-    saved = module.state_dict()
-    assert {*saved} == {*published}
-    for ours, tensor in published.items():
-        torch.testing.assert_close(saved[ours], tensor.to(saved[ours].dtype), rtol=0, atol=0)
+    published = {key: each.float() for key, each in of_the_module(name, config, weights).items()}
+    (tmp_path / "config.json").write_text(json.dumps(stated(config) | {"model_type": name}))
+    save_file({key: each.float().clone() for key, each in weights.items()}, tmp_path / "model.safetensors")
+    sizes = (config[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers"))
+    target = TargetInfo(str(tmp_path), name, *sizes, 64, torch.float32, torch.device("cpu"))
+    module = load(find(MTPConfig(), target, 1), target, "eager")
+    names = published_names(BY_NAME[name], config["num_hidden_layers"])
+    saved = {names(ours): tensor for ours, tensor in module.state_dict().items()}
+    assert saved.keys() == published.keys()
+    for key, each in published.items():
+        assert torch.equal(saved[key], each), key
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_the_kv_cache_has_the_shapes_of_the_decoder_layers_keys_and_values(name: str) -> None:
     from transformers import AttentionInterface
 
@@ -107,7 +111,7 @@ def test_the_kv_cache_has_the_shapes_of_the_decoder_layers_keys_and_values(name:
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
     config, weights, embedded, features = tiny(name)
-    module = loaded(PUBLISHED[name], config, weights)
+    module = loaded(BY_NAME[name], config, weights)
     AttentionInterface.register("record_shapes", record)
     layer = module.attention.config
     layer._attn_implementation = "record_shapes"

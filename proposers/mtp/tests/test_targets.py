@@ -9,15 +9,15 @@ from typing import Any
 import mtp_reference as reference
 import pytest
 import torch
-from published_families import MORE, PUBLISHED
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from tiny_mtp import BY_NAME, add_module, llama_with_module, stated, tiny_config, tiny_weights
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers_log import log_to_stderr
 
 from specdec_core import LLM, CompatibilityError, ConfigError, Observation, SamplingParams
 from specdec_core.api.arguments import dry_run
 from specdec_proposer_mtp.config import MTPConfig
 from specdec_proposer_mtp.families import Family
-from specdec_proposer_mtp.loading import names_in_module
 from specdec_proposer_mtp.proposer import MTPProposer
 
 TARGETS = ["deepseek_v3", "glm4_moe", "ernie4_5_moe"]
@@ -32,31 +32,19 @@ SETTINGS: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True, "ma
 
 def written(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Write a random target, with its MTP module in a second file. Returns the reference's config and weights."""
-    family = PUBLISHED[name]
-    rules = {"zero_position_0": family.zero_first, "recur": "post" if family.recurs_normed else "pre"}
-    stated = reference.tiny_config(name) | MORE.get(name, {}) | CONFIG.get(name, {})
-    ours = {key: value for key, value in stated.items() if key not in (*rules, "final_norm", "hidden_first")}
+    config = tiny_config(name, **CONFIG.get(name, {}))
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **ours, max_position_embeddings=64))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **stated(config), max_position_embeddings=64))
     for each in model.parameters():
         each.data *= 10 if each.ndim > 1 else 0.5 + torch.rand(each.shape)
     model.save_pretrained(folder)
-    weights = reference.random_weights(name, stated | rules, torch.Generator().manual_seed(2))
-    rename = names_in_module(family, stated["num_hidden_layers"])
-    its = load_file(folder / "model.safetensors")
-    module = {key: each.float() for key, each in weights.items() if rename(key) is not None and key not in its}
-    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
-    save_file(module, folder / "model-2.safetensors", metadata={"format": "pt"})
-    index = dict.fromkeys(its, "model-1.safetensors") | dict.fromkeys(module, "model-2.safetensors")
-    text = json.dumps({"metadata": {}, "weight_map": index})
-    (folder / "model.safetensors.index.json").write_text(text)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    weights, its = tiny_weights(name, config), load_file(folder / "model.safetensors")
+    add_module(folder, name, config, weights)
     head = model.get_output_embeddings().weight.detach().double()
-    names = reference.names(name, stated)
+    names = reference.names(name, config)
     weights |= {names["embed"]: model.get_input_embeddings().weight.detach().double(), names["head"]: head}
     weights |= {key: each.double() for key, each in its.items() if key == "model.norm.weight"}
-    return stated | rules, weights
+    return config, weights
 
 
 def embeddings_are_of_the_features_own_tokens(patch: pytest.MonkeyPatch) -> None:
@@ -88,7 +76,7 @@ def test_drafts_are_those_of_the_reference(
             drafted = draft.token_ids[draft.offsets[b] : draft.offsets[b + 1]].tolist()
             with torch.inference_mode(mode=False), torch.no_grad():
                 states = target(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
-                features = before_norm[-1] if PUBLISHED[name].feature == "last" else states[-1][0]
+                features = before_norm[-1] if BY_NAME[name].feature == "last" else states[-1][0]
                 expected, logits = reference.chain(
                     name, config, weights, tokens, features, torch.arange(len(features)), len(drafted)
                 )
@@ -133,3 +121,13 @@ def test_a_checkpoint_without_a_module_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CompatibilityError, match=r"has no MTP module: model.layers.3.eh_proj.weight is not in it"):
         dry_run(tmp_path, speculative_config={"method": "mtp"}, **SETTINGS)
+
+
+def test_transformers_does_not_report_the_tensors_that_the_module_reads(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_to_stderr(monkeypatch)
+    AutoModelForCausalLM.from_pretrained(llama_with_module(tmp_path))
+    assert "UNEXPECTED" in capfd.readouterr().err
+    LLM(tmp_path, speculative_config={"method": "mtp"}, **SETTINGS).close()
+    assert not {"UNEXPECTED", "eh_proj"} & set("".join(capfd.readouterr()).replace(".", " ").split())

@@ -1,0 +1,61 @@
+"""Runs the conformance tests of all proposers (`ProposerConformance`) on an MTP module with random weights, in the
+target's own checkpoint."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import pytest
+from tiny_mtp import llama_with_module
+
+from specdec_testing import ProposerConformance
+
+ADAPTIVE = {"adaptive_draft_length": True, "draft_level_cost": 0.1, "draft_node_cost": 0.02}
+LEARNS = {"test_draft_after_preemption": "a request that starts over has had other drafts before"}
+TREE = "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]"
+
+
+class _Module(ProposerConformance):
+    method = "mtp"
+    make_target = staticmethod(llama_with_module)
+
+
+@pytest.mark.nightly
+class TestDefault(_Module):
+    num_speculative_tokens = 1
+
+
+@pytest.mark.nightly
+class TestChain(_Module):
+    num_speculative_tokens = 4
+
+
+class TestSampledTree(_Module):
+    num_speculative_tokens = 6
+    options = MappingProxyType({"speculative_token_tree": TREE, "draft_sample_method": "probabilistic"})
+
+
+@pytest.mark.nightly
+class TestTree(_Module):
+    num_speculative_tokens = 6
+    options = MappingProxyType({"speculative_token_tree": TREE})
+
+
+@pytest.mark.nightly
+class TestSampledChain(_Module):
+    num_speculative_tokens = 4
+    options = MappingProxyType({"draft_sample_method": "probabilistic"})
+
+
+@pytest.mark.nightly
+class TestWindow(_Module):
+    num_speculative_tokens = 4
+    options = MappingProxyType({"draft_window": 4})
+
+
+@pytest.mark.nightly
+class TestAdaptiveSampledChain(_Module):
+    num_speculative_tokens = 4
+    options = MappingProxyType({"draft_sample_method": "probabilistic", **ADAPTIVE})
+    skips = MappingProxyType(LEARNS)
+    learns = True

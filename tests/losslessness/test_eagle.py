@@ -8,9 +8,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
-import torch
+from feature_faults import FEATURE_FAULTS
 from nightly import IS_NIGHTLY
 from pass_faults import (
     PASS_FAULTS,
@@ -43,9 +42,8 @@ from reference_heads import target_token_ids
 from tiny_heads import TinyHead, write_eagle, write_specforge
 from tiny_weights import Shape, Target
 
-from specdec_core import Level, Observation, RequestTensors, RequestView, StaticTree, TokenTree
+from specdec_core import RequestView, TokenTree
 from specdec_proposer_eagle.context_vocabulary import ContextVocabulary
-from specdec_proposer_eagle.proposer import EagleProposer
 
 Patch = pytest.MonkeyPatch
 NUM_REQUESTS = 1100 if IS_NIGHTLY else 110
@@ -265,80 +263,7 @@ def test_wrong_tokens_of_the_context_are_noticed(
     assert next(mismatches(outcome, scratch, len(outcome.journal.drafts)), None) is not None
 
 
-def features_of_drafted_nodes_stay(patch: Patch) -> None:
-    """A deliberate fault: `observe` does not rewrite the KV-cache entries of accepted draft tokens.
-
-    Entries computed from the draft head's own outputs stay, instead of entries from the target's hidden states.
-    """
-    observe = EagleProposer.observe
-    forward = EagleProposer._forward
-    seen: list[Observation] = []
-
-    def observing(self: Any, observation: Observation) -> None:
-        seen.append(observation)
-        observe(self, observation)
-        seen.clear()
-
-    def forwarding(self: Any, passed: Any, features: Any, *wanted: Any) -> Any:
-        if seen:
-            observation = seen[0]
-            for i, request in enumerate(observation.requests):
-                if observation.starts[i] >= request.num_prompt_tokens:
-                    rows = slice(observation.offsets[i] + 1, observation.offsets[i + 1])
-                    passed.metadata.slot_mapping[rows] = -1
-        return forward(self, passed, features, *wanted)
-
-    patch.setattr(EagleProposer, "observe", observing)
-    patch.setattr(EagleProposer, "_forward", forwarding)
-
-
-def _observe(patch: Patch, change: Any) -> None:
-    observe = EagleProposer.observe
-    patch.setattr(EagleProposer, "observe", lambda self, observation: observe(self, change(observation)))
-
-
-def embeddings_are_those_of_the_features_own_tokens(patch: Patch) -> None:
-    patch.setattr(Observation, "following_token_ids", property(lambda self: self.token_ids))
-
-
-def the_last_row_is_taken_whether_it_counts_or_not(patch: Patch) -> None:
-    def take_the_last(observation: Observation) -> Observation:
-        return attrs.evolve(observation, last_rows=torch.tensor(observation.offsets[1:]) - 1)
-
-    _observe(patch, take_the_last)
-
-
-def positions_begin_at_one(patch: Patch) -> None:
-    _observe(patch, lambda observation: attrs.evolve(observation, positions=observation.positions + 1))
-
-
-def the_root_has_another_requests_output(patch: Patch) -> None:
-    indices = RequestTensors._indices
-    patch.setattr(RequestTensors, "_indices", lambda self, requests: indices(self, requests).roll(1))
-
-
-def nodes_follow_those_of_another_request(patch: Patch) -> None:
-    grow = StaticTree.grow
-
-    def rolled(self: Any, logits: torch.Tensor) -> Level | None:
-        level = grow(self, logits)
-        return level and attrs.evolve(level, rows=level.rows.roll(level.width))
-
-    patch.setattr(StaticTree, "grow", rolled)
-
-
-FAULTS = [
-    nodes_follow_those_of_another_request,
-    features_of_drafted_nodes_stay,
-    embeddings_are_those_of_the_features_own_tokens,
-    the_last_row_is_taken_whether_it_counts_or_not,
-    positions_begin_at_one,
-    *PASS_FAULTS,
-    the_root_has_another_requests_output,
-]
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("fault", [*FEATURE_FAULTS, *PASS_FAULTS], ids=lambda fault: fault.__name__)
 def test_faults_are_noticed(
     fault: Any, target: Path, heads: dict[str, TinyHead], asked: list[Asked], monkeypatch: Patch
 ) -> None:

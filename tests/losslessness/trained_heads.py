@@ -1,9 +1,10 @@
-"""Heads for MLP speculators and Medusa. Most are trained briefly on their target, with their own plugins' recipes, so
-that some of their draft tokens are accepted."""
+"""Heads for MLP speculators and Medusa, and MTP modules. Most are trained briefly on their target, with their own
+plugins' recipes, so that some of their draft tokens are accepted."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,19 @@ from specdec_core import Plugins, TargetInfo, TrainingBatch, TrainingTarget
 NUM_STEPS, NUM_TEXTS, LENGTH = 60, 24, 24
 
 
-def trained_head(method: str, target_dir: Path, folder: Path, **options: Any) -> Path:
-    """Train a head on token sequences that the target generated, save it in `folder`, and return the folder. options:
-    the recipe's own."""
+def trained_head(
+    method: str,
+    target_dir: Path,
+    folder: Path,
+    *,
+    prepare: Callable[[torch.nn.Module], None] = lambda trainee: None,
+    **options: Any,
+) -> Path:
+    """Train a head on token sequences that the target generated, save it in `folder`, and return the folder.
+
+    prepare: called with the head in training before the first step, to change its weights.
+    options: the recipe's own.
+    """
     torch.manual_seed(0)
     model = reference.load(target_dir).requires_grad_(False)
     config = model.config
@@ -37,6 +48,7 @@ def trained_head(method: str, target_dir: Path, folder: Path, **options: Any) ->
     target = TrainingTarget(info, config, model, model.get_input_embeddings(), model.get_output_embeddings())
     counts = torch.bincount(texts.flatten(), minlength=config.vocab_size)
     trainee = recipe.make(recipe.options(**options), target, counts)
+    prepare(trainee)
     batch = TrainingBatch(texts, torch.ones_like(texts, dtype=torch.bool), {"final": states})
     optimizer = torch.optim.Adam(trainee.parameters(), lr=1e-2)
     for _ in range(NUM_STEPS):

@@ -41,9 +41,7 @@ class Run:
             outputs = llm.generate(PROMPTS, params, use_tqdm=False)
             self.token_ids = [list(output.outputs[0].token_ids) for output in outputs]
             counts = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
-        self.drafted, self.accepted = (
-            counts[f"specdec:spec_decode_num_{what}_tokens"] for what in ("draft", "accepted")
-        )
+        self.drafted, self.accepted = (counts[f"vllm:spec_decode_num_{what}_tokens"] for what in ("draft", "accepted"))
 
     @property
     def cost(self) -> float:

@@ -35,7 +35,7 @@ def speculating() -> LLM:
 
 
 def value(llm: LLM, name: str) -> Any:
-    return next(metric.value for metric in llm.get_metrics() if metric.name == f"specdec:spec_decode_{name}")
+    return next(metric.value for metric in llm.get_metrics() if metric.name == f"vllm:spec_decode_{name}")
 
 
 def test_the_usual_example_runs_as_written() -> None:
@@ -52,8 +52,8 @@ def test_the_usual_example_runs_as_written() -> None:
         assert isinstance(output.outputs[0].text, str)
         assert 1 <= len(output.outputs[0].token_ids) <= 100
     metrics = {m.name: m.value for m in llm.get_metrics()}
-    assert metrics["specdec:spec_decode_num_drafts"] > 0
-    assert len(metrics["specdec:spec_decode_num_accepted_tokens_per_pos"]) == 5
+    assert metrics["vllm:spec_decode_num_drafts"] > 0
+    assert len(metrics["vllm:spec_decode_num_accepted_tokens_per_pos"]) == 5
 
 
 def test_drafts_stop_while_too_many_requests_run() -> None:

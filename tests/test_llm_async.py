@@ -98,7 +98,7 @@ def test_generators_that_run_at_once_are_one_batch(expected: list) -> None:
     llm = with_llm(scenario)
     assert max(batch_sizes) > 3
     metrics = {metric.name: metric.value for metric in llm.get_metrics()}
-    assert metrics["specdec:generation_tokens"] == sum(len(token_ids) for _, token_ids in expected)
+    assert metrics["vllm:generation_tokens"] == sum(len(token_ids) for _, token_ids in expected)
 
 
 def test_one_after_the_other_and_in_between(expected: list) -> None:

@@ -30,7 +30,7 @@ def plain() -> LLM:
 @pytest.fixture(scope="module")
 def speculating() -> LLM:
     config = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
-    return LLM("tiny", dtype="float32", max_model_len=512, speculative_config=config, metrics_prefix="vllm")
+    return LLM("tiny", dtype="float32", max_model_len=512, speculative_config=config)
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_a_request_of_the_engine_is_one_completion(plain: LLM) -> None:
 
 def test_figures_of_a_request_and_of_the_engine_agree() -> None:
     config = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
-    llm = LLM("tiny", dtype="float32", speculative_config=config, metrics_prefix="vllm", max_num_batched_tokens=33)
+    llm = LLM("tiny", dtype="float32", speculative_config=config, max_num_batched_tokens=33)
     outputs = llm.generate(PROMPTS, GREEDY)
     metrics = {metric.name: metric.value for metric in llm.get_metrics()}
     assert all(name.startswith("vllm:") for name in metrics)

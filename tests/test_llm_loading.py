@@ -95,7 +95,7 @@ def test_lines_in_the_log(is_disabled: bool, caplog: pytest.LogCaptureFixture, m
     with caplog.at_level(logging.INFO, "specdec_core.engine.metrics"):
         llm.generate("x = x + x + x + x + x", GREEDY)
     assert bool(caplog.messages) != is_disabled
-    assert all(line.startswith("mine: ") for line in caplog.messages)
+    assert all(line.startswith("specdec: ") for line in caplog.messages)
 
 
 def test_a_prompt_that_is_too_long_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:

@@ -28,20 +28,20 @@ def values(metrics: Metrics) -> dict[str, Any]:
 
 
 def test_counters() -> None:
-    metrics = Metrics(5, prefix="vllm", log_interval_s=None)
+    metrics = Metrics(5, prefix="mine", log_interval_s=None)
     for _ in range(2):
         metrics.update(REPORT, 3.0)
     assert values(metrics) == {
-        "vllm:spec_decode_num_drafts": 6,
-        "vllm:spec_decode_num_draft_tokens": 20,
-        "vllm:spec_decode_num_accepted_tokens": 8,
-        "vllm:spec_decode_num_accepted_tokens_per_pos": [4, 2, 2, 0, 0],
-        "vllm:spec_decode_draft_seconds": 1.0,
-        "vllm:spec_decode_target_seconds": 4.0,
-        "vllm:prompt_tokens": 14,
-        "vllm:generation_tokens": 12,
-        "vllm:num_preemptions": 2,
-        "vllm:prefix_cache_hits": 0,
+        "mine:spec_decode_num_drafts": 6,
+        "mine:spec_decode_num_draft_tokens": 20,
+        "mine:spec_decode_num_accepted_tokens": 8,
+        "mine:spec_decode_num_accepted_tokens_per_pos": [4, 2, 2, 0, 0],
+        "mine:spec_decode_draft_seconds": 1.0,
+        "mine:spec_decode_target_seconds": 4.0,
+        "mine:prompt_tokens": 14,
+        "mine:generation_tokens": 12,
+        "mine:num_preemptions": 2,
+        "mine:prefix_cache_hits": 0,
     }
     (vector,) = (metric for metric in metrics.read() if isinstance(metric, Vector))
     assert vector.values == vector.value == [4, 2, 2, 0, 0]

@@ -90,11 +90,11 @@ def generate() -> Callable[..., list[Any]]:
 
 @pytest.fixture(scope="session")
 def counter() -> Callable[[Any, str], float]:
-    """Return a function that takes an LLM and a metric's name without the prefix "specdec:spec_decode_". It returns the
+    """Return a function that takes an LLM and a metric's name without the prefix "vllm:spec_decode_". It returns the
     metric's value from `llm.get_metrics()`."""
 
     def read(llm: Any, name: str) -> float:
-        return next(metric.value for metric in llm.get_metrics() if metric.name == f"specdec:spec_decode_{name}")
+        return next(metric.value for metric in llm.get_metrics() if metric.name == f"vllm:spec_decode_{name}")
 
     return read
 

@@ -137,8 +137,8 @@ class EngineConfig:
             "does not begin a metric's name: give letters, digits and _, such as 'vllm'",
             "letters, digits and _",
         ),
-        "The names of metrics begin with it. 'vllm' gives existing dashboards the names they know.",
-        default="specdec",
+        "The names of metrics begin with it. 'vllm' gives scripts and dashboards for vLLM the names they know.",
+        default="vllm",
         hashed=False,
     )
 

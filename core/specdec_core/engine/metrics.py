@@ -138,7 +138,7 @@ class Metrics:
     """
 
     def __init__(
-        self, num_speculative_tokens: int, *, prefix: str = "specdec", log_interval_s: float | None = LOG_INTERVAL_S
+        self, num_speculative_tokens: int, *, prefix: str = "vllm", log_interval_s: float | None = LOG_INTERVAL_S
     ) -> None:
         self._num_positions = num_speculative_tokens
         self._prefix = prefix
@@ -157,7 +157,7 @@ class Metrics:
             return
         self._since_logged.add(report, step_s)
         if self._since_logged.step_s >= self._log_interval_s:
-            logger.info("%s: %s", self._prefix, self._since_logged.log_line())
+            logger.info("specdec: %s", self._since_logged.log_line())
             self._since_logged = Totals()
 
     def read(self) -> list[Counter | Vector]:

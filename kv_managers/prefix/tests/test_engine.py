@@ -103,7 +103,7 @@ def test_preempted_requests_find_their_own(folder: Path) -> None:
     assert sum(report.num_preempted for report in reports) > 0
     assert sum(report.num_cached_tokens for report in reports) > 0
     metrics = {metric.name: metric.value for metric in cached.get_metrics()}
-    assert metrics["specdec:prefix_cache_hits"] == sum(report.num_cached_tokens for report in reports)
+    assert metrics["vllm:prefix_cache_hits"] == sum(report.num_cached_tokens for report in reports)
 
 
 def test_it_is_chosen_in_a_config_file_too(folder: Path, tmp_path: Path) -> None:

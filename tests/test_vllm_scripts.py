@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from specdec_core import LLM, SamplingParams
+
 METRICS_SCRIPT = """
 from specdec_core import LLM, SamplingParams
 
@@ -47,3 +49,19 @@ def test_the_script_that_reads_metrics_prints_its_three_lines(capsys: pytest.Cap
     assert (accepted[0], int(accepted[2])) == ("num_accepted_tokens", num_accepted)
     assert (length[0], length[2]) == ("mean acceptance length", f"{1 + num_accepted / num_drafts:.2f}")
     assert 0 < num_accepted < script["num_draft_tokens"]
+
+
+def sampled(**keywords: object) -> list[list[int]]:
+    """The token ids of three requests without seeds of their own, two of them for the same prompt."""
+    llm = LLM("tiny", max_model_len=64, **keywords)
+    outputs = llm.generate(["import os\n", "def f(", "def f("], SamplingParams(temperature=1, max_tokens=12))
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def test_two_runs_of_a_script_give_the_same_outputs_unless_the_seed_differs() -> None:
+    first = sampled()
+    assert first[1] != first[2], "requests of one run have seeds of their own"
+    assert sampled() == first
+    assert sampled(seed=0) == first
+    assert sampled(seed=1) != first
+    assert sampled(seed=None) != first

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0: always the likeliest token.")
 @click.option("--top-p", type=float, default=1.0, show_default=True, help="Sample among the likeliest of this mass.")
 @click.option("--top-k", type=int, default=0, show_default=True, help="Sample among this many tokens; 0: all.")
-@click.option("--seed", type=int, help="Makes a sampled completion reproducible.")
+@click.option("--seed", type=int, help="Another one gives other samples. Left out: drawn from the seed of --engine, 0.")
 @click.option("--no-stream", is_flag=True, help="Print a single completion whole, too.")
 def command(
     prompts: tuple[str, ...],

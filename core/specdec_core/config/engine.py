@@ -91,7 +91,9 @@ class EngineConfig:
     tensor_parallel_size: int = option(not_yet(1), "Number of GPUs that share each layer.", default=1)
     seed: int | None = option(
         whole_number(-(2**63), 2**64, optional=True),
-        "Requests that have no seed of their own draw theirs from this one. None: from a random one.",
+        "Requests that have no seed of their own draw theirs from this one, so that two runs of a script give the same "
+        "outputs. None: from a random one.",
+        default=0,
         hashed=False,
     )
     enforce_eager: bool = option(flag, "Changes nothing: there are no CUDA graphs yet.", default=False, hashed=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -168,6 +169,46 @@ def test_the_hash_of_a_speculative_config() -> None:
     assert speculative(longest=4).compute_hash() == plain.compute_hash()
     padded = speculative(HeadConfig, model="x", disable_padded_drafter_batch=True)
     assert padded.compute_hash() == speculative(HeadConfig, model="x").compute_hash()
+
+
+def test_the_hash_of_a_checkpoint_is_of_its_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, copy = tmp_path / "head", tmp_path / "elsewhere" / "copy"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(bytes(range(256)))
+    shutil.copytree(folder, copy)
+
+    def hashes(model: Any) -> list[str]:
+        return [
+            speculative(HeadConfig, model=model).compute_hash(),
+            EngineConfig(model=model).compute_hash(),
+        ]
+
+    first = hashes(folder)
+    assert hashes(str(folder) + "/.") == first
+    assert hashes(copy) == first
+    monkeypatch.chdir(tmp_path)
+    assert hashes("head") == first
+    (copy / ".cache").write_text("hidden")
+    (copy / "drafts").mkdir()
+    assert hashes(copy) == first
+    (copy / "model.safetensors").write_bytes(bytes([1, *range(1, 256)]))
+    assert not set(hashes(copy)) & set(first), "a weight has changed"
+    (copy / "model.safetensors").rename(copy / "other.safetensors")
+    (copy / "other.safetensors").write_bytes(bytes(range(256)))
+    assert not set(hashes(copy)) & set(first), "a file has another name"
+    assert not set(hashes("a/repository")) & set(hashes("b/repository"))
+
+
+def test_a_checkpoint_that_cannot_be_read_has_no_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied", "model.safetensors")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read for a hash: Permission denied"):
+        EngineConfig(model=tmp_path).compute_hash()
 
 
 def test_the_hash_is_the_same_in_another_process() -> None:

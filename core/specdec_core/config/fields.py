@@ -15,9 +15,9 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from attrs import Attribute, field, frozen
+from attrs import Attribute, evolve, field, frozen
 
-from specdec_core.config.hashing import UNHASHED
+from specdec_core.config.hashing import UNHASHED, content_digest
 from specdec_core.errors import ConfigError
 
 Validator = Callable[[Any, "Attribute[Any]", Any], None]
@@ -33,10 +33,14 @@ MOST_SHOWN = 200
 
 @frozen
 class Check:
-    """An attrs validator with a description of the values that it allows, for documents and `--help`."""
+    """An attrs validator with a description of the values that it allows, for documents and `--help`.
+
+    hashed_as: a function of a valid value that returns what `config_hash` includes instead of it; None: the value.
+    """
 
     validate: Validator
     allowed: str
+    hashed_as: Callable[[Any], Any] | None = None
 
     def __call__(self, instance: Any, attribute: Attribute[Any], value: Any) -> None:
         self.validate(instance, attribute, value)
@@ -160,11 +164,12 @@ def names_checkpoint(value: Any) -> bool:
 
 def _checkpoint(*, optional: bool) -> Check:
     fault = f"must be a folder or a name, of at most {LONGEST_NAME} characters"
-    return must(names_checkpoint, fault, "a folder or a name", optional=optional)
+    return evolve(must(names_checkpoint, fault, "a folder or a name", optional=optional), hashed_as=content_digest)
 
 
 checkpoint, optional_checkpoint = _checkpoint(optional=False), _checkpoint(optional=True)
-"""A folder with a checkpoint, or a name on the model hub. Does not check that it exists."""
+"""A folder with a checkpoint, or a name on the model hub. Does not check that it exists. `config_hash` includes the
+contents of a folder, not its path."""
 
 
 def not_yet(default: Any) -> Check:

@@ -49,6 +49,12 @@ def test_keys_of_draft_models_are_refused_by_methods_without_one(key: str) -> No
         speculative(**{key: "x"})
 
 
+def test_the_method_says_how_many_tokens_to_draft() -> None:
+    for answer in (None, 0, "5"):
+        with pytest.raises(ConfigError, match="num_speculative_tokens="):
+            SpeculativeConfig.from_mapping({"method": "mine"}, CopyConfig, None, lambda options, found=answer: found)
+
+
 def test_a_method_with_a_draft_model_has_its_keys() -> None:
     options = speculative(HeadConfig, model="./heads", num_heads=2, max_model_len=512).options
     assert (options.model, options.num_heads, options.max_model_len) == ("./heads", 2, 512)

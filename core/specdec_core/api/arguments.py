@@ -46,7 +46,7 @@ def prepare(
     *,
     tokenizer: str | Path | None = None,
     skip_tokenizer_init: bool = False,
-    speculative_config: Mapping[str, Any] | None = None,
+    speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
     plugins: Plugins | None = None,
     **engine_config: Any,
 ) -> Prepared:
@@ -132,6 +132,8 @@ def speculative_mapping(mapping: Any) -> dict[str, Any]:
     """Check a speculative_config as users write it, and return it as a dict. It must name a method or a draft model. A
     name in square brackets, such as "[ngram]" in older versions of vLLM, is taken as a method, even if it is given as
     `model`. Raises ConfigError."""
+    if isinstance(mapping, SpeculativeConfig):
+        mapping = mapping.as_mapping()
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"speculative_config={shown(mapping)} must be a dict such as {{'method': 'ngram', ...}}")
     plain = dict(mapping)

@@ -14,6 +14,7 @@ from specdec_core.api.outputs import StreamOutput
 from specdec_core.api.prompts import Messages, Prompt, TokenizedPrompt
 from specdec_core.api.session import Session
 from specdec_core.config.sampling import SamplingParams
+from specdec_core.config.speculative import SpeculativeConfig
 from specdec_core.engine.metrics import Counter, Vector
 from specdec_core.engine.request import Piece, Request
 from specdec_core.errors import SpecdecError
@@ -41,6 +42,11 @@ class AsyncLLM:
         """Whether prompts can be run. False after `shutdown`, or after the device has failed (`DeviceError`). A
         failed device can be used only by a new process. Any thread may use this health check."""
         return not self._is_shut_down and not self._session.engine.is_dead
+
+    @property
+    def speculative_config(self) -> SpeculativeConfig | None:
+        """How this AsyncLLM speculates, complete with what was left out. None: plain decoding."""
+        return self._session.speculative_config
 
     async def __aenter__(self) -> Self:
         return self

@@ -15,6 +15,7 @@ from specdec_core.api.prompts import Conversations, Prompts, TokenizedPrompt
 from specdec_core.api.session import Session
 from specdec_core.config.fields import shown
 from specdec_core.config.sampling import SamplingParams
+from specdec_core.config.speculative import SpeculativeConfig
 from specdec_core.engine.metrics import Counter, Vector
 from specdec_core.engine.request import Piece, Request
 from specdec_core.errors import ConfigError
@@ -29,8 +30,7 @@ class LLM:
     """A causal language model with speculative decoding, with vLLM's parameter names.
 
     model: a folder, a name on the model hub, or the name of a model that is installed as a Python package ("tiny").
-    speculative_config: a flat dict with `method`, `num_speculative_tokens`, other keys of `SpeculativeConfig` and the
-        method's own keys. None: plain decoding.
+    speculative_config: a `SpeculativeConfig`, or a flat dict with the same keys. None: plain decoding.
     plugins: the plugins to use, as `Plugins.load` returns them. None: all installed plugins.
 
     All other keywords are those of `EngineConfig`. Only one thread at a time may use an LLM. `generate` may be called
@@ -44,7 +44,7 @@ class LLM:
         *,
         tokenizer: str | Path | None = None,
         skip_tokenizer_init: bool = False,
-        speculative_config: Mapping[str, Any] | None = None,
+        speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
         plugins: Plugins | None = None,
         **engine_config: Any,
     ) -> None:
@@ -71,6 +71,11 @@ class LLM:
         """Whether prompts can be run. False after `close`, or after the device has failed (`DeviceError`). A failed
         device can be used only by a new process. For the health check of a server."""
         return not self.engine.is_closed and not self.engine.is_dead
+
+    @property
+    def speculative_config(self) -> SpeculativeConfig | None:
+        """How this LLM speculates, complete with what was left out. None: plain decoding."""
+        return self._session.speculative_config
 
     def close(self) -> None:
         """Abort all requests and let the proposers save their state; no prompt can be run afterwards. May be called

@@ -33,9 +33,7 @@ WITHOUT_MEANING = {
 OLD_KEYS = frozenset(NEW_KEYS) | frozenset(WITHOUT_MEANING)
 
 
-def without_old_keys(
-    keywords: Mapping[str, Any], speculative_config: Mapping[str, Any] | None
-) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+def without_old_keys(keywords: Mapping[str, Any], speculative_config: Any) -> tuple[dict[str, Any], Any]:
     """Convert old speculation keywords to a speculative_config. Returns the other keywords, and this
     speculative_config (None if the old keywords have no effect). Without old keywords, returns the arguments unchanged.
 

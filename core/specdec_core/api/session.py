@@ -31,7 +31,7 @@ class Session:
 
     def __init__(self, model: str | Path, **keywords: Any) -> None:
         prepared = prepare(model, **keywords)
-        config = prepared.config
+        config, self.speculative_config = prepared.config, prepared.speculative
         self.prompts = PromptReader(prepared.tokenizer)
         with _no_progress_bar():
             self.engine = Engine(config, prepared.plugins, prepared.speculative, prepared.tokenizer)

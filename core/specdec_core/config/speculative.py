@@ -218,23 +218,27 @@ class DraftHeadConfig(DraftModelConfig, DraftTreeConfig, DraftSamplingConfig, Dr
                 raise ConfigError(f"{key} is for the method draft_model, not for draft heads: leave it out")
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, init=False)
 class SpeculativeConfig:
-    """How to speculate: options that every method has, and the configs of the method and the verifier."""
+    """How to speculate, as `LLM` takes it: SpeculativeConfig(method="ngram", num_speculative_tokens=3,
+    prompt_lookup_max=4). Keywords are the keys of a speculative_config, those of the method and of the verifier
+    included, and each is an attribute, too.
 
-    method: str = field(
-        metadata={
-            "help": "The proposer's name, as `spec-decode plugins` lists it. Without it, the method is detected from "
-            "the draft checkpoint in model.",
-            "allowed": "a name",
-        }
+    `LLM` knows the target and the plugins. It checks the keys of method and verifier and fills in what is left out:
+    `llm.speculative_config` is the complete config. In a config that is not complete, `options` is a dict of these
+    keys, and `method` and `num_speculative_tokens` may be None.
+
+    Raises ConfigError if the value of a key that every method has is out of range.
+    """
+
+    method: str = option(
+        None,
+        "The proposer's name, as `spec-decode plugins` lists it. None: detected from the draft checkpoint in model.",
+        allowed="a name, or None",
     )
-    num_speculative_tokens: int = field(
-        validator=whole_number(1, MOST_DRAFT_TOKENS),
-        metadata={
-            "help": "Most draft tokens of a request in a step: of a tree, its nodes. A method may have a default for "
-            "it."
-        },
+    num_speculative_tokens: int = option(
+        whole_number(1, MOST_DRAFT_TOKENS, optional=True),
+        "Most draft tokens of a request in a step: of a tree, its nodes. None: the method's default, if it has one.",
     )
     disable_by_batch_size: int | None = option(
         whole_number(1, MOST_DRAFT_TOKENS, optional=True),
@@ -246,10 +250,70 @@ class SpeculativeConfig:
         default=AUTO,
         allowed="'auto' or a verifier's name",
     )
-    options: Any = field(default=None, metadata={"help": "The method's own keys, as its config class.", **PARSED})
+    options: Any = field(
+        default=None,
+        metadata={
+            "help": "The method's own keys, as its config class. In a config that is not complete: a dict of all keys "
+            "that are not of this class.",
+            **PARSED,
+        },
+    )
     verifier_options: Any = field(
         default=None, metadata={"help": "The verifier's own keys, as its config class.", **PARSED}
     )
+
+    def __init__(self, *, options: Any = None, **keys: Any) -> None:
+        own = {key: keys.pop(key) for key in [*keys] if key not in fields_dict(SpeculativeConfig)}
+        if options is not None and own:
+            raise unknown_key(next(iter(own)), self.core_keys(), "a SpeculativeConfig with options")
+        self.__attrs_init__(options=own if options is None else options, **keys)
+
+    if not TYPE_CHECKING:  # a type checker is to know the fields only
+
+        def __getattr__(self, name: str) -> Any:
+            """A key of the method or of the verifier. Raises AttributeError if it is not known or not given."""
+            if name.startswith("_") or name in fields_dict(SpeculativeConfig):  # while it is copied or unpickled
+                raise AttributeError(name)
+            flat = self.as_mapping()
+            if name not in flat:
+                raise AttributeError(f"this SpeculativeConfig has no key {name!r}: it has {', '.join(sorted(flat))}")
+            return flat[name]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the keys of method and verifier are checked, as in `llm.speculative_config`."""
+        return not isinstance(self.options, Mapping)
+
+    def as_mapping(self) -> dict[str, Any]:
+        """The keys and values as one flat dict, which `LLM` takes as well."""
+        keys = [attribute.name for attribute in fields(SpeculativeConfig) if is_key(attribute)]
+        own = {**_own_values(self.options), **_own_values(self.verifier_options)}
+        return {**own, **{key: getattr(self, key) for key in keys}}
+
+    def use_eagle(self) -> bool:
+        """Whether drafts come from a head with attention layers, which reads the target's hidden states at every token
+        and keeps keys and values of its own: the methods `eagle`, `eagle3` and `mtp`. Decided by the options that the
+        method's config class inherits. Raises ConfigError if the config is not complete."""
+        self._check_complete("use_eagle")
+        return isinstance(self.options, DraftHeadConfig) and isinstance(self.options, DraftWindowConfig)
+
+    def compute_hash(self) -> str:
+        """A key under which to keep what was measured or computed with this config: the sha256, in hex, of every value
+        that affects what is drafted and accepted. The draft checkpoint counts by the contents of its folder, so copies
+        have the same hash, and a changed weight changes it; a name on the model hub counts as it is. The target is not
+        included: its hash is that of `EngineConfig`. Reads the checkpoint's files.
+
+        Raises ConfigError if the config is not complete, or if a file cannot be read.
+        """
+        self._check_complete("compute_hash")
+        return config_hash(self)
+
+    def _check_complete(self, method: str) -> None:
+        if not self.is_complete:
+            raise ConfigError(
+                f"{method}() is of a complete config, and this one may lack defaults: give it to LLM as "
+                f"speculative_config, and ask llm.speculative_config"
+            )
 
     @classmethod
     def core_keys(cls) -> set[str]:
@@ -295,9 +359,16 @@ class SpeculativeConfig:
         rest = {key: value for key, value in mapping.items() if key in cls.core_keys()}
         if default_num_speculative_tokens is not None and rest.get("num_speculative_tokens") is None:
             rest["num_speculative_tokens"] = default_num_speculative_tokens(options)
+            whole_number(1, MOST_DRAFT_TOKENS)(None, fields(cls).num_speculative_tokens, rest["num_speculative_tokens"])
         return cls(**rest, options=options, verifier_options=verifier_options)
 
-    compute_hash = config_hash
+
+def _own_values(options: Any) -> Mapping[str, Any]:
+    """The keys and values of a method's or a verifier's options. Of a dict, which is not checked yet: the dict. None
+    has none."""
+    if options is None or isinstance(options, Mapping):
+        return options or {}
+    return {attribute.name: getattr(options, attribute.name) for attribute in fields(type(options)) if attribute.init}
 
 
 def _foreign_key(key: object, known: AbstractSet[str], where: str) -> ConfigError:

@@ -191,6 +191,11 @@ def _check_together(methods: Sequence[Method]) -> None:
 
 
 def _method(config: SpeculativeConfig, plugins: Plugins, target: Outline, offered: OfferedOps) -> Method:
+    if not config.is_complete:
+        raise ConfigError(
+            f"an Engine takes a complete SpeculativeConfig, and the keys of method {config.method!r} are not checked: "
+            f"give it to LLM, or make it with SpeculativeConfig.from_mapping"
+        )
     spec, contexts = plugins.proposer(config.method), _contexts(target)
     plan = make_plan(spec, config.options, target.info, config.num_speculative_tokens)
     if plan.kv_layout is not None:

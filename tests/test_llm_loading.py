@@ -122,7 +122,7 @@ def test_names_of_dtypes(tmp_path: Path) -> None:
 
 
 def test_the_slow_tokenizer_is_asked_for() -> None:
-    llm = LLM("tiny", tokenizer_mode="slow", runner="generate", enforce_eager=True)
+    llm = LLM("tiny", tokenizer_mode="slow")
     assert llm.generate("x", GREEDY)[0].outputs[0].token_ids
 
 

@@ -43,10 +43,31 @@ def test_numbers_that_make_no_sense(key: str, value: Any, message: str) -> None:
         speculative(**{key: value})
 
 
-@pytest.mark.parametrize("key", sorted(attribute.name for attribute in fields(DraftModelConfig)))
+IDLE_KEYS = {"enforce_eager", "disable_padded_drafter_batch"}
+
+
+@pytest.mark.parametrize("key", sorted({attribute.name for attribute in fields(DraftModelConfig)} - IDLE_KEYS))
 def test_keys_of_draft_models_are_refused_by_methods_without_one(key: str) -> None:
     with pytest.raises(ConfigError, match=f"no key '{key}': the method takes no draft model"):
         speculative(**{key: "x"})
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{attribute.name: None} for attribute in fields(DraftModelConfig)]
+    + [{"draft_tensor_parallel_size": 1}, {"enforce_eager": False}, *({key: True} for key in IDLE_KEYS)],
+    ids=str,
+)
+def test_keys_of_draft_models_that_ask_for_nothing_are_taken_by_all_methods(keys: dict[str, Any]) -> None:
+    assert speculative(**keys) == speculative()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [*((key, 1) for key in sorted(IDLE_KEYS)), ("draft_tensor_parallel_size", 2), ("model", "")]
+)
+def test_other_values_of_such_keys_are_refused(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=key):
+        speculative(**{key: value})
 
 
 def test_the_method_says_how_many_tokens_to_draft() -> None:

@@ -46,7 +46,6 @@ def acceptance_lengths(
             block_size=block,
             max_model_len=longest,
             num_kv_blocks=num_blocks * len(prompts),
-            enforce_eager=True,
             disable_log_stats=True,
             speculative_config={**speculative_config, "model": folder},
         ) as llm:

@@ -51,7 +51,6 @@ def generated_texts(
         device=settings.device,
         skip_tokenizer_init=True,
         max_num_seqs=AT_ONCE,
-        enforce_eager=True,
         disable_log_stats=True,
     ) as llm:
         for start in tqdm(range(0, len(beginnings), AT_ONCE), desc="generate", unit="batch"):

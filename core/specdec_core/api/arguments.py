@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from attrs import NOTHING, evolve, fields_dict, frozen
 
-from specdec_core.api.old_vllm_arguments import OLD_KEYS, bracketed, unbracketed, without_old_keys
+from specdec_core.api.old_vllm_arguments import OLD_KEYS, bracketed, level_of_caller, unbracketed, without_old_keys
 from specdec_core.api.prompts import load_tokenizer
 from specdec_core.config.engine import EngineConfig
 from specdec_core.config.fields import names_checkpoint, shown
 from specdec_core.config.file import KEYS
-from specdec_core.config.speculative import AUTO, SpeculativeConfig
+from specdec_core.config.idle import idle_values
+from specdec_core.config.speculative import AUTO, DraftModelConfig, SpeculativeConfig
 from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.engine import build
 from specdec_core.engine.build import Design
@@ -50,8 +51,9 @@ def prepare(
     plugins: Plugins | None = None,
     **engine_config: Any,
 ) -> Prepared:
-    """Check the keywords of `LLM` and load the plugins and the tokenizer that they name, but no weights. Raises
-    ConfigError, PluginError or CompatibilityError."""
+    """Check the keywords of `LLM` and load the plugins and the tokenizer that they name, but no weights. Issues one
+    warning if options that change nothing have other values than their defaults. Raises ConfigError, PluginError or
+    CompatibilityError."""
     if not isinstance(skip_tokenizer_init, bool):
         raise ConfigError(f"skip_tokenizer_init={shown(skip_tokenizer_init)} must be True or False")
     if tokenizer is not None and not names_checkpoint(tokenizer):
@@ -71,9 +73,13 @@ def prepare(
     plugins, device = plugins or Plugins.load(), find_device(config.device)
     config = evolve(config, model=resolve_model(config.model, plugins.models))
     tokenizer = None if tokenizer is None else resolve_model(tokenizer, plugins.models)
-    speculative = None
+    speculative, idle = None, idle_values(fields_dict(EngineConfig), engine_config)
     if speculative_config is not None:
-        speculative = _speculative(fill_in(speculative_config, model, plugins), plugins, device)
+        flat = fill_in(speculative_config, model, plugins)
+        speculative = _speculative(flat, plugins, device)
+        idle += idle_values(fields_dict(DraftModelConfig) | fields_dict(type(speculative.options)), flat)
+    if idle:
+        warnings.warn("; ".join(dict.fromkeys(idle)), stacklevel=level_of_caller())
     load_config(ModelSource.of_target(config, device))  # its errors come before the tokenizer's
     return Prepared(config, plugins, speculative, None if skip_tokenizer_init else load_tokenizer(config, tokenizer))
 

@@ -59,7 +59,7 @@ def without_old_keys(keywords: Mapping[str, Any], speculative_config: Any) -> tu
         if config is None
         else f"write speculative_config={shown(config, 2000)} instead"
     )
-    warnings.warn(f"{names}: {advice}", DeprecationWarning, stacklevel=_level_of_caller())
+    warnings.warn(f"{names}: {advice}", DeprecationWarning, stacklevel=level_of_caller())
     return rest, config
 
 
@@ -80,7 +80,7 @@ def unbracketed(name: Any) -> Any:
     return name[1:-1] if bracketed(name) else name
 
 
-def _level_of_caller() -> int:
+def level_of_caller() -> int:
     """The `stacklevel` with which warnings.warn reports the line of the first caller outside specdec_core as the
     origin of the warning."""
     level, frame = 1, sys._getframe(1)

@@ -23,6 +23,7 @@ from specdec_core.config.fields import (
     whole_number,
 )
 from specdec_core.config.hashing import config_hash
+from specdec_core.config.idle import idle_option
 
 DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
@@ -47,9 +48,7 @@ class EngineConfig:
         validator=checkpoint,
         metadata={"help": "The target: a folder, a name on the model hub, or the name of an embedded model."},
     )
-    runner: str = option(
-        one_of("auto", "generate"), "Changes nothing: this engine only generates text.", default="auto", hashed=False
-    )
+    runner: str = idle_option(one_of("auto", "generate"), "this engine only generates text", default="auto")
     tokenizer_mode: str = option(
         one_of("auto", "slow"),
         "'slow' loads the slow tokenizer where transformers still has one.",
@@ -96,7 +95,7 @@ class EngineConfig:
         default=0,
         hashed=False,
     )
-    enforce_eager: bool = option(flag, "Changes nothing: there are no CUDA graphs yet.", default=False, hashed=False)
+    enforce_eager: bool = idle_option(flag, "there are no CUDA graphs yet", default=False)
     max_model_len: int | None = option(
         whole_number(1, optional=True),
         "Most tokens of a request, prompt and output together. None: as many as the model was trained for.",

@@ -23,6 +23,7 @@ from specdec_core.config.fields import (
     whole_number,
 )
 from specdec_core.config.hashing import config_hash
+from specdec_core.config.idle import IDLE, idle_option
 from specdec_core.config.options import PARSED, is_key
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.errors import ConfigError
@@ -75,10 +76,8 @@ class DraftModelConfig:
     draft_tensor_parallel_size: int = option(
         not_yet(1), "Number of GPUs that share each layer of the draft.", default=1, hashed=False
     )
-    enforce_eager: bool = option(flag, "Changes nothing: there are no CUDA graphs yet.", default=False, hashed=False)
-    disable_padded_drafter_batch: bool = option(
-        flag, "Changes nothing: drafts are not padded.", default=False, hashed=False
-    )
+    enforce_eager: bool = idle_option(flag, "there are no CUDA graphs yet", default=False)
+    disable_padded_drafter_batch: bool = idle_option(flag, "drafts are not padded", default=False)
 
     def checked_max_model_len(self, target_len: int, draft_len: int | None = None) -> int:
         """The longest request, in prompt and output tokens together, that the draft model drafts for: max_model_len if
@@ -122,7 +121,8 @@ class DraftTreeConfig:
     speculative_token_tree: TokenTree | None = option(
         None,
         "Shape of the drafts, as paths below the root: [(0,), (1,), (0, 0)] is the two most probable first tokens, and "
-        "the most probable one after the first of them. None: chains, or the method's own trees.",
+        "the most probable one after the first of them; num_speculative_tokens must be its number of nodes. None: "
+        "chains, or the method's own trees.",
         allowed="a list of paths, or that as text, or None",
         converter=optional(TokenTree.parse),
     )
@@ -134,15 +134,15 @@ class DraftTreeConfig:
         return DEFAULT_CHAIN if tree is None else len(tree.paths)
 
     def check(self, num_speculative_tokens: int) -> None:
-        """Raise ConfigError if the tree's shape has fewer draft tokens than num_speculative_tokens, or if it is a chain
-        of more than LONGEST_CHAIN."""
+        """Raise ConfigError if the tree's shape has another number of draft tokens than num_speculative_tokens, or if
+        drafts are chains of more than LONGEST_CHAIN."""
         if self.speculative_token_tree is None and num_speculative_tokens > LONGEST_CHAIN:
             raise ConfigError(
                 f"num_speculative_tokens={num_speculative_tokens}, but drafts of a model or head have at most "
                 f"{LONGEST_CHAIN} tokens: lower it"
             )
         if self.speculative_token_tree is not None:
-            self.speculative_token_tree.check_holds(num_speculative_tokens)
+            self.speculative_token_tree.check_number(num_speculative_tokens)
 
     def shape(self, num_speculative_tokens: int) -> TokenTree:
         """The first num_speculative_tokens nodes (draft tokens) of the tree's shape, or a chain if there is no
@@ -242,7 +242,8 @@ class SpeculativeConfig:
     )
     disable_by_batch_size: int | None = option(
         whole_number(1, MOST_DRAFT_TOKENS, optional=True),
-        "Draft nothing while more requests than this are running. None: draft however many run.",
+        "Draft nothing while more requests than this are running. 1: draft only for a request that runs alone. None: "
+        "draft however many run.",
     )
     verifier: str = option(
         text(),
@@ -342,7 +343,7 @@ class SpeculativeConfig:
         where = f"speculative_config of method {mapping['method']!r}"
         known = cls.core_keys() | own | verifiers
         for key in mapping:
-            if key not in known:
+            if key not in known and not _needs_no_draft_model(key, mapping[key]):
                 raise _foreign_key(key, known, where)
         if mapping.get("num_speculative_tokens") is None and default_num_speculative_tokens is None:
             raise ConfigError(
@@ -369,6 +370,18 @@ def _own_values(options: Any) -> Mapping[str, Any]:
     if options is None or isinstance(options, Mapping):
         return options or {}
     return {attribute.name: getattr(options, attribute.name) for attribute in fields(type(options)) if attribute.init}
+
+
+def _needs_no_draft_model(key: object, value: Any) -> bool:
+    """Whether a method without a draft model can take this key of `DraftModelConfig`: if the value is None or the
+    default, or if the key changes nothing in any method. Raises ConfigError if such a key has a wrong value."""
+    attribute = fields_dict(DraftModelConfig).get(key) if isinstance(key, str) else None
+    if attribute is None or value is None:
+        return attribute is not None
+    if IDLE in attribute.metadata:
+        attribute.validator(None, attribute, value)  # type: ignore[misc]
+        return True
+    return type(value) is type(attribute.default) and bool(value == attribute.default)
 
 
 def _foreign_key(key: object, known: AbstractSet[str], where: str) -> ConfigError:

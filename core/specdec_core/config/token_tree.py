@@ -57,12 +57,12 @@ class TokenTree:
             raise ConfigError(f"{key}={shown(given)} must have every path once, and at least one")
         return cls(found)
 
-    def check_holds(self, num_speculative_tokens: int, key: str = "speculative_token_tree") -> None:
-        """Raise ConfigError if num_speculative_tokens is more than the number of nodes. key: the option's name."""
-        if num_speculative_tokens > len(self.paths):
+    def check_number(self, num_speculative_tokens: int, key: str = "speculative_token_tree") -> None:
+        """Raise ConfigError if num_speculative_tokens is not the number of nodes. key: the option's name."""
+        if num_speculative_tokens != len(self.paths):
             raise ConfigError(
-                f"num_speculative_tokens={num_speculative_tokens}, but {key} has {len(self.paths)} nodes: give at most "
-                f"as many, or leave the number out"
+                f"num_speculative_tokens={num_speculative_tokens}, but {key} has {len(self.paths)} nodes: give "
+                f"num_speculative_tokens={len(self.paths)} or leave it out, or give a tree of that many nodes"
             )
 
     def first(self, num_nodes: int) -> TokenTree:

@@ -59,7 +59,7 @@ def find(options: MedusaConfig, target: TargetInfo, num_speculative_tokens: int)
     sizes = _sizes(checkpoint, target)
     if options.tree is not None:
         key = "medusa_choices" if options.speculative_token_tree is None else "speculative_token_tree"
-        options.tree.check_holds(num_speculative_tokens, key)
+        options.tree.check_number(num_speculative_tokens, key)
     shape = (options.tree or built_tree(options, num_speculative_tokens)).first(num_speculative_tokens)
     if shape.depth > sizes.num_heads:
         raise ConfigError(

@@ -73,7 +73,7 @@ def test_the_plan_is_the_heads(name, num_weights, target, tmp_path):
         ({}, ON_CPU),
         ({"draft_sample_method": "probabilistic"}, 5),
         ({"medusa_choices": CHOICES}, 5),
-        ({"medusa_choices": str(CHOICES), "num_speculative_tokens": 3}, 3),
+        ({"medusa_choices": str(CHOICES), "num_speculative_tokens": 5}, 5),
         ({"speculative_token_tree": CHOICES[:2]}, 2),
         ({"medusa_head_accuracies": [[0.5, 0.1], [0.2]]}, 4),
         ({"num_speculative_tokens": 20}, 20),
@@ -131,6 +131,10 @@ def test_the_published_heads_are_named(tmp_path):
         (
             {"medusa_choices": CHOICES, "num_speculative_tokens": 6},
             "num_speculative_tokens=6, but medusa_choices has 5 nodes",
+        ),
+        (
+            {"medusa_choices": CHOICES, "num_speculative_tokens": 3},
+            "num_speculative_tokens=3, but medusa_choices has 5 nodes",
         ),
         ({"medusa_head_accuracies": [[0.5]], "num_speculative_tokens": 2}, "num_speculative_tokens=2, but .* 1 nodes"),
         ({"medusa_choices": [(0,), (0, 1)]}, r"medusa_choices has the path \(0, 1\) without \(0, 0\)"),

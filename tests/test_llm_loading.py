@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from specdec_core import LLM, CapacityError, ConfigError, SamplingParams
+from specdec_core import LLM, AsyncLLM, CapacityError, ConfigError, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
@@ -96,6 +99,60 @@ def test_lines_in_the_log(is_disabled: bool, caplog: pytest.LogCaptureFixture, m
         llm.generate("x = x + x + x + x + x", GREEDY)
     assert bool(caplog.messages) != is_disabled
     assert all(line.startswith("specdec: ") for line in caplog.messages)
+
+
+SCRIPT = """if True:
+    import logging, sys
+    from specdec_core import LLM, SamplingParams
+    ngram = {"method": "ngram", "num_speculative_tokens": 3}
+    def run(**options):
+        llm = LLM("tiny", speculative_config=ngram, max_model_len=64, **options)
+        llm.generate("x = x + x + x + x + x", SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+        return llm
+    run().close()
+    print("set up", file=sys.stderr)
+    logging.basicConfig(level=logging.INFO)
+    run(disable_log_stats=True).close()
+    llm = run(metrics_prefix="mine")
+"""
+
+
+def test_the_last_line_in_a_plain_script() -> None:
+    """A script sees no line until it sets up logging. Then it sees the totals of an engine at the script's end, also if
+    the engine is not closed and worked for less than ten seconds."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    before, after = done.stderr.split("set up\n")
+    assert "tokens" not in before
+    (line,) = [line for line in after.splitlines() if "specdec" in line or "mine" in line]
+    assert line.startswith("INFO:specdec_core.engine.metrics:mine: closed after 11 prompt and 8 output tokens in ")
+    assert re.search(r"; \d+ drafts, \d+ of \d+ tokens accepted; acceptance rate [\d.]+, per position ", line)
+
+
+@pytest.mark.parametrize("how", ["close", "with", "garbage", "shutdown"])
+def test_the_last_line_comes_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "specdec_core.engine.metrics"):
+        if how == "shutdown":
+            asyncio.run(_one_answer())
+        elif how == "with":
+            with LLM("tiny", max_model_len=64) as llm:
+                llm.generate("x = x", GREEDY)
+                assert not caplog.messages
+        else:
+            llm = LLM("tiny", max_model_len=64)
+            llm.generate("x = x", GREEDY)
+            if how == "close":
+                llm.close()
+                llm.close()
+            del llm
+            gc.collect()
+    (line,) = caplog.messages
+    assert line.startswith("specdec: closed after ")
+
+
+async def _one_answer() -> None:
+    async with AsyncLLM("tiny", max_model_len=64) as llm:
+        assert [output async for output in llm.generate("x = x", GREEDY)]
+        await llm.shutdown()
 
 
 def test_a_prompt_that_is_too_long_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:

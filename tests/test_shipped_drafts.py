@@ -57,3 +57,32 @@ def test_it_is_found_and_right_about_many_tokens(method, options, least, plain):
     assert [list(output.outputs[0].token_ids) for output in outputs] == plain
     counts = sum((output.speculation for output in outputs), DraftCounts())
     assert counts.acceptance_length > least
+
+
+def accepted_by_depth(llm: LLM) -> list[int]:
+    """Generate, and return for each depth, from 1, the number of drafts of which a path that long was accepted, by the
+    tokens that a stream marks as draft tokens."""
+    params = SamplingParams(temperature=0, max_tokens=32)
+    lengths = [sum(piece.is_draft for piece in output.pieces) for output in llm.stream(PROMPTS[0], params)]
+    return [sum(length > depth for length in lengths) for depth in range(7)]
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_the_metrics_of_trees_are_by_depth(is_wrong, monkeypatch):
+    """Accepted tokens per position count depths of the tree, not nodes: entry i counts the drafts of which i + 1 or
+    more tokens were accepted. A count of the deepest accepted position alone is noticed."""
+    if is_wrong:
+        add = DraftCounts.add
+
+        def only_the_deepest(self: DraftCounts, num_draft_tokens: int, num_accepted: int) -> None:
+            add(self, num_draft_tokens, num_accepted)
+            for depth in range(num_accepted - 1):
+                self.accepted_per_pos[depth] -= 1
+
+        monkeypatch.setattr(DraftCounts, "add", only_the_deepest)
+    with LLM("tiny", dtype="float32", max_model_len=128, speculative_config={"method": "eagle"}) as llm:
+        expected = accepted_by_depth(llm)
+        values = {metric.name: metric.value for metric in llm.get_metrics()}
+    assert expected[2] > 0
+    assert (values["specdec:spec_decode_num_accepted_tokens_per_pos"] == expected) != is_wrong
+    assert values["specdec:spec_decode_num_accepted_tokens"] == sum(expected)

@@ -63,18 +63,44 @@ def test_a_line_in_the_log_after_ten_seconds_of_work(caplog: pytest.LogCaptureFi
     for words in (
         "specdec: 2.3 prompt and 2.0 output tokens/s",
         "drafted 3.3 and accepted 1.3 tokens/s",
+        "acceptance rate 0.40, per position 0.67, 0.33, 0.33",
         "mean acceptance length 2.33",
-        "per position 0.67, 0.33, 0.33",
         "2.00 s drafting, 8.00 s in the target",
     ):
         assert words in line
     assert caplog.messages[1:] == ["specdec: 0.0 prompt and 13.3 output tokens/s"]
 
 
+def test_the_last_line_has_the_totals(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics(5)
+    with caplog.at_level(logging.INFO, "specdec_core.engine.metrics"):
+        for _ in range(5):
+            metrics.update(REPORT, 3.0)
+        caplog.clear()
+        metrics.close()
+    (line,) = caplog.messages
+    assert line == (
+        "specdec: closed after 35 prompt and 30 output tokens in 15.0 s of steps; 15 drafts, 20 of 50 tokens accepted; "
+        "acceptance rate 0.40, per position 0.67, 0.33, 0.33; mean acceptance length 2.33; 2.50 s drafting, 10.00 s in "
+        "the target"
+    )
+
+
+def test_the_last_line_of_plain_decoding_and_of_no_work(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "specdec_core.engine.metrics"):
+        Metrics(0).close()
+        assert not caplog.messages
+        plain = Metrics(0, prefix="mine")
+        plain.update(StepReport(num_output_tokens=1), 0.5)
+        plain.close()
+    assert caplog.messages == ["mine: closed after 0 prompt and 1 output tokens in 0.5 s of steps"]
+
+
 def test_no_line_if_not_wanted(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics(5, log_interval_s=None)
     with caplog.at_level(logging.INFO):
         metrics.update(REPORT, 1000.0)
+        metrics.close()
     assert not caplog.messages
 
 

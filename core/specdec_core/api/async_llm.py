@@ -196,7 +196,7 @@ class AsyncLLM:
         for stream in list(self._streams):
             self._attempt(partial(self._end, stream, SpecdecError("the AsyncLLM was shut down meanwhile")))
         try:
-            self._session.engine.close()
+            self._session.close()
         except BaseException as error:
             errors.append(error)
 

@@ -83,7 +83,7 @@ class LLM:
 
         Raises PluginError if a proposer fails to close.
         """
-        self.engine.close()
+        self._session.close()
 
     @overload
     def generate(

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from weakref import finalize
 
 from transformers.utils import logging
 
@@ -40,6 +41,7 @@ class Session:
             prefix=config.metrics_prefix,
             log_interval_s=None if config.disable_log_stats else LOG_INTERVAL_S,
         )
+        self._log_last_line = finalize(self, self.metrics.close)  # also at the interpreter's exit, and once only
 
     def submit(
         self,
@@ -77,6 +79,14 @@ class Session:
         started = perf_counter()
         report = self.engine.step()
         self.metrics.update(report, perf_counter() - started)
+
+    def close(self) -> None:
+        """Close the engine, and write the last line to the log. May be called again."""
+        try:
+            self.engine.close()
+        finally:
+            if self.engine.is_closed:
+                self._log_last_line()
 
     def cancel(self, submitted: Sequence[Sequence[str]]) -> None:
         """Cancel requests. If cancelling one raises an error, the others are still cancelled. Requests that have ended

@@ -127,8 +127,8 @@ class EngineConfig:
     )
     disable_log_stats: bool = option(
         flag,
-        "Log nothing about speed. Otherwise the logger specdec_core.engine.metrics has a line for every ten seconds of "
-        "work.",
+        "Log nothing about speed and acceptance. Otherwise the logger specdec_core.engine.metrics has a line for every "
+        "ten seconds of work and one with the totals when the engine is closed, at level INFO.",
         default=False,
         hashed=False,
     )

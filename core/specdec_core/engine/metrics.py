@@ -81,7 +81,8 @@ class DraftCounts:
 
     @property
     def acceptance_rate_per_pos(self) -> list[float]:
-        """For each draft position, the fraction of all drafts whose token there was accepted."""
+        """For each draft position, the fraction of all drafts whose token there was accepted. In trees, a position is a
+        depth: entry i is the fraction of drafts of which a path of i + 1 or more nodes was accepted."""
         return [num_accepted / self.num_drafts for num_accepted in self.accepted_per_pos]
 
 
@@ -116,17 +117,33 @@ class Totals:
     def log_line(self) -> str:
         """One line for the log. Rates are per second of step time; time between steps does not count."""
         drafts = self.drafts
-        words = [f"{self.num_prompt_tokens / self.step_s:.1f} prompt and "]
-        words.append(f"{self.num_output_tokens / self.step_s:.1f} output tokens/s")
-        if drafts.num_drafts:
-            per_pos = ", ".join(f"{rate:.2f}" for rate in drafts.acceptance_rate_per_pos)
-            words.append(
-                f"; drafted {drafts.num_draft_tokens / self.step_s:.1f} and accepted "
-                f"{drafts.num_accepted / self.step_s:.1f} tokens/s; mean acceptance length "
-                f"{drafts.acceptance_length:.2f}, acceptance rate per position {per_pos or 'none'}; "
-                f"{self.draft_s:.2f} s drafting, {self.target_s:.2f} s in the target"
-            )
-        return "".join(words)
+        line = (
+            f"{self.num_prompt_tokens / self.step_s:.1f} prompt and {self.num_output_tokens / self.step_s:.1f} output "
+            f"tokens/s"
+        )
+        drafted = (
+            f"; drafted {drafts.num_draft_tokens / self.step_s:.1f} and accepted "
+            f"{drafts.num_accepted / self.step_s:.1f} tokens/s"
+        )
+        return line + (drafted + self._acceptance() if drafts.num_drafts else "")
+
+    def last_line(self) -> str:
+        """The log's last line when the engine is closed: the sums themselves."""
+        drafts = self.drafts
+        line = (
+            f"closed after {self.num_prompt_tokens} prompt and {self.num_output_tokens} output tokens in "
+            f"{self.step_s:.1f} s of steps"
+        )
+        drafted = f"; {drafts.num_drafts} drafts, {drafts.num_accepted} of {drafts.num_draft_tokens} tokens accepted"
+        return line + (drafted + self._acceptance() if drafts.num_drafts else "")
+
+    def _acceptance(self) -> str:
+        drafts = self.drafts
+        per_pos = ", ".join(f"{rate:.2f}" for rate in drafts.acceptance_rate_per_pos)
+        return (
+            f"; acceptance rate {drafts.acceptance_rate:.2f}, per position {per_pos or 'none'}; mean acceptance length "
+            f"{drafts.acceptance_length:.2f}; {self.draft_s:.2f} s drafting, {self.target_s:.2f} s in the target"
+        )
 
 
 class Metrics:
@@ -159,6 +176,12 @@ class Metrics:
         if self._since_logged.step_s >= self._log_interval_s:
             logger.info("specdec: %s", self._since_logged.log_line())
             self._since_logged = Totals()
+
+    def close(self) -> None:
+        """Write the last line to the log, with the sums of all steps, however little time they took. Writes nothing if
+        there was no step."""
+        if self._log_interval_s is not None and self._totals.step_s:
+            logger.info("%s: %s", self._prefix, self._totals.last_line())
 
     def read(self) -> list[Counter | Vector]:
         totals, drafts = self._totals, self._totals.drafts

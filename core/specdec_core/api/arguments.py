@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,12 +21,15 @@ from specdec_core.config.speculative import AUTO, DraftModelConfig, SpeculativeC
 from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.engine import build
 from specdec_core.engine.build import Design
+from specdec_core.engine.draft_kind import explaining, refuse_other_kind
 from specdec_core.engine.plugin_errors import blaming
 from specdec_core.errors import ConfigError
 from specdec_core.models.checkpoint import Checkpoint
 from specdec_core.models.embedded import resolve_model
 from specdec_core.models.load import ModelSource, find_device, load_config
 from specdec_core.plugins import Plugins
+
+logger = logging.getLogger(__name__)
 
 DRAFTS = "drafts"
 """A subfolder of a target's folder: it has a draft checkpoint per method, each in a folder of the method's name."""
@@ -102,8 +106,15 @@ def _speculative(mapping: Mapping[str, Any], plugins: Plugins, device: torch.dev
     method = plugins.proposer(mapping["method"])
     number = method.num_speculative_tokens
     default = None if number is None else lambda options: number(options, device)
-    with blaming(f"proposer {method.name!r}", "say how many tokens to draft"):
-        return SpeculativeConfig.from_mapping(mapping, method.config, verifier_config, default)
+    draft = (method, mapping.get("model"), mapping.get("revision"), plugins)
+    refuse_other_kind(*draft)
+    with explaining(*draft), blaming(f"proposer {method.name!r}", "say how many tokens to draft"):
+        config = SpeculativeConfig.from_mapping(mapping, method.config, verifier_config, default)
+    if method.advice is not None:
+        with blaming(f"proposer {method.name!r}", "give its advice"):
+            if advice := method.advice(config.options, mapping):
+                logger.info("%s", advice)
+    return config
 
 
 def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:

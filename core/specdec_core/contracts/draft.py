@@ -3,8 +3,6 @@
 A tree grows from its root, the request's last token, which is not a draft token. Shapes use these sizes: `batch`, the
 requests of the step; `num_nodes`, the tree nodes (draft tokens) of all requests; `num_rows = batch + num_nodes`, the
 rows of target logits. Request b's root has row `offsets[b] + b`, its i-th node has row `offsets[b] + b + 1 + i`.
-
-Like all modules in `contracts`, this one imports neither torch nor numpy, so that listing plugins is fast.
 """
 
 from __future__ import annotations
@@ -58,8 +56,8 @@ class Draft:
 
     A node is *dead* (padding) if its parent index is DEAD or its parent is dead; the others are *live*. A dead node has
     a token of the vocabulary and takes part in the forward pass, but the engine ignores its score and its row of `q`.
-    On a GPU, a draft has exactly `max_draft_tokens[i]` nodes for request i, so that shapes do not depend on computed
-    values; nodes that drafting did not reach are dead. On a CPU, a draft may have fewer nodes.
+    On a GPU, a draft has exactly `max_draft_tokens[i]` nodes for request i, so that shapes depend on no computed value;
+    nodes that drafting did not reach are dead. On a CPU, it may have fewer.
 
     The columns of `q` are the target's vocabulary by default. With `q_to_target` they are the tokens listed there. With
     `q_ids`, each row of `q` has k tokens of its own, all different. All other tokens have probability 0.
@@ -160,7 +158,6 @@ class Draft:
         max_depth: the depth of the deepest live node, or an upper bound on it; a child of the root has depth 1.
         is_chain: whether each request's live nodes come first and form a chain.
         scores: float32 [num_nodes], estimated P(accepted | parent accepted).
-
         On a CPU the draft shares the arrays' memory: allocate new arrays for the next step.
         """
         import torch

@@ -47,19 +47,17 @@ def specdec_proposers() -> Sequence[ProposerSpec]:
 
 @hookspec
 def specdec_verifiers() -> Sequence[VerifierSpec]:
-    """Offer verifiers (rules that accept or reject draft tokens).
+    """Offer verifiers (rules that accept or reject draft tokens), as specdec-core offers its own.
 
-    Called once per plugin when plugins are loaded. Any plugin may implement it; specdec-core offers its own verifiers
-    through it. Each spec's name must be the name of one of the plugin's entry points.
+    Called once per plugin, for specs whose names are the plugin's entry points'. Any plugin may implement it.
     """
 
 
 @hookspec
 def specdec_kv_managers() -> Sequence[KVManagerSpec]:
-    """Offer KV managers (which store the keys and values of all requests in blocks).
+    """Offer KV managers (which store the keys and values of all requests in blocks), as specdec-core offers "paged".
 
-    Called once per plugin when plugins are loaded. Any plugin may implement it; specdec-core offers its paged manager
-    through it. Each spec's name must be the name of one of the plugin's entry points.
+    Called once per plugin, for specs whose names are the plugin's entry points'. Any plugin may implement it.
     """
 
 

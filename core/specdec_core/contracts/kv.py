@@ -81,8 +81,8 @@ class KVManager(Protocol):
     def add_group(self, layout: KVLayout, owner: str = TARGET, lookahead: int = 0) -> int:
         """Allocate storage for a group of layers and return its index. A target may have several groups.
 
-        owner: TARGET, or the name of the proposer that has these layers. Every forward pass of the target fills all
-            groups of TARGET. For a proposer's group, `fill` reports which tokens it holds.
+        owner: TARGET, whose groups each forward pass of the target fills, or the name of the proposer that has these
+            layers: `fill` reports which tokens its group holds.
         lookahead: on how many tokens after its own a slot's keys and values depend (`Plan.lookahead`).
         """
 
@@ -157,8 +157,7 @@ class KVManagerSpec:
     name: what users give as `kv_manager`.
     build: called with the config and a KVContext, returns the KVManager. Heavy imports belong here.
     api: the version of the plugin API that the plugin is written for (PLUGIN_API).
-    config: attrs class of the manager's own keys in kv_manager_config; constructing it validates them. None: the
-        manager has no keys, and `build` gets None as config.
+    config: attrs class of the manager's own keys in kv_manager_config. None: no keys, and `build` gets None as config.
     bytes_per_block: called with the config, all groups' KVLayouts and block_size, returns the bytes of a block.
     """
 

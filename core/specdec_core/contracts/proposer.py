@@ -87,7 +87,6 @@ class Observation:
     the forward pass, then the accepted draft tokens. A request's first observation, also after `reset`, begins at
     position `request.num_cached_tokens`; each later one continues after the last valid row. Valid rows may go past a
     stop; the request then finishes. num_valid is 0 if logits were not finite: the request then ends or is reset.
-
     A request that does not draft may get one late observation with the tokens of many forward passes. A request of
     which some tokens are never observed gets no drafts.
 
@@ -174,8 +173,7 @@ class Proposer(Protocol):
         """Forget the request. reason: "stop", "length", "abort" or "error".
 
         If an interrupt (Ctrl-C) breaks off `start` or `finish`, the engine calls `finish` again before the next step
-        and ignores its exceptions: `finish` must also work for a request without state.
-        """
+        and ignores its exceptions: `finish` must also work for a request without state."""
         return
 
     def close(self) -> None:
@@ -183,8 +181,7 @@ class Proposer(Protocol):
 
         Called as the last method, after `finish` for every started request, when the engine is closed (`LLM.close`, the
         end of `with LLM(...)`, `AsyncLLM.shutdown`), garbage-collected, or the interpreter exits. In the last two cases
-        an exception becomes a warning. A killed process never calls it. Proposers of another class may lack it.
-        """
+        an exception becomes a warning. A killed process never calls it. Proposers of another class may lack it."""
         return
 
 
@@ -217,10 +214,8 @@ class LayerAttention(Protocol):
         self, requests: Sequence[RequestView], starts: Sequence[int] | torch.Tensor, lengths: Sequence[int]
     ) -> KVMetadata:
         """Block tables and slot mapping of a forward pass over slots [start, start + length) of each request. A length
-        may be 0. starts: a sequence on the host, or an int64 tensor on the engine's device.
-
-        Raises CapacityError if an interval ends past the reserved slots.
-        """
+        may be 0. starts: a sequence on the host, or an int64 tensor on the engine's device. Raises CapacityError if an
+        interval ends past the reserved slots."""
 
     def forwarding(
         self, metadata: KVMetadata, visibility: Visibility, *, window: int | None = None
@@ -252,7 +247,6 @@ class LayerAttention(Protocol):
         window: a token attends to no position that is `window` or more before its own.
         softcap: scores become softcap * tanh(scores / softcap).
         sinks: [num_heads], attention sinks: an extra score per head that takes part in the softmax but has no value.
-
         Returns [num_tokens or n, num_heads, value_dim].
         """
 
@@ -295,10 +289,8 @@ class OutputHead(Protocol):
 
     def __call__(self, hidden: torch.Tensor, raw: bool = False) -> torch.Tensor:
         """Return logits [n, vocab] for hidden states [n, hidden] after the final norm. raw: only multiply by the LM
-        head's matrix, without the factors and softcap of families such as Granite, Cohere, MiniCPM and Gemma 2.
-
-        Raises CompatibilityError if the target has no LM head or, unless raw, if its factors and softcap are unknown.
-        """
+        head's matrix, without the factors and softcap of families such as Granite, Cohere, MiniCPM and Gemma 2. Raises
+        CompatibilityError if the target has no LM head or, unless raw, if its factors and softcap are unknown."""
 
 
 @frozen(eq=False)
@@ -332,10 +324,12 @@ class ProposerSpec:
     plan: called with the config, TargetInfo and num_speculative_tokens, returns a Plan. Loads no weights.
     requires: modules that must be installed, looked up without importing them.
     num_speculative_tokens: called with the config and the device, returns the default. None: users must give one.
-    detect: called with a checkpoint's config and tensor shapes (by name), returns whether it fits this method.
+    detect: called with a checkpoint's config and shapes by tensor names, returns whether, or as what ("an EAGLE head"),
+        it fits this method.
     train: the TrainingRecipe of this method's draft models; None if it does not train any.
     published: maps target models on the hub to draft models there; shown to users who name no draft model.
     aliases: other engines' names of the method. Users may give them; a warning says the name here.
+    advice: called with the config and the speculative_config that users gave, returns a line for the log, or None.
     """
 
     name: str
@@ -345,7 +339,8 @@ class ProposerSpec:
     plan: Callable[[Any, TargetInfo, int], Plan] = lambda config, target, num_speculative_tokens: Plan()
     requires: tuple[str, ...] = ()
     num_speculative_tokens: Callable[[Any, torch.device], int] | None = None
-    detect: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], bool] | None = None
+    detect: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], bool | str] | None = None
     train: TrainingRecipe | None = None
     published: Mapping[str, str] = field(factory=dict)
     aliases: tuple[str, ...] = ()
+    advice: Callable[[Any, Mapping[str, Any]], str | None] | None = None

@@ -31,8 +31,7 @@ class TrainingBatch:
     """Token sequences, padded on the right, with the target's hidden states."""
 
     token_ids: torch.Tensor  # int64 [batch, length]
-    counts: torch.Tensor  # bool [batch, length]   loss mask: whether this token is to be predicted; False: padding,
-    #                       prompts
+    counts: torch.Tensor  # bool [batch, length]   loss mask: False for tokens not to predict: padding, prompts
     features: Mapping[str, torch.Tensor]  # {tap: hidden states [batch, length, width]}; always has "final"
 
 

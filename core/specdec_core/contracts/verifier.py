@@ -53,7 +53,6 @@ class RandomSource(Protocol):
         weights: float [n, vocab], non-negative, unnormalized.
         requests: int64 [n], indices into the batch.
         depths: int64 [n], depth of each row's node in its tree (root: 0).
-
         Returns int64 [n], the same tokens with and without speculation.
         """
 
@@ -63,7 +62,6 @@ class RandomSource(Protocol):
         """Draw one index per row of weights float [n, vocab], keyed by (seed, root position, node, stream).
 
         nodes: int64 [n], numbers that differ between all draws for the same request and stream in this step.
-
         Returns int64 [n].
         """
 
@@ -79,9 +77,8 @@ class Verifier(Protocol):
     A verifier gets processed logits: temperature, penalties, masks and truncation have been applied to every row, given
     the tokens before it. At temperature 0 they are -inf except at the argmax. Only the verifier "greedy", which is used
     if every request of a step is greedy, gets logits without that mask. A lossless verifier emits tokens with exactly
-    the distribution that these logits define. A lossy verifier's verdict counts only above temperature 0: for a greedy
-    request the engine uses the argmax instead, and the output has `lossless=True`. To relax acceptance, give such
-    requests a low temperature.
+    the distribution that these logits define. A lossy verifier's verdict counts only above temperature 0: a greedy
+    request gets the argmax instead, and `lossless=True`. To relax acceptance there, give it a low temperature.
 
     Handle all requests and the whole vocabulary at once; Python may loop over depth and siblings. Ignore dead (padding)
     nodes: `draft.num_live_per_request` and `draft.layout.is_alive` exclude them.
@@ -103,8 +100,7 @@ class VerifierSpec:
     name: what users give as `verifier`.
     build: returns the Verifier. Called with the config if there is one, else without arguments.
     api: the version of the plugin API that the plugin is written for (PLUGIN_API).
-    lossless: whether emitted tokens have the target's distribution. A lossy verifier is used only if users name it, and
-        only above temperature 0.
+    lossless: whether emitted tokens have the target's distribution. If not, it is used only where users name it.
     config: attrs class of the verifier's own keys in speculative_config; constructing it validates them.
     chains_only: whether it verifies only chains: every draft that it gets has is_chain set, or no draft tokens.
     greedy_only: whether it gets only requests with temperature 0.

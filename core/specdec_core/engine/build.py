@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from numbers import Integral
 from typing import Any
@@ -18,6 +19,7 @@ from specdec_core.contracts.ops import OpsContext
 from specdec_core.contracts.proposer import BuildContext, Plan, Proposer, ProposerSpec
 from specdec_core.contracts.target import TargetInfo
 from specdec_core.engine.budget import DraftBudget
+from specdec_core.engine.draft_kind import explaining
 from specdec_core.engine.drafter import Drafter
 from specdec_core.engine.logprobs import TokenTexts
 from specdec_core.engine.memory import MemoryPlan, plan_memory
@@ -121,7 +123,8 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
                 group = kv.add_group(method.plan.kv_layout, method.spec.name, method.plan.lookahead)
             of_draft = attention.of_group(group, method.plan.kv_layout.num_layers, method.ops)
             draft_groups.append(group)
-        drafters.append(_drafter(method, design, target, of_draft))
+        with _explaining(method.config, method.spec, plugins):
+            drafters.append(_drafter(method, design, target, of_draft))
     token_texts = TokenTexts(tokenizer)
     return Parts(
         target=target,
@@ -197,10 +200,16 @@ def _method(config: SpeculativeConfig, plugins: Plugins, target: Outline, offere
             f"give it to LLM, or make it with SpeculativeConfig.from_mapping"
         )
     spec, contexts = plugins.proposer(config.method), _contexts(target)
-    plan = make_plan(spec, config.options, target.info, config.num_speculative_tokens)
+    with _explaining(config, spec, plugins):
+        plan = make_plan(spec, config.options, target.info, config.num_speculative_tokens)
     if plan.kv_layout is not None:
         contexts = [evolve(contexts[0], kv_layout=plan.kv_layout)]
     return Method(config, spec, plan, ops.resolve(offered, contexts))
+
+
+def _explaining(config: SpeculativeConfig, spec: ProposerSpec, plugins: Plugins) -> AbstractContextManager[None]:
+    options = config.options
+    return explaining(spec, getattr(options, "model", None), getattr(options, "revision", None), plugins)
 
 
 def _contexts(target: Outline) -> list[OpsContext]:

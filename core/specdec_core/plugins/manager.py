@@ -85,18 +85,17 @@ class Plugins:
         return self._offers.find(KVManagerSpec, name)
 
     def detect(self, config: Mapping[str, Any], tensor_shapes: Mapping[str, tuple[int, ...]]) -> ProposerSpec:
-        """Return the one proposer that recognizes a draft checkpoint.
+        """Return the one proposer that recognizes a draft checkpoint by its configuration and the shape of each tensor.
+        Raises PluginError unless exactly one does."""
+        return self.proposer(self._offers.detect(config, tensor_shapes))
 
-        config: the checkpoint's configuration. tensor_shapes: the shape of each tensor, by name. Raises PluginError
-            unless exactly one proposer recognizes the checkpoint.
-        """
-        return self.proposer(self._offers.detect(config, tensor_shapes).name)
+    def recognize(self, config: Mapping[str, Any], tensor_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+        """What a draft checkpoint is, such as "an EAGLE head", by the name of each proposer that recognizes it."""
+        return self._offers.recognize(config, tensor_shapes)
 
     def ops(self, device: str) -> OfferedOps:
         """The operations that plugins offer for this type of device ("cpu", "cuda"), for `specdec_core.ops.resolve`.
-
-        Raises PluginError if a plugin fails, returns anything but an OpsSpec or is written for another plugin API.
-        """
+        Raises PluginError if a plugin fails, returns anything but an OpsSpec or is written for another plugin API."""
         return OfferedOps.of(self._offers.modules, device)
 
     @property

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from specdec_core.config.fields import shown
@@ -18,6 +20,9 @@ from specdec_core.plugins.loading import KINDS, provides
 
 S = TypeVar("S", ProposerSpec, VerifierSpec, KVManagerSpec)
 
+PACKAGES = Path(__file__).with_name("packages.json")
+"""Which package of specdec's repository provides what, for errors alone; docs/package_table.py writes it."""
+
 
 class Offers:
     """The specs that plugins offer. If two of a class share a name, neither is used; the later plugin gets an error."""
@@ -27,6 +32,7 @@ class Offers:
         self._specs: dict[tuple[type[Spec], str], tuple[Spec, Plugin]] = {}
         self._aliases: dict[tuple[type[Spec], str], str] = {}
         self._first_of_value: dict[str, Plugin] = {}
+        self._packages: dict[str, str] = json.loads(PACKAGES.read_text(encoding="utf-8"))
         for plugin in plugins:
             if plugin.status == "ok":
                 self._add(plugin)
@@ -51,30 +57,41 @@ class Offers:
             if plugin.name == name:
                 offers = ", ".join(provides(plugin))
                 raise PluginError(f"plugin {plugin.label} offers no {word}, only: {offers}. {self._installed(kind)}")
-        near = get_close_matches(name, {*self.names(kind), *(p.name for p in self._plugins if p.error)}, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        if package := self._packages.get(f"{word} {name}"):
+            raise PluginError(f"{word} {name!r} is not installed: `pip install {package}`. {self._installed(kind)}")
+        known = {*self.names(kind), *(plugin.name for plugin in self._plugins if plugin.error)}
+        known |= {each.removeprefix(f"{word} ") for each in self._packages if each.startswith(f"{word} ")}
+        hint = f" Did you mean {near[0]!r}?" if (near := get_close_matches(name, known, n=1)) else ""
         raise PluginError(f"unknown {word} {shown(name)}.{hint} {self._installed(kind)}")
 
     def names(self, kind: type[S]) -> list[str]:
         """The names of all specs of this class, sorted."""
         return sorted(name for kind_, name in self._specs if kind_ is kind)
 
-    def detect(self, config: Mapping[str, Any], tensor_shapes: Mapping[str, tuple[int, ...]]) -> ProposerSpec:
-        """Return the one proposer that recognizes a draft checkpoint. Raises PluginError unless exactly one does."""
-        claims: list[tuple[ProposerSpec, Plugin]] = []
+    def recognize(self, config: Mapping[str, Any], tensor_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+        """What a draft checkpoint is, such as "an EAGLE head", by the name of each proposer that recognizes it."""
+        found = {}
         for spec, plugin in self._specs.values():
             if isinstance(spec, ProposerSpec) and spec.detect is not None:
                 with plugin.blamed("look at the draft checkpoint", "Name the method"):
-                    if spec.detect(config, tensor_shapes):
-                        claims.append((spec, plugin))
-        if len(claims) == 1:
-            return claims[0][0]
-        if claims:
-            owners = " and ".join(plugin.label for _, plugin in claims)
+                    if kind := spec.detect(config, tensor_shapes):
+                        found[spec.name] = kind if isinstance(kind, str) else f"a draft for {spec.name!r}"
+        return found
+
+    def detect(self, config: Mapping[str, Any], tensor_shapes: Mapping[str, tuple[int, ...]]) -> str:
+        """Return the one proposer that recognizes a draft checkpoint. Raises PluginError unless exactly one does."""
+        names = list(self.recognize(config, tensor_shapes))
+        if len(names) == 1:
+            return names[0]
+        if names:
+            owners = " and ".join(self._specs[ProposerSpec, name][1].label for name in names)
             raise PluginError(f"the draft checkpoint is claimed by {owners}: name the one you mean as `method`")
+        kind = config.get("model_type", config.get("speculators_model_type"))
+        package = self._packages.get(f"proposer {kind}")
         raise PluginError(
-            "no installed proposer recognizes the draft checkpoint: name one as `method`, or install the plugin for "
-            f"it. {self._installed(ProposerSpec)}"
+            f"no installed proposer recognizes the draft checkpoint, whose model_type is {shown(kind)}: name one as "
+            f"`method`, or install its plugin{f', `pip install {package}`' if package else ''}. "
+            f"{self._installed(ProposerSpec)}"
         )
 
     def _add(self, plugin: Plugin) -> None:

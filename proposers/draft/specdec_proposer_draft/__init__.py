@@ -37,14 +37,17 @@ def build(config: DraftConfig, context: BuildContext) -> Proposer:
     return DraftModelProposer(config, context)
 
 
-def is_causal_lm(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a checkpoint is a whole causal language model, not a draft head. In a whole model, the name of the
-    embedding's tensor has a prefix, as in `model.embed_tokens.weight`. In a draft head, the name is
+def is_causal_lm(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return what a checkpoint is if it is a whole causal language model, not a draft head, else "". In a whole model,
+    the name of the embedding's tensor has a prefix, as in `model.embed_tokens.weight`. In a draft head, the name is
     `embed_tokens.weight`.
 
     shapes: the shape of each of the checkpoint's tensors, by the tensor's name.
     """
-    return any(name.endswith("embed_tokens.weight") and name != "embed_tokens.weight" for name in shapes)
+    is_it = any(name.endswith("embed_tokens.weight") and name != "embed_tokens.weight" for name in shapes)
+    classes = config.get("architectures")
+    name = classes[0] if isinstance(classes, list) and classes else "language model"
+    return f"a complete {name}" if is_it else ""
 
 
 @hookimpl

@@ -56,6 +56,7 @@ def specdec_proposers() -> Sequence[ProposerSpec]:
             detect=published.is_eagle3 if is_eagle3 else published.is_eagle,
             published=published.EAGLE3 if is_eagle3 else published.EAGLE,
             train=recipe,
+            advice=EagleConfig.advice,
         )
         for name, is_eagle3, recipe in (("eagle", False, recipes.EAGLE), ("eagle3", True, recipes.EAGLE3))
     ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attrs import evolve, field, frozen
 
@@ -47,8 +48,8 @@ class EagleConfig(DraftHeadConfig, DraftWindowConfig):
         default=None,
         validator=whole_number(1, MOST_CHILDREN, optional=True),
         metadata={
-            "help": "Dynamic tree: number of nodes expanded per level, and number of children of each. 1: a chain. "
-            "None: 10 on a GPU, 3 on a CPU."
+            "help": "Dynamic tree: number of nodes expanded per level, and number of children of each. 1: a chain, as "
+            "in vLLM. None: 10 on a GPU, 3 on a CPU."
         },
     )
     eagle_depth: int | None = field(
@@ -115,6 +116,20 @@ class EagleConfig(DraftHeadConfig, DraftWindowConfig):
             eagle_topk=self.eagle_topk or size.top_k,
             eagle_depth=size.depth if self.eagle_depth is None else self.eagle_depth,
             eagle_min_prob=min_prob,
+        )
+
+    def advice(self, given: Mapping[str, Any]) -> str | None:
+        """Return a line for the log if users give the number of draft tokens, which counts nodes, but not the tree's
+        shape: in vLLM the number is the length of a chain.
+
+        given: the speculative_config as users wrote it.
+        """
+        number = given.get("num_speculative_tokens")
+        if number is None or not self.is_dynamic or (self.eagle_topk, self.eagle_depth) != (None, None):
+            return None
+        return (
+            f"num_speculative_tokens={number} counts the nodes of a draft tree: add eagle_topk=1 for vLLM's chain of "
+            f"that length"
         )
 
     @property

@@ -10,7 +10,10 @@ from typing import Any
 
 Shapes = Mapping[str, tuple[int, ...]]
 
+# As in the tables of the authors' README (github.com/SafeAILab/EAGLE, commit cb7e084). It has no EAGLE-3 head for
+# Llama-3.1-70B, only one for Llama-3.3-70B.
 EAGLE = {
+    "meta-llama/Llama-3.1-8B-Instruct": "yuhuili/EAGLE-LLaMA3.1-Instruct-8B",
     "meta-llama/Meta-Llama-3-8B-Instruct": "yuhuili/EAGLE-LLaMA3-Instruct-8B",
     "meta-llama/Meta-Llama-3-70B-Instruct": "yuhuili/EAGLE-LLaMA3-Instruct-70B",
     "meta-llama/Llama-2-7b-chat-hf": "yuhuili/EAGLE-llama2-chat-7B",
@@ -33,21 +36,24 @@ def aux_layers(num_layers: int) -> tuple[int, ...]:
     return 2, num_layers // 2, num_layers - 3
 
 
-def is_eagle3(config: Mapping[str, Any], shapes: Shapes) -> bool:
-    """Whether a checkpoint is an EAGLE-3 head. Only EAGLE-3 has a norm of its own for the hidden state, `hidden_norm`,
-    beside that of the embedding.
+def is_eagle3(config: Mapping[str, Any], shapes: Shapes) -> str:
+    """Return what a checkpoint is if it is an EAGLE-3 head, else "". Only EAGLE-3 has a norm of its own for the hidden
+    state, `hidden_norm`, beside that of the embedding.
 
     shapes: the shape of each of the checkpoint's tensors, by the tensor's name.
     """
-    return _is_head(shapes) and any(name.endswith(".hidden_norm.weight") for name in shapes)
+    is_it = _is_head(shapes) and any(name.endswith(".hidden_norm.weight") for name in shapes)
+    return "an EAGLE-3 head" if is_it else ""
 
 
-def is_eagle(config: Mapping[str, Any], shapes: Shapes) -> bool:
-    """Whether a checkpoint is an EAGLE-1 or EAGLE-2 head. The first layer of such a head has no input norm.
+def is_eagle(config: Mapping[str, Any], shapes: Shapes) -> str:
+    """Return what a checkpoint is if it is an EAGLE-1 or EAGLE-2 head, else "". The first layer of such a head has no
+    input norm.
 
     shapes: the shape of each of the checkpoint's tensors, by the tensor's name.
     """
-    return _is_head(shapes) and "layers.0.input_layernorm.weight" not in shapes and not is_eagle3(config, shapes)
+    has_norm = "layers.0.input_layernorm.weight" in shapes
+    return "an EAGLE head" if _is_head(shapes) and not has_norm and not is_eagle3(config, shapes) else ""
 
 
 def _is_head(shapes: Shapes) -> bool:

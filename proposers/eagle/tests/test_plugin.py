@@ -4,6 +4,7 @@ errors for heads that do not fit."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import shutil
@@ -20,7 +21,7 @@ from tiny_heads import BIN, SAFETENSORS, TinyHead, write_eagle, write_eagle3, wr
 from tiny_weights import Shape, Target
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from specdec_core import LLM, CompatibilityError, ConfigError, Plan, PluginError, SamplingParams, SpecdecError
+from specdec_core import LLM, CompatibilityError, ConfigError, Draft, Plan, PluginError, SamplingParams, SpecdecError
 from specdec_core.api.arguments import dry_run
 from specdec_proposer_eagle import EagleConfig
 from specdec_proposer_eagle.config import AUTHORS, ON_CPU
@@ -167,6 +168,63 @@ def test_the_published_head_is_named(tmp_path):
     target = tiny_target(tmp_path / "Llama-3.1-8B-Instruct")
     with pytest.raises(ConfigError, match=r"give model='yuhuili/EAGLE3-LLaMA3.1-Instruct-8B'"):
         planned(target, method="eagle3")
+    with pytest.raises(ConfigError, match=r"give model='yuhuili/EAGLE-LLaMA3.1-Instruct-8B'"):
+        planned(target, method="eagle")
+
+
+NODES = "num_speculative_tokens=3 counts the nodes of a draft tree: add eagle_topk=1 for vLLM's chain of that length"
+SHAPES: list[dict[str, Any]] = [
+    {"eagle_topk": 1},
+    {"eagle_topk": 3},
+    {"eagle_depth": 4},
+    {"speculative_token_tree": "[(0,), (1,), (0, 0)]"},
+    {"draft_sample_method": "probabilistic"},
+]
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_the_log_says_once_that_the_number_counts_nodes(method, target, tmp_path, caplog):
+    head = (write_eagle if method == "eagle" else write_eagle3)(tmp_path, SIZES)
+    config = {"method": method, "model": str(head.folder)}
+    with caplog.at_level(logging.INFO, "specdec_core"):
+        LLM(target, speculative_config={**config, "num_speculative_tokens": 3}, **SETTINGS)
+        assert [(each.levelname, each.message) for each in caplog.records] == [("INFO", NODES)]
+        caplog.clear()
+        planned(target, **config)
+        planned(target, **config, eagle_topk=1, num_speculative_tokens=3)
+    assert not caplog.messages, "the number is the default, or users gave a shape"
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=repr)
+def test_the_log_says_nothing_about_a_given_shape(shape):
+    assert EagleConfig(model="any", **shape).advice({"num_speculative_tokens": 3, **shape}) is None
+    assert EagleConfig(model="any").advice({"num_speculative_tokens": None}) is None
+    assert EagleConfig(model="any").advice({"num_speculative_tokens": 3, "eagle_topk": None}) == NODES
+
+
+@pytest.mark.parametrize(("shape", "is_chain"), [({"eagle_topk": 1}, True), ({}, False)])
+def test_a_chain_of_vllms_length(shape, is_chain, target, tmp_path, monkeypatch):
+    """With the advice followed, the number is the length of a chain, as in vLLM."""
+    config = {
+        "method": "eagle",
+        "model": str(write_eagle(tmp_path, SIZES).folder),
+        "num_speculative_tokens": 3,
+        **shape,
+    }
+    seen: list[list[int]] = []
+    with LLM(target, speculative_config=config, **SETTINGS) as llm:
+        decide = llm.engine._verification.decide
+
+        def watch(schedule: Any, draft: Draft, *rest: Any) -> Any:
+            seen.append(draft.tree(0).parents)
+            return decide(schedule, draft, *rest)
+
+        monkeypatch.setattr(llm.engine._verification, "decide", watch)
+        prompt = [{"prompt_token_ids": [3, 5, 7]}]
+        llm.generate(prompt, SamplingParams(temperature=0, max_tokens=12), use_tqdm=False)
+    whole = [parents for parents in seen if len(parents) == 3]
+    assert whole
+    assert all(parents == [-1, 0, 1] for parents in whole) == is_chain
 
 
 def _tensor(name: str, value: torch.Tensor | None) -> Change:
@@ -247,7 +305,7 @@ def test_another_targets_head_is_refused(method, sizes, message, target, tmp_pat
 
 def test_eagle_is_not_eagle3(target, tmp_path):
     head = write_eagle3(tmp_path, SIZES)
-    with pytest.raises(CompatibilityError, match="is not known"):
+    with pytest.raises(CompatibilityError, match=r"^this is an EAGLE-3 head: use method 'eagle3', not 'eagle', for"):
         planned(target, method="eagle", model=str(head.folder))
 
 

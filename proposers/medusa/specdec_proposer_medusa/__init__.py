@@ -40,14 +40,15 @@ def build(config: MedusaConfig, context: BuildContext) -> Proposer:
     return MedusaProposer(config, context, context.state.shape, *load(context.state, context.target))
 
 
-def is_medusa(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a checkpoint has Medusa heads, by the names of its tensors.
+def is_medusa(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return what a checkpoint is if it has Medusa heads, by the names of its tensors, else "".
 
     shapes: the shape of each of the checkpoint's tensors, by the tensor's name.
     """
-    return any(name.removeprefix("medusa_heads.").startswith("blocks.0.layers.0.") for name in shapes) or any(
+    is_it = any(name.removeprefix("medusa_heads.").startswith("blocks.0.layers.0.") for name in shapes) or any(
         name.endswith("0.0.linear.weight") for name in shapes
     )
+    return "a set of Medusa heads" if is_it else ""
 
 
 @hookimpl

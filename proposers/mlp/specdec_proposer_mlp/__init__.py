@@ -43,12 +43,13 @@ def build(config: MLPSpeculatorConfig, context: BuildContext) -> Proposer:
     return MLPSpeculatorProposer(config, context, load(context.state, context.target), context.state.head)
 
 
-def is_mlp_speculator(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a checkpoint is an MLP speculator, by the names of its tensors.
+def is_mlp_speculator(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return what a checkpoint is if it is an MLP speculator, by the names of its tensors, else "".
 
     shapes: the shape of each of the checkpoint's tensors, by the tensor's name.
     """
-    return "speculator.proj.0.weight" in shapes and "speculator.emb.0.weight" in shapes
+    is_it = "speculator.proj.0.weight" in shapes and "speculator.emb.0.weight" in shapes
+    return "an MLP speculator" if is_it else ""
 
 
 @hookimpl

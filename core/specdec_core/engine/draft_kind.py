@@ -1,0 +1,58 @@
+"""Recognizes a draft checkpoint that is given to another method than the one that it was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from os.path import isdir
+from typing import Any
+
+from specdec_core.config.fields import names_checkpoint, shown
+from specdec_core.contracts.proposer import ProposerSpec
+from specdec_core.errors import CompatibilityError, ConfigError, PluginError, SpecdecError
+from specdec_core.models.checkpoint import Checkpoint, stored_bytes
+from specdec_core.plugins import Plugins
+
+
+def refuse_other_kind(method: ProposerSpec, model: Any, revision: Any, plugins: Plugins) -> None:
+    """Raise CompatibilityError if the draft checkpoint is one for another method, by the `detect` functions of the
+    installed proposers. Otherwise a head that is given as a draft model would load the target's weights first.
+
+    model, revision: of speculative_config, as users gave them. Only headers of weight files are read, and nothing is
+    downloaded. Nothing is checked if the method has no `detect`.
+    """
+    message = None if method.detect is None else _other_kind(method, model, revision, plugins)
+    if message is not None:
+        raise CompatibilityError(message)
+
+
+@contextmanager
+def explaining(method: ProposerSpec, model: Any, revision: Any, plugins: Plugins) -> Iterator[None]:
+    """A context for work that reads the draft checkpoint, and downloads it first if it is on the hub. If that fails
+    because the checkpoint is one for another method, the error begins with what the checkpoint is.
+
+    model, revision: of speculative_config.
+    """
+    try:
+        yield
+    except (ConfigError, CompatibilityError, PluginError) as error:
+        message = _other_kind(method, model, revision, plugins)
+        if message is None:
+            raise
+        if method.detect is None:  # its reason may be another one
+            message = f"{message}. {method.name!r} refused it: {error}"
+        raise CompatibilityError(message) from error
+
+
+def _other_kind(method: ProposerSpec, model: Any, revision: Any, plugins: Plugins) -> str | None:
+    """Return what the draft checkpoint is and which method it is for, as text for an error. None if it may be for this
+    method, if no installed proposer recognizes it, or if it is not on this machine."""
+    kinds: dict[str, str] = {}
+    with suppress(SpecdecError, TypeError, ValueError):  # unreadable, or no name at all: for others to report
+        if names_checkpoint(model) and (isdir(model) or stored_bytes(str(model), revision) is not None):
+            checkpoint = Checkpoint(str(model), revision)
+            kinds = plugins.recognize(checkpoint.config, checkpoint.shapes)
+    if not kinds or method.name in kinds:
+        return None
+    found = " or ".join(f"{kind}: use method {name!r}" for name, kind in kinds.items())
+    return f"this is {found}, not {method.name!r}, for the draft {shown(str(model))}"

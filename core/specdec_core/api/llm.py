@@ -153,7 +153,7 @@ class LLM:
         """Answer one conversation, or each of several, as `generate` completes prompts.
 
         messages: a list of {"role": ..., "content": ...}, or several such lists; the chat template turns each list into
-            a prompt.
+            a prompt. A content is a string or a list of text parts, {"type": "text", "text": ...}.
         chat_template: a Jinja template to use instead of the tokenizer's. None: the tokenizer's.
         add_generation_prompt: end the prompt with the beginning of the assistant's answer.
         continue_final_message: let the model continue the last message instead of answering it. Requires

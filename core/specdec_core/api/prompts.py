@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from attrs import evolve, frozen
 from transformers import AutoTokenizer
 
+from specdec_core.api.content_parts import with_readable_content
 from specdec_core.config.engine import EngineConfig
 from specdec_core.config.fields import check_text, refuse_unknown, shown
 from specdec_core.errors import ConfigError, reason
@@ -25,7 +27,8 @@ PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 """The keys that a prompt may have if it is a mapping. It has exactly one of prompt and prompt_token_ids."""
 
 Messages = Sequence[Mapping[str, Any]]
-"""A conversation: {"role": str, "content": str} and whatever else the chat template reads."""
+"""A conversation: {"role": str, "content": str} and whatever else the chat template reads. A content may also be a list
+of text parts."""
 
 Conversations = Messages | Sequence[Messages]
 
@@ -104,8 +107,15 @@ class PromptReader:
                 f"the tokenizer {self.tokenizer.name_or_path!r} has no chat template: pass chat_template=..., a Jinja "
                 f"template, or write the prompt yourself and use generate"
             )
+
+        def render(messages: Messages, **changed: Any) -> str:
+            found: str = self.tokenizer.apply_chat_template(messages, tokenize=False, **{**arguments, **changed})
+            return found
+
+        # A final message that is to be continued would be cut within a part.
+        messages = with_readable_content(chat, partial(render, continue_final_message=False))
         try:
-            text = self.tokenizer.apply_chat_template(list(chat), tokenize=False, **arguments)
+            text = render(messages)
         except Exception as error:  # a template is a program, and may raise anything
             raise ConfigError(
                 f"the chat template does not accept these messages or arguments: {type(error).__name__}: {error}"

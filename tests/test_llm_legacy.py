@@ -5,14 +5,26 @@ from __future__ import annotations
 
 import ast
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specdec_core import LLM, ConfigError, PluginError, SamplingParams
+from specdec_core import LLM, ConfigError, SamplingParams
+from specdec_core.api.arguments import prepare
 from specdec_core.api.old_vllm_arguments import OLD_KEYS, without_old_keys
+from specdec_core.config.verifiers import TypicalConfig
+from specdec_model_tiny import model_path
+
+PROMPT = "def mean(values):\n    total = 0\n    for value in"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
 OLD_NGRAM = {"speculative_model": "[ngram]", "num_speculative_tokens": 5, "ngram_prompt_lookup_max": 4}
+OLD_TYPICAL = {
+    "spec_decoding_acceptance_method": "typical_acceptance_sampler",
+    "typical_acceptance_sampler_posterior_threshold": 0.2,
+    "typical_acceptance_sampler_posterior_alpha": 0.4,
+}
 NEW_NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 1}
 
 
@@ -49,7 +61,6 @@ def test_the_old_example_runs_and_says_how_to_write_it_now() -> None:
                 "speculative_max_model_len": 512,
             },
             {
-                "method": "draft_model",
                 "model": "some/draft",
                 "num_speculative_tokens": 3,
                 "quantization": "fp8",
@@ -57,6 +68,15 @@ def test_the_old_example_runs_and_says_how_to_write_it_now() -> None:
                 "max_model_len": 512,
             },
         ),
+        (
+            {**OLD_NGRAM, **OLD_TYPICAL},
+            {**NEW_NGRAM, "verifier": "typical", "posterior_threshold": 0.2, "posterior_alpha": 0.4},
+        ),
+        (
+            {**OLD_NGRAM, "spec_decoding_acceptance_method": "typical_acceptance_sampler"},
+            {**NEW_NGRAM, "verifier": "typical"},
+        ),
+        ({**OLD_NGRAM, "disable_logprobs_during_spec_decoding": False}, NEW_NGRAM),
         ({"speculative_model": None, "num_speculative_tokens": None}, None),
     ],
     ids=lambda value: str(value)[:40],
@@ -77,7 +97,12 @@ def test_without_old_keys_nothing_is_said_or_done() -> None:
     [
         ({**OLD_NGRAM, "speculative_config": NEW_NGRAM}, "given together"),
         ({"num_speculative_tokens": 5}, "no speculative_model"),
-        ({**OLD_NGRAM, "spec_decoding_acceptance_method": "typical_acceptance_sampler"}, "no counterpart"),
+        ({**OLD_NGRAM, "spec_decoding_acceptance_method": "strict"}, "'strict' has no counterpart"),
+        (
+            {**OLD_NGRAM, "typical_acceptance_sampler_posterior_alpha": 0.4},
+            "no effect without spec_decoding_acceptance",
+        ),
+        (OLD_TYPICAL, "no speculative_model"),
         ({**OLD_NGRAM, "speculative_disable_mqa_scorer": True}, "no counterpart"),
         ({"speculative_mode": "[ngram]"}, "did you mean 'speculative_model'"),
     ],
@@ -88,9 +113,40 @@ def test_what_cannot_be_translated(keywords: dict[str, Any], message: str) -> No
         LLM("tiny", **keywords)
 
 
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3"])
+def test_a_draft_checkpoint_tells_its_method(method: str) -> None:
+    """The old keywords with a draft and no number run. So does the dict in the warning: it gives the same options."""
+    settings = {"dtype": "float32", "max_model_len": 64, "num_kv_blocks": 8}
+    old = {"speculative_model": str(Path(model_path(), "drafts", method)), "speculative_draft_tensor_parallel_size": 1}
+    with pytest.warns(DeprecationWarning, match="speculative_model") as caught:
+        llm = LLM("tiny", **old, **settings)
+    assert (llm.engine.num_speculative_tokens or 0) > 0
+    (output,) = llm.generate(PROMPT, GREEDY, use_tqdm=False)
+    assert output.speculation.num_accepted > 0
+    (warning,) = caught
+    new = prepare("tiny", speculative_config=shown(warning), **settings).speculative
+    with pytest.warns(DeprecationWarning, match="instead"):
+        assert new == prepare("tiny", **old, **settings).speculative
+    assert new is not None
+    assert (new.method, new.num_speculative_tokens) == (method, llm.engine.num_speculative_tokens)
+
+
+def test_the_typical_sampler_is_the_verifier() -> None:
+    with pytest.warns(DeprecationWarning, match="speculative_model") as caught:
+        llm = LLM("tiny", dtype="float32", max_model_len=64, **OLD_NGRAM, **OLD_TYPICAL)
+    sampled = SamplingParams(temperature=1.0, seed=1, max_tokens=8)
+    assert not llm.generate(PROMPT, sampled, use_tqdm=False)[0].lossless
+    found = prepare("tiny", speculative_config=shown(caught[0])).speculative
+    assert found is not None
+    assert (found.verifier, found.verifier_options) == (
+        "typical",
+        TypicalConfig(posterior_threshold=0.2, posterior_alpha=0.4),
+    )
+
+
 @pytest.mark.filterwarnings("ignore:.*instead:DeprecationWarning")
-def test_a_draft_model_names_its_method() -> None:
-    with pytest.raises((PluginError, ConfigError), match=r"draft_model|some/draft"):
+def test_a_draft_that_is_missing_is_named() -> None:
+    with pytest.raises(ConfigError, match="some/draft"):
         LLM("tiny", speculative_model="some/draft", num_speculative_tokens=3)
 
 

@@ -21,16 +21,23 @@ NEW_KEYS = {
     "ngram_prompt_lookup_min": "prompt_lookup_min",
 }
 
-WITHOUT_MEANING = {
-    "spec_decoding_acceptance_method": ("rejection_sampler",),
-    "typical_acceptance_sampler_posterior_threshold": (),
-    "typical_acceptance_sampler_posterior_alpha": (),
-    "speculative_disable_mqa_scorer": (False,),
-    "disable_logprobs_during_spec_decoding": (),
+TYPICAL_KEYS = {
+    "typical_acceptance_sampler_posterior_threshold": "posterior_threshold",
+    "typical_acceptance_sampler_posterior_alpha": "posterior_alpha",
 }
-"""Old keywords without a new form, and their values that change nothing. None is always allowed."""
+"""Old keywords that have an effect only with the typical acceptance sampler, and the verifier's options."""
 
-OLD_KEYS = frozenset(NEW_KEYS) | frozenset(WITHOUT_MEANING)
+ACCEPTANCE_METHOD = "spec_decoding_acceptance_method"
+TYPICAL = "typical_acceptance_sampler"
+
+WITHOUT_MEANING = {
+    ACCEPTANCE_METHOD: ("rejection_sampler", TYPICAL),
+    "speculative_disable_mqa_scorer": (False,),
+    "disable_logprobs_during_spec_decoding": (False,),
+}
+"""Old keywords that are no options of a speculative_config, and their allowed values. None is always allowed."""
+
+OLD_KEYS = frozenset(NEW_KEYS) | frozenset(TYPICAL_KEYS) | frozenset(WITHOUT_MEANING)
 
 
 def without_old_keys(keywords: Mapping[str, Any], speculative_config: Any) -> tuple[dict[str, Any], Any]:
@@ -51,9 +58,10 @@ def without_old_keys(keywords: Mapping[str, Any], speculative_config: Any) -> tu
         if old.get(key) is not None and old[key] not in allowed:
             raise ConfigError(f"{key}={shown(old[key])} has no counterpart: leave it out")
     given = {NEW_KEYS[key]: value for key, value in old.items() if key in NEW_KEYS and value is not None}
-    if given and "model" not in given:
+    verifier = _verifier(old)
+    if (given or verifier) and "model" not in given:
         raise ConfigError(f"{names} given, but no speculative_model: name one, or leave them out")
-    config = _new_form(given) if given else None
+    config = {**_new_form(given), **verifier} if given else None
     advice = (
         "leave out what changes nothing"
         if config is None
@@ -64,12 +72,25 @@ def without_old_keys(keywords: Mapping[str, Any], speculative_config: Any) -> tu
 
 
 def _new_form(given: dict[str, Any]) -> dict[str, Any]:
-    if not bracketed(given["model"]):
-        return {"method": "draft_model", **given}
-    config = {"method": given.pop("model")[1:-1], **given}
+    """Name the method if the model's name in brackets is one. Otherwise the checkpoint tells the method."""
+    config = {"method": given.pop("model")[1:-1], **given} if bracketed(given["model"]) else given
     if "prompt_lookup_max" in config:  # vLLM 0.6 looked for suffixes of one token on; now the bounds would be equal
         config.setdefault("prompt_lookup_min", 1)
     return config
+
+
+def _verifier(old: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of speculative_config for the acceptance method. Raises ConfigError if options of the typical acceptance
+    sampler are given without it."""
+    options = {TYPICAL_KEYS[key]: value for key, value in old.items() if key in TYPICAL_KEYS and value is not None}
+    if old.get(ACCEPTANCE_METHOD) == TYPICAL:
+        return {"verifier": "typical", **options}
+    for key, name in TYPICAL_KEYS.items():
+        if name in options:
+            raise ConfigError(
+                f"{key}={shown(old[key])} has no effect without {ACCEPTANCE_METHOD}={TYPICAL!r}: give both, or neither"
+            )
+    return {}
 
 
 def bracketed(name: Any) -> bool:

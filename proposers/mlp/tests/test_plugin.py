@@ -3,6 +3,7 @@ speculators that do not fit."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,25 @@ def test_outputs_are_those_of_plain_decoding(target, tmp_path):
             outputs.append([output.outputs[0].token_ids for output in found])
             assert config is None or found[0].speculation.num_drafts > 0
     assert outputs.count(outputs[0]) == len(outputs)
+
+
+def test_the_keywords_of_older_vllm_find_the_method(target, tmp_path):
+    """speculative_model without a method and without a number of tokens."""
+    settings = {"dtype": "float32", "num_kv_blocks": 64, "skip_tokenizer_init": True}
+    old = {"speculative_model": written(tmp_path), "speculative_draft_tensor_parallel_size": 1}
+    prompt = {"prompt_token_ids": [3, 5]}
+    with pytest.warns(DeprecationWarning, match="speculative_model") as caught:
+        llm = LLM(target, **old, **settings)
+    (found,) = llm.generate(prompt, GREEDY, use_tqdm=False)
+    (plain,) = LLM(target, **settings).generate(prompt, GREEDY, use_tqdm=False)
+    assert found.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert found.speculation.num_drafts > 0
+    assert llm.engine.num_speculative_tokens == 3
+    text = str(caught[0].message)
+    shown = ast.literal_eval(text[text.index("{") : text.rindex("}") + 1])
+    assert "method" not in shown
+    new = dry(target, **shown).speculative
+    assert (new.method, new.num_speculative_tokens) == ("mlp_speculator", 3)
 
 
 def test_the_published_speculator_is_named(tmp_path):

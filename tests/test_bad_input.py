@@ -278,7 +278,7 @@ KEYWORDS = [
     ({"max_model_len": 0}, ConfigError, "max_model_len=0 is too small: give an integer from 1"),
     ({"max_model_len": "64"}, ConfigError, "max_model_len='64' is text"),
     ({"max_model_len": 10**6}, ConfigError, "max_model_len=1000000 .* trained for 1 to 2048"),
-    ({"max_num_seqs": None}, ConfigError, "max_num_seqs=None is not a number"),
+    ({"max_num_seqs": []}, ConfigError, r"max_num_seqs=\[\] is not a number"),
     ({"max_num_batched_tokens": 0}, ConfigError, "max_num_batched_tokens=0 is too small"),
     ({"block_size": True}, ConfigError, "block_size=True is a truth value"),
     ({"num_kv_blocks": 1.5}, ConfigError, "num_kv_blocks=1.5 is not an integer"),
@@ -383,7 +383,7 @@ PLACES: list[Callable[[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("keyword", sorted(KEYS | OLD_KEYS | {"plugins", "nosuch"}))
+@pytest.mark.parametrize("keyword", sorted(KEYS | OLD_KEYS | {"plugins", "nosuch", "hf_overrides", "swap_space"}))
 @pytest.mark.parametrize("place", range(len(PLACES)))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # old keywords
 def test_no_keyword_writes_a_whole_value(keyword: str, place: int) -> None:

@@ -23,25 +23,26 @@ import json
 import sys
 
 from click.testing import CliRunner
-from specdec_core import ConfigError, EngineConfig, load_tokenizer
+from specdec_core import EngineConfig, SpecdecError, load_tokenizer
 from specdec_core.cli import main
-from specdec_core.models.checkpoint import Checkpoint
+from specdec_core.api.arguments import dry_run
 
 def said(ask):
     try:
         ask()
-    except ConfigError as error:
+    except SpecdecError as error:
         return str(error)
 
 for name in sys.argv[1:]:
     model = CliRunner().invoke(main, ["check", "--dtype", "float32", "--model", name]).output
-    tokenizer, draft = said(lambda: load_tokenizer(EngineConfig(model=name))), said(lambda: Checkpoint(name).config)
+    tokenizer = said(lambda: load_tokenizer(EngineConfig(model=name)))
+    draft = said(lambda: dry_run("tiny", dtype="float32", speculative_config={"model": name}))
     print(json.dumps({"model": model, "tokenizer": tokenizer, "draft": draft}))
 """
 
 
 def ask(folder: Path, port: int, *names: str) -> list[dict[str, str]]:
-    """Run `spec-decode check` on each model name, and try to load a tokenizer and a draft checkpoint of that name.
+    """Run `spec-decode check` on each model name, and try to load a tokenizer of that name and to speculate with it.
 
     folder: holds the download cache. port: the local port of the model hub.
 

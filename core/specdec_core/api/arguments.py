@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from os.path import isdir
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from attrs import NOTHING, evolve, fields_dict, frozen
 
 from specdec_core.api.old_vllm_arguments import OLD_KEYS, bracketed, level_of_caller, unbracketed, without_old_keys
 from specdec_core.api.prompts import load_tokenizer
+from specdec_core.api.vllm_arguments import without_vllm_arguments, without_vllm_keys
 from specdec_core.config.engine import EngineConfig
 from specdec_core.config.fields import names_checkpoint, shown
 from specdec_core.config.file import KEYS
@@ -23,11 +25,12 @@ from specdec_core.engine import build
 from specdec_core.engine.build import Design
 from specdec_core.engine.draft_kind import explaining, refuse_other_kind
 from specdec_core.engine.plugin_errors import blaming
-from specdec_core.errors import ConfigError
+from specdec_core.errors import ConfigError, PluginError
 from specdec_core.models.checkpoint import Checkpoint
 from specdec_core.models.embedded import resolve_model
 from specdec_core.models.load import ModelSource, find_device, load_config
 from specdec_core.plugins import Plugins
+from specdec_core.plugins.discovery import MODEL_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ def prepare(
     if plugins is not None and not hasattr(plugins, "proposer"):
         raise ConfigError(f"plugins={shown(plugins)} must be what Plugins.load() returns, or None")
     engine_config, speculative_config = without_old_keys(engine_config, speculative_config)
+    engine_config = without_vllm_arguments(engine_config)
     config = EngineConfig.from_mapping({"model": model, **engine_config}, other_keys=KEYS | {"plugins"} | OLD_KEYS)
     if skip_tokenizer_init:
         mode = config.tokenizer_mode if config.tokenizer_mode != "auto" else None
@@ -118,9 +122,9 @@ def _speculative(mapping: Mapping[str, Any], plugins: Plugins, device: torch.dev
 
 
 def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:
-    """Complete the user's speculative_config and return it as a dict. If it names a draft checkpoint but no method, add
-    the method that recognizes the checkpoint. If the method needs a draft checkpoint and none is named, add the one in
-    the folder drafts/METHOD inside the target's folder.
+    """Complete the user's speculative_config and return it as a dict, without the keys that change nothing. If it names
+    a draft checkpoint but no method, add the method that recognizes the checkpoint. If the method needs a draft
+    checkpoint and none is named, add the one in the folder drafts/METHOD inside the target's folder.
 
     given: speculative_config as the user wrote it.
     target: the target model as the user named it: a folder, a name on the model hub, or the name of an embedded model
@@ -128,12 +132,12 @@ def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:
 
     Raises ConfigError, or PluginError if not exactly one installed method recognizes the checkpoint.
     """
-    mapping = speculative_mapping(given)
+    mapping = speculative_mapping(given, lambda name: _names_method(name, plugins))
+    mapping = without_vllm_keys(mapping, lambda: _known_keys(mapping, plugins))
     if names_checkpoint(mapping.get("model")):
         mapping["model"] = resolve_model(mapping["model"], plugins.models)
     if "method" not in mapping:
-        checkpoint = Checkpoint(str(mapping["model"]), mapping.get("revision"))
-        mapping = {"method": plugins.detect(checkpoint.config, checkpoint.shapes).name, **mapping}
+        mapping = {"method": _detected(str(mapping["model"]), mapping.get("revision"), plugins), **mapping}
     method = plugins.proposer(mapping["method"])
     if method.name != mapping["method"]:
         warnings.warn(f"the method {mapping['method']!r} is called {method.name!r} here: name it so", stacklevel=2)
@@ -145,17 +149,17 @@ def fill_in(given: Any, target: str | Path, plugins: Plugins) -> dict[str, Any]:
     return mapping
 
 
-def speculative_mapping(mapping: Any) -> dict[str, Any]:
+def speculative_mapping(mapping: Any, names_method: Callable[[str], bool] = lambda name: False) -> dict[str, Any]:
     """Check a speculative_config as users write it, and return it as a dict. It must name a method or a draft model. A
     name in square brackets, such as "[ngram]" in older versions of vLLM, is taken as a method, even if it is given as
-    `model`. Raises ConfigError."""
+    `model`, and so is one for which names_method returns True. Raises ConfigError."""
     if isinstance(mapping, SpeculativeConfig):
         mapping = mapping.as_mapping()
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"speculative_config={shown(mapping)} must be a dict such as {{'method': 'ngram', ...}}")
     plain = dict(mapping)
     method, model = unbracketed(plain.get("method")), plain.get("model")
-    if bracketed(model):
+    if bracketed(model) or (isinstance(model, str) and names_method(model)):
         del plain["model"]
         if method not in (None, unbracketed(model)):
             raise ConfigError(f"speculative_config names two methods, {shown(method)} and {model!r}: leave one out")
@@ -167,6 +171,45 @@ def speculative_mapping(mapping: Any) -> dict[str, Any]:
             f"speculative_config names no method (method={shown(method)}): give one that `spec-decode plugins` lists"
         )
     return {**plain, "method": method}
+
+
+def _names_method(name: str, plugins: Plugins) -> bool:
+    """Whether a name that is given as `model` is that of an installed method. A folder or an embedded model of the same
+    name comes first."""
+    if not MODEL_NAME.fullmatch(name) or isdir(name) or resolve_model(name, plugins.models) != name:
+        return False
+    return name in plugins.proposers() or _why_no_method(name, plugins) is None
+
+
+def _why_no_method(name: str, plugins: Plugins) -> PluginError | None:
+    """The error that says why no method of this name can be used; None if one can."""
+    try:
+        plugins.proposer(name)
+    except PluginError as error:
+        return error
+    return None
+
+
+def _detected(model: str, revision: str | None, plugins: Plugins) -> str:
+    """The name of the method that recognizes a draft checkpoint. Raises ConfigError or PluginError."""
+    checkpoint = Checkpoint(model, revision)
+    try:
+        config = checkpoint.config
+    except ConfigError as error:
+        if isdir(model) or not MODEL_NAME.fullmatch(model):
+            raise
+        raise ConfigError(f"{error}. It is no method, either: {_why_no_method(model, plugins)}") from error
+    return plugins.detect(config, checkpoint.shapes).name
+
+
+def _known_keys(mapping: Mapping[str, Any], plugins: Plugins) -> set[str]:
+    """The keys that a speculative_config may have with one of the installed methods and with its own verifier."""
+    configs: list[type | None] = [DraftModelConfig]
+    configs += [plugins.proposer(name).config for name in plugins.proposers() if not _why_no_method(name, plugins)]
+    verifier = mapping.get("verifier", AUTO)
+    if isinstance(verifier, str) and verifier != AUTO:
+        configs.append(plugins.verifier(verifier).config)
+    return SpeculativeConfig.core_keys().union(*(fields_dict(config) for config in configs if config is not None))
 
 
 def _shipped(method: ProposerSpec, folder: Path, target: str | Path, revision: Any) -> str:

@@ -55,7 +55,7 @@ def test_keys_of_draft_models_are_refused_by_methods_without_one(key: str) -> No
 @pytest.mark.parametrize(
     "keys",
     [{attribute.name: None} for attribute in fields(DraftModelConfig)]
-    + [{"draft_tensor_parallel_size": 1}, {"enforce_eager": False}, *({key: True} for key in IDLE_KEYS)],
+    + [{"draft_tensor_parallel_size": 1}, {"enforce_eager": False}, *({key: True} for key in sorted(IDLE_KEYS))],
     ids=str,
 )
 def test_keys_of_draft_models_that_ask_for_nothing_are_taken_by_all_methods(keys: dict[str, Any]) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from specdec_core import LLM, ConfigError, SamplingParams
+from specdec_core import LLM, ConfigError, SamplingParams, SpeculativeConfig
+from specdec_core.api import old_vllm_arguments
 from specdec_core.api.arguments import prepare
 from specdec_core.api.old_vllm_arguments import OLD_KEYS, without_old_keys
 from specdec_core.config.verifiers import TypicalConfig
@@ -123,12 +124,31 @@ def test_a_draft_checkpoint_tells_its_method(method: str) -> None:
     assert (llm.engine.num_speculative_tokens or 0) > 0
     (output,) = llm.generate(PROMPT, GREEDY, use_tqdm=False)
     assert output.speculation.num_accepted > 0
-    (warning,) = caught
-    new = prepare("tiny", speculative_config=shown(warning), **settings).speculative
-    with pytest.warns(DeprecationWarning, match="instead"):
-        assert new == prepare("tiny", **old, **settings).speculative
-    assert new is not None
-    assert (new.method, new.num_speculative_tokens) == (method, llm.engine.num_speculative_tokens)
+    assert len(caught) == 1
+    check_same_options(old, method)
+    assert llm.engine.num_speculative_tokens == prepared(shown(caught[0])).num_speculative_tokens
+
+
+def prepared(speculative_config: dict[str, Any] | None = None, **old: Any) -> SpeculativeConfig:
+    found = prepare("tiny", speculative_config=speculative_config, dtype="float32", max_model_len=64, **old).speculative
+    assert found is not None
+    return found
+
+
+def check_same_options(old: dict[str, Any], method: str) -> None:
+    """Check that old keywords and the dict in their warning give the same options, of this method."""
+    with pytest.warns(DeprecationWarning, match="instead") as caught:
+        found = prepared(**old)
+    assert found == prepared(shown(caught[0]))
+    assert found.method == method
+
+
+def test_options_that_differ_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = {"speculative_model": str(Path(model_path(), "drafts", "eagle")), "num_speculative_tokens": 3}
+    check_same_options(old, "eagle")
+    monkeypatch.setattr(old_vllm_arguments, "_new_form", lambda given: {"method": "draft_model", **given})
+    with pytest.raises(AssertionError):
+        check_same_options(old, "eagle")
 
 
 def test_the_typical_sampler_is_the_verifier() -> None:
@@ -136,8 +156,7 @@ def test_the_typical_sampler_is_the_verifier() -> None:
         llm = LLM("tiny", dtype="float32", max_model_len=64, **OLD_NGRAM, **OLD_TYPICAL)
     sampled = SamplingParams(temperature=1.0, seed=1, max_tokens=8)
     assert not llm.generate(PROMPT, sampled, use_tqdm=False)[0].lossless
-    found = prepare("tiny", speculative_config=shown(caught[0])).speculative
-    assert found is not None
+    found = prepared(shown(caught[0]))
     assert (found.verifier, found.verifier_options) == (
         "typical",
         TypicalConfig(posterior_threshold=0.2, posterior_alpha=0.4),

@@ -10,13 +10,14 @@ import pytest
 from attrs import NOTHING, fields, fields_dict
 
 from specdec_core import LLM, ConfigError, EngineConfig, Plugins, SamplingParams, SpeculativeConfig
-from specdec_core.api import arguments
+from specdec_core.api import arguments, vllm_arguments
 from specdec_core.api.arguments import fill_in, prepare
 from specdec_core.api.old_vllm_arguments import OLD_KEYS
 from specdec_core.api.vllm_arguments import without_vllm_arguments, without_vllm_keys
-from specdec_core.api.vllm_table import ENGINE, OPTIONS, SPECULATION
+from specdec_core.api.vllm_table import ENGINE, OPTIONS, SPECULATION, Foreign
 from specdec_core.config.file import KEYS
 from specdec_core.config.speculative import DraftModelConfig
+from specdec_model_tiny import model_path
 
 PORTED = {
     "pipeline_parallel_size": 1,
@@ -52,10 +53,18 @@ def test_a_ported_script_runs_with_one_warning() -> None:
     assert len(llm.generate("def f(x):\n", params, use_tqdm=False)[0].outputs[0].token_ids) == 4
 
 
-def test_what_is_left_out_changes_no_option() -> None:
+def check_ported_options() -> None:
+    own = {"dtype": "float32", "max_model_len": 64}
     with pytest.warns(UserWarning, match="leave out"):
-        ported = prepare("tiny", dtype="float32", max_model_len=64, **PORTED)
-    assert ported.config == prepare("tiny", dtype="float32", max_model_len=64).config
+        ported = prepare("tiny", **own, **PORTED)
+    assert ported.config == EngineConfig(model=str(model_path()), **own)
+
+
+def test_what_is_left_out_changes_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_ported_options()
+    monkeypatch.setattr(vllm_arguments, "OPTIONS", {**OPTIONS, "max_model_len": Foreign((64,), "")})
+    with pytest.raises(AssertionError):
+        check_ported_options()
 
 
 def test_values_that_change_nothing() -> None:
@@ -183,6 +192,12 @@ def test_the_name_of_a_method_as_model(plugins: Plugins, model: str, has_method:
     method = model.strip("[]")
     given = {"model": model, "num_speculative_tokens": 3, **({"method": method} if has_method else {})}
     assert fill_in(given, "tiny", plugins) == fill_in({"method": method, "num_speculative_tokens": 3}, "tiny", plugins)
+
+
+def test_a_method_that_is_not_asked_for_is_noticed(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "_names_method", lambda name, plugins: False)
+    with pytest.raises(ConfigError, match="the model hub cannot be reached"):
+        fill_in({"model": "ngram"}, "tiny", plugins)
 
 
 def test_two_methods_of_which_one_is_given_as_model(plugins: Plugins) -> None:

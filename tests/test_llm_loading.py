@@ -124,7 +124,7 @@ def test_the_last_line_in_a_plain_script() -> None:
     before, after = done.stderr.split("set up\n")
     assert "tokens" not in before
     (line,) = [line for line in after.splitlines() if "specdec" in line or "mine" in line]
-    assert line.startswith("INFO:specdec_core.engine.metrics:mine: closed after 11 prompt and 8 output tokens in ")
+    assert line.startswith("INFO:specdec_core.engine.metrics:specdec: closed after 11 prompt and 8 output tokens in ")
     assert re.search(r"; \d+ drafts, \d+ of \d+ tokens accepted; acceptance rate [\d.]+, per position ", line)
 
 

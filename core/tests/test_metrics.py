@@ -93,7 +93,7 @@ def test_the_last_line_of_plain_decoding_and_of_no_work(caplog: pytest.LogCaptur
         plain = Metrics(0, prefix="mine")
         plain.update(StepReport(num_output_tokens=1), 0.5)
         plain.close()
-    assert caplog.messages == ["mine: closed after 0 prompt and 1 output tokens in 0.5 s of steps"]
+    assert caplog.messages == ["specdec: closed after 0 prompt and 1 output tokens in 0.5 s of steps"]
 
 
 def test_no_line_if_not_wanted(caplog: pytest.LogCaptureFixture) -> None:

@@ -181,7 +181,7 @@ class Metrics:
         """Write the last line to the log, with the sums of all steps, however little time they took. Writes nothing if
         there was no step."""
         if self._log_interval_s is not None and self._totals.step_s:
-            logger.info("%s: %s", self._prefix, self._totals.last_line())
+            logger.info("specdec: %s", self._totals.last_line())
 
     def read(self) -> list[Counter | Vector]:
         totals, drafts = self._totals, self._totals.drafts

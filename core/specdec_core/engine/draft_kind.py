@@ -8,6 +8,7 @@ from os.path import isdir
 from typing import Any
 
 from specdec_core.config.fields import names_checkpoint, shown
+from specdec_core.config.speculative import DraftHeadConfig
 from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.errors import CompatibilityError, ConfigError, PluginError, SpecdecError
 from specdec_core.models.checkpoint import Checkpoint, stored_bytes
@@ -15,13 +16,15 @@ from specdec_core.plugins import Plugins
 
 
 def refuse_other_kind(method: ProposerSpec, model: Any, revision: Any, plugins: Plugins) -> None:
-    """Raise CompatibilityError if the draft checkpoint is one for another method, by the `detect` functions of the
-    installed proposers. Otherwise a head that is given as a draft model would load the target's weights first.
+    """Raise CompatibilityError if a head is given as a whole draft model, by the `detect` functions of the installed
+    proposers. Otherwise the draft model's loading would fail, after the target is loaded. Methods that load heads are
+    not checked: their `plan` reads the checkpoint, and no file should be read twice.
 
     model, revision: of speculative_config, as users gave them. Only headers of weight files are read, and nothing is
-    downloaded. Nothing is checked if the method has no `detect`.
+    downloaded.
     """
-    message = None if method.detect is None else _other_kind(method, model, revision, plugins)
+    is_early = method.detect is None or issubclass(method.config, DraftHeadConfig)
+    message = None if is_early else _other_kind(method, model, revision, plugins)
     if message is not None:
         raise CompatibilityError(message)
 

@@ -11,7 +11,7 @@ from transformers.quantizers import HfQuantizer, auto
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 NAME = "rounding_test"
-MISSING = "rounding to 0 bits requires a package (`pip install a-package`)"
+MISSING = "a-package"
 
 
 class RoundingConfig(QuantizationConfigMixin):
@@ -36,7 +36,7 @@ def rounding_quantizer() -> Iterator[list[str]]:
 
         def validate_environment(self, *args: Any, **kwargs: Any) -> None:
             if self.quantization_config.bits == 0:
-                raise ImportError(MISSING)
+                raise ImportError(f"rounding to 0 bits requires a package (`pip install {MISSING}`)")
 
         def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
             return False

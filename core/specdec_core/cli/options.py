@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -130,11 +131,14 @@ class ModelOptions:
 
 
 def _quieten_transformers() -> None:
-    """Hide transformers' progress bars and warnings."""
-    from transformers.utils import logging
+    """Hide the progress bars and warnings of transformers, and those of torchao, which it imports where it is
+    installed: torchao warns of its GPU kernels on a machine without a GPU, and torch of torchao."""
+    from transformers.utils import logging as transformers_logging
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def model_options(

@@ -83,8 +83,9 @@ class EngineConfig:
     )
     quantization: Any = option(
         None,
-        "How to quantize the weights: the name of a method of transformers, or its quantization config as a mapping or "
-        "an object. None: the weights stay as the checkpoint has them, quantized or not.",
+        "How to quantize the weights: 'int8' or 'int4' (on a CPU, too), the name of a method of transformers, or its "
+        "quantization config as a mapping or an object. None: the weights stay as the checkpoint has them, quantized "
+        "or not. A draft has an option of its own.",
         allowed="a name, a mapping or an object, or None",
     )
     tensor_parallel_size: int = option(not_yet(1), "Number of GPUs that share each layer.", default=1)

@@ -64,8 +64,8 @@ class DraftModelConfig:
     )
     quantization: Any = option(
         None,
-        "How to quantize the draft's weights, written as the engine's quantization. None: they stay as the checkpoint "
-        "has them, quantized or not.",
+        "How to quantize the draft's weights, written as the engine's quantization, which a draft does not inherit. "
+        "None: they stay as the checkpoint has them, quantized or not.",
         allowed="a name, a mapping or an object, or None",
     )
     max_model_len: int | None = option(
@@ -213,9 +213,13 @@ class DraftHeadConfig(DraftModelConfig, DraftTreeConfig, DraftSamplingConfig, Dr
     quantization: None = option(None, "Refused: only whole draft models can be quantized.", allowed="None")
 
     def __attrs_post_init__(self) -> None:
-        for key in ("quantization", "code_revision"):
-            if getattr(self, key) is not None:
-                raise ConfigError(f"{key} is for the method draft_model, not for draft heads: leave it out")
+        if self.code_revision is not None:
+            raise ConfigError("code_revision is for the method draft_model, not for draft heads: leave it out")
+        if self.quantization is not None:
+            raise ConfigError(
+                "quantization is for the method draft_model, not for draft heads, which have the target's dtype: leave "
+                "it out. The target can be quantized (the engine's quantization), and whole draft models"
+            )
 
 
 @frozen(kw_only=True, init=False)

@@ -23,6 +23,7 @@ from specdec_core.models.embedded import installed, resolve_model
 from specdec_core.models.families import check_layer_types
 from specdec_core.models.hub import require
 from specdec_core.models.quantization import own_quantization, quantized_loading, refuse_unknown_quantization
+from specdec_core.models.weight_only import refuse_unquantized
 
 
 @frozen(kw_only=True, eq=False)
@@ -160,7 +161,8 @@ def load_weights(
 
     attn_implementation: the name of another attention function to use instead. None: transformers' default.
 
-    Raises ConfigError if the weights cannot be loaded, CompatibilityError if tensors are missing or of another shape.
+    Raises ConfigError if the weights cannot be loaded or quantized, CompatibilityError if tensors are missing or of
+    another shape.
     """
     path, quantized = source.path, quantized_loading(source.quantization, config, source.device)
     given = {"attn_implementation": attn_implementation, **quantized}
@@ -193,6 +195,7 @@ def load_weights(
             f"the checkpoint {path!r} does not hold this model's weights: {wrong}. They would stay random; use a "
             f"complete checkpoint of {type(model).__name__}"
         )
+    refuse_unquantized(source.quantization, model, path)
     if not quantized:
         model.to(source.device)
     return model.eval().requires_grad_(False)

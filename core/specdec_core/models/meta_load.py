@@ -22,8 +22,10 @@ from specdec_core.models.checkpoint import stored_bytes
 from specdec_core.models.compatibility import check_masks, refusing_failures
 from specdec_core.models.load import ModelSource, load_config, no_attention
 from specdec_core.models.model import KVGroups, kv_groups_of, target_info_of
-from specdec_core.models.quantization import own_quantization, quantized_loading
+from specdec_core.models.quantization import loading_quantizer, own_quantization
 from specdec_core.models.rope import pin_positions
+from specdec_core.models.weight_bytes import quantize_empty, weight_bytes
+from specdec_core.models.weight_only import refuse_unquantized
 
 
 @frozen
@@ -31,8 +33,9 @@ class Outline:
     """A model's structure, and the memory that its weights take.
 
     weight_bytes: bytes of parameters and buffers; a tensor that modules share (tied weights) is counted once. The few
-        parameters that a family keeps in float32 are counted in the model's dtype. For a quantized checkpoint, this is
-        the size of its files, if they are on this machine.
+        parameters that a family keeps in float32 are counted in the model's dtype. Weights that torchao quantizes while
+        they are loaded have their quantized size; those of other methods are counted as they are before. For a
+        quantized checkpoint, this is the size of its files, if they are on this machine.
     """
 
     info: TargetInfo
@@ -56,13 +59,17 @@ def outline(source: ModelSource) -> Outline:
     """
     config = load_config(source)
     info = target_info_of(source, config)
-    quantized_loading(source.quantization, config, source.device)  # for its errors
+    quantizer = loading_quantizer(source.quantization, config, source.device)
     empty = _empty_model(source, config, info.dtype)
-    weight_bytes = sum({id(t): t.nbytes for t in (*empty.parameters(), *empty.buffers())}.values())
+    size = weight_bytes(empty)
     stored = stored_bytes(source.path, source.revision)
-    if own_quantization(config) is not None and stored is not None:
-        weight_bytes = stored
-    return Outline(info, _kv_groups(empty, info), weight_bytes)
+    if own_quantization(config) is not None:
+        size = size if stored is None else stored
+    elif quantizer is not None:
+        quantized = quantize_empty(_empty_model(source, config, info.dtype), quantizer, source.device)
+        refuse_unquantized(source.quantization, quantized, source.path)
+        size = weight_bytes(quantized)
+    return Outline(info, _kv_groups(empty, info), size)
 
 
 def outline_draft(config: DraftModelConfig, target: TargetInfo) -> Outline:

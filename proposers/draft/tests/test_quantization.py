@@ -96,8 +96,8 @@ def test_what_is_missing_is_said_before_weights_are_loaded(
             load(str(target), speculative_config=config, **SETTINGS)
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
-    assert f"is not available for the model {str(draft)!r} here: ImportError: {MISSING}" in messages[0]
-    assert "Install what is missing, or choose another quantization or checkpoint" in messages[0]
+    assert f"cannot be used for the model {str(draft)!r} here: the package {MISSING} is missing" in messages[0]
+    assert f"Install it (pip install {MISSING}), or choose another quantization or checkpoint" in messages[0]
 
 
 def test_check_says_it_too(target: Path, draft: Path, tmp_path: Path, rounding: list[str]) -> None:
@@ -117,9 +117,78 @@ def weight_types(llm: LLM) -> set[str]:
     return {type(layer.weight).__name__ for layer in model.model.modules() if isinstance(layer, torch.nn.Linear)}
 
 
+EMBEDDED = {"model": "tiny", "dtype": "bfloat16", "max_model_len": 128, "num_kv_blocks": 64}
+PROMPTS = ["def fib(n):\n    ", "import os\n\nclass Reader:\n    def __init__(self", "def merge(left, right):\n"]
+
+
+def generated(of_draft: str | None, *, draft: bool = True, **options: Any) -> tuple[list[list[int]], float, LLM]:
+    """Returns the outputs of the embedded model for PROMPTS, the acceptance length and the engine.
+
+    of_draft: the draft's quantization. draft: whether there is one. options: of the engine.
+    """
+    speculative = {"method": "draft_model", "num_speculative_tokens": 4, "quantization": of_draft}
+    llm = LLM(**EMBEDDED, speculative_config=speculative if draft else None, **options)
+    params = SamplingParams(temperature=0, max_tokens=32)
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    num_accepted = sum(each.speculation.num_accepted for each in outputs if draft)
+    num_drafts = sum(each.speculation.num_drafts for each in outputs if draft)
+    return [each.outputs[0].token_ids for each in outputs], 1 + num_accepted / max(1, num_drafts), llm
+
+
+@pytest.mark.filterwarnings("ignore")  # of torchao, about torch
+class TestNames:
+    """The draft model of the embedded model, with int8 and int4 weights on a CPU. Skipped without torchao."""
+
+    @pytest.fixture(scope="class", autouse=True)
+    def torchao(self) -> None:
+        pytest.importorskip("torchao", exc_type=ImportError)
+
+    @pytest.fixture(scope="class")
+    def plain(self) -> list[list[int]]:
+        return generated(None, draft=False)[0]
+
+    @pytest.fixture(scope="class")
+    def unquantized_length(self) -> float:
+        return generated(None)[1]
+
+    @pytest.mark.parametrize("name", ["int8", "int4"])
+    def test_the_output_is_that_of_plain_decoding(
+        self, name: str, plain: list[list[int]], unquantized_length: float, tmp_path: Path
+    ) -> None:
+        found, length, llm = generated(name)
+        assert found == plain
+        print(f"acceptance length {length:.2f} with {name}, {unquantized_length:.2f} without")  # noqa: T201
+        assert 0.7 * unquantized_length < length < 1.4 * unquantized_length
+        assert "Parameter" not in weight_types(llm)
+
+        model = llm.engine._speculation.drafters[0].proposer.proposer._model._model
+        config = {**EMBEDDED, "speculative_config": {"method": "draft_model", "quantization": name}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        arguments = ["check", "--config", str(tmp_path / "config.json"), "--json"]
+        result = CliRunner().invoke(cli.main, arguments)
+        planned = json.loads(result.stdout)["memory"]["draft_weight_bytes"]
+        assert planned == tensor_bytes(model)
+        assert planned < 0.9 * (Path(model.config.name_or_path) / "model.safetensors").stat().st_size
+
+    def test_a_target_that_is_quantized_with_its_draft_is_noticed(self, plain: list[list[int]]) -> None:
+        assert generated("int4", quantization="int4")[0] != plain
+
+
+def tensor_bytes(model: torch.nn.Module) -> int:
+    """The bytes that a model's tensors take, those within quantized tensors among them."""
+
+    def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+        names = getattr(tensor, "__tensor_flatten__", lambda: ([], None))()[0]
+        return [part for name in names for part in parts(getattr(tensor, name))] or [tensor]
+
+    found = [part for tensor in (*model.parameters(), *model.buffers()) for part in parts(tensor)]
+    return sum({part.data_ptr(): part.nbytes for part in found}.values())
+
+
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")  # of torchao, about torch
 class TestTorchao:
-    """Draft models with 8-bit and 4-bit weight quantization on a CPU. Skipped without torchao."""
+    """Draft models with torchao's own configs, on a CPU. Skipped without torchao."""
 
     @pytest.fixture(params=["int8", "int8_dynamic", "int4"])
     def chosen(self, request: pytest.FixtureRequest) -> Any:

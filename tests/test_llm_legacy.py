@@ -15,6 +15,7 @@ from specdec_core.api import old_vllm_arguments
 from specdec_core.api.arguments import prepare
 from specdec_core.api.old_vllm_arguments import OLD_KEYS, without_old_keys
 from specdec_core.config.verifiers import TypicalConfig
+from specdec_core.errors import SpecdecError
 from specdec_model_tiny import model_path
 
 PROMPT = "def mean(values):\n    total = 0\n    for value in"
@@ -147,7 +148,7 @@ def test_options_that_differ_are_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     old = {"speculative_model": str(Path(model_path(), "drafts", "eagle")), "num_speculative_tokens": 3}
     check_same_options(old, "eagle")
     monkeypatch.setattr(old_vllm_arguments, "_new_form", lambda given: {"method": "draft_model", **given})
-    with pytest.raises(AssertionError):
+    with pytest.raises(SpecdecError, match="use method 'eagle', not 'draft_model'"):
         check_same_options(old, "eagle")
 
 

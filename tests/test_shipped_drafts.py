@@ -84,5 +84,5 @@ def test_the_metrics_of_trees_are_by_depth(is_wrong, monkeypatch):
         expected = accepted_by_depth(llm)
         values = {metric.name: metric.value for metric in llm.get_metrics()}
     assert expected[2] > 0
-    assert (values["specdec:spec_decode_num_accepted_tokens_per_pos"] == expected) != is_wrong
-    assert values["specdec:spec_decode_num_accepted_tokens"] == sum(expected)
+    assert (values["vllm:spec_decode_num_accepted_tokens_per_pos"] == expected) != is_wrong
+    assert values["vllm:spec_decode_num_accepted_tokens"] == sum(expected)

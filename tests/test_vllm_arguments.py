@@ -68,11 +68,13 @@ def test_what_is_left_out_changes_no_option(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_values_that_change_nothing() -> None:
+    defaults = {key: fields_dict(EngineConfig)[key].default for key in OPTIONS}
     for key, argument in {**ENGINE, **OPTIONS}.items():
-        for value in (None, *argument.neutral):
+        for value in (each for each in (None, *argument.neutral) if each is not defaults.get(key, "none")):
             with pytest.warns(UserWarning, match=f"^{key}=.*: leave out what changes nothing here$") as caught:
                 assert without_vllm_arguments({"dtype": "auto", key: value}) == {"dtype": "auto"}
             assert len(caught) == 1
+    assert without_vllm_arguments(defaults) == defaults  # without a warning
 
 
 def test_other_values_are_refused_with_the_reason() -> None:

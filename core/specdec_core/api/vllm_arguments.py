@@ -7,8 +7,11 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
+from attrs import fields_dict
+
 from specdec_core.api.old_vllm_arguments import level_of_caller
 from specdec_core.api.vllm_table import ENGINE, OPTIONS, SPECULATION, Foreign
+from specdec_core.config.engine import EngineConfig
 from specdec_core.config.fields import is_number, shown
 from specdec_core.errors import ConfigError
 
@@ -21,8 +24,9 @@ def without_vllm_arguments(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """
     kept, idle = dict(keywords), {}
     for key, value in keywords.items():
-        if key in OPTIONS and _is_neutral(value, OPTIONS[key]):
-            idle[key] = kept.pop(key)
+        if key in OPTIONS:
+            if _is_neutral(value, OPTIONS[key]) and value is not fields_dict(EngineConfig)[key].default:
+                idle[key] = kept.pop(key)
         elif key in ENGINE:
             _refuse_unless_neutral(key, value, ENGINE[key])
             idle[key] = kept.pop(key)

@@ -14,7 +14,7 @@ import pytest
 from rounding_quantizer import MISSING, rounding_quantizer
 from transformers.quantizers import auto
 
-from specdec_core import LLM, ConfigError, SamplingParams
+from specdec_core import LLM, ConfigError, DraftHeadConfig, SamplingParams
 from specdec_core.api.arguments import dry_run
 from specdec_core.models.quantization import quantization_config
 
@@ -184,3 +184,9 @@ def test_what_is_refused_is_explained(checkpoint: Path, asked: Any, message: str
     with pytest.raises(ConfigError, match=message) as caught:
         dry_run(checkpoint, quantization=asked)
     assert not re.search("pre_quantized|__init__|Error: |KeyError|Unknown quantization type", str(caught.value))
+
+
+def test_a_head_s_refusal_says_what_can_be_quantized() -> None:
+    with pytest.raises(ConfigError, match="not for draft heads, which have the target's dtype: leave it out") as caught:
+        DraftHeadConfig(model="head", quantization="int8")
+    assert "The target can be quantized (the engine's quantization), and whole draft models" in str(caught.value)

@@ -89,7 +89,9 @@ def test_without_torchao_the_extra_is_named(name: str, tmp_path: Path, monkeypat
     with pytest.raises(ConfigError) as caught:
         outline(source)
     assert f"quantization='{name}' needs torchao, which is missing here or has another version" in str(caught.value)
-    assert "pip install 'specdec-core[quantization]', or leave quantization out" in str(caught.value)
+    assert "install torchao in the version of specdec-core's extra `quantization`, or leave quantization out" in str(
+        caught.value
+    )
 
 
 def test_int4_is_for_a_cpu() -> None:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from specdec_core.config.fields import shown
 from specdec_core.errors import ConfigError, reason
 
-INSTALL = "pip install 'specdec-core[quantization]'"
+INSTALL = "install torchao in the version of specdec-core's extra `quantization`"
 GROUP_SIZE = 32
 """Weights that share a scale in int4, the fewest that torchao has."""
 

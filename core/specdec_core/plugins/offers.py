@@ -58,7 +58,7 @@ class Offers:
                 offers = ", ".join(provides(plugin))
                 raise PluginError(f"plugin {plugin.label} offers no {word}, only: {offers}. {self._installed(kind)}")
         if package := self._packages.get(f"{word} {name}"):
-            raise PluginError(f"{word} {name!r} is not installed: `pip install {package}`. {self._installed(kind)}")
+            raise PluginError(f"{word} {name!r} is not installed: install {package}. {self._installed(kind)}")
         known = {*self.names(kind), *(plugin.name for plugin in self._plugins if plugin.error)}
         known |= {each.removeprefix(f"{word} ") for each in self._packages if each.startswith(f"{word} ")}
         hint = f" Did you mean {near[0]!r}?" if (near := get_close_matches(name, known, n=1)) else ""
@@ -87,10 +87,10 @@ class Offers:
             owners = " and ".join(self._specs[ProposerSpec, name][1].label for name in names)
             raise PluginError(f"the draft checkpoint is claimed by {owners}: name the one you mean as `method`")
         kind = config.get("model_type", config.get("speculators_model_type"))
-        package = self._packages.get(f"proposer {kind}")
+        package = self._packages.get(f"proposer {kind}", "its plugin")
         raise PluginError(
             f"no installed proposer recognizes the draft checkpoint, whose model_type is {shown(kind)}: name one as "
-            f"`method`, or install its plugin{f', `pip install {package}`' if package else ''}. "
+            f"`method`, or install {package}. "
             f"{self._installed(ProposerSpec)}"
         )
 

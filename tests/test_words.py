@@ -183,6 +183,7 @@ def allowed(path: str, line: int) -> tuple[str, str] | None:
     return next(((where, part) for where, part in ALLOWED if where == path and part in words), None)
 
 
+@pytest.mark.nightly  # make lint runs this file, too
 def test_put_away_words_do_not_come_back():
     used, wrong = set(), []
     for path, line, name, words in faults():

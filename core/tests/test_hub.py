@@ -137,6 +137,7 @@ def test_where_there_is_no_connection(tmp_path: Path, free_port: int):
         assert ".. " not in "".join(said.values())
 
 
+@pytest.mark.nightly
 def test_a_connection_that_breaks_is_not_tried_again(tmp_path: Path):
     with serving(None) as (port, asked):
         (said,) = ask(tmp_path, port, "some/model")

@@ -88,7 +88,7 @@ def threads() -> Iterator[None]:
     numba.set_num_threads(before[1])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.nightly), torch.bfloat16], ids=str)
 @pytest.mark.usefixtures("threads")
 def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype) -> None:
     if numba.config.NUMBA_NUM_THREADS < 2:

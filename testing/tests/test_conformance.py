@@ -29,6 +29,7 @@ def run_pytest(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.nightly
 def test_from_the_command_line(tmp_path: Path) -> None:
     kit = ("--pyargs", "specdec_testing.conformance", "--specdec-proposer", "recent")
     options = ("--specdec-module", "example_proposer", "--specdec-option", "recent_max_chain=2")

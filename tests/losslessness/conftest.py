@@ -24,7 +24,7 @@ from tiny_models import save_tiny_model
 
 from specdec_core.engine import build
 
-MODELS = ["llama", "qwen3", "embedded"]
+MODELS = ["llama", pytest.param("qwen3", marks=pytest.mark.nightly), "embedded"]
 SPECS = (random_tree.RANDOM_TREE, table_draft.TABLE_DRAFT, merged_draft.MERGED_DRAFT)
 PROMPT_LENGTHS = [1, 23, 60, 2, 7, 8, 15, 16, 17, 31, 32, 33, 5, 48, 3, 11]
 

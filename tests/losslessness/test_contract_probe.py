@@ -30,7 +30,7 @@ from recorded_runs import (
 
 Patch = pytest.MonkeyPatch
 PROBED = {"method": "probe", "num_speculative_tokens": 12}
-NUM_REQUESTS = 1100 if IS_NIGHTLY else 110
+NUM_REQUESTS = 1100 if IS_NIGHTLY else 80
 NUM_COMPARED = 2750 if IS_NIGHTLY else 100
 
 
@@ -80,7 +80,7 @@ def test_drafts_share_cached_prefixes(fault: Any, probed_model: Path, asked: lis
     if fault is not None:
         zero_the_cache(monkeypatch)
         fault(monkeypatch)
-    some = with_common_beginnings(asked[:80])
+    some = with_common_beginnings(asked[:60])
     outcome = run(probed_model, some, **PROBED, kv_manager="prefix", sums=False)
     dense = DenseDraft(probed_model, "own", "chosen", sums=False)
     first = next(mismatches(outcome, dense, len(outcome.journal.drafts)), None)

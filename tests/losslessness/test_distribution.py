@@ -28,7 +28,7 @@ from specdec_proposer_draft.vocabulary import SharedVocabulary
 VOCAB = 8
 NUM_SEEN = 3  # the first token comes from the prefill; the others are decided under speculation
 MAX_TOKENS = 4  # so that there is a budget for drafts while they are
-NUM_DRAWS, NOISE = (100_000, 0.02) if IS_NIGHTLY else (20_000, 0.06)  # a share of noise that has to be noticed
+NUM_DRAWS, NOISE = (100_000, 0.02) if IS_NIGHTLY else (10_000, 0.08)  # a share of noise that has to be noticed
 TEMPERATURE = 1.4
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -197,7 +197,7 @@ def test_continuations_have_the_exact_distribution(
 
 
 TARGET_WORDS, DRAFT_WORDS = [*"abcdefgh"], [*"xhcaydb"]
-FEWER_DRAWS = 10_000
+FEWER_DRAWS = 10_000 if IS_NIGHTLY else 5_000
 Fault = Callable[[pytest.MonkeyPatch], None]
 
 

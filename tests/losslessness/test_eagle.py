@@ -100,14 +100,13 @@ def from_scratch(head: TinyHead, method: str, way: str, target: Path, **options:
     return EagleFromScratch(target, head, TAPS[method], **kind, is_sampled="sampled" in way, **options)
 
 
-BY_NIGHT = [("eagle", "sampled chain"), ("eagle", "tree"), ("eagle", "sampled tree"), ("eagle3", "chain")]
-"""The other method runs them by day, too."""
+BY_DAY = [("eagle", "chain"), ("eagle", "dynamic tree"), ("eagle3", "tree"), ("eagle3", "sampled tree")]
 
 
 @pytest.mark.parametrize(
     ("method", "way"),
     [
-        pytest.param(*case, marks=pytest.mark.nightly if case in BY_NIGHT else ())
+        pytest.param(*case, marks=() if case in BY_DAY else pytest.mark.nightly)
         for case in product(("eagle", "eagle3"), WAYS)
     ],
 )
@@ -151,7 +150,9 @@ def test_cached_prefixes_and_late_observations_make_no_difference(
 
 
 @pytest.mark.parametrize("window", [pytest.param(2, marks=pytest.mark.nightly), 5])
-@pytest.mark.parametrize("way", [pytest.param("sampled chain", marks=pytest.mark.nightly), "tree", "dynamic tree"])
+@pytest.mark.parametrize(
+    "way", [*(pytest.param(way, marks=pytest.mark.nightly) for way in ("sampled chain", "tree")), "dynamic tree"]
+)
 @pytest.mark.parametrize("method", [pytest.param("eagle", marks=pytest.mark.nightly), "eagle3"])
 def test_drafts_with_a_window_are_those_computed_from_scratch(
     method: str, way: str, window: int, target: Path, heads: dict[str, TinyHead], asked: list[Asked]
@@ -175,7 +176,8 @@ def test_wrong_windows_are_noticed(
 
 
 @pytest.mark.parametrize(
-    "way", [pytest.param("sampled chain", marks=pytest.mark.nightly), "sampled tree", "dynamic tree"]
+    "way",
+    [*(pytest.param(way, marks=pytest.mark.nightly) for way in ("sampled chain", "dynamic tree")), "sampled tree"],
 )
 def test_levels_of_a_fixed_size_make_the_same_drafts(
     way: str, target: Path, heads: dict[str, TinyHead], asked: list[Asked], monkeypatch: Patch
@@ -207,14 +209,14 @@ def test_dead_entries_that_overwrite_others_are_noticed(
 ) -> None:
     fix_levels(monkeypatch)
     dead_entries_overwrite_the_slot_before_the_nodes(monkeypatch)
-    outcome = drafted_by(heads["eagle3"], "eagle3", "tree", target, asked[:60])
+    outcome = drafted_by(heads["eagle3"], "eagle3", "tree", target, asked[:40])
     scratch = from_scratch(heads["eagle3"], "eagle3", "tree", target)
     assert next(mismatches(outcome, scratch, len(outcome.journal.drafts)), None) is not None
 
 
 @pytest.mark.parametrize(
     "way",
-    [pytest.param(way, marks=() if way in ("sampled tree", "dynamic tree") else pytest.mark.nightly) for way in WAYS],
+    [pytest.param(way, marks=() if way == "dynamic tree" else pytest.mark.nightly) for way in WAYS],
 )
 def test_tokens_of_the_context_are_drafted(
     way: str, target: Path, heads: dict[str, TinyHead], asked: list[Asked]
@@ -258,7 +260,7 @@ def test_wrong_tokens_of_the_context_are_noticed(
     fault: Any, target: Path, heads: dict[str, TinyHead], asked: list[Asked], monkeypatch: Patch
 ) -> None:
     fault(monkeypatch)
-    outcome = drafted_by(heads["eagle3"], "eagle3", "tree", target, asked[:60], eagle_context_tokens=1)
+    outcome = drafted_by(heads["eagle3"], "eagle3", "tree", target, asked[:40], eagle_context_tokens=1)
     scratch = from_scratch(heads["eagle3"], "eagle3", "tree", target, context_tokens=1)
     assert next(mismatches(outcome, scratch, len(outcome.journal.drafts)), None) is not None
 
@@ -268,6 +270,6 @@ def test_faults_are_noticed(
     fault: Any, target: Path, heads: dict[str, TinyHead], asked: list[Asked], monkeypatch: Patch
 ) -> None:
     fault(monkeypatch)
-    outcome = drafted_by(heads["eagle3"], "eagle3", "tree", target, asked[:60])
+    outcome = drafted_by(heads["eagle3"], "eagle3", "tree", target, asked[:40])
     scratch = from_scratch(heads["eagle3"], "eagle3", "tree", target)
     assert next(mismatches(outcome, scratch, len(outcome.journal.drafts)), None) is not None

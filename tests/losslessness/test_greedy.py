@@ -18,7 +18,9 @@ def method(request: pytest.FixtureRequest) -> str | None:
     return request.param
 
 
-@pytest.fixture(scope="module", params=[7, 512], ids=lambda size: f"chunks of {size}")
+@pytest.fixture(
+    scope="module", params=[7, pytest.param(512, marks=pytest.mark.nightly)], ids=lambda size: f"chunks of {size}"
+)
 def llm(request: pytest.FixtureRequest, method: str | None, model_dir: Any, make_llm: Callable[..., Any]) -> Any:
     return make_llm(model_dir, method, max_num_batched_tokens=request.param)
 

@@ -89,7 +89,9 @@ def tokens(outputs: list[Any]) -> list[list[int]]:
     return [output.token_ids for output in outputs]
 
 
-@pytest.mark.parametrize("model", ["llama", "embedded"], indirect=True, scope="module")
+@pytest.mark.parametrize(
+    "model", ["llama", pytest.param("embedded", marks=pytest.mark.nightly)], indirect=True, scope="module"
+)
 @pytest.mark.parametrize("name", parameter_cases.NAMES)
 def test_output_equals_that_without_speculation(
     name: str, engines: dict, texts: list, cases: dict, unasked: list, generate: Any, counter: Any

@@ -143,6 +143,7 @@ def test_bad_input(demo, arguments, status, says):
     assert says in result.stderr
 
 
+@pytest.mark.nightly
 def test_installed_command_with_its_pipe_closed(checkpoint, bigram_site):
     command = [Path(sys.executable).with_name("spec-decode"), "demo", "--model", checkpoint, "--method", "bigram"]
     pipe = subprocess.PIPE

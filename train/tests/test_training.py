@@ -78,7 +78,7 @@ def log(out: Path) -> list[dict[str, Any]]:
     ("method", "options"),
     [
         ("eagle3", {"ttt_steps": 3, "draft_vocab_size": 40}),
-        ("eagle", {"token_weight": 1.0}),
+        pytest.param("eagle", {"token_weight": 1.0}, marks=pytest.mark.nightly),
         ("draft_model", {"hidden_size": 32, "num_heads": 2, "num_layers": 1}),
     ],
 )

@@ -17,8 +17,8 @@ import pytest
 ROOT = Path(__file__).parents[3]
 OTHER_TARGETS = "qwen3 or embedded"
 RUNS = [
-    (("test_engine_properties",), f"not ({OTHER_TARGETS}) and not (ngram or suffix or None)", ()),
-    (("test_engine_properties",), f"not ({OTHER_TARGETS}) and (ngram or suffix or None)", pytest.mark.nightly),
+    (("test_engine_properties",), "random_tree", ()),
+    (("test_engine_properties",), f"not ({OTHER_TARGETS}) and not random_tree", pytest.mark.nightly),
     (("test_greedy", "test_sampled"), f"not ({OTHER_TARGETS})", pytest.mark.nightly),
     (("test_greedy", "test_sampled", "test_engine_properties"), OTHER_TARGETS, pytest.mark.nightly),
 ]

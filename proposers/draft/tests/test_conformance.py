@@ -31,6 +31,7 @@ class TestChains(_DraftModel):
     pass
 
 
+@pytest.mark.nightly
 class TestSampledChains(_DraftModel):
     options = MappingProxyType({"draft_sample_method": "probabilistic"})
 

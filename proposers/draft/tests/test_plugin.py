@@ -151,6 +151,7 @@ for is_trusted in (True, False):
 """
 
 
+@pytest.mark.nightly
 def test_code_of_a_draft_is_run_where_code_may_be_run(target, tmp_path):
     draft = tiny_target(tmp_path / "draft")
     (draft / "mine.py").write_text(CUSTOM)

@@ -42,6 +42,7 @@ class TestEagle3Dynamic(_Head):
     options = MappingProxyType({"eagle_topk": 3, "eagle_depth": 3})
 
 
+@pytest.mark.nightly
 class TestEagle3Chain(_Head):
     method = "eagle3"
     options = MappingProxyType({"eagle_topk": 1})
@@ -63,6 +64,7 @@ class TestEagle3LikelyDynamic(_Head):
     options = MappingProxyType({"eagle_topk": 3, "eagle_depth": 3, "eagle_min_prob": 0.2})
 
 
+@pytest.mark.nightly
 class TestEagle3AdaptiveDynamic(_Head):
     method = "eagle3"
     options = MappingProxyType({"eagle_topk": 3, "eagle_depth": 3, **ADAPTIVE})

@@ -118,6 +118,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.nightly
 def test_a_hub_that_cannot_be_reached_is_not_a_repository_that_lacks_files(target, tmp_path):
     commit, repository = "a" * 40, tmp_path / "models--some--head"
     head = write_eagle3(tmp_path / "written", SIZES, file=BIN)

@@ -138,7 +138,10 @@ def generate(llm: LLM, tracer: Tracer, is_second: bool) -> None:
         sys.settrace(before)
 
 
-CASES = [(method, is_second) for is_second in (True, False) for method in METHODS]
+CASES = [
+    *[(method, True) for method in METHODS],
+    *[pytest.param(method, False, marks=pytest.mark.nightly) for method in METHODS],
+]
 
 
 @pytest.mark.parametrize(("method", "is_second"), CASES, ids=str)

@@ -204,8 +204,9 @@ def _padded(cache, dim, count, padded):
     numbers, stride, offset, places, place = cache
     width = _up(dim, LANES)
     for j in range(count):
-        start = places[place + j] * stride + offset
-        padded[j * width : j * width + dim] = numbers[start : start + dim]
+        start, to = places[place + j] * stride + offset, j * width
+        for i in range(dim):
+            padded[to + i] = numbers[start + i]
     return padded
 
 

@@ -176,4 +176,6 @@ def _copy(like, places, there):
     cache = array_at(address, (num_slots, row_len), like)
     given = array_at(given_address, (len(places) * stride,), like)
     for row in range(len(places)):
-        cache[places[row]] = given[row * stride : row * stride + row_len]
+        place, start = places[row], row * stride
+        for i in range(row_len):  # numba compiles an assignment of slices for two seconds
+            cache[place, i] = given[start + i]

@@ -54,9 +54,8 @@ def best_tree(
             found, num_found, deepest = _grow(store, state, depth, room, least_prob, kept[0], kept[1], kept[2])
             if found > score:
                 score, num_nodes, max_depth, chosen = found, num_found, deepest, state
-                token_ids[:num_nodes] = kept[0][:num_nodes]
-                parents[:num_nodes] = kept[1][:num_nodes]
-                scores[:num_nodes] = kept[2][:num_nodes]
+                for i in range(num_nodes):
+                    token_ids[i], parents[i], scores[i] = kept[0][i], kept[1][i], kept[2][i]
         state, length = link, states[link, LENGTH]
     return num_nodes, max_depth, chosen
 

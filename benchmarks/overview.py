@@ -38,11 +38,11 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row("edits", NGRAM, "some texts without repetitions (by up to 10%)"),
-    Row("held-out", NGRAM, "some texts without repetitions (by up to 10%)"),
-    Row("edits", SUFFIX, "some texts without repetitions (by up to 10%)"),
-    Row("held-out", SUFFIX, "some texts without repetitions (by up to 10%)"),
-    Row("held-out", {"method": "draft_model"}, "a target only a few times as large as the draft model (here 4 times)"),
+    Row("edits", NGRAM, "some texts without repetitions (up to 10% slower)"),
+    Row("held-out", NGRAM, "some texts without repetitions (up to 10% slower)"),
+    Row("edits", SUFFIX, "some texts without repetitions (up to 10% slower)"),
+    Row("held-out", SUFFIX, "some texts without repetitions (up to 10% slower)"),
+    Row("held-out", {"method": "draft_model"}, "targets only a few times as large as the draft model (here 4 times)"),
     Row("held-out", {"method": "eagle"}, "large batches"),
     Row("held-out", {"method": "eagle3"}, "large batches"),
 )

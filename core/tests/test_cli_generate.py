@@ -53,6 +53,11 @@ def test_streamed_whole_and_speculative_text_are_the_same(generate, expected):
     assert int(match[2]) < 24
 
 
+def test_a_terminal_is_told_why_it_waits(generate, monkeypatch):
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: self.name == "<stderr>")
+    assert generate("--max-tokens", "1", PROMPT).stderr.startswith("Loading. The first run")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -15,8 +15,8 @@ from specdec_core.api.arguments import fill_in, prepare
 from specdec_core.api.old_vllm_arguments import OLD_KEYS
 from specdec_core.api.vllm_arguments import without_vllm_arguments, without_vllm_keys
 from specdec_core.api.vllm_table import ENGINE, OPTIONS, SPECULATION, Foreign
+from specdec_core.config.draft_options import DraftModelConfig
 from specdec_core.config.file import KEYS
-from specdec_core.config.speculative import DraftModelConfig
 from specdec_model_tiny import model_path
 
 PORTED = {

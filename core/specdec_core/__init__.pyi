@@ -8,6 +8,14 @@ from specdec_core.api.outputs import (
     StreamOutput as StreamOutput,
 )
 from specdec_core.api.prompts import load_tokenizer as load_tokenizer
+from specdec_core.config.draft_options import (
+    DraftHeadConfig as DraftHeadConfig,
+    DraftModelConfig as DraftModelConfig,
+    DraftSamplingConfig as DraftSamplingConfig,
+    DraftStopConfig as DraftStopConfig,
+    DraftTreeConfig as DraftTreeConfig,
+    DraftWindowConfig as DraftWindowConfig,
+)
 from specdec_core.config.engine import EngineConfig as EngineConfig
 from specdec_core.config.fields import (
     check_text as check_text,
@@ -21,15 +29,7 @@ from specdec_core.config.fields import (
 )
 from specdec_core.config.file import load_config_file as load_config_file
 from specdec_core.config.sampling import SamplingParams as SamplingParams
-from specdec_core.config.speculative import (
-    DraftHeadConfig as DraftHeadConfig,
-    DraftModelConfig as DraftModelConfig,
-    DraftSamplingConfig as DraftSamplingConfig,
-    DraftStopConfig as DraftStopConfig,
-    DraftTreeConfig as DraftTreeConfig,
-    DraftWindowConfig as DraftWindowConfig,
-    SpeculativeConfig as SpeculativeConfig,
-)
+from specdec_core.config.speculative import SpeculativeConfig as SpeculativeConfig
 from specdec_core.config.token_tree import TokenTree as TokenTree
 from specdec_core.contracts.draft import DEAD as DEAD, Draft as Draft, DraftTree as DraftTree
 from specdec_core.contracts.hooks import hookimpl as hookimpl

@@ -17,7 +17,7 @@ from naive_verifier import draft_of
 from test_drafting import batch_of
 from test_trees import CPU, SHAPES, VOCAB, dynamic_reference, grown, levels, tokens_of
 
-from specdec_core.config.speculative import DraftStopConfig
+from specdec_core.config.draft_options import DraftStopConfig
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.draft import DEAD, Draft
 from specdec_core.contracts.proposer import StepCosts

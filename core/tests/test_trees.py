@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from test_drafting import batch_of
 
-from specdec_core.config.speculative import DraftTreeConfig
+from specdec_core.config.draft_options import DraftTreeConfig
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.draft import Draft
 from specdec_core.drafting import DynamicTree, Level, StaticTree, TreeGrower, dynamic, grow, static

@@ -23,9 +23,9 @@ from specdec_core import (
     text,
     whole_number,
 )
+from specdec_core.config.draft_options import DraftModelConfig, DraftStopConfig
 from specdec_core.config.fields import shown
 from specdec_core.config.hashing import config_hash
-from specdec_core.config.speculative import DraftModelConfig, DraftStopConfig
 from specdec_core.config.verifiers import TypicalConfig
 
 

@@ -15,11 +15,12 @@ from attrs import NOTHING, evolve, fields_dict, frozen
 from specdec_core.api.old_vllm_arguments import OLD_KEYS, bracketed, level_of_caller, unbracketed, without_old_keys
 from specdec_core.api.prompts import load_tokenizer
 from specdec_core.api.vllm_arguments import without_vllm_arguments, without_vllm_keys
+from specdec_core.config.draft_options import DraftModelConfig
 from specdec_core.config.engine import EngineConfig
 from specdec_core.config.fields import names_checkpoint, shown
 from specdec_core.config.file import KEYS
 from specdec_core.config.idle import idle_values
-from specdec_core.config.speculative import AUTO, DraftModelConfig, SpeculativeConfig
+from specdec_core.config.speculative import AUTO, SpeculativeConfig
 from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.engine import build
 from specdec_core.engine.build import Design

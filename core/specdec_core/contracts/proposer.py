@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from specdec_core.config.speculative import DraftModelConfig
+    from specdec_core.config.draft_options import DraftModelConfig
 
 PLUGIN_API = 1
 """The version of the contracts in this package. A plugin gives the number of the version that it was written for."""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from specdec_core.config.draft_options import GREEDY, PROBABILISTIC
 from specdec_core.config.sampling import SMALLEST_TEMPERATURE
-from specdec_core.config.speculative import GREEDY, PROBABILISTIC
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import ProposerBatch
 from specdec_core.contracts.verifier import Stream

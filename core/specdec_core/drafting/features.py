@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from specdec_core.config.speculative import DraftHeadConfig
+from specdec_core.config.draft_options import DraftHeadConfig
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import BuildContext, Observation, Proposer, ProposerBatch, RequestView
 from specdec_core.drafting.level import DraftPass, Level, TreeGrower, grow

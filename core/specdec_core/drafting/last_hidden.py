@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specdec_core.config.speculative import DraftHeadConfig
+from specdec_core.config.draft_options import DraftHeadConfig
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.proposer import BuildContext, Observation, Proposer, ProposerBatch, RequestView
 from specdec_core.drafting.level import TreeGrower

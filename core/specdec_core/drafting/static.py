@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from specdec_core.config.speculative import GREEDY
+from specdec_core.config.draft_options import GREEDY
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import ProposerBatch

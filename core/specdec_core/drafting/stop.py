@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 from attrs import evolve, frozen
 
-from specdec_core.config.speculative import DraftStopConfig
+from specdec_core.config.draft_options import DraftStopConfig
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import ProposerBatch, RequestView
 from specdec_core.drafting.acceptance import Acceptance, Nodes, StepDrafts, without

@@ -11,9 +11,10 @@ from typing import Any
 from attrs import evolve, fields_dict, frozen
 
 from specdec_core import ops
+from specdec_core.config.draft_options import DraftModelConfig
 from specdec_core.config.engine import EngineConfig
 from specdec_core.config.fields import refuse_unknown, shown
-from specdec_core.config.speculative import DraftModelConfig, SpeculativeConfig
+from specdec_core.config.speculative import SpeculativeConfig
 from specdec_core.contracts.kv import KVContext, KVManager, KVManagerSpec
 from specdec_core.contracts.ops import OpsContext
 from specdec_core.contracts.proposer import BuildContext, Plan, Proposer, ProposerSpec

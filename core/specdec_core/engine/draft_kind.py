@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 from os.path import isdir
 from typing import Any
 
+from specdec_core.config.draft_options import DraftHeadConfig
 from specdec_core.config.fields import names_checkpoint, shown
-from specdec_core.config.speculative import DraftHeadConfig
 from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.errors import CompatibilityError, ConfigError, PluginError, SpecdecError
 from specdec_core.models.checkpoint import Checkpoint, stored_bytes

@@ -13,9 +13,9 @@ import torch
 from attrs import fields, frozen
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from specdec_core.config.draft_options import DraftModelConfig
 from specdec_core.config.engine import EngineConfig
 from specdec_core.config.fields import shown
-from specdec_core.config.speculative import DraftModelConfig
 from specdec_core.contracts.target import TargetInfo
 from specdec_core.errors import CompatibilityError, ConfigError, reason
 from specdec_core.models.attention import IMPLEMENTATION

@@ -13,7 +13,7 @@ from attrs import frozen
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from specdec_core.config.speculative import DraftModelConfig
+from specdec_core.config.draft_options import DraftModelConfig
 from specdec_core.contracts.kv import KVLayout
 from specdec_core.contracts.target import TargetInfo
 from specdec_core.errors import CompatibilityError, ConfigError

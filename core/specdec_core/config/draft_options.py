@@ -1,0 +1,211 @@
+"""The options of speculation that several methods share. The methods' config classes inherit from the classes here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import Attribute, field, frozen
+from attrs.converters import optional
+
+from specdec_core.config.fields import (
+    Check,
+    checkpoint,
+    flag,
+    not_yet,
+    number,
+    one_of,
+    option,
+    shown,
+    text,
+    whole_number,
+)
+from specdec_core.config.idle import idle_option
+from specdec_core.config.token_tree import TokenTree
+from specdec_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+LONGEST_CHAIN = 4096
+"""Draft tokens of a draft model or head in one step. `TokenTree` lists every node's path, so memory is quadratic."""
+MOST_COST = 100
+DEFAULT_CHAIN = 5
+"""Draft tokens of a chain where users give no number."""
+GREEDY, PROBABILISTIC = "greedy", "probabilistic"
+
+
+@frozen(kw_only=True)
+class DraftModelConfig:
+    """Options of methods that load a draft checkpoint."""
+
+    model: str | Path = field(
+        validator=checkpoint,
+        metadata={
+            "help": "The draft: a folder, or a name on the model hub. Left out, it is the folder drafts/METHOD in the "
+            "target's folder."
+        },
+    )
+    revision: str | None = option(
+        text(optional=True), "Branch, tag or commit of the draft's repository on the hub. None: its main branch."
+    )
+    code_revision: str | None = option(
+        text(optional=True),
+        "Branch, tag or commit of the draft's code, where that has a repository of its own and the engine's "
+        "trust_remote_code allows it. None: its main branch.",
+    )
+    quantization: Any = option(
+        None,
+        "How to quantize the draft's weights, written as the engine's quantization, which a draft does not inherit. "
+        "None: they stay as the checkpoint has them, quantized or not.",
+        allowed="a name, a mapping or an object, or None",
+    )
+    max_model_len: int | None = option(
+        whole_number(1, optional=True),
+        "A request is drafted for up to this many tokens, prompt and output together. None: as far as the target and "
+        "the draft both go.",
+    )
+    draft_tensor_parallel_size: int = option(
+        not_yet(1), "Number of GPUs that share each layer of the draft.", default=1, hashed=False
+    )
+    enforce_eager: bool = idle_option(flag, "there are no CUDA graphs yet", default=False)
+    disable_padded_drafter_batch: bool = idle_option(flag, "drafts are not padded", default=False)
+
+    def checked_max_model_len(self, target_len: int, draft_len: int | None = None) -> int:
+        """The longest request, in prompt and output tokens together, that the draft model drafts for: max_model_len if
+        given, else the smaller limit of the target and the draft model. Raises ConfigError if max_model_len exceeds one
+        of these limits.
+
+        target_len: the target's limit.
+        draft_len: the draft model's limit; None if it equals the target's.
+        """
+        longest = {} if draft_len is None else {"the draft model": draft_len}
+        longest["the target"] = target_len
+        if self.max_model_len is None:
+            return min(longest.values())
+        for whose, most in longest.items():
+            if self.max_model_len > most:
+                raise ConfigError(
+                    f"speculative_config has max_model_len={self.max_model_len}, but {whose} takes {most} tokens at "
+                    f"most: lower it, or leave it out"
+                )
+        return self.max_model_len
+
+
+@frozen(kw_only=True, slots=False)  # with slots, no class could inherit from it and another
+class DraftSamplingConfig:
+    """The option draft_sample_method, for methods that can sample draft tokens."""
+
+    draft_sample_method: str = option(
+        one_of(GREEDY, PROBABILISTIC),
+        "'greedy' drafts the most probable tokens. 'probabilistic' draws them from the draft's distribution at the "
+        "request's temperature, siblings without replacement.",
+        default=GREEDY,
+    )
+
+
+@frozen(kw_only=True, slots=False)
+class DraftTreeConfig:
+    """The option speculative_token_tree, for methods that can draft a tree of a given shape. Without this option, a
+    method drafts chains, or chooses the tree's shape itself."""
+
+    speculative_token_tree: TokenTree | None = option(
+        None,
+        "Shape of the drafts, as paths below the root: [(0,), (1,), (0, 0)] is the two most probable first tokens, and "
+        "the most probable one after the first of them; num_speculative_tokens must be its number of nodes. None: "
+        "chains, or the method's own trees.",
+        allowed="a list of paths, or that as text, or None",
+        converter=optional(TokenTree.parse),
+    )
+
+    def default_num_speculative_tokens(self, device: torch.device) -> int:
+        """The value of num_speculative_tokens if the user gives none: the number of draft tokens in the tree's shape,
+        or DEFAULT_CHAIN without a shape."""
+        tree = self.speculative_token_tree
+        return DEFAULT_CHAIN if tree is None else len(tree.paths)
+
+    def check(self, num_speculative_tokens: int) -> None:
+        """Raise ConfigError if the tree's shape has another number of draft tokens than num_speculative_tokens, or if
+        drafts are chains of more than LONGEST_CHAIN."""
+        if self.speculative_token_tree is None and num_speculative_tokens > LONGEST_CHAIN:
+            raise ConfigError(
+                f"num_speculative_tokens={num_speculative_tokens}, but drafts of a model or head have at most "
+                f"{LONGEST_CHAIN} tokens: lower it"
+            )
+        if self.speculative_token_tree is not None:
+            self.speculative_token_tree.check_number(num_speculative_tokens)
+
+    def shape(self, num_speculative_tokens: int) -> TokenTree:
+        """The first num_speculative_tokens nodes (draft tokens) of the tree's shape, or a chain if there is no
+        shape."""
+        tree = self.speculative_token_tree
+        return TokenTree.chain(num_speculative_tokens) if tree is None else tree.first(num_speculative_tokens)
+
+
+@frozen(kw_only=True, slots=False)
+class DraftWindowConfig:
+    """The option draft_window, a sliding window for methods whose draft models have attention layers."""
+
+    draft_window: int | None = option(
+        whole_number(1, optional=True),
+        "In each attention layer of the draft, a token sees only this many positions: its own and those just before "
+        "it, draft tokens among them. None: all of them. A layer with a smaller window of its own keeps that.",
+    )
+
+
+_COST = number(0, MOST_COST, optional=True)
+
+
+def _both_costs(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    _COST(instance, attribute, value)
+    level_cost = instance.draft_level_cost
+    if (level_cost is None) != (value is None):
+        raise ConfigError(
+            f"draft_level_cost={shown(level_cost)} and draft_node_cost={shown(value)} go together: give both, or "
+            f"neither"
+        )
+    if value is not None and not instance.adaptive_draft_length:
+        raise ConfigError(
+            f"draft_level_cost={shown(level_cost)} and draft_node_cost={shown(value)} are for drafts that end where "
+            f"more would not pay: give adaptive_draft_length=True, too, or leave them out"
+        )
+
+
+@frozen(kw_only=True, slots=False)
+class DraftStopConfig:
+    """Options of methods that can end a draft early, where another draft token is expected to cost more than it gains
+    (adaptive draft length)."""
+
+    adaptive_draft_length: bool = option(
+        flag, "End a request's draft where another level is expected to cost more than it gains.", default=False
+    )
+    draft_level_cost: float | None = option(
+        _COST,
+        "What drafting another level of nodes costs, in forward passes of the target over one token. None: measured. "
+        "Give it together with draft_node_cost.",
+    )
+    draft_node_cost: float | None = option(
+        Check(_both_costs, _COST.allowed),
+        "What verifying another node costs, in forward passes of the target over one token. None: measured. Give it "
+        "together with draft_level_cost.",
+    )
+
+
+@frozen(kw_only=True)
+class DraftHeadConfig(DraftModelConfig, DraftTreeConfig, DraftSamplingConfig, DraftStopConfig):
+    """Options of methods that load a draft head: layers trained for one target, which read its hidden states.
+
+    Raises ConfigError if an option of whole draft models is given.
+    """
+
+    code_revision: None = option(None, "Refused: a head contains no code.", allowed="None")
+    quantization: None = option(None, "Refused: only whole draft models can be quantized.", allowed="None")
+
+    def __attrs_post_init__(self) -> None:
+        if self.code_revision is not None:
+            raise ConfigError("code_revision is for the method draft_model, not for draft heads: leave it out")
+        if self.quantization is not None:
+            raise ConfigError(
+                "quantization is for the method draft_model, not for draft heads, which have the target's dtype: leave "
+                "it out. The target can be quantized (the engine's quantization), and whole draft models"
+            )

@@ -20,6 +20,8 @@ from tqdm import tqdm
 from .corpus import Document
 
 SHARE = 1 / 3
+RESULT = "\n# Result:\n"
+"""Between the code before an edit and the code after it."""
 MIN_CHARS, MAX_CHARS = 150, 2400
 NUMBERS = (2, 3, 5, 7, 8, 10, 12, 16, 20, 32, 42, 64, 100, 128, 256, 1000)
 Span = tuple[int, int, str]
@@ -148,12 +150,12 @@ def repeat(code: str, tree: ast.Module, rng: random.Random, names: list[str]) ->
 
 
 KINDS: list[tuple[Callable[..., Edit | None], int]] = [
-    (rename, 40),
+    (rename, 55),
     (remove_comments, 10),
-    (remove_docstrings, 10),
-    (replace_constant, 15),
-    (remove_hints, 10),
-    (repeat, 15),
+    (remove_docstrings, 7),
+    (replace_constant, 10),
+    (remove_hints, 8),
+    (repeat, 10),
 ]
 
 
@@ -182,7 +184,7 @@ def edit_document(code: str, rng: random.Random, names: list[str]) -> str | None
         ast.parse(edit[1])
     except (SyntaxError, ValueError, tokenize.TokenError):
         return None
-    return f"# Task: {edit[0]}\n{code}\n# Result:\n{edit[1]}"
+    return f"# Task: {edit[0]}\n{code}{RESULT}{edit[1]}"
 
 
 def edit_documents(documents: list[Document], seed: int = 0, share: float = SHARE) -> Iterator[Document]:

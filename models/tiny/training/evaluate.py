@@ -17,7 +17,7 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from .corpus import Document, read_jsonl
-from .edits import common_names, edit_document, rename, snippets
+from .edits import RESULT, common_names, edit_document, rename, snippets
 
 CONTEXT, STRIDE = 2048, 1536
 POSITIONS = (0, 128, 256, 512, 1024, 2048)
@@ -96,7 +96,7 @@ def copying(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, documen
     texts = [text for code in codes if (text := edit_document(code, rng, names)) is not None]
     hits: dict[str, list[torch.Tensor]] = defaultdict(list)
     for text in tqdm(rng.sample(texts, min(EDITS, len(texts))), desc="edits"):
-        head, separator, result = text.partition("\n# Result:\n")
+        head, separator, result = text.partition(RESULT)
         prompt = tokenizer(head + separator).input_ids
         ids = torch.tensor([prompt + tokenizer(result).input_ids])
         if ids.shape[1] <= CONTEXT:
@@ -122,7 +122,7 @@ def exact_renames(
         except SyntaxError:  # a method of a string that begins a line
             continue
         if edit is not None:
-            edits.append((f"# Task: {edit[0]}\n{code}\n# Result:\n", edit[1]))
+            edits.append((f"# Task: {edit[0]}\n{code}{RESULT}", edit[1]))
     right: list[tuple[int, bool]] = []
     for prompt, result in tqdm(rng.sample(edits, min(RENAMES, len(edits))), desc="renames"):
         inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)

@@ -75,49 +75,49 @@ AttentionInterface.register("blocked", blocked_attention)
 
 
 @torch.compile(dynamic=False)
-def chunk_loss(hidden: Tensor, weight: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the summed cross entropy of a chunk of tokens, and its gradients times ``scale``.
+def chunk_loss(hidden: Tensor, weight: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the weighted sum of the cross entropies of a chunk of tokens, and its gradients.
 
-    hidden [N, width], weight [vocabulary, width] (the LM head), targets [N]. Returns the loss, the gradient of
-    ``hidden`` and that of the transposed weight.
+    hidden [N, width], weight [vocabulary, width] (the LM head), targets [N], shares [N]: each token's weight. Returns
+    the loss, the gradient of ``hidden`` and that of the transposed weight.
     """
     logits = torch.mm(hidden, weight.t()).float()
     normaliser = torch.logsumexp(logits, 1)
-    loss = (normaliser - logits.gather(1, targets[:, None])[:, 0]).sum()
+    loss = ((normaliser - logits.gather(1, targets[:, None])[:, 0]) * shares).sum()
     hit = torch.arange(weight.shape[0])[None, :] == targets[:, None]
-    error = ((torch.exp(logits - normaliser[:, None]) - hit.float()) * scale).to(hidden.dtype)
+    error = ((torch.exp(logits - normaliser[:, None]) - hit.float()) * shares[:, None]).to(hidden.dtype)
     return loss, torch.mm(error, weight), torch.mm(hidden.t(), error)
 
 
 class TiedLoss(torch.autograd.Function):
-    """Mean cross entropy of an LM head that is tied to the embedding, computed in chunks of tokens.
+    """Weighted cross entropy of an LM head that is tied to the embedding, computed in chunks of tokens.
 
     Because of the chunks, the logits of all tokens [tokens, vocabulary] are never in memory at the same time. The
     gradient of the embedding is summed in float32.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
-        """Compute the mean loss of hidden states [N, width] (bf16) for target token ids [N], with the embedding
-        [vocabulary, width] (float32) as the LM head."""
+    def forward(ctx: Any, hidden: Tensor, embedding: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
+        """Compute the weighted loss of hidden states [N, width] (bf16) for target token ids [N], with the embedding
+        [vocabulary, width] (float32) as the LM head and the tokens' weights ``shares`` [N]."""
         count, weight = hidden.shape[0], embedding.to(hidden.dtype)
         by_hidden = torch.empty_like(hidden)
         by_weight = torch.zeros(weight.shape[1], weight.shape[0])
         total = torch.zeros(())
         for start in range(0, count, LOSS_CHUNK):
             part = slice(start, start + LOSS_CHUNK)
-            loss, by_part, by_chunk = chunk_loss(hidden[part], weight, targets[part], 1 / count)
+            loss, by_part, by_chunk = chunk_loss(hidden[part], weight, targets[part], shares[part])
             by_hidden[part] = by_part
             by_weight += by_chunk
             total += loss
         ctx.save_for_backward(by_hidden, by_weight)
-        return total / count
+        return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """Return the gradients of hidden states and embedding, which ``forward`` has already computed."""
         by_hidden, by_weight = ctx.saved_tensors
-        return by_hidden * gradient.to(by_hidden.dtype), by_weight.t() * gradient, None
+        return by_hidden * gradient.to(by_hidden.dtype), by_weight.t() * gradient, None, None
 
 
 class Trainee:
@@ -146,12 +146,14 @@ class Trainee:
             for name, master in self.masters.items():
                 self._working[name].copy_(master)
 
-    def loss(self, ids: Tensor) -> Tensor:
-        """Compute the mean next-token loss in nats of sequences of token ids [B, T + 1]."""
+    def loss(self, ids: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Compute the mean next-token loss in nats of sequences of token ids [B, T + 1], each token's loss times its
+        weight, [B, T]. None: 1."""
         inputs = torch.nn.functional.embedding(ids[:, :-1], self.embedding).to(torch.bfloat16)
         hidden = self.model.model(inputs_embeds=inputs, use_cache=False).last_hidden_state
         targets = ids[:, 1:].flatten()
-        loss: Tensor = TiedLoss.apply(hidden.flatten(0, 1), self.embedding, targets)  # type: ignore[no-untyped-call]
+        shares = (torch.ones(targets.shape) if weights is None else weights.flatten()) / len(targets)
+        loss: Tensor = TiedLoss.apply(hidden.flatten(0, 1), self.embedding, targets, shares)  # type: ignore[no-untyped-call]
         return loss
 
     def unlikelihood(self, ids: Tensor, unwanted: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The byte-level BPE tokenizer of the tiny model, which also turns the corpus into one array of token ids."""
+"""The byte-level BPE tokenizer of the tiny model, and the corpus encoded with it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from .corpus import Document, read_jsonl
 from .edits import edit_documents
+from .stream import END_OF_TEXT, encode
 
 VOCABULARY = 8192
-END_OF_TEXT, PADDING = "<|endoftext|>", "<|padding|>"
+PADDING = "<|padding|>"
 SAMPLE_CHARS = 40_000_000
 # Words with one leading character, digits in threes, punctuation, and indentation together with its newline.
 PIECES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -61,21 +60,6 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
-
-
-def encode(tokenizer: Tokenizer, documents: list[Document], path: Path) -> int:
-    """Write the token ids of all documents, with an end-of-text token after each document, to the ``.npy`` file
-    ``path`` (uint16). Returns the number of token ids."""
-    end = tokenizer.token_to_id(END_OF_TEXT)
-    parts: list[np.ndarray] = []
-    for start in tqdm(range(0, len(documents), 256), desc=f"encode {path.stem}"):
-        batch = [document.text for document in documents[start : start + 256]]
-        parts += [np.array([*e.ids, end], np.uint16) for e in tokenizer.encode_batch_fast(batch)]
-    ids = np.concatenate(parts)
-    partial = path.with_suffix(".partial.npy")
-    np.save(partial, ids)
-    partial.replace(path)
-    return len(ids)
 
 
 def build(work: Path, seed: int = 0) -> None:

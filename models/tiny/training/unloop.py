@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from .data import Units
 from .drafts import continue_excerpts, cut
+from .edits import RESULT
 from .export import export
 from .model import Trainee
 from .state import restore, save
@@ -59,7 +60,7 @@ def unloop(work: Path, rounds: int, steps: int, peak: float) -> None:
     optimizers = make_optimizers(trainee, peak)
     progress = restore(work / "checkpoint.pt", trainee)
     trainee.sync()
-    result = Tokenizer.from_file(str(work / "tokenizer" / "tokenizer.json")).encode("# Result:\n").ids
+    result = Tokenizer.from_file(str(work / "tokenizer" / "tokenizer.json")).encode(RESULT.lstrip()).ids
     corpus = np.load(work / "train.npy", mmap_mode="r")
     for turn in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +72,7 @@ def unloop(work: Path, rounds: int, steps: int, peak: float) -> None:
         order = torch.randperm(TEXTS, generator=torch.Generator().manual_seed(turn))
         for step in tqdm(range(steps), disable=None):
             rows = order[torch.arange(step * ROWS, (step + 1) * ROWS) % TEXTS]
-            loss = trainee.loss(units.batch(progress.units, SEQUENCE))
+            loss = trainee.loss(units.batch(progress.units, SEQUENCE)[0])
             loss = loss + WEIGHT * trainee.unlikelihood(ids[rows], marks[rows])
             update(trainee, optimizers, loss, peak * (1 - (turn * steps + step) / (rounds * steps)))
             progress.units += 4

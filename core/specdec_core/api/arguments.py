@@ -24,7 +24,7 @@ from specdec_core.config.speculative import AUTO, SpeculativeConfig
 from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.engine import build
 from specdec_core.engine.build import Design
-from specdec_core.engine.draft_kind import explaining, refuse_other_kind
+from specdec_core.engine.draft_kind import explain_draft_kind, refuse_other_kind
 from specdec_core.engine.plugin_errors import blaming
 from specdec_core.errors import ConfigError, PluginError
 from specdec_core.models.checkpoint import Checkpoint
@@ -113,7 +113,7 @@ def _speculative(mapping: Mapping[str, Any], plugins: Plugins, device: torch.dev
     default = None if number is None else lambda options: number(options, device)
     draft = (method, mapping.get("model"), mapping.get("revision"), plugins)
     refuse_other_kind(*draft)
-    with explaining(*draft), blaming(f"proposer {method.name!r}", "say how many tokens to draft"):
+    with explain_draft_kind(*draft), blaming(f"proposer {method.name!r}", "say how many tokens to draft"):
         config = SpeculativeConfig.from_mapping(mapping, method.config, verifier_config, default)
     if method.advice is not None:
         with blaming(f"proposer {method.name!r}", "give its advice"):

@@ -20,7 +20,7 @@ from specdec_core.contracts.ops import OpsContext
 from specdec_core.contracts.proposer import BuildContext, Plan, Proposer, ProposerSpec
 from specdec_core.contracts.target import TargetInfo
 from specdec_core.engine.budget import DraftBudget
-from specdec_core.engine.draft_kind import explaining
+from specdec_core.engine.draft_kind import explain_draft_kind
 from specdec_core.engine.drafter import Drafter
 from specdec_core.engine.logprobs import TokenTexts
 from specdec_core.engine.memory import MemoryPlan, plan_memory
@@ -210,7 +210,7 @@ def _method(config: SpeculativeConfig, plugins: Plugins, target: Outline, offere
 
 def _explaining(config: SpeculativeConfig, spec: ProposerSpec, plugins: Plugins) -> AbstractContextManager[None]:
     options = config.options
-    return explaining(spec, getattr(options, "model", None), getattr(options, "revision", None), plugins)
+    return explain_draft_kind(spec, getattr(options, "model", None), getattr(options, "revision", None), plugins)
 
 
 def _contexts(target: Outline) -> list[OpsContext]:

@@ -30,7 +30,7 @@ def refuse_other_kind(method: ProposerSpec, model: Any, revision: Any, plugins: 
 
 
 @contextmanager
-def explaining(method: ProposerSpec, model: Any, revision: Any, plugins: Plugins) -> Iterator[None]:
+def explain_draft_kind(method: ProposerSpec, model: Any, revision: Any, plugins: Plugins) -> Iterator[None]:
     """A context for work that reads the draft checkpoint, and downloads it first if it is on the hub. If that fails
     because the checkpoint is one for another method, the error begins with what the checkpoint is.
 

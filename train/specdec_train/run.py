@@ -31,6 +31,7 @@ from specdec_train.features import features_of, weights_fingerprint
 from specdec_train.generate import generated_texts
 from specdec_train.optimizers import optimizers
 from specdec_train.settings import Settings, plain, prepare_folder
+from specdec_train.start import start_from
 from specdec_train.store import FeatureStore, open_store
 
 MOST_HELD_OUT = 64
@@ -57,32 +58,40 @@ def train(spec: ProposerSpec, settings: Settings, options: Any) -> None:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     with files.lock(settings.out):
-        Run(spec.name, recipe, settings, options).go()
+        Run(spec, recipe, settings, options).go()
 
 
 class Run:
     """The training loop and its state."""
 
-    def __init__(self, method: str, recipe: TrainingRecipe, settings: Settings, options: Any) -> None:
-        self._method, self._recipe, self._settings = method, recipe, settings
+    def __init__(self, spec: ProposerSpec, recipe: TrainingRecipe, settings: Settings, options: Any) -> None:
+        self._method, self._recipe, self._settings = spec.name, recipe, settings
         self._target = load_training_target(settings.target, settings.dtype, settings.device)
         self._taps = tuple(dict.fromkeys([*recipe.taps(options, self._target.info), "final"]))
+        if settings.start is not None and settings.generate and not (settings.out / files.STATE).exists():
+            trial = recipe.make(options, self._target, torch.ones(self._target.info.vocab_size, dtype=torch.int64))
+            start_from(settings.start, trial, spec, options)  # a misfit is refused before hours of generating
+            del trial
         self._learned, self._held_out = self._read_data()
         self._order = Order(tuple(len(text.token_ids) for text in self._learned), settings.batch, settings.seed)
-        counts = torch.from_numpy(data.token_counts(self._learned, self._target.info.vocab_size))
-        torch.manual_seed(settings.seed)
-        self._trainee = recipe.make(options, self._target, counts).to(self._target.info.device)
-        self._optimizers = optimizers(self._trainee, settings)
         self._checked = {
-            "method": method,
+            "method": spec.name,
             **settings.identity(),
             **{name: plain(value) for name, value in attrs.asdict(options, recurse=False).items()},
             "the texts": data.fingerprint(self._learned),
             "the target's weights": weights_fingerprint(self._target),
         }
+        saved = self._saved_state()
+        counts = torch.from_numpy(data.token_counts(self._learned, self._target.info.vocab_size))
+        torch.manual_seed(settings.seed)
+        self._trainee = recipe.make(options, self._target, counts)
+        if settings.start is not None:  # the checkpoint of a run that is resumed has the sizes of its start
+            start_from(settings.start if saved is None else str(settings.out), self._trainee, spec, options)
+        self._trainee.to(self._target.info.device)
+        self._optimizers = optimizers(self._trainee, settings)
         self._step, self._num_tokens, self._seconds = 0, 0, 0.0
-        if settings.resume:
-            self._restore()
+        if saved is not None:
+            self._restore(saved)
         self._log = files.Log(settings.out, self._step)
         self._store = self._open_store()
 
@@ -203,12 +212,12 @@ class Run:
         }
         files.write_state(out, state)
 
-    def _restore(self) -> None:
-        """Load the state that the run has saved, if there is one. Raises ConfigError if the saved run had other
-        settings, or has already made more steps than settings.steps."""
-        state = files.read_state(self._settings.out)
+    def _saved_state(self) -> dict[str, Any] | None:
+        """Return the state of the run to resume. None if the run is new, or has saved nothing yet. Raises ConfigError
+        if the saved run had other settings, or has already made more steps than settings.steps."""
+        state = files.read_state(self._settings.out) if self._settings.resume else None
         if state is None:
-            return
+            return None
         differing = [name for name, value in self._checked.items() if state["checked"].get(name) != value]
         if differing:
             was = ", ".join(f"{name} was {shown(state['checked'].get(name), 60)}" for name in differing)
@@ -221,6 +230,9 @@ class Run:
                 f"the run in {str(self._settings.out)!r} has made {state['step']} steps already, and "
                 f"steps={self._settings.steps}: raise it"
             )
+        return state
+
+    def _restore(self, state: dict[str, Any]) -> None:
         self._trainee.load_state_dict(state["trainee"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

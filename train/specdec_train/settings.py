@@ -33,6 +33,12 @@ class Settings:
         "Training texts: files or folders of text, .jsonl (text, or prompt and completion), .npy of token ids."
     )
     out: Path = field(metadata={"help": "Folder for the checkpoint, the log and the state of the run.", **UNCHECKED})
+    start: str | None = _setting(
+        "Trained draft to start from (fine-tuning): a folder, or a name on the hub. The recipe's options must give its "
+        "sizes. Default: start from new weights.",
+        default=None,
+        validator=text(optional=True),
+    )
     held_out: tuple[Path, ...] = _setting(
         "Held-out texts for evaluation. Default: the last ones of the data.", default=()
     )

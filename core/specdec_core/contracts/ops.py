@@ -29,11 +29,6 @@ class OpsContext:
     features: frozenset[str] = frozenset()
 
 
-def supports_everything(name: str, context: OpsContext) -> bool:
-    """The default of `OpsSpec.supports`: True for every operation and all layers."""
-    return True
-
-
 @frozen(eq=False)
 class OpsSpec:
     """Operations (kernels) for one type of device, returned by the hook `specdec_ops`.
@@ -48,4 +43,4 @@ class OpsSpec:
 
     api: int
     ops: Mapping[str, Callable[..., Any]]
-    supports: Callable[[str, OpsContext], bool] = supports_everything
+    supports: Callable[[str, OpsContext], bool] = lambda name, context: True

@@ -12,7 +12,16 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from specdec_core import ConfigError, EngineConfig, TrainingBatch, TrainingTarget, load_tokenizer, soft_cross_entropy
+from specdec_core import (
+    CompatibilityError,
+    ConfigError,
+    EngineConfig,
+    TrainingBatch,
+    TrainingTarget,
+    load_tokenizer,
+    load_training_target,
+    soft_cross_entropy,
+)
 from specdec_proposer_draft.recipe import DraftTrainingOptions
 
 HEAD_DIM = 64
@@ -46,6 +55,24 @@ class DraftTrainee(nn.Module):
         weight = weight / weight.sum().clamp(min=1)
         loss = (soft_cross_entropy(logits, wanted) * weight).sum()
         return loss, {"accuracy": ((logits.argmax(-1) == likeliest) * weight).sum()}
+
+    def load(self, model: str) -> Mapping[str, Any]:
+        if self._options.from_layers is not None:
+            raise ConfigError(
+                f"from_layers={self._options.from_layers} copies the target's layers, and the start {model!r} has "
+                f"layers of its own: leave either out"
+            )
+        info = self._target.info
+        found = load_training_target(model, "float32", str(info.device))
+        if found.info.vocab_size != info.vocab_size:
+            raise CompatibilityError(
+                f"the draft model {model!r} has {found.info.vocab_size} tokens, and the target {info.vocab_size}: "
+                f"start from one with the target's vocabulary"
+            )
+        self.model = found.model.train().requires_grad_(True)
+        names = {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads", "tie": "tie_word_embeddings"}
+        names |= {name: name for name in ("hidden_size", "intermediate_size")}
+        return {option: getattr(found.config, name, None) for option, name in names.items()}
 
     def save(self, folder: Path) -> None:
         """Save the draft model with `save_pretrained`, and the target's tokenizer beside it if that can be loaded."""

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from specdec_core import ConfigError, TargetInfo, TrainingBatch, TrainingTarget
+from specdec_core import CompatibilityError, ConfigError, TargetInfo, TrainingBatch, TrainingTarget
 from specdec_proposer_draft.recipe import RECIPE, DraftTrainingOptions
 from specdec_testing import tiny_target
 
@@ -81,6 +81,35 @@ def test_what_is_saved(options, target, tmp_path):
         torch.testing.assert_close(saved(ids).logits, trainee.model.eval()(ids).logits)
     assert AutoTokenizer.from_pretrained(tmp_path).get_vocab() == {f"w{i}": i for i in range(48)}
     assert Path(tmp_path / "model.safetensors").exists()
+
+
+def test_any_causal_model_is_trained_further(target, tmp_path):
+    """Its architecture stays as it is, whatever the sizes of a new draft model would be."""
+    changes = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True, "seed": 3}
+    given = tiny_target(tmp_path / "given", num_hidden_layers=1, intermediate_size=40, **changes)
+    (tmp_path / "saved").mkdir()
+    trainee = make(target)
+    sizes = {"num_layers": 1, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "tie": True}
+    assert trainee.load(str(given)) == sizes
+    assert all(parameter.requires_grad for parameter in trainee.parameters())
+    trainee(batch_of(target))[0].backward()
+    trainee.save(tmp_path / "saved")
+    one, other = (AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("given", "saved"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes", "message"),
+    [
+        ({}, {"vocab_size": 50}, r"has 50 tokens, and the target 48: start from one with the target's vocabulary"),
+        ({"from_layers": 1}, {}, r"from_layers=1 copies the target's layers, and the start .* leave either out"),
+    ],
+)
+def test_what_cannot_be_trained_further_is_explained(options, sizes, message, target, tmp_path):
+    given = tiny_target(tmp_path, num_hidden_layers=1, **sizes)
+    with pytest.raises((ConfigError, CompatibilityError), match=message):
+        make(target, **options).load(str(given))
 
 
 @pytest.mark.parametrize(

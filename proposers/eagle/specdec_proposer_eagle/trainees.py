@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import nn
 from torch.nn.functional import smooth_l1_loss
 from transformers import LlamaConfig
 
 from specdec_core import (
+    CompatibilityError,
     ConfigError,
     SlotAttention,
     TrainingBatch,
@@ -22,7 +24,9 @@ from specdec_core import (
     step_weight,
     unroll,
 )
+from specdec_proposer_eagle.config import EagleConfig
 from specdec_proposer_eagle.head_config import ALIGNED, HeadConfig
+from specdec_proposer_eagle.loading import find, load
 from specdec_proposer_eagle.modules import Head
 from specdec_proposer_eagle.recipes import Eagle3Options, EagleOptions, HeadOptions
 
@@ -64,6 +68,10 @@ class EagleTrainee(nn.Module):
             metrics[f"accuracy_{step}"] = ((drafted.argmax(-1) == likeliest[:, 1 + step :]) * weight).sum()
         return total, metrics
 
+    def load(self, model: str) -> Mapping[str, Any]:
+        self._config, self.head, _ = _read(model, self._target, is_eagle3=False)
+        return {**_sizes(self._config), "bias": self._config.has("fc.bias")}
+
     def save(self, folder: Path) -> None:
         keys = {"architectures": ["LlamaForCausalLM"], "bias": self._options.bias}
         _write(folder, self._config, self._target, self.head.state_dict(), keys)
@@ -82,17 +90,14 @@ class Eagle3Trainee(nn.Module):
 
     def __init__(self, options: Eagle3Options, target: TrainingTarget, token_counts: torch.Tensor) -> None:
         super().__init__()
-        size, vocab_size = options.vocab_size(target.info), target.info.vocab_size
+        size = options.vocab_size(target.info)
         self._options, self._target, self._taps = options, target, options.layers(target.info)
         self._config = _head_config(
             options, target, {"lm_head.weight": (size, target.info.hidden_size)}, is_eagle3=True, layers=self._taps
         )
         self.head = Head(self._config)
         ids = most_frequent(token_counts, size)
-        is_drafted = torch.zeros(vocab_size, dtype=torch.bool)
-        is_drafted[ids] = True
-        self.register_buffer("target_ids", ids)
-        self.register_buffer("is_drafted", is_drafted)
+        self._set_vocabulary(ids)
         output = target.model.get_output_embeddings()
         assert self.head.lm_head is not None
         with torch.no_grad():  # initialize with the target's LM head
@@ -123,12 +128,29 @@ class Eagle3Trainee(nn.Module):
             metrics[f"accuracy_{step}"] = ((drafted.argmax(-1) == likeliest[:, 1 + step :]) * weight).sum()
         return total, metrics
 
+    def _set_vocabulary(self, ids: torch.Tensor) -> None:
+        is_drafted = torch.zeros(self._target.info.vocab_size, dtype=torch.bool, device=ids.device)
+        is_drafted[ids] = True
+        self.register_buffer("target_ids", ids)
+        self.register_buffer("is_drafted", is_drafted)
+
+    def load(self, model: str) -> Mapping[str, Any]:
+        self._config, self.head, ids = _read(model, self._target, is_eagle3=True)
+        if self._config.aux_layer_ids != self._taps:
+            read, wanted = (",".join(map(str, layers)) for layers in (self._config.aux_layer_ids, self._taps))
+            raise ConfigError(
+                f"the draft head {model!r} reads the inputs of the target's layers {read}, and this run's aux_layers "
+                f"are {wanted}: give aux_layers={read}, or start from another head"
+            )
+        self._set_vocabulary(torch.arange(self._target.info.vocab_size) if ids is None else ids)
+        return {**_sizes(self._config), "draft_vocab_size": self._config.draft_vocab_size}
+
     def save(self, folder: Path) -> None:
         tensors = dict(self.head.state_dict())
         if self._config.num_layers == 1:
             tensors = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in tensors.items()}
-        if len(self.target_ids) < len(self.is_drafted):
-            own_ids = torch.arange(len(self.target_ids), device=self.target_ids.device)
+        own_ids = torch.arange(len(self.target_ids), device=self.target_ids.device)
+        if len(own_ids) < len(self.is_drafted) or not torch.equal(self.target_ids, own_ids):
             tensors |= {"d2t": self.target_ids - own_ids, "t2d": self.is_drafted}
         keys = {
             "architectures": ["LlamaForCausalLMEagle3"],
@@ -159,7 +181,8 @@ def unrolled(
     def run(embedded: torch.Tensor, feature: torch.Tensor, positions: torch.Tensor) -> Any:
         return head(embedded, feature, head.rotation(positions, feature.dtype), attention.attend)
 
-    return unroll(run, target.embed, token_ids, features, num_steps)
+    embed = target.embed if head.embed_tokens is None else head.embed_tokens
+    return unroll(run, embed, token_ids, features, num_steps)
 
 
 def _head_config(
@@ -209,6 +232,32 @@ def _head_config(
     )
 
 
+def _read(model: str, target: TrainingTarget, *, is_eagle3: bool) -> tuple[HeadConfig, Head, torch.Tensor | None]:
+    """Load a head to train further, in float32. Its own embedding, if it has one, stays as it is. The other results
+    are those of `loading.load`.
+
+    Raises CompatibilityError for a head whose LM head or hidden size is not what the loss is for.
+    """
+    found = find(EagleConfig(model=model), target.info, is_eagle3=is_eagle3)
+    size = found.head.layer.hidden_size
+    if found.head.has("lm_head.weight") != is_eagle3 or size != target.info.hidden_size:
+        own = "an LM head of its own" if found.head.has("lm_head.weight") else "no LM head of its own"
+        needed = "one of its own" if is_eagle3 else "the target's"
+        raise CompatibilityError(
+            f"the draft head {model!r} has {own} and hidden_size={size}, and training needs {needed} and the target's "
+            f"hidden_size={target.info.hidden_size}: start from another head"
+        )
+    head, ids = load(found, evolve(target.info, dtype=torch.float32))
+    head.requires_grad_(True)
+    if head.embed_tokens is not None:
+        head.embed_tokens.requires_grad_(False)
+    return found.head, head, ids
+
+
+def _sizes(head: HeadConfig) -> dict[str, Any]:
+    return {"num_layers": head.num_layers, "intermediate_size": head.layer.intermediate_size}
+
+
 def _rope(config: Any) -> dict[str, Any]:
     """Return the RoPE parameters of a new head. The target's parameters are used if their type is default, linear or
     llama3 with full rotation. Otherwise the head's RoPE is unscaled, with the target's rope_theta."""
@@ -221,7 +270,8 @@ def _rope(config: Any) -> dict[str, Any]:
 def _write(
     folder: Path, head: HeadConfig, target: TrainingTarget, tensors: Mapping[str, torch.Tensor], keys: dict[str, Any]
 ) -> None:
-    config = head.layer.to_dict() | {"vocab_size": head.vocab_size} | keys
+    config = head.layer.to_dict() | {"vocab_size": head.vocab_size, "num_hidden_layers": head.num_layers} | keys
+    config |= {name: True for name in ("norm_before_residual", "norm_output") if getattr(head, name)}
     config["rope_theta"] = config["rope_parameters"]["rope_theta"]  # for older versions of transformers
     if config["rope_parameters"]["rope_type"] != "default":
         config["rope_scaling"] = config["rope_parameters"]

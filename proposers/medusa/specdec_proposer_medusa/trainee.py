@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from attrs import evolve
 from torch import nn
 
-from specdec_core import TrainingBatch, TrainingTarget, most_frequent, save_head, token_loss
-from specdec_proposer_medusa.loading import TOKEN_MAP
+from specdec_core import CompatibilityError, TrainingBatch, TrainingTarget, most_frequent, save_head, token_loss
+from specdec_proposer_medusa.config import MedusaConfig
+from specdec_proposer_medusa.loading import TOKEN_MAP, find, load
 from specdec_proposer_medusa.module import HeadSizes, MedusaHeads
 from specdec_proposer_medusa.recipe import MedusaOptions
 
@@ -28,21 +31,17 @@ class MedusaTrainee(nn.Module):
         super().__init__()
         size, info = options.vocab_size(target.info), target.info
         self._options, self._target = options, target
-        self.heads = MedusaHeads(
-            HeadSizes(
-                num_heads=options.num_heads,
-                num_layers=options.num_layers,
-                hidden_size=info.hidden_size,
-                vocab_size=size,
-                num_outputs=options.num_heads,
-                has_bias=True,
-            )
+        self._sizes = HeadSizes(
+            num_heads=options.num_heads,
+            num_layers=options.num_layers,
+            hidden_size=info.hidden_size,
+            vocab_size=size,
+            num_outputs=options.num_heads,
+            has_bias=True,
         )
+        self.heads = MedusaHeads(self._sizes)
         ids = most_frequent(token_counts, size)
-        to_draft = torch.full((info.vocab_size,), -1)
-        to_draft[ids] = torch.arange(size)
-        self.register_buffer("token_map", ids)
-        self.register_buffer("to_draft", to_draft)
+        self._set_vocabulary(ids)
         output = target.model.get_output_embeddings()
         with torch.no_grad():  # at first, every head predicts what the target's LM head does
             for layer in self.heads.lm_heads:
@@ -51,16 +50,37 @@ class MedusaTrainee(nn.Module):
                 layer.weight.zero_()
                 layer.bias.zero_()
 
+    def _set_vocabulary(self, ids: torch.Tensor) -> None:
+        to_draft = torch.full((self._target.info.vocab_size,), -1, device=ids.device)
+        to_draft[ids] = torch.arange(len(ids), device=ids.device)
+        self.register_buffer("token_map", ids)
+        self.register_buffer("to_draft", to_draft)
+
     def forward(self, batch: TrainingBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         hidden, wanted = batch.features["final"].float(), self.to_draft[batch.token_ids]
         counts = batch.counts & (wanted >= 0)
         total, metrics = hidden.new_zeros(()), {}
-        for i in range(min(self._options.num_heads, wanted.shape[1] - 2)):
+        for i in range(min(self._sizes.num_heads, wanted.shape[1] - 2)):
             logits = self.heads.logits(i, self.heads.hidden(i, hidden[:, : -2 - i]))
             loss, metrics[f"accuracy_{i}"] = token_loss(logits, wanted[:, 2 + i :].clamp(min=0), counts[:, 2 + i :])
             metrics[f"loss_{i}"] = loss
             total = total + self._options.decay**i * loss
         return total, metrics
+
+    def load(self, model: str) -> Mapping[str, Any]:
+        info = self._target.info
+        found = find(MedusaConfig(model=model), info, num_speculative_tokens=1)
+        self._sizes = sizes = found.sizes
+        if sizes.num_outputs != sizes.num_heads:
+            raise CompatibilityError(
+                f"the {sizes.num_heads} Medusa heads in {model!r} have {sizes.num_outputs} LM heads of their own, and "
+                f"only heads with one each are trained: start from others"
+            )
+        self.heads, ids = load(found, evolve(info, dtype=torch.float32))
+        self.heads.requires_grad_(True)
+        self._set_vocabulary(torch.arange(info.vocab_size) if ids is None else ids)
+        size = len(self.token_map)
+        return {"num_heads": sizes.num_heads, "num_layers": sizes.num_layers, "truncated_vocab_size": size}
 
     def save(self, folder: Path) -> None:
         """Write the heads in vLLM's layout, which has a place for a truncated vocabulary."""
@@ -70,15 +90,17 @@ class MedusaTrainee(nn.Module):
             "model_type": "medusa",
             "hidden_size": info.hidden_size,
             "vocab_size": info.vocab_size,
-            "num_heads": self._options.num_heads,
-            "num_hidden_layers": self._options.num_layers,
-            "medusa_fc_bias": True,
+            "num_heads": self._sizes.num_heads,
+            "num_hidden_layers": self._sizes.num_layers,
+            "medusa_fc_bias": self._sizes.has_bias,
             "truncated_vocab_size": size if size < info.vocab_size else None,
         }
         tensors = {f"lm_heads.{i}.weight": layer.weight for i, layer in enumerate(self.heads.lm_heads)}
         for i, head in enumerate(self.heads.heads):
             for j, layer in enumerate(head):
-                tensors |= {f"blocks.{i}.layers.{j}.{kind}": getattr(layer, kind) for kind in ("weight", "bias")}
+                tensors |= {f"blocks.{i}.layers.{j}.{kind}": tensor for kind, tensor in layer.named_parameters()}
+        if self._sizes.logit_scale != 1:
+            config["logit_scale"] = self._sizes.logit_scale
         if size < info.vocab_size:
             tensors[TOKEN_MAP] = self.token_map
         save_head(folder, self._target, config, tensors)

@@ -11,8 +11,9 @@ import torch
 from head_training import HIDDEN_SIZE, VOCAB_SIZE, losses_of, random_batch, trained, training_target
 from medusa_reference import vllm_logits
 from safetensors.torch import load_file
+from tiny_medusa import LAYOUTS, write_medusa
 
-from specdec_core import ConfigError, TrainingBatch, TrainingTarget
+from specdec_core import CompatibilityError, ConfigError, TrainingBatch, TrainingTarget
 from specdec_proposer_medusa import trainee as training
 from specdec_proposer_medusa.config import MedusaConfig
 from specdec_proposer_medusa.loading import find, load
@@ -175,3 +176,51 @@ def test_texts_may_be_shorter_than_a_draft(length, target):
 def test_wrong_options_are_explained(options, message, target):
     with pytest.raises(ConfigError, match=message):
         made(target, **options)
+
+
+def saved_again(name: str, target: TrainingTarget, folder: Path) -> tuple[MedusaTrainee, list[bool]]:
+    """Write heads in a published layout, load them into a trainee and save that. Returns the trainee, and for each of
+    the heads whether the proposer gets the same logits from both files, over the same tokens."""
+    (folder / "saved").mkdir()
+    write_medusa(folder / "published", LAYOUTS[name])
+    trainee = made(target)
+    trainee.load(str(folder / "published"))
+    trainee.save(folder / "saved")
+    found = [find(MedusaConfig(model=folder / each), target.info, 1) for each in ("published", "saved")]
+    (one, its_ids), (other, ids) = (load(each, target.info) for each in found)
+    assert (ids is None) == (its_ids is None)
+    assert ids is None or torch.equal(ids, its_ids)
+    hidden = random_batch(target).features["final"]
+    same = []
+    for i in range(found[0].sizes.num_heads):
+        logits = [each.logits(i, each.hidden(i, hidden)) for each in (one, other)]
+        same.append(torch.equal(*logits))
+    return trainee, same
+
+
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.output == "own"])
+def test_published_heads_are_trained_further(name, target, tmp_path):
+    trainee, same = saved_again(name, target, tmp_path)
+    assert len(same) == LAYOUTS[name].heads
+    assert all(same)
+    first, *_, last = losses_of(trainee, random_batch(target), 20)
+    assert last < first
+    assert all(each.requires_grad for each in trainee.parameters())
+
+
+def test_a_scale_that_is_forgotten_is_noticed(target, tmp_path, monkeypatch):
+    save_head = training.save_head
+
+    def changed(folder: Path, target: TrainingTarget, config: dict[str, Any], tensors: Any) -> None:
+        save_head(folder, target, {key: each for key, each in config.items() if key != "logit_scale"}, tensors)
+
+    monkeypatch.setattr(training, "save_head", changed)
+    _, same = saved_again("vLLM, scaled", target, tmp_path)
+    assert not any(same)
+
+
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.output != "own"])
+def test_heads_without_an_lm_head_each_are_not_trained_further(name, target, tmp_path):
+    write_medusa(tmp_path, LAYOUTS[name])
+    with pytest.raises(CompatibilityError, match=r"the 3 Medusa heads in .* have [01] LM heads of their own"):
+        made(target).load(str(tmp_path))

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 class MLPSpeculatorOptions:
     n_predict: int = field(default=3, validator=whole_number(1, 64), metadata={"help": "Number of heads."})
     inner_dim: int = field(
-        default=0, validator=whole_number(0), metadata={"help": "Width of the heads. 0: the target's hidden size."}
+        default=0,
+        validator=whole_number(0),
+        metadata={"help": "Width of the heads. 0: the target's hidden size; with --start, its."},
     )
     tie_weights: bool = field(
         default=False, validator=flag, metadata={"help": "Whether the heads share their weights."}

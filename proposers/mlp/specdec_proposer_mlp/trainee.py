@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from attrs import asdict
+from attrs import asdict, evolve
 from torch import nn
 
 from specdec_core import TrainingBatch, TrainingTarget, save_head, token_loss
+from specdec_proposer_mlp.config import MLPSpeculatorConfig
 from specdec_proposer_mlp.head_config import SpeculatorConfig
-from specdec_proposer_mlp.loading import PREFIX
+from specdec_proposer_mlp.loading import PREFIX, find, load
 from specdec_proposer_mlp.module import Speculator
 from specdec_proposer_mlp.recipe import MLPSpeculatorOptions
 
@@ -25,7 +27,7 @@ class SpeculatorTrainee(nn.Module):
 
     def __init__(self, options: MLPSpeculatorOptions, target: TrainingTarget) -> None:
         super().__init__()
-        self._target = target
+        self._options, self._target = options, target
         self._config = SpeculatorConfig(
             vocab_size=target.info.vocab_size,
             emb_dim=target.info.hidden_size,
@@ -51,6 +53,13 @@ class SpeculatorTrainee(nn.Module):
             metrics[f"loss_{i}"] = loss
             total = total + loss
         return total, metrics
+
+    def load(self, model: str) -> Mapping[str, Any]:
+        found = find(MLPSpeculatorConfig(model=model), self._target.info, num_speculative_tokens=1)
+        self._config = found.head
+        self.speculator = load(found, evolve(self._target.info, dtype=torch.float32)).requires_grad_(True)
+        names = ("n_predict", "tie_weights", "scale_input", *(["inner_dim"] if self._options.inner_dim else []))
+        return {name: getattr(found.head, name) for name in names}
 
     def save(self, folder: Path) -> None:
         """Write the speculator as published ones are. Tied tensors are stored once."""

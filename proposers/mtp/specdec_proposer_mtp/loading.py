@@ -27,6 +27,7 @@ class Found:
     kv_layout: KVLayout
     num_weights: int
     num_layers: int  # of the target
+    stated: dict[str, Any]  # the checkpoint's config.json, or its part for the text model
 
 
 def find(options: MTPConfig, target: TargetInfo, num_speculative_tokens: int) -> Found:
@@ -64,7 +65,7 @@ def find(options: MTPConfig, target: TargetInfo, num_speculative_tokens: int) ->
         outline = MTPModule(family, config)
     checkpoint.check_shapes(outline, rename)
     num_weights = sum(each.numel() for each in outline.parameters())
-    return Found(family, config, checkpoint, kv_layout(config, target.dtype), num_weights, num_layers)
+    return Found(family, config, checkpoint, kv_layout(config, target.dtype), num_weights, num_layers, stated)
 
 
 def load(found: Found, target: TargetInfo, attn_implementation: str) -> MTPModule:

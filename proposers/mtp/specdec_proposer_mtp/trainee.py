@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import nn
 from transformers import AttentionInterface
 
 from specdec_core import (
+    CompatibilityError,
     SlotAttention,
     TrainingBatch,
     TrainingTarget,
@@ -20,7 +22,8 @@ from specdec_core import (
     step_weight,
     unroll,
 )
-from specdec_proposer_mtp.loading import family_of, layer_config, published_names
+from specdec_proposer_mtp.config import MTPConfig
+from specdec_proposer_mtp.loading import family_of, find, layer_config, load, published_names
 from specdec_proposer_mtp.module import MTPModule
 from specdec_proposer_mtp.recipe import MTPOptions
 
@@ -51,6 +54,7 @@ class MTPTrainee(nn.Module):
     def __init__(self, options: MTPOptions, target: TrainingTarget) -> None:
         super().__init__()
         self._options, self._target, info = options, target, target.info
+        self._num_layers = info.num_layers
         self._family = family_of(info.model, info.model_type)
         self._stated = json.loads(target.config.to_json_string(use_diff=False))
         config = layer_config(info.model, self._family, self._stated)
@@ -91,9 +95,20 @@ class MTPTrainee(nn.Module):
         embed = self._target.embed if self.module.embed is None else self.module.embed
         return unroll(self.module.drafting, embed, batch.token_ids, features, self._options.num_steps)
 
+    def load(self, model: str) -> Mapping[str, Any]:
+        found = find(MTPConfig(model=model), self._target.info, num_speculative_tokens=1)
+        if found.family.name != self._family.name:
+            raise CompatibilityError(
+                f"the MTP module in {model!r} is of the family {found.family.name}, and the target's family is "
+                f"{self._family.name}: start from one of that"
+            )
+        self.module = load(found, evolve(self._target.info, dtype=torch.float32), ATTENTION).requires_grad_(True)
+        self._stated, self._num_layers = found.stated, found.num_layers
+        return {}
+
     def save(self, folder: Path) -> None:
-        """Write the module under the family's published names, with the target's config.json."""
+        """Write the module under the family's published names, with the config.json of the target or of the start."""
         number = {self._family.num_modules: 1} if self._family.num_modules else {}
-        names = published_names(self._family, self._target.info.num_layers)
+        names = published_names(self._family, self._num_layers)
         tensors = {names(name): tensor for name, tensor in self.module.state_dict().items()}
         save_head(folder, self._target, self._stated | number, tensors)

@@ -13,9 +13,9 @@ from attrs import evolve
 from head_training import losses_of, trained, training_target as saved_target
 from mtp_training import LENGTH, Case, made
 from safetensors.torch import load_file
-from tiny_mtp import BY_NAME, of_the_module
+from tiny_mtp import BY_NAME, llama_with_module, of_the_module
 
-from specdec_core import CompatibilityError, ConfigError, TrainingBatch
+from specdec_core import CompatibilityError, ConfigError, TrainingBatch, load_training_target
 from specdec_proposer_mtp import trainee as training
 from specdec_proposer_mtp.config import MTPConfig
 from specdec_proposer_mtp.loading import find, load
@@ -210,6 +210,45 @@ def test_what_is_saved_is_what_the_proposer_loads(name: str, tmp_path: Path) -> 
     before, after = case.trainee.module.state_dict(), module.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_module_is_trained_further(name: str, tmp_path: Path) -> None:
+    case, new = made(name), made(name, is_new=True).trainee
+    case.trainee.save(tmp_path)
+    assert not equal_modules(case.trainee, new)
+    assert new.load(str(tmp_path)) == {}
+    assert equal_modules(case.trainee, new)
+    (tmp_path / "again").mkdir()
+    new.save(tmp_path / "again")
+    for file in ("model.safetensors", "config.json"):
+        assert (tmp_path / "again" / file).read_bytes() == (tmp_path / file).read_bytes()
+    torch.testing.assert_close(new(case.batch)[0], case.trainee(case.batch)[0])
+    assert all(parameter.requires_grad for parameter in new.parameters())
+
+
+def equal_modules(one: Any, other: Any) -> bool:
+    before, after = one.module.state_dict(), other.module.state_dict()
+    return before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_the_targets_own_module_is_trained_further(tmp_path: Path) -> None:
+    target = load_training_target(str(llama_with_module(tmp_path)), "float32", "cpu")
+    trainee = RECIPE.make(MTPOptions(), target, torch.ones(48))
+    trainee.load(str(tmp_path))
+    (tmp_path / "saved").mkdir()
+    trainee.save(tmp_path / "saved")
+    options = (MTPConfig(), MTPConfig(model=tmp_path / "saved"))
+    own, saved = (load(find(each, target.info, 1), target.info, "eager").state_dict() for each in options)
+    assert own.keys() == saved.keys()
+    assert all(torch.equal(own[key], saved[key]) for key in own)
+
+
+def test_a_module_of_another_family_is_refused(tmp_path: Path) -> None:
+    case, other = made("llama"), made("mimo")
+    other.trainee.save(tmp_path)
+    with pytest.raises(CompatibilityError, match=r"is of the family mimo, and the target's family is llama"):
+        case.trainee.load(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", BY_NAME)

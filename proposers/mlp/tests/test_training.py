@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from head_training import losses_of, random_batch, trained, training_target
-from mlp_reference import DEFAULTS, chain_logits, shapes
+from click.testing import CliRunner
+from draft_heads import BIN, SAFETENSORS, write_checkpoint
+from head_training import HIDDEN_SIZE, VOCAB_SIZE, losses_of, random_batch, trained, training_target
+from mlp_reference import DEFAULTS, chain_logits, random_weights, shapes
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
 
-from specdec_core import ConfigError, TrainingBatch, TrainingTarget
+from specdec_core import ConfigError, TrainingBatch, TrainingTarget, cli
 from specdec_proposer_mlp import trainee as training
 from specdec_proposer_mlp.config import MLPSpeculatorConfig
 from specdec_proposer_mlp.loading import find, load
@@ -157,3 +165,54 @@ def test_texts_may_be_shorter_than_a_draft(length, target):
 def test_wrong_options_are_explained(options, message):
     with pytest.raises(ConfigError, match=message):
         MLPSpeculatorOptions(**options)
+
+
+@pytest.mark.parametrize(("tied_storage", "file"), [("once", SAFETENSORS), ("all", BIN)])
+@torch.no_grad()
+def test_a_published_speculator_is_trained_further(tied_storage, file, target, tmp_path):
+    config = {"n_predict": 3, "tie_weights": True, "scale_input": True, "inner_dim": 20, "vocab_size": VOCAB_SIZE}
+    config |= {"emb_dim": HIDDEN_SIZE, "top_k_tokens_per_head": [5, 2, 1], "model_type": "mlp_speculator"}
+    weights = random_weights(config, torch.Generator().manual_seed(1), tied_storage)
+    write_checkpoint(tmp_path, config, {name: tensor.float() for name, tensor in weights.items()}, file)
+    trainee = made(target, tie_weights=True, scale_input=True)
+    assert trainee.load(str(tmp_path)) == {"n_predict": 3, "tie_weights": True, "scale_input": True}
+    assert all(parameter.requires_grad for parameter in trainee.parameters())
+    (tmp_path / "saved").mkdir()
+    trainee.save(tmp_path / "saved")
+    found = [find(MLPSpeculatorConfig(model=each), target.info, 3) for each in (tmp_path, tmp_path / "saved")]
+    assert found[0].head == found[1].head
+    assert found[1].head.top_k_tokens_per_head == (5, 2, 1)
+    one, other = (load(each, target.info).state_dict() for each in found)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def stage(*arguments: object) -> list[float]:
+    """Run the command `spec-decode train mlp_speculator` and return the held-out losses from its log."""
+    common = ("--dtype", "float32", "--batch", 8, "--evaluate-every", 0, "--eval-prompts", 0, "--lr", 1e-2)
+    ran = CliRunner().invoke(cli.main, ["train", "mlp_speculator", *map(str, (*arguments, *common))])
+    assert ran.exit_code == 0, ran.output
+    lines = (Path(str(arguments[arguments.index("--out") + 1])) / "log.jsonl").read_text().splitlines()
+    return [line["held_out_loss"] for line in map(json.loads, lines) if "held_out_loss" in line]
+
+
+def test_a_second_stage_learns_from_what_the_target_generates(target, tmp_path, monkeypatch):
+    """The recipe of Wertheimer et al. 2024, section 4.2: first ground-truth text, then the target's own."""
+    monkeypatch.setattr("specdec_train.run.can_draw", lambda: False)
+    folder = tmp_path / "target"
+    shutil.copytree(target.info.model, folder)
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0"))
+    words.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    random = np.random.default_rng(0)
+    (tmp_path / "corpus.txt").write_text(" ".join(f"w{i}" for i in random.integers(0, 24, 3000)))
+    prompts = [" ".join(f"w{i}" for i in ids) for ids in random.integers(0, VOCAB_SIZE, (150, 8))]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in prompts))
+    sizes = ("--target", folder, "--n-predict", 2)
+    generated = ("--data", tmp_path / "prompts.jsonl", "--generate", 16, "--prompt-len", 4, "--length", 20)
+
+    first = stage(*sizes, "--data", tmp_path / "corpus.txt", "--out", tmp_path / "first", "--length", 32, "--steps", 40)
+    second = stage(*sizes, *generated, "--out", tmp_path / "second", "--start", tmp_path / "first", "--steps", 40)
+    assert first[1] < 0.95 * first[0]
+    assert second[1] < 0.95 * second[0]
+    assert len((tmp_path / "second" / "generated.jsonl").read_text().splitlines()) == 1 + len(prompts)

@@ -120,23 +120,30 @@ def _check(memory: MemoryPlan, left_bytes: int) -> None:
             if size
         )
         raise CapacityError(
-            f"{weights} do not fit into the {memory.free_bytes} bytes of free memory: use a smaller model or another "
-            f"dtype, or free some"
+            f"{weights} do not fit into the {memory.free_bytes} bytes of free memory: use "
+            f"{'a smaller draft, a quantized one or none, ' if memory.draft_weight_bytes else ''}a smaller model or "
+            f"another dtype, or free some"
         )
     needed = _blocks(memory.max_model_len, memory.block_size)
     if memory.num_blocks < needed:
         lower = "block_size" if memory.block_size > memory.max_model_len else "max_model_len"
+        raised = "num_kv_blocks" if memory.limited_by == "num_kv_blocks" else "gpu_memory_utilization"
         raise CapacityError(
-            f"{memory.num_blocks} KV blocks of {memory.block_size} tokens ({memory.bytes_per_block} bytes each) do not "
-            f"hold one request of max_model_len={memory.max_model_len} tokens, which needs {needed}: lower "
-            f"{lower}, or raise "
-            f"{'num_kv_blocks' if memory.limited_by == 'num_kv_blocks' else 'gpu_memory_utilization'}"
+            f"{memory.num_blocks} KV blocks of {memory.block_size} tokens ({memory.bytes_per_block} bytes each"
+            f"{_draft_part(memory)}) do not hold one request of max_model_len={memory.max_model_len} tokens, which "
+            f"needs {needed}: lower {lower}, or raise {raised}"
         )
     if memory.kv_bytes > left_bytes:
         raise CapacityError(
-            f"num_kv_blocks={memory.num_blocks} blocks of {memory.bytes_per_block} bytes do not fit into the "
-            f"{left_bytes} bytes that the weights leave free: lower num_kv_blocks, or leave it out"
+            f"num_kv_blocks={memory.num_blocks} blocks of {memory.bytes_per_block} bytes{_draft_part(memory)} do not "
+            f"fit into the {left_bytes} bytes that the weights leave free: lower num_kv_blocks, or leave it out"
         )
+
+
+def _draft_part(memory: MemoryPlan) -> str:
+    """What a draft has of each KV block, for errors. Empty if it has nothing."""
+    num_bytes = memory.draft_kv_bytes_per_token * memory.block_size
+    return f", {num_bytes} of them the draft's" if num_bytes else ""
 
 
 def _kv_budget(fraction: float | None, left_bytes: int, total_bytes: int, device: torch.device) -> int:

@@ -152,14 +152,15 @@ for is_trusted in (True, False):
 
 
 @pytest.mark.nightly
-def test_code_of_a_draft_is_run_where_code_may_be_run(target, tmp_path):
+@pytest.mark.parametrize("whose", ["draft", "target and draft"])
+def test_code_of_a_checkpoint_is_run_where_code_may_be_run(whose, target, tmp_path):
     draft = tiny_target(tmp_path / "draft")
     (draft / "mine.py").write_text(CUSTOM)
     config = json.loads((draft / "config.json").read_text())
     classes = {"AutoConfig": "mine.MyConfig", "AutoModelForCausalLM": "mine.MyModel"}
     (draft / "config.json").write_text(json.dumps({**config, "model_type": "mine", "auto_map": classes}))
     env = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}
-    command = [sys.executable, "-c", LOAD, target, draft]
+    command = [sys.executable, "-c", LOAD, target if whose == "draft" else draft, draft]
     run = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     trusted, untrusted = run.stdout.splitlines()
     assert trusted == "loaded"

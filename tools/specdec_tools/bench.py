@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import attrs
 import click
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from tqdm import tqdm
 
 from specdec_core.cli.options import ModelCommand, ModelOptions, model_options
 from specdec_core.cli.screen import printable
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.errors import ConfigError
+from specdec_tools.bench_tables import costs, drafts, latencies, times
 from specdec_tools.compare import Comparison, Figures, TimedModel, compare, load_both
 from specdec_tools.files import TitledPrompt, check_writable, read_prompts, write_text
 from specdec_tools.tasks import PROMPTS
@@ -88,7 +87,7 @@ def command(
     method = str((options.speculative_config or {}).get("method", "speculation"))
     what = _what_ran(models[1], method, batch_size, temperature)
     click.echo(printable(what))
-    _print(groups, method)
+    _print(groups, method, models[1].llm.engine.num_speculative_tokens)
     if output is None and plot_file is None:
         return
     from specdec_tools import bench_report
@@ -146,50 +145,13 @@ def _title(batch: Sequence[TitledPrompt]) -> str:
     return batch[0].title if len(batch) == 1 else f"{batch[0].title} to {batch[-1].title}"
 
 
-def _print(groups: dict[str, list[Comparison]], method: str) -> None:
+def _print(groups: dict[str, list[Comparison]], method: str, num_speculative_tokens: int) -> None:
     figures = {group: Figures.of(*comparisons) for group, comparisons in groups.items()}
     total = Figures.of(*(c for comparisons in groups.values() for c in comparisons))
     console = Console(highlight=False)
-    console.print(_times(figures, total))
-    console.print()
-    console.print(_drafts(figures, total))
+    console.print(times(figures, total))
+    for table in (drafts(figures, total), costs(figures, total, num_speculative_tokens), latencies(total)):
+        console.print()
+        console.print(table)
     if total.speed_up < 1:
         console.print(f"\n{method} is slower than plain decoding: {total.speed_up:.2f}x")
-
-
-def _times(by_group: Mapping[str, Figures], total: Figures) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0))  # fits into 80 columns
-    table.add_column("\nprompts", no_wrap=True)
-    for column in (
-        *("\ntokens", "plain\ntokens/s", "drafted\ntokens/s", "\nspeed-up", "acceptance\nlength"),
-        *("time\ndrafts", "\nefficiency", "same\noutput"),
-    ):
-        table.add_column(column, justify="right")
-    for group, figures in by_group.items():
-        table.add_row(Text(group), *_cells(figures))
-    table.add_row("total", *_cells(total))
-    return table
-
-
-def _cells(figures: Figures) -> tuple[str, ...]:
-    efficiency = "" if figures.efficiency is None else f"{figures.efficiency:.2f}"
-    return *figures.cells(), f"{figures.drafting_share:.1%}", efficiency, "yes" if figures.is_identical else "no"
-
-
-def _drafts(by_group: Mapping[str, Figures], total: Figures) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    table.add_column("\nprompts", no_wrap=True)
-    for column in ("acceptance\nlength", "of unlooped\ntext", "unlooped\ntokens", "distinct\n4-grams"):
-        table.add_column(column, justify="right")
-    table.add_column("drafts accepted up to\npositions 1, 2, 3 ...")
-    for group, figures in by_group.items():
-        table.add_row(Text(group), *_draft_cells(figures))
-    table.add_row("total", *_draft_cells(total))
-    return table
-
-
-def _draft_cells(figures: Figures) -> tuple[str, ...]:
-    lengths = (f"{d.acceptance_length:.2f}" if d.num_drafts else "" for d in (figures.drafts, figures.unlooped))
-    distinct = "" if figures.distinct_ngrams is None else f"{figures.distinct_ngrams:.1%}"
-    rates = " ".join(f"{rate:.2f}" for rate in figures.drafts.acceptance_rate_per_pos)
-    return *lengths, f"{figures.num_unlooped / max(1, figures.num_tokens):.1%}", distinct, rates

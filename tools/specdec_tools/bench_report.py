@@ -12,6 +12,8 @@ import torch
 
 from specdec_core.plugins import Plugins
 from specdec_tools.compare import Comparison, Figures, TimedModel
+from specdec_tools.latencies import PERCENTILES, Latencies
+from specdec_tools.step_costs import StepCosts
 
 DIGITS = 6
 
@@ -71,9 +73,36 @@ def _figures(figures: Figures) -> dict[str, Any]:
         "drafting_share": figures.drafting_share,
         "decoding_speed_up": figures.decoding_speed_up,
         "efficiency": figures.efficiency,
+        "costs": _costs(figures.costs),
+        "latency_s": {"plain": _latencies(figures.plain_latencies), "speculative": _latencies(figures.latencies)},
         "identical": figures.is_identical,
     }
-    return {key: round(value, DIGITS) if isinstance(value, float) else value for key, value in found.items()}
+    return {key: _rounded(value) for key, value in found.items()}
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, DIGITS) if isinstance(value, float) else value
+
+
+def _costs(costs: StepCosts | None) -> dict[str, Any] | None:
+    if costs is None:
+        return None
+    found = {
+        "block_efficiency": costs.block_efficiency,
+        "drafting": costs.drafting,
+        "verification": costs.verification,
+        "draft_token": costs.draft_token,
+        "output_token": costs.token,
+        "memory_bound_speed_up": costs.memory_bound_speed_up,
+    }
+    return {key: _rounded(value) for key, value in found.items()}
+
+
+def _latencies(latencies: Latencies) -> dict[str, dict[str, float] | None]:
+    return {
+        name: None if values is None else {f"p{p}": round(s, DIGITS) for p, s in zip(PERCENTILES, values, strict=True)}
+        for name, values in latencies.percentiles().items()
+    }
 
 
 def machine(device: torch.device) -> dict[str, Any]:

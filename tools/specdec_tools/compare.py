@@ -18,7 +18,9 @@ from specdec_core.engine.metrics import DraftCounts, Totals
 from specdec_core.errors import SpecdecError
 from specdec_core.plugins import Plugins
 from specdec_core.plugins.discovery import Plugin
+from specdec_tools.latencies import Latencies
 from specdec_tools.repetition import loop_start, ngram_counts
+from specdec_tools.step_costs import Decoding, StepCosts
 
 if TYPE_CHECKING:
     from specdec_core.api.llm import LLM
@@ -28,11 +30,13 @@ SAME_TOKENS = frozenset({"", "greedy", "chosen"})
 
 
 class ListeningPlugins(Plugins):
-    """The installed plugins, with a callback that adds the report of every engine step to the list `reports`."""
+    """The installed plugins, with a callback that adds the report of every engine step to the list `reports`, and the
+    time of `perf_counter` to `report_times`."""
 
     def __init__(self, plugins: Sequence[Plugin], models: Sequence[Plugin] = ()) -> None:
         super().__init__(plugins, models)
         self.reports: list[StepReport] = []
+        self.report_times: list[float] = []
 
     @property
     def step_finished(self) -> Callable[[StepReport], None]:
@@ -40,6 +44,7 @@ class ListeningPlugins(Plugins):
 
         def record(report: StepReport) -> None:
             self.reports.append(report)
+            self.report_times.append(perf_counter())
             if notify is not None:
                 notify(report)
 
@@ -54,12 +59,14 @@ class Run:
     token_ids: the output tokens of each completion.
     reports: the reports of all engine steps.
     request_ids: the request id of each completion, under which the reports list its tokens.
+    report_times_s: the seconds from submission to each report.
     """
 
     seconds: float
     token_ids: tuple[tuple[int, ...], ...]
     reports: tuple[StepReport, ...]
     request_ids: tuple[str, ...]
+    report_times_s: tuple[float, ...]
 
     def drafts_before(self, ends: Sequence[int]) -> DraftCounts:
         """Count the drafts and accepted draft tokens within the first ends[i] output tokens of each completion i.
@@ -94,6 +101,7 @@ class TimedModel:
     def run(self, prompts: Sequence[str], params: SamplingParams) -> Run:
         """Complete the prompts in one batch and time it. Raises SpecdecError if the model's logits were not finite."""
         self.plugins.reports.clear()
+        self.plugins.report_times.clear()
         started = perf_counter()
         outputs = self.llm.generate(prompts, params, use_tqdm=False)
         seconds = perf_counter() - started
@@ -103,7 +111,13 @@ class TimedModel:
                     f"the model's logits were not finite after the prompt {shown(output.prompt, 60)}: {TRY}"
                 )
         token_ids = tuple(tuple(output.outputs[0].token_ids) for output in outputs)
-        return Run(seconds, token_ids, tuple(self.plugins.reports), tuple(output.request_id for output in outputs))
+        return Run(
+            seconds,
+            token_ids,
+            tuple(self.plugins.reports),
+            tuple(output.request_id for output in outputs),
+            tuple(time - started for time in self.plugins.report_times),
+        )
 
 
 @frozen
@@ -181,6 +195,8 @@ class Figures:
     efficiency: decoding_speed_up divided by the best possible speed-up, which is tokens per forward pass * T_plain /
         (T_draft + T_verify). T_plain is the time of a plain forward pass. T_draft and T_verify are the times of
         drafting and of the target's forward pass in a speculative step. None if decoding_speed_up is None.
+    costs: these times in plain forward passes. None if decoding_speed_up is None.
+    plain_latencies, latencies: how long completions took without and with speculation.
     is_identical: whether all runs generated the same tokens.
     num_unlooped: output tokens of one run with speculation, up to where each completion begins to repeat itself.
     unlooped: like `drafts`, but only of drafts before a completion begins to repeat itself.
@@ -196,6 +212,9 @@ class Figures:
     drafting_share: float
     decoding_speed_up: float | None
     efficiency: float | None
+    costs: StepCosts | None
+    plain_latencies: Latencies
+    latencies: Latencies
     is_identical: bool
     num_unlooped: int
     unlooped: DraftCounts
@@ -224,8 +243,9 @@ class Figures:
         for run in speculative:
             for report in run.reports:
                 totals.add(report, step_s=0.0)
-        decoding, its_decoding = _Decoding.of(plain), _Decoding.of(speculative)
+        decoding, its_decoding = _decoding(plain), _decoding(speculative)
         has_decoding = decoding.num_passes and its_decoding.num_passes
+        costs = StepCosts.of(decoding, its_decoding) if has_decoding else None
         completions = [tokens for c in comparisons for tokens in c.speculative[-1].token_ids]
         num_distinct, num_ngrams = map(sum, zip((0, 0), *map(ngram_counts, completions), strict=True))
         return cls(
@@ -236,7 +256,10 @@ class Figures:
             drafts=totals.drafts,
             drafting_share=totals.draft_s / sum(run.seconds for run in speculative),
             decoding_speed_up=decoding.token_s / its_decoding.token_s if has_decoding else None,
-            efficiency=_efficiency(decoding, its_decoding) if has_decoding else None,
+            efficiency=decoding.token_s / its_decoding.token_s / costs.speed_up if costs else None,
+            costs=costs,
+            plain_latencies=Latencies.of(plain),
+            latencies=Latencies.of(speculative),
             is_identical=all(c.first_difference is None for c in comparisons),
             num_unlooped=sum(map(loop_start, completions)),
             unlooped=sum((run.drafts_before([*map(loop_start, run.token_ids)]) for run in speculative), DraftCounts()),
@@ -244,35 +267,9 @@ class Figures:
         )
 
 
-@frozen
-class _Decoding:
-    """Decoding times of several runs, without prefill.
-
-    In a step that has prefill, the times of the forward pass and of drafting do not count. The output tokens of such a
-    step do count in `token_s`.
-    """
-
-    token_s: float  # all seconds per output token
-    pass_s: float  # seconds of drafting and of the target's forward passes
-    num_passes: int  # forward passes of the target
-    tokens_per_pass: float  # per request
-
-    @classmethod
-    def of(cls, runs: Sequence[Run]) -> _Decoding:
-        reports = [report for run in runs for report in run.reports]
-        passes = [report for report in reports if report.num_decode_requests and not report.num_prefill_tokens]
-        prefill_s = sum(report.draft_s + report.target_s for report in reports if report.num_prefill_tokens)
-        num_requests = sum(report.num_decode_requests for report in passes)
-        num_accepted = sum(report.num_accepted for report in passes)
-        num_tokens = sum(len(tokens) for run in runs for tokens in run.token_ids)
-        return cls(
-            token_s=(sum(run.seconds for run in runs) - prefill_s) / num_tokens,
-            pass_s=sum(report.draft_s + report.target_s for report in passes),
-            num_passes=len(passes),
-            tokens_per_pass=1 + num_accepted / num_requests if num_requests else 1.0,
-        )
-
-
-def _efficiency(plain: _Decoding, speculative: _Decoding) -> float:
-    passes = (plain.pass_s / plain.num_passes) / (speculative.pass_s / speculative.num_passes)
-    return plain.token_s / speculative.token_s / (speculative.tokens_per_pass * passes)
+def _decoding(runs: Sequence[Run]) -> Decoding:
+    return Decoding.of(
+        [report for run in runs for report in run.reports],
+        sum(run.seconds for run in runs),
+        sum(len(tokens) for run in runs for tokens in run.token_ids),
+    )

@@ -81,6 +81,10 @@ def test_built_in_prompts(bench, tmp_path):
     assert total["acceptance_length"] == pytest.approx(1 + sum(total["acceptance_rate_per_pos"]), rel=1e-3)
     assert 0 < total["drafting_share"] < 1
     assert 0 < total["distinct_4_grams"] <= 1
+    assert total["efficiency"] == pytest.approx(total["decoding_speed_up"] * total["costs"]["output_token"], rel=1e-3)
+    assert 1 <= total["costs"]["block_efficiency"] <= total["acceptance_length"]
+    for waited in total["latency_s"].values():
+        assert 0 < waited["first_token"]["p50"] <= waited["request"]["p50"] <= waited["request"]["p99"]
     for figures in (total, *found["groups"].values(), *found["batches"]):
         assert 0 < figures["unlooped"]["num_tokens"] <= figures["num_tokens"]
         assert figures["unlooped"]["num_drafts_of_all_runs"] <= figures["num_drafts_of_all_runs"]
@@ -109,7 +113,7 @@ def test_batches_are_of_one_group(bench, tmp_path):
 def test_requests_of_a_batch_run_together(bench, tmp_path, monkeypatch):
     (tmp_path / "some.txt").write_text("".join(LINES))
     seen = []
-    monkeypatch.setattr(module, "_print", lambda groups, method: seen.append(groups))
+    monkeypatch.setattr(module, "_print", lambda groups, method, number: seen.append(groups))
     assert bench("--prompts", str(tmp_path / "some.txt"), "--batch-size", "3", "--runs", "1").exit_code == 0
     ((comparison,),) = seen[0].values()
     assert comparison.title == "line 1 to line 3"
@@ -213,7 +217,7 @@ def test_prompts_that_cannot_be_read(tmp_path, name, content, says):
 
 
 def timed_run(seconds, reports, token_ids=((1, 2),)):
-    return Run(seconds, token_ids, tuple(reports), tuple("rs"[: len(token_ids)]))
+    return Run(seconds, token_ids, tuple(reports), tuple("rs"[: len(token_ids)]), tuple(range(1, len(reports) + 1)))
 
 
 def test_figures():
@@ -241,7 +245,7 @@ def test_figures():
 def test_speculation_that_is_slower_is_told(seconds, says, capsys):
     passes = [StepReport(num_decode_requests=1, target_s=1.0)]
     comparison = Comparison("t", (timed_run(2.0, passes),), (timed_run(seconds, passes),))
-    module._print({"some": [comparison]}, "token_recycling")
+    module._print({"some": [comparison]}, "token_recycling", 3)
     told = capsys.readouterr().out.splitlines()[-1] == "token_recycling is slower than plain decoding: 0.50x"
     assert told == says
 

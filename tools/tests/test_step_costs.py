@@ -1,0 +1,79 @@
+"""What `spec-decode bench` computes from steps: their costs in plain forward passes, and latencies."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec_core.contracts.report import StepReport
+from specdec_tools import bench
+from specdec_tools.compare import Comparison, Figures, Run
+from specdec_tools.latencies import Latencies, percentiles
+from specdec_tools.step_costs import Decoding, StepCosts
+
+PREFILL = StepReport(num_prefill_tokens=9, num_decode_requests=1, target_s=70.0, draft_s=5.0)
+PLAIN = StepReport(num_decode_requests=2, target_s=2.0)
+DRAFTED = StepReport(num_decode_requests=2, num_draft_tokens=8, num_accepted=3, draft_s=1.0, target_s=3.0)
+WITHOUT = StepReport(num_decode_requests=2, draft_s=0.2, target_s=2.0)
+
+
+def check_costs() -> None:
+    """Two steps give 4 requests 7 tokens. They cost 1.2 s of drafting and 5 s of forward passes, of which a plain one
+    takes 2 s."""
+    plain = Decoding.of([PREFILL, PLAIN, PLAIN], 80.0, 5)
+    costs = StepCosts.of(plain, Decoding.of([PREFILL, DRAFTED, WITHOUT], 82.0, 8))
+    assert costs.block_efficiency == 7 / 4
+    assert (costs.drafting, costs.verification) == (pytest.approx(0.3), pytest.approx(1.25))
+    assert costs.draft_token == pytest.approx(0.3 / 2), "8 draft tokens of 4 requests"
+    assert costs.token == pytest.approx(1.55 / 1.75)
+    assert costs.speed_up == pytest.approx(1.75 / 1.55)
+    assert costs.memory_bound_speed_up == pytest.approx(1.75 / (1 + costs.draft_token * 2))
+
+
+def test_costs() -> None:
+    check_costs()
+
+
+def test_steps_without_drafts_that_are_left_out_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = Decoding.of
+    monkeypatch.setattr(Decoding, "of", lambda reports, s, n: of([each for each in reports if each != WITHOUT], s, n))
+    with pytest.raises(AssertionError):
+        check_costs()
+
+
+def test_plain_decoding_costs_one_forward_pass() -> None:
+    plain = Decoding.of([PLAIN], 2.0, 2)
+    assert StepCosts.of(plain, plain) == StepCosts(1.0, 0.0, 1.0, None)
+
+
+def test_percentiles() -> None:
+    assert percentiles(range(100, 0, -1)) == (50, 95, 99)
+    assert percentiles([3.0]) == (3.0, 3.0, 3.0)
+    assert percentiles([1.0, 2.0]) == (1.0, 2.0, 2.0)
+
+
+def run(times_s: tuple[float, ...] = (1.0, 1.5, 4.0)) -> Run:
+    """A run of two completions, of which one gets tokens in all steps and the other one in two."""
+    outputs = ({"r": 1}, {"r": 3, "s": 1}, {"r": 1, "s": 2})
+    reports = tuple(StepReport(num_decode_requests=2, target_s=1.0, output_per_request=output) for output in outputs)
+    return Run(4.0, ((1,) * 5, (2,) * 3), reports, ("r", "s"), times_s)
+
+
+def test_latencies() -> None:
+    found = Latencies.of([run(), run((10.0, 20.0, 30.0))])
+    assert sorted(found.first_token) == [1.0, 1.5, 10.0, 20.0]
+    assert sorted(found.between_steps) == [0.5, 2.5, 2.5, 10.0, 10.0, 10.0]
+    assert sorted(found.request) == [4.0, 4.0, 30.0, 30.0]
+    assert found.percentiles()["request"] == (4.0, 30.0, 30.0)
+    assert Latencies.of([]).percentiles() == {"first_token": None, "between_steps": None, "request": None}
+
+
+def test_the_tables_have_them(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = {"some": [Comparison("t", (run(),), (run((0.5, 0.75, 2.0)),))]}
+    bench._print(groups, "mine", 5)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    cells = [line.split() for line in lines]
+    assert ["total", "1.00", "(6)", "0.00", "1.00", "1.00", "1.00x"] in cells
+    assert ["whole", "request", "4000.0", "4000.0", "4000.0", "2000.0", "2000.0", "2000.0"] in cells
+    figures = Figures.of(*groups["some"])
+    assert (figures.latencies.request, figures.plain_latencies.request) == ((2.0, 2.0), (4.0, 4.0))

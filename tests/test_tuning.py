@@ -1,0 +1,53 @@
+"""docs/tuning.md names options that exist, and figures of the benchmarks' result files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from attrs import fields_dict
+
+from specdec_core import DraftModelConfig, DraftTreeConfig, EngineConfig, Plugins, SamplingParams, SpeculativeConfig
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "tuning.md").read_text(encoding="utf-8")
+
+
+def known_names() -> set[str]:
+    """Options of the engine, of requests, of speculation and of all methods, and the methods themselves."""
+    plugins = Plugins.load()
+    methods = {name: plugins.proposer(name).config for name in plugins.proposers()}
+    classes = (EngineConfig, SamplingParams, SpeculativeConfig, DraftModelConfig, DraftTreeConfig, *methods.values())
+    return set(methods).union(*(fields_dict(each) for each in classes))
+
+
+def unknown_names(text: str) -> set[str]:
+    """The names in the last column of the table that are no option and no method."""
+    table = [line.split(" | ")[-1] for line in text.splitlines() if line.startswith("| ")]
+    assert len(table) > 10
+    return set(re.findall(r"`([a-z_]+)`", " ".join(table))) - known_names()
+
+
+def test_the_table_names_options() -> None:
+    assert unknown_names(TEXT) == set()
+
+
+def test_an_option_that_there_is_not_is_noticed() -> None:
+    assert unknown_names(TEXT.replace("`draft_window`", "`draft_windows`")) == {"draft_windows"}
+
+
+@pytest.mark.parametrize(
+    ("method", "batch_size", "temperature"),
+    [("eagle3", 1, 0.0), ("eagle3", 1, 1.0), ("eagle3", 16, 0.0), ("ngram", 16, 0.0)],
+)
+def test_figures_are_measured(method: str, batch_size: int, temperature: float) -> None:
+    (speed_up,) = (
+        cell["speed_up"]
+        for row in json.loads((ROOT / "benchmarks/results/overview.json").read_text(encoding="utf-8"))["rows"]
+        if row["prompts"] == "held-out" and row["speculative_config"]["method"] == method
+        for cell in row["cells"]
+        if (cell["batch_size"], cell["temperature"]) == (batch_size, temperature)
+    )
+    assert re.search(rf"\b{speed_up:.2f}\b", TEXT)

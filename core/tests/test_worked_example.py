@@ -1,0 +1,58 @@
+"""The worked example of speculative sampling, in numbers: three draft tokens, two of which the target finds likelier
+than the draft model does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attrs import evolve
+from enumerating import enumerate_outcomes
+
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.verifier import RandomSource
+from specdec_core.verifiers import rejection
+from specdec_core.verifiers.rejection import RejectionVerifier
+
+TARGET_PROBS = (0.85, 0.75, 0.15)  # of the draft tokens
+DRAFT_PROBS = (0.60, 0.55, 0.70)
+TOKENS, OTHER, NEXT = (0, 1, 2), 3, 4  # the rest of each distribution is on one other token; then comes NEXT
+
+
+def outcomes() -> dict[tuple[int, ...], float]:
+    """{emitted tokens: probability} for the three draft tokens."""
+    target, draft_probs = torch.zeros(4, 5, dtype=torch.float64), torch.zeros(3, 5, dtype=torch.float64)
+    for i, token in enumerate(TOKENS):
+        target[i, token], target[i, OTHER] = TARGET_PROBS[i], 1 - TARGET_PROBS[i]
+        draft_probs[i, token], draft_probs[i, OTHER] = DRAFT_PROBS[i], 1 - DRAFT_PROBS[i]
+    target[3, NEXT] = 1
+    draft = evolve(
+        Draft.from_chains([list(TOKENS)]), q=draft_probs, q_rows=torch.arange(3, dtype=torch.int32), is_chain=True
+    )
+
+    def step(random: RandomSource) -> tuple[int, ...]:
+        verdict = RejectionVerifier().verify(target.log(), draft, random)
+        return tuple(verdict.token_ids[0, : int(verdict.num_accepted[0]) + 1].tolist())
+
+    found: dict[tuple[int, ...], float] = {}
+    for probability, tokens in enumerate_outcomes(step):
+        found[tokens] = found.get(tokens, 0.0) + probability
+    return found
+
+
+def check() -> None:
+    """Tokens that the target finds at least as likely are accepted. The third is accepted with probability 0.15 / 0.70;
+    after its rejection the other token follows, the only one of which the target finds more likely than the draft."""
+    expected = {(0, 1, OTHER): 1 - 0.15 / 0.70, (0, 1, 2, NEXT): 0.15 / 0.70}
+    assert outcomes() == pytest.approx(expected)
+
+
+def test_the_example() -> None:
+    check()
+
+
+def test_a_token_after_a_rejection_that_is_drawn_from_the_target_alone_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rejection, "residual", lambda left, drawn_from: left)
+    with pytest.raises(AssertionError):
+        check()

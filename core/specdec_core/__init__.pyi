@@ -99,7 +99,12 @@ from specdec_core.drafting.merging import merge_drafts as merge_drafts
 from specdec_core.drafting.unrolling import SlotAttention as SlotAttention, step_weight as step_weight, unroll as unroll
 from specdec_core.engine.draft_kind import explain_draft_kind as explain_draft_kind
 from specdec_core.engine.engine import Engine as Engine
-from specdec_core.engine.metrics import Counter as Counter, DraftCounts as DraftCounts, Vector as Vector
+from specdec_core.engine.metrics import (
+    Counter as Counter,
+    DraftCounts as DraftCounts,
+    Gauge as Gauge,
+    Vector as Vector,
+)
 from specdec_core.engine.request import Piece as Piece, Request as Request
 from specdec_core.errors import (
     CapacityError as CapacityError,

@@ -42,6 +42,7 @@ def test_counters() -> None:
         "mine:generation_tokens": 12,
         "mine:num_preemptions": 2,
         "mine:prefix_cache_hits": 0,
+        "mine:step_seconds": 6.0,
     }
     (vector,) = (metric for metric in metrics.read() if isinstance(metric, Vector))
     assert vector.values == vector.value == [4, 2, 2, 0, 0]

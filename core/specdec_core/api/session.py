@@ -18,7 +18,7 @@ from specdec_core.api.prompts import PromptReader, TokenizedPrompt
 from specdec_core.config.fields import shown
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.engine.engine import Engine
-from specdec_core.engine.metrics import LOG_INTERVAL_S, Metrics
+from specdec_core.engine.metrics import LOG_INTERVAL_S, Counter, Gauge, Metrics, Vector
 from specdec_core.engine.request import Piece, Request
 from specdec_core.errors import ConfigError
 
@@ -79,6 +79,9 @@ class Session:
         started = perf_counter()
         report = self.engine.step()
         self.metrics.update(report, perf_counter() - started)
+
+    def read_metrics(self) -> list[Counter | Vector | Gauge]:
+        return self.metrics.read(self.engine.load)
 
     def close(self) -> None:
         """Close the engine, and write the last line to the log. May be called again."""

@@ -97,6 +97,7 @@ class Parts:
     verification: Verification
     token_texts: TokenTexts
     num_speculative_tokens: int
+    num_kv_blocks: int
 
 
 def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = None, tokenizer: Any = None) -> Parts:
@@ -136,6 +137,7 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
         verification=Verification(plugins, design.speculative),
         token_texts=token_texts,
         num_speculative_tokens=design.num_speculative_tokens,
+        num_kv_blocks=design.memory.num_blocks,
     )
 
 

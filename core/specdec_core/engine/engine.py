@@ -22,6 +22,7 @@ from specdec_core.engine.costs import CostMeter
 from specdec_core.engine.detokenizer import OutputText
 from specdec_core.engine.device import failure_of, use_device
 from specdec_core.engine.logprobs import output_logprobs
+from specdec_core.engine.metrics import Load
 from specdec_core.engine.news import News
 from specdec_core.engine.request import Listener, Request
 from specdec_core.engine.request_checks import check_params, check_salt, make_constraints, parse_prompt
@@ -66,6 +67,7 @@ class Engine:
             parts = build(config, plugins, speculative_config, tokenizer)
         self.target, self.kv = parts.target, parts.kv
         self.num_speculative_tokens = parts.num_speculative_tokens  # per request and step; 0: plain decoding
+        self._num_kv_blocks = parts.num_kv_blocks
         self._scheduler, self._speculation = parts.scheduler, parts.speculation
         self._runner, self._verification = parts.runner, parts.verification
         self._tokenizer, self._token_texts = tokenizer, parts.token_texts
@@ -80,6 +82,12 @@ class Engine:
         self._is_halfway = False  # in a step or its cleanup; still True later if an interrupt broke it off
         self._ids = count()
         self._seeds = random.Random(config.seed)
+
+    @property
+    def load(self) -> Load:
+        """How busy the engine is at the moment."""
+        kv_usage = 1 - self.kv.num_free_blocks / self._num_kv_blocks
+        return Load(len(self._scheduler.running), len(self._scheduler.waiting), kv_usage)
 
     @property
     def is_closed(self) -> bool:

@@ -39,6 +39,26 @@ class Vector:
         return self.values
 
 
+@frozen
+class Gauge:
+    """A metric that rises and falls, such as the number of running requests."""
+
+    name: str
+    value: int | float
+
+
+@frozen
+class Load:
+    """How busy an engine is at one moment.
+
+    kv_usage: the share of the KV cache's blocks that requests hold, from 0 to 1.
+    """
+
+    num_running: int
+    num_waiting: int
+    kv_usage: float
+
+
 @define
 class DraftCounts:
     """Counts of the drafts of one or more requests, and of their draft tokens.
@@ -183,10 +203,12 @@ class Metrics:
         if self._log_interval_s is not None and self._totals.step_s:
             logger.info("specdec: %s", self._totals.last_line())
 
-    def read(self) -> list[Counter | Vector]:
+    def read(self, load: Load | None = None) -> list[Counter | Vector | Gauge]:
+        """Return all metrics. load: how busy the engine is now; None: without the gauges of that."""
         totals, drafts = self._totals, self._totals.drafts
         per_pos = drafts.accepted_per_pos + [0] * (self._num_positions - len(drafts.accepted_per_pos))
         engine, speculation = f"{self._prefix}:", f"{self._prefix}:spec_decode_"
+        gauges = () if load is None else self._gauges(load)
         return [
             Counter(f"{speculation}num_drafts", drafts.num_drafts),
             Counter(f"{speculation}num_draft_tokens", drafts.num_draft_tokens),
@@ -202,4 +224,13 @@ class Metrics:
             Counter(f"{engine}generation_tokens", totals.num_output_tokens),
             Counter(f"{engine}num_preemptions", totals.num_preempted),
             Counter(f"{engine}prefix_cache_hits", totals.num_cached_tokens),
+            Counter(f"{engine}step_seconds", totals.step_s),
+            *gauges,
         ]
+
+    def _gauges(self, load: Load) -> tuple[Gauge, ...]:
+        return (
+            Gauge(f"{self._prefix}:num_requests_running", load.num_running),
+            Gauge(f"{self._prefix}:num_requests_waiting", load.num_waiting),
+            Gauge(f"{self._prefix}:kv_cache_usage_perc", load.kv_usage),
+        )

@@ -1,0 +1,60 @@
+"""`get_metrics` tells how busy an engine is, and what is needed for throughputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specdec_core import LLM, Gauge, SamplingParams
+from specdec_core.kv.paged import PagedKVManager
+
+BUSY = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+
+
+def values(llm: LLM) -> dict[str, Any]:
+    return {metric.name.removeprefix("vllm:"): metric.value for metric in llm.get_metrics()}
+
+
+def check_load(llm: LLM) -> None:
+    """One request of 20 tokens runs, in 2 of 10 blocks, and another one waits."""
+    assert [values(llm)[name] for name in BUSY] == [0, 0, 0]
+    for _ in range(2):
+        llm.engine.add_request(list(range(5, 24)), SamplingParams(max_tokens=3, ignore_eos=True))
+    llm.engine.step()
+    llm.engine.step()
+    assert [values(llm)[name] for name in BUSY] == [1, 1, pytest.approx(0.2)]
+    assert {metric.name for metric in llm.get_metrics() if isinstance(metric, Gauge)} == {f"vllm:{n}" for n in BUSY}
+    while llm.engine.has_unfinished:
+        llm.engine.step()
+    assert [values(llm)[name] for name in BUSY] == [0, 0, 0]
+
+
+@pytest.fixture
+def llm() -> LLM:
+    return LLM("tiny", skip_tokenizer_init=True, max_model_len=64, max_num_seqs=1, num_kv_blocks=10)
+
+
+def test_how_busy_an_engine_is(llm: LLM) -> None:
+    check_load(llm)
+
+
+def test_blocks_that_do_not_count_are_noticed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = PagedKVManager.num_free_blocks.fget
+    monkeypatch.setattr(PagedKVManager, "num_free_blocks", property(lambda self: min(10, free(self) + 1)))
+    with pytest.raises(AssertionError):
+        check_load(llm)
+
+
+def test_throughputs_of_two_reads() -> None:
+    config = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    with LLM("tiny", max_model_len=128, speculative_config=config) as llm:
+        first = values(llm)
+        (output,) = llm.generate("x = x + x + x + x +", params, use_tqdm=False)
+        grown = {name: value - first[name] for name, value in values(llm).items() if not isinstance(value, list)
+                 and name in first}  # fmt: skip
+    assert grown["step_seconds"] > grown["spec_decode_target_seconds"] + grown["spec_decode_draft_seconds"] > 0
+    assert grown["generation_tokens"] / grown["step_seconds"] > 0
+    drafted = (grown["spec_decode_num_draft_tokens"], grown["spec_decode_num_accepted_tokens"])
+    assert drafted == (output.speculation.num_draft_tokens, output.speculation.num_accepted)

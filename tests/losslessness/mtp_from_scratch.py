@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import mtp_checkpoints
 import mtp_reference
 import reference
 import torch
@@ -46,7 +47,7 @@ class MTPFromScratch:
         self.target, self.shape, self.is_sampled = reference.load(target).double(), shape, is_sampled
         stated = json.loads((folder / "config.json").read_text())
         own = {"rope_theta": stated["rope_parameters"]["rope_theta"], "shared_tensors_in_module": False}
-        self.config = {**stated, **mtp_reference.RULES["llama"], **own, "draft_window": window}
+        self.config = {**stated, **mtp_checkpoints.RULES["llama"], **own, "draft_window": window}
         self.table = self.target.get_input_embeddings().weight.detach()
         head = {"lm_head.weight": self.target.get_output_embeddings().weight.detach()}
         self.weights = {name: each.double() for name, each in load_file(folder / "model.safetensors").items()} | head

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import mtp_checkpoints as checkpoints
 import mtp_reference as reference
 import torch
 from attrs import frozen
@@ -38,7 +39,7 @@ class Case:
         """Draft from each position of each text with the reference, where the text's own tokens are drafted. Returns
         logits, float64 [vocab], by text, position and step."""
         (features,) = (self.batch.features[tap] for tap in RECIPE.taps(MTPOptions(), self.target.info))
-        table = self.weights[reference.names(self.name, self.config)["embed"]]
+        table = self.weights[checkpoints.names(self.name, self.config)["embed"]]
         found: dict[STEP, torch.Tensor] = {}
         for text, ids in enumerate(self.batch.token_ids):
             for slot in range(len(ids) - 1):
@@ -80,7 +81,7 @@ def made(name: str, *, is_new: bool = False, **options: Any) -> Case:
     own = of_the_module(name, config, weights)
     if not is_new:
         loaded_into(trainee.module, name, config, weights)
-    names = reference.names(name, config)
+    names = checkpoints.names(name, config)
     weights |= {names["embed"]: target.embed.weight.double(), names["head"]: target.output_head.weight.double()}
     weights |= own
     return Case(name, config, weights, target, trainee, random_batch(config, target))

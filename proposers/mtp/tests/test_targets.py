@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import mtp_checkpoints as checkpoints
 import mtp_reference as reference
 import pytest
 import torch
@@ -41,7 +42,7 @@ def written(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, torch.Te
     weights, its = tiny_weights(name, config), load_file(folder / "model.safetensors")
     add_module(folder, name, config, weights)
     head = model.get_output_embeddings().weight.detach().double()
-    names = reference.names(name, config)
+    names = checkpoints.names(name, config)
     weights |= {names["embed"]: model.get_input_embeddings().weight.detach().double(), names["head"]: head}
     weights |= {key: each.double() for key, each in its.items() if key == "model.norm.weight"}
     return config, weights

@@ -1,4 +1,4 @@
-"""Tiny random MTP modules under their published names, in the sizes of the reference (`mtp_reference`)."""
+"""Tiny random MTP modules under their published names, in the sizes of `mtp_checkpoints`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import mtp_reference as reference
+import mtp_checkpoints as checkpoints
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -33,7 +33,7 @@ def tiny_config(name: str, **changes: Any) -> dict[str, Any]:
     """Return the config of a tiny model for the reference: where implementations differ, with this plugin's choices."""
     family = BY_NAME[name]
     rules = {"zero_position_0": family.zero_first, "recur": "post" if family.recurs_normed else "pre"}
-    return reference.tiny_config(name, **rules) | MORE.get(name, {}) | changes
+    return checkpoints.tiny_config(name, **rules) | MORE.get(name, {}) | changes
 
 
 def stated(config: dict[str, Any]) -> dict[str, Any]:
@@ -43,13 +43,13 @@ def stated(config: dict[str, Any]) -> dict[str, Any]:
 
 def tiny_weights(name: str, config: dict[str, Any], seed: int = 2) -> Weights:
     """Return random float64 weights of a module, with the target's embedding, final norm and LM head."""
-    found: Weights = reference.random_weights(name, config, torch.Generator().manual_seed(seed))
+    found: Weights = checkpoints.random_weights(name, config, torch.Generator().manual_seed(seed))
     return found
 
 
 def of_the_module(name: str, config: dict[str, Any], weights: Weights) -> Weights:
     """Return the tensors of the module itself, without those of the target and copies of them."""
-    names = reference.names(name, config)
+    names = checkpoints.names(name, config)
     others = {"model.embed_tokens.weight", "lm_head.weight", names["head"]}
     others |= {names["embed"]} if BY_NAME[name].copies else set()
     others |= {"model.norm.weight"} if names["final"] is not None else set()

@@ -13,7 +13,7 @@ import mtp_checkpoints
 import mtp_reference
 import reference
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from probe_recorder import Drafted
 from recorded_runs import Expected
 from safetensors.torch import load_file
@@ -24,17 +24,20 @@ from specdec_core import TokenTree
 
 @frozen(eq=False)
 class Step:
-    """What the module computes after a path: its features so far, [n, hidden], and the last slot's output."""
+    """What a module computes after a path: its features, [n, hidden], what recurs, and the last slot's logits."""
 
     features: torch.Tensor
-    recurs: torch.Tensor  # [1, hidden]
+    recurs: torch.Tensor  # [n, hidden]
     logits: torch.Tensor  # float64 [vocab]
 
 
 class MTPFromScratch:
     """A callable that takes a recorded draft and returns the draft that the proposer should have made.
 
-    folder: the checkpoint of the MTP module, one of the family `llama`.
+    With one module, a draft token adds a slot to it. With several, there is a module for each depth, over the slots of
+    the same tokens: depth k reads the embeddings of the tokens k + 1 further on, and the hidden states of depth k - 1.
+
+    folder: the checkpoint of the MTP modules, those of the family `llama`.
     shape: the shape of the trees.
     is_sampled: whether draft tokens are sampled at temperatures above 0. Sampled tokens are copied from the recorded
         draft, and only their probabilities are computed.
@@ -49,6 +52,7 @@ class MTPFromScratch:
         own = {"rope_theta": stated["rope_parameters"]["rope_theta"], "shared_tensors_in_module": False}
         self.config = {**stated, **mtp_checkpoints.RULES["llama"], **own, "draft_window": window}
         self.table = self.target.get_input_embeddings().weight.detach()
+        self.num_modules = stated["num_nextn_predict_layers"]
         head = {"lm_head.weight": self.target.get_output_embeddings().weight.detach()}
         self.weights = {name: each.double() for name, each in load_file(folder / "model.safetensors").items()} | head
         self.features: dict[tuple[int, ...], torch.Tensor] = {}  # float64 of each whole text
@@ -67,18 +71,25 @@ class MTPFromScratch:
                 seen = features * (1 + NUDGE * noise) if is_nudged else features
                 if path:
                     before = step(path[:-1], is_nudged=is_nudged)
-                    seen = torch.cat([before.features, before.recurs])
-                known[path, is_nudged] = self._step([*drafted.history, *path], seen)
+                    several = self.num_modules > 1
+                    seen = before.recurs if several else torch.cat([before.features, before.recurs[-1:]])
+                known[path, is_nudged] = self._step([*drafted.history, *path], seen, len(path))
             return known[path, is_nudged]
 
         def after(path: Path_, *, is_nudged: bool = False) -> torch.Tensor:
             return step(path, is_nudged=is_nudged).logits
 
         ids = torch.arange(len(self.table))
+        if self.num_modules > 1:
+            within = sum(len(path) <= len(drafted.history) for path in self.shape.paths)
+            drafted = evolve(drafted, max_draft_tokens=min(within, drafted.max_draft_tokens))
         return static_draft(drafted, self.shape, after, ids, is_sampled=self.is_sampled)
 
-    def _step(self, token_ids: list[int], features: torch.Tensor) -> Step:
-        """Run the module over all slots. token_ids: one more than there are features."""
-        embedded, positions = self.table[torch.tensor(token_ids[1:])], torch.arange(len(features))
-        hidden, logits = mtp_reference.forward("llama", self.config, self.weights, embedded, features, positions)
-        return Step(features, hidden[-1:], logits[-1])
+    def _step(self, token_ids: list[int], features: torch.Tensor, depth: int) -> Step:
+        """Run the module of a depth over all slots. The last token is that of the last slot's embedding."""
+        embedded = self.table[torch.tensor(token_ids[-len(features) :])]
+        positions, module = torch.arange(len(features)), depth % self.num_modules
+        hidden, logits = mtp_reference.forward(
+            "llama", self.config, self.weights, embedded, features, positions, module
+        )
+        return Step(features, hidden, logits[-1])

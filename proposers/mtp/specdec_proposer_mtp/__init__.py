@@ -22,7 +22,7 @@ def plan(config: MTPConfig, target: TargetInfo, num_speculative_tokens: int) -> 
     return Plan(
         taps=(found.family.tap(target.num_layers),),
         kv_layout=found.kv_layout,
-        lookahead=1,
+        lookahead=found.num_depths,
         scratch_slots=num_speculative_tokens,
         weight_bytes=found.num_weights * target.dtype.itemsize,
         max_model_len=config.checked_max_model_len(target.max_model_len),
@@ -32,8 +32,9 @@ def plan(config: MTPConfig, target: TargetInfo, num_speculative_tokens: int) -> 
 
 def build(config: MTPConfig, context: BuildContext) -> Proposer:
     from specdec_proposer_mtp.proposer import MTPProposer
+    from specdec_proposer_mtp.several import SeveralModules
 
-    return MTPProposer(config, context, context.state)
+    return (MTPProposer if context.state.num_depths == 1 else SeveralModules)(config, context, context.state)
 
 
 @hookimpl

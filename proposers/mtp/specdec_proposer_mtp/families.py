@@ -33,8 +33,8 @@ class Family:
     decoder layer, a norm (in ERNIE the target's own), and the target's LM head.
 
     classes: where transformers has the family's layers, and the prefix of their names, as "llama.Llama".
-    names: the published names of the module's parts, by their names in `MTPModule`. {layer} is the number of the
-        target's layers.
+    names: the published names of a module's parts, by their names in `MTPModule`. {module} is the module's index, and
+        {layer} is that plus the number of the target's layers.
     copies: published names of copies of the target's embedding and LM head, which are not loaded.
     num_modules: the key of config.json with the number of modules; None: there is one.
     has_layer: whether the decoder layer is that of transformers, else it is put together from its attention and MLP.
@@ -62,6 +62,10 @@ class Family:
         """The name of the hidden states that the module reads (`Plan.taps`)."""
         return "final" if self.feature == "final" else f"input.{num_layers}"
 
+    def part(self, name: str, num_layers: int, index: int = 0) -> str:
+        """The published name of a part of module `index`, by its name in `MTPModule`."""
+        return self.names[name].format(layer=num_layers + index, module=index)
+
 
 FAMILIES = (
     # transformers, vLLM and SGLang agree but for position 0, which only vLLM treats otherwise.
@@ -76,11 +80,11 @@ FAMILIES = (
         "mimo_mtp",
         "qwen2.Qwen2",
         {
-            "enorm": "model.mtp_layers.0.token_layernorm",
-            "hnorm": "model.mtp_layers.0.hidden_layernorm",
-            "proj": "model.mtp_layers.0.input_proj",
-            "norm": "model.mtp_layers.0.final_layernorm",
-            "block": "model.mtp_layers.0",
+            "enorm": "model.mtp_layers.{module}.token_layernorm",
+            "hnorm": "model.mtp_layers.{module}.hidden_layernorm",
+            "proj": "model.mtp_layers.{module}.input_proj",
+            "norm": "model.mtp_layers.{module}.final_layernorm",
+            "block": "model.mtp_layers.{module}",
         },
         hidden_first=True,
         zero_first=True,
@@ -91,11 +95,11 @@ FAMILIES = (
         "ernie_mtp",
         "ernie4_5_moe.Ernie4_5_Moe",
         {
-            "enorm": "model.mtp_emb_norm.0",
-            "hnorm": "model.mtp_hidden_norm.0",
-            "proj": "model.mtp_linear_proj.0",
+            "enorm": "model.mtp_emb_norm.{module}",
+            "hnorm": "model.mtp_hidden_norm.{module}",
+            "proj": "model.mtp_linear_proj.{module}",
             "norm": "model.norm",
-            "block": "model.mtp_block.0",
+            "block": "model.mtp_block.{module}",
         },
         config={"moe_layer_start_index": 1},
         recurs_normed=False,

@@ -1,15 +1,16 @@
-"""Finding, checking and loading the MTP module of a checkpoint."""
+"""Finding, checking and loading the MTP modules of a checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from importlib import import_module
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
-from specdec_core import Checkpoint, CompatibilityError, KVLayout, TargetInfo, shown
+from specdec_core import Checkpoint, CompatibilityError, ConfigError, KVLayout, TargetInfo, shown
 from specdec_proposer_mtp.config import MTPConfig
 from specdec_proposer_mtp.families import FAMILIES, REFUSED, Family
 from specdec_proposer_mtp.module import MTPModule, kv_layout
@@ -19,73 +20,101 @@ Rename = Callable[[str], str | None]
 
 @frozen(eq=False)
 class Found:
-    """An MTP module that was found and checked; its weights are not loaded yet."""
+    """MTP modules that were found and checked; their weights are not loaded yet.
+
+    num_modules: how many the checkpoint has.
+    num_depths: how many KV caches there are, with a module for each. With one module, 1: it drafts all tokens. With
+        several, the depth of the drafts: the token at depth k is drafted by module (k - 1) mod num_modules.
+    """
 
     family: Family
-    config: Any  # transformers' configuration of the decoder layer
+    config: Any  # transformers' configuration of a decoder layer
     checkpoint: Checkpoint
     kv_layout: KVLayout
     num_weights: int
     num_layers: int  # of the target
     stated: dict[str, Any]  # the checkpoint's config.json, or its part for the text model
+    num_modules: int
+    num_depths: int
 
 
 def find(options: MTPConfig, target: TargetInfo, num_speculative_tokens: int) -> Found:
-    """Find the MTP module in the target's checkpoint, or in the one that the options name, and check the shapes of its
-    tensors, without loading weights.
+    """Find the MTP modules in the target's checkpoint, or in the one that the options name, and check the shapes of
+    their tensors, without loading weights.
 
-    Raises ConfigError if the checkpoint cannot be found, CompatibilityError if it has no module that is supported.
+    Raises ConfigError if the checkpoint cannot be found or has several modules of which the drafts' depth is no
+    multiple, CompatibilityError if it has no module that is supported.
     """
     options.check(num_speculative_tokens)
     own = options.model is None
     checkpoint = Checkpoint(str(target.model if own else options.model), target.revision if own else options.revision)
     stated = checkpoint.config.get("text_config") or checkpoint.config
     family = family_of(checkpoint.name, stated.get("model_type"))
-    num_layers = stated.get("num_hidden_layers")
+    num_layers = stated.get("num_hidden_layers") or 0  # LongCat has none, and its names have no number of a layer
     if (stated.get("hidden_size"), stated.get("vocab_size")) != (target.hidden_size, target.vocab_size):
         raise CompatibilityError(
             f"the MTP module in {checkpoint.name!r} is for another target: hidden_size and vocab_size are "
             f"{shown(stated.get('hidden_size'))} and {shown(stated.get('vocab_size'))}, and this target's are "
             f"{target.hidden_size} and {target.vocab_size}. Leave model out to use the target's own"
         )
-    _check_number(checkpoint.name, stated.get(family.num_modules, 1) if family.num_modules else 1)
+    num_modules, depth = _number(checkpoint.name, family, stated), options.shape(num_speculative_tokens).depth
+    if depth > num_modules and depth % num_modules:
+        raise ConfigError(
+            f"with num_speculative_tokens={num_speculative_tokens}, drafts are {depth} tokens deep, and "
+            f"{checkpoint.name!r} has {num_modules} MTP modules, which draft one token each in turn: draft up to "
+            f"{num_modules} tokens in a row, or a multiple of {num_modules}, such as {depth - depth % num_modules}"
+        )
     if checkpoint.config.get("quantization_config"):
         raise CompatibilityError(
             f"the checkpoint {checkpoint.name!r} is quantized, and quantized MTP modules are not supported: use one in "
             f"bfloat16"
         )
-    rename = names_in_module(family, num_layers)
-    if not any(rename(name) == "proj.weight" for name in checkpoint.shapes):
-        raise CompatibilityError(
-            f"the checkpoint {checkpoint.name!r} has no MTP module: {_first_name(family, num_layers)} is not in it. "
-            f"Name a checkpoint that has one as model, or choose another method"
-        )
     config = layer_config(checkpoint.name, family, stated)
     with torch.device("meta"):
         outline = MTPModule(family, config)
-    checkpoint.check_shapes(outline, rename)
-    num_weights = sum(each.numel() for each in outline.parameters())
-    return Found(family, config, checkpoint, kv_layout(config, target.dtype), num_weights, num_layers, stated)
+    num_depths = 1 if num_modules == 1 else depth
+    for index in range(min(num_modules, num_depths)):
+        rename = names_in_module(family, num_layers, index)
+        if not any(rename(name) == "proj.weight" for name in checkpoint.shapes):
+            missing = family.part("proj", num_layers, index) + ".weight"
+            raise CompatibilityError(
+                f"the checkpoint {checkpoint.name!r} has no MTP module{f' {index + 1}' if index else ''}: {missing} is "
+                f"not in it. Name a checkpoint that has one as model, or choose another method"
+            )
+        checkpoint.check_shapes(outline, rename)
+    # Packed for a CPU, weights that several depths share are there several times.
+    num_weights = num_depths * sum(each.numel() for each in outline.parameters())
+    layout = evolve(kv_layout(config, target.dtype), num_layers=num_depths)
+    return Found(family, config, checkpoint, layout, num_weights, num_layers, stated, num_modules, num_depths)
 
 
-def load(found: Found, target: TargetInfo, attn_implementation: str) -> MTPModule:
-    """Load an MTP module's weights in the target's dtype and onto its device.
+def load(found: Found, target: TargetInfo, attn_implementation: str) -> list[MTPModule]:
+    """Load the weights of MTP modules in the target's dtype and onto its device. Returns a module for each depth, with
+    its own layer of the KV cache. Where the drafts are deeper than there are modules, some share their weights.
 
-    attn_implementation: the name of the attention function that its decoder layer calls.
+    attn_implementation: the name of the attention function that the decoder layers call.
     """
     found.config._attn_implementation = attn_implementation
-    module = MTPModule(found.family, found.config)
-    rename = names_in_module(found.family, found.num_layers)
-    found.checkpoint.load_into(module, rename, dtype=target.dtype, device=target.device)
-    return module
+    modules: list[MTPModule] = []
+    for depth in range(found.num_depths):
+        if depth < found.num_modules:
+            module = MTPModule(found.family, found.config)
+            rename = names_in_module(found.family, found.num_layers, depth)
+            found.checkpoint.load_into(module, rename, dtype=target.dtype, device=target.device)
+        else:
+            source = modules[depth - found.num_modules]
+            shared = (found.family, *source.parameters(), *source.buffers())
+            module = deepcopy(source, {id(each): each for each in shared})
+        modules.append(module)
+    return modules
 
 
-def names_in_module(family: Family, num_layers: int) -> Rename:
+def names_in_module(family: Family, num_layers: int, index: int = 0) -> Rename:
     """Return a function from a tensor's published name to its name in `MTPModule`; None for a tensor that is not part
-    of the module."""
-    parts = [(published.format(layer=num_layers) + ".", ours + ".") for ours, published in family.names.items()]
+    of the module. index: the module's, from 0."""
+    parts = [(family.part(ours, num_layers, index) + ".", ours + ".") for ours in family.names]
     parts.sort(key=lambda part: len(part[0]), reverse=True)  # "model.layers.61.enorm." before "model.layers.61."
-    copies = tuple(name.format(layer=num_layers) + "." for name in family.copies)
+    copies = tuple(name.format(layer=num_layers + index) + "." for name in family.copies)
 
     def name_in_module(published: str) -> str | None:
         if published.startswith(copies or ("\0",)):
@@ -95,9 +124,9 @@ def names_in_module(family: Family, num_layers: int) -> Rename:
     return name_in_module
 
 
-def published_names(family: Family, num_layers: int) -> Callable[[str], str]:
-    """Return a function from a tensor's name in `MTPModule` to its published name."""
-    parts = [(ours + ".", published.format(layer=num_layers) + ".") for ours, published in family.names.items()]
+def published_names(family: Family, num_layers: int, index: int = 0) -> Callable[[str], str]:
+    """Return a function from a tensor's name in `MTPModule` to its published name. index: the module's, from 0."""
+    parts = [(ours + ".", family.part(ours, num_layers, index) + ".") for ours in family.names]
     parts.sort(key=lambda part: len(part[0]), reverse=True)  # "block.mlp." before "block."
     return lambda name: next(published + name[len(ours) :] for ours, published in parts if name.startswith(ours))
 
@@ -141,13 +170,12 @@ def layer_config(name: str, family: Family, stated: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def _check_number(name: str, num_modules: object) -> None:
-    if num_modules not in (0, 1):
+def _number(name: str, family: Family, stated: Mapping[str, Any]) -> int:
+    """How many MTP modules the checkpoint `name` has; 1 if its config.json does not say."""
+    number = stated.get(family.num_modules, 1) if family.num_modules else 1
+    if type(number) is not int or number < 0:
         raise CompatibilityError(
-            f"{name!r} has {shown(num_modules)} MTP modules, and only one that drafts all tokens is supported: choose "
-            f"another method"
+            f"config.json of {name!r} has {family.num_modules}={shown(number)}, and it must be a whole number, the "
+            f"number of MTP modules: download or save it again"
         )
-
-
-def _first_name(family: Family, num_layers: int) -> str:
-    return family.names["proj"].format(layer=num_layers) + ".weight"
+    return max(1, number)

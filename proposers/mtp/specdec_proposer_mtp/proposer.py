@@ -11,14 +11,15 @@ from specdec_proposer_mtp.loading import Found, load
 
 
 class MTPProposer(FeatureProposer):
-    """Drafts with the one MTP module of a checkpoint. After the first draft token, its input is its own output."""
+    """Drafts with one MTP module. After the first draft token, its input is its own output."""
 
     def __init__(self, config: MTPConfig, context: BuildContext, found: Found) -> None:
         target, tap = context.target, found.family.tap(context.target.num_layers)
         super().__init__(config, context, (tap,), target.hidden_size, config.draft_window)
-        self._module = load(found, target, self._attention.implementation)
-        self._attention.bind([self._module.attention])
-        context.speed_up(self._module)
+        self._modules = load(found, target, self._attention.implementation)
+        self._attention.bind([module.attention for module in self._modules])
+        for module in self._modules:
+            context.speed_up(module)
         self._method = config.draft_sample_method
         self._shape = config.shape(context.num_speculative_tokens)
 
@@ -26,13 +27,13 @@ class MTPProposer(FeatureProposer):
         return StaticTree(batch, self._shape, self._method, stopping=self._stop.begin(batch))
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        own = self._module.embed
+        own = self._modules[0].embed
         return self._context.embed(token_ids) if own is None else own(token_ids)
 
     def run(
         self, embedded: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        drafted: tuple[torch.Tensor, torch.Tensor] = self._module.drafting(embedded, features, positions, rows)
+        drafted: tuple[torch.Tensor, torch.Tensor] = self._modules[0].drafting(embedded, features, positions, rows)
         return drafted
 
     def logits(self, outputs: torch.Tensor, requests: np.ndarray) -> torch.Tensor:

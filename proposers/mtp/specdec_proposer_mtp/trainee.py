@@ -102,7 +102,12 @@ class MTPTrainee(nn.Module):
                 f"the MTP module in {model!r} is of the family {found.family.name}, and the target's family is "
                 f"{self._family.name}: start from one of that"
             )
-        self.module = load(found, evolve(self._target.info, dtype=torch.float32), ATTENTION).requires_grad_(True)
+        if found.num_modules > 1:
+            raise CompatibilityError(
+                f"{model!r} has {found.num_modules} MTP modules, and training is for one: start from a head with one"
+            )
+        (self.module,) = load(found, evolve(self._target.info, dtype=torch.float32), ATTENTION)
+        self.module.requires_grad_(True)
         self._stated, self._num_layers = found.stated, found.num_layers
         return {}
 

@@ -1,12 +1,13 @@
-"""Runs the conformance tests of all proposers (`ProposerConformance`) on an MTP module with random weights, in the
+"""Runs the conformance tests of all proposers (`ProposerConformance`) on MTP modules with random weights, in the
 target's own checkpoint."""
 
 from __future__ import annotations
 
+from functools import partial
 from types import MappingProxyType
 
 import pytest
-from tiny_mtp import llama_with_module
+from tiny_mtp import llama_with_modules
 
 from specdec_testing import ProposerConformance
 
@@ -17,7 +18,7 @@ TREE = "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]"
 
 class _Module(ProposerConformance):
     method = "mtp"
-    make_target = staticmethod(llama_with_module)
+    make_target = staticmethod(llama_with_modules)
 
 
 @pytest.mark.nightly
@@ -59,3 +60,21 @@ class TestAdaptiveSampledChain(_Module):
     options = MappingProxyType({"draft_sample_method": "probabilistic", **ADAPTIVE})
     skips = MappingProxyType(LEARNS)
     learns = True
+
+
+class _TwoModules(ProposerConformance):
+    method = "mtp"
+    make_target = staticmethod(partial(llama_with_modules, number=2))
+
+
+@pytest.mark.nightly
+class TestTwoModulesChain(_TwoModules):
+    num_speculative_tokens = 4
+
+
+@pytest.mark.nightly
+class TestTwoModulesSampledTree(_TwoModules):
+    num_speculative_tokens = 5
+    options = MappingProxyType(
+        {"speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0)]", "draft_sample_method": "probabilistic"}
+    )

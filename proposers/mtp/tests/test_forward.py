@@ -25,9 +25,9 @@ TOLERANCE = 1e-4  # transformers computes norms, softmax and routers in float32
 Change = Callable[[Family], Family]
 
 
-def tiny(name: str) -> tuple[dict[str, Any], dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+def tiny(name: str, **changes: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
     """Return a config.json, random weights under the published names, embeddings and features."""
-    config, generator = tiny_config(name), torch.Generator().manual_seed(4)
+    config, generator = tiny_config(name, **changes), torch.Generator().manual_seed(4)
     weights = tiny_weights(name, config, seed=3)
     inputs = torch.randn(2, NUM_SLOTS, config["hidden_size"], generator=generator, dtype=torch.float64)
     return config, weights, *inputs.unbind()
@@ -84,17 +84,24 @@ def test_a_wrong_row_is_noticed(name: str, fault: str) -> None:
     assert gap(name, FAULTS[fault]) > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("name", BY_NAME)
-def test_a_published_checkpoint_is_loaded_and_saved_under_the_same_names(name: str, tmp_path: Path) -> None:
-    config, weights, *_ = tiny(name)
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [*((name, 1) for name in BY_NAME), *((name, 2) for name, family in BY_NAME.items() if family.num_modules)],
+)
+def test_a_published_checkpoint_is_loaded_and_saved_under_the_same_names(
+    name: str, number: int, tmp_path: Path
+) -> None:
+    config, weights, *_ = tiny(name, num_nextn_predict_layers=number)
     published = {key: each.float() for key, each in of_the_module(name, config, weights).items()}
     (tmp_path / "config.json").write_text(json.dumps(stated(config) | {"model_type": name}))
     save_file({key: each.float().clone() for key, each in weights.items()}, tmp_path / "model.safetensors")
     sizes = (config[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers"))
     target = TargetInfo(str(tmp_path), name, *sizes, 64, torch.float32, torch.device("cpu"))
-    module = load(find(MTPConfig(), target, 1), target, "eager")
-    names = published_names(BY_NAME[name], config["num_hidden_layers"])
-    saved = {names(ours): tensor for ours, tensor in module.state_dict().items()}
+    modules, saved = load(find(MTPConfig(), target, number), target, "eager"), {}
+    for index, module in enumerate(modules):
+        names = published_names(BY_NAME[name], config["num_hidden_layers"], index)
+        saved |= {names(ours): tensor for ours, tensor in module.state_dict().items()}
+    assert len(modules) == number
     assert saved.keys() == published.keys()
     for key, each in published.items():
         assert torch.equal(saved[key], each), key

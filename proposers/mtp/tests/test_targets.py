@@ -11,7 +11,7 @@ import mtp_reference as reference
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_mtp import BY_NAME, add_module, llama_with_module, stated, tiny_config, tiny_weights
+from tiny_mtp import BY_NAME, add_modules, llama_with_modules, stated, tiny_config, tiny_weights
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers_log import log_to_stderr
 
@@ -20,6 +20,7 @@ from specdec_core.api.arguments import dry_run
 from specdec_proposer_mtp.config import MTPConfig
 from specdec_proposer_mtp.families import Family
 from specdec_proposer_mtp.proposer import MTPProposer
+from specdec_proposer_mtp.several import SeveralModules
 
 TARGETS = ["deepseek_v3", "glm4_moe", "ernie4_5_moe"]
 CONFIG: dict[str, dict[str, Any]] = {
@@ -31,19 +32,20 @@ PROMPTS = [{"prompt_token_ids": ids} for ids in ([3, 5, 7, 11], [9, 2], [1, 4, 4
 SETTINGS: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 64}
 
 
-def written(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Write a random target, with its MTP module in a second file. Returns the reference's config and weights."""
-    config = tiny_config(name, **CONFIG.get(name, {}))
+def written(name: str, folder: Path, number: int = 1) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Write a random target, with its MTP modules in a second file. Returns the reference's config and weights."""
+    config = tiny_config(name, **CONFIG.get(name, {}), num_nextn_predict_layers=number)
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **stated(config), max_position_embeddings=64))
     for each in model.parameters():
         each.data *= 10 if each.ndim > 1 else 0.5 + torch.rand(each.shape)
     model.save_pretrained(folder)
     weights, its = tiny_weights(name, config), load_file(folder / "model.safetensors")
-    add_module(folder, name, config, weights)
+    add_modules(folder, name, config, weights)
     head = model.get_output_embeddings().weight.detach().double()
-    names = checkpoints.names(name, config)
-    weights |= {names["embed"]: model.get_input_embeddings().weight.detach().double(), names["head"]: head}
+    for index in range(number):
+        names = checkpoints.names(name, config, index)
+        weights |= {names["embed"]: model.get_input_embeddings().weight.detach().double(), names["head"]: head}
     weights |= {key: each.double() for key, each in its.items() if key == "model.norm.weight"}
     return config, weights
 
@@ -60,15 +62,21 @@ FAULTS = [embeddings_are_of_the_features_own_tokens, features_are_not_normed]
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"), [*((name, None) for name in TARGETS), *(("glm4_moe", fault) for fault in FAULTS)]
+    ("name", "number", "fault"),
+    [
+        *((name, 1, None) for name in TARGETS),
+        *(("glm4_moe", 1, fault) for fault in FAULTS),
+        *(pytest.param(name, 2, None, marks=pytest.mark.nightly) for name in TARGETS),
+    ],
 )
 def test_drafts_are_those_of_the_reference(
-    name: str, fault: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, number: int, fault: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a fault, some are not."""
-    config, weights = written(name, tmp_path)
+    """With a fault, some are not. number: of MTP modules."""
+    config, weights = written(name, tmp_path, number)
+    proposer = MTPProposer if number == 1 else SeveralModules
     target = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64, experts_implementation="eager")
-    propose, wrong, compared = MTPProposer.propose, [], []
+    propose, wrong, compared = proposer.propose, [], []
 
     def recording(self: Any, batch: Any) -> Any:
         draft = propose(self, batch)
@@ -79,7 +87,14 @@ def test_drafts_are_those_of_the_reference(
                 states = target(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
                 features = before_norm[-1] if BY_NAME[name].feature == "last" else states[-1][0]
                 expected, logits = reference.chain(
-                    name, config, weights, tokens, features, torch.arange(len(features)), len(drafted)
+                    name,
+                    config,
+                    weights,
+                    tokens,
+                    features,
+                    torch.arange(len(features)),
+                    len(drafted),
+                    mode="repeat" if number == 1 else "modules",
                 )
             top = logits.topk(2).values
             if bool(((top[:, 0] - top[:, 1]) > 1e-3).all()):
@@ -92,10 +107,10 @@ def test_drafts_are_those_of_the_reference(
     params = [SamplingParams(temperature=t, seed=7, max_tokens=16, ignore_eos=True) for t in (0.0, 0.0, 1.0)]
     with LLM(tmp_path, **SETTINGS) as llm:
         plain = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params, use_tqdm=False)]
-    monkeypatch.setattr(MTPProposer, "propose", recording)
+    monkeypatch.setattr(proposer, "propose", recording)
     if fault is not None:
         fault(monkeypatch)
-    config_of_drafts = {"method": "mtp", "num_speculative_tokens": 3}
+    config_of_drafts = {"method": "mtp", "num_speculative_tokens": 3 if number == 1 else 4}
     with LLM(tmp_path, speculative_config=config_of_drafts, max_num_seqs=2, **SETTINGS) as llm:
         outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == plain
@@ -128,7 +143,7 @@ def test_transformers_does_not_report_the_tensors_that_the_module_reads(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log_to_stderr(monkeypatch)
-    AutoModelForCausalLM.from_pretrained(llama_with_module(tmp_path))
+    AutoModelForCausalLM.from_pretrained(llama_with_modules(tmp_path))
     assert "UNEXPECTED" in capfd.readouterr().err
     LLM(tmp_path, speculative_config={"method": "mtp"}, **SETTINGS).close()
     assert not {"UNEXPECTED", "eh_proj"} & set("".join(capfd.readouterr()).replace(".", " ").split())

@@ -13,7 +13,7 @@ from attrs import evolve
 from head_training import losses_of, trained, training_target as saved_target
 from mtp_training import LENGTH, Case, made
 from safetensors.torch import load_file
-from tiny_mtp import BY_NAME, llama_with_module, of_the_module
+from tiny_mtp import BY_NAME, llama_with_modules, of_the_module
 
 from specdec_core import CompatibilityError, ConfigError, TrainingBatch, load_training_target
 from specdec_proposer_mtp import trainee as training
@@ -206,7 +206,7 @@ def test_what_is_saved_is_what_the_proposer_loads(name: str, tmp_path: Path) -> 
         assert torch.equal(stored[key], each.float()), key
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["model_type"], config["num_nextn_predict_layers"]) == (name, 1)
-    module = load(find(MTPConfig(model=tmp_path), case.target.info, 3), case.target.info, "eager")
+    (module,) = load(find(MTPConfig(model=tmp_path), case.target.info, 3), case.target.info, "eager")
     before, after = case.trainee.module.state_dict(), module.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
@@ -233,15 +233,22 @@ def equal_modules(one: Any, other: Any) -> bool:
 
 
 def test_the_targets_own_module_is_trained_further(tmp_path: Path) -> None:
-    target = load_training_target(str(llama_with_module(tmp_path)), "float32", "cpu")
+    target = load_training_target(str(llama_with_modules(tmp_path)), "float32", "cpu")
     trainee = RECIPE.make(MTPOptions(), target, torch.ones(48))
     trainee.load(str(tmp_path))
     (tmp_path / "saved").mkdir()
     trainee.save(tmp_path / "saved")
     options = (MTPConfig(), MTPConfig(model=tmp_path / "saved"))
-    own, saved = (load(find(each, target.info, 1), target.info, "eager").state_dict() for each in options)
+    own, saved = (load(find(each, target.info, 1), target.info, "eager")[0].state_dict() for each in options)
     assert own.keys() == saved.keys()
     assert all(torch.equal(own[key], saved[key]) for key in own)
+
+
+def test_several_modules_are_no_start(tmp_path: Path) -> None:
+    target = load_training_target(str(llama_with_modules(tmp_path, 2)), "float32", "cpu")
+    trainee = RECIPE.make(MTPOptions(), target, torch.ones(48))
+    with pytest.raises(CompatibilityError, match="has 2 MTP modules, and training is for one"):
+        trainee.load(str(tmp_path))
 
 
 def test_a_module_of_another_family_is_refused(tmp_path: Path) -> None:

@@ -48,11 +48,12 @@ def tiny_weights(name: str, config: dict[str, Any], seed: int = 2) -> Weights:
 
 
 def of_the_module(name: str, config: dict[str, Any], weights: Weights) -> Weights:
-    """Return the tensors of the module itself, without those of the target and copies of them."""
-    names = checkpoints.names(name, config)
-    others = {"model.embed_tokens.weight", "lm_head.weight", names["head"]}
-    others |= {names["embed"]} if BY_NAME[name].copies else set()
-    others |= {"model.norm.weight"} if names["final"] is not None else set()
+    """Return the tensors of the modules themselves, without those of the target and copies of them."""
+    others = {"model.embed_tokens.weight", "lm_head.weight"}
+    for index in range(config["num_nextn_predict_layers"]):
+        names = checkpoints.names(name, config, index)
+        others |= {names["head"]} | ({names["embed"]} if BY_NAME[name].copies else set())
+        others |= {"model.norm.weight"} if names["final"] is not None else set()
     return {key: each for key, each in weights.items() if key not in others}
 
 
@@ -62,28 +63,30 @@ def loaded_into(module: torch.nn.Module, name: str, config: dict[str, Any], weig
     module.load_state_dict({ours: each for key, each in weights.items() if (ours := rename(key)) is not None})
 
 
-def add_module(folder: Path, name: str, config: dict[str, Any], weights: Weights) -> None:
-    """Add a module to a target's checkpoint, in a second file of weights, in float32. Tensors that the checkpoint
+def add_modules(folder: Path, name: str, config: dict[str, Any], weights: Weights) -> None:
+    """Add modules to a target's checkpoint, in a second file of weights, in float32. Tensors that the checkpoint
     already has are left out."""
-    rename = names_in_module(BY_NAME[name], config["num_hidden_layers"])
+    number = config["num_nextn_predict_layers"]
+    renames = [names_in_module(BY_NAME[name], config["num_hidden_layers"], index) for index in range(number)]
     its = load_file(folder / "model.safetensors")
-    module = {key: each.float() for key, each in weights.items() if rename(key) is not None and key not in its}
+    ours = [key for key in weights if any(rename(key) is not None for rename in renames)]
+    module = {key: weights[key].float() for key in ours if key not in its}
     (folder / "model.safetensors").rename(folder / "model-1.safetensors")
     save_file(module, folder / "model-2.safetensors", metadata={"format": "pt"})
     index = dict.fromkeys(its, "model-1.safetensors") | dict.fromkeys(module, "model-2.safetensors")
     text = json.dumps({"metadata": {}, "weight_map": index})
     (folder / "model.safetensors.index.json").write_text(text)
     written = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(written | {"num_nextn_predict_layers": 1}))
+    (folder / "config.json").write_text(json.dumps(written | {"num_nextn_predict_layers": number}))
 
 
-def llama_with_module(folder: Path) -> Path:
-    """Save a tiny Llama with an MTP module, whose weights are so large that errors in its inputs change its drafts.
+def llama_with_modules(folder: Path, number: int = 1) -> Path:
+    """Save a tiny Llama with MTP modules, whose weights are so large that errors in their inputs change their drafts.
     Returns the folder."""
     tiny_target(folder)
     written = json.loads((folder / "config.json").read_text())
-    config = tiny_config("llama", **written, num_nextn_predict_layers=1)
+    config = tiny_config("llama", **written, num_nextn_predict_layers=number)
     weights = tiny_weights("llama", config)
     large = {key: 3 * each if key.endswith("_proj.weight") else each for key, each in weights.items()}
-    add_module(folder, "llama", config, large)
+    add_modules(folder, "llama", config, large)
     return folder

@@ -1,8 +1,8 @@
-"""Every code block in the READMEs and in docs/ is run.
+"""The python, bash and console blocks in the READMEs and in docs/ are run.
 
-The python, bash and console blocks of a file run in order, in an empty directory. The python blocks of a file share one
-namespace; a block that begins with `# name.py` is also saved under that name. In a console block, the lines after "$ "
-are run. The line `<!-- not run: reason -->` before a block exempts it.
+The blocks of a file run in order, in an empty directory. The python blocks of a file share one
+namespace; a block that begins with `# name.py` is also saved under that name. In a console block, the lines
+that begin with "$ " are run, and the rest is output. The line `<!-- not run: reason -->` before a block exempts it.
 
 A `spec-decode` command runs in this process, since importing torch in a new one takes seconds. Others run in bash.
 """

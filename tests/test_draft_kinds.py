@@ -120,7 +120,8 @@ def test_a_head_is_not_found_out_after_the_target_is_loaded(
 def test_a_fault_in_the_comparison_is_noticed(
     monkeypatch: pytest.MonkeyPatch, checkpoints: dict[str, Path], plugins: Plugins
 ) -> None:
-    """Without the two checks the errors are those of the tensors."""
+    """Negative control: without the comparison of kinds (`_other_kind`), the error is the loader's own, about a tensor
+    that is missing, and does not say what the checkpoint is."""
     monkeypatch.setattr(draft_kind, "_other_kind", lambda *draft: None)
     assert "is missing" in refused("eagle", checkpoints["draft_model"], plugins)
 

@@ -1,6 +1,5 @@
-"""Scripts as vLLM's documentation has them run here with only the import and the models' names changed.
-
-Where a script asks for several devices, it is given one.
+"""Runs scripts of vLLM's documentation. Only the import and the models' names are changed, and tensor-parallel sizes
+are 1.
 """
 
 from __future__ import annotations

@@ -128,8 +128,9 @@ class Scheduler:
         return schedule
 
     def _extend(self, request: Request, room: int, schedule: Schedule) -> int:
-        """Schedule a running request's next tokens: a chunk of its prompt, or its last token with a draft. Returns how
-        many tokens of the forward pass this takes, at most `room`; 0 if the request was preempted."""
+        """Schedule a running request's next tokens: a chunk of its prefill, or its last token and room for a draft. If
+        KV blocks run out, it gets no draft; if they still do, the last running requests are preempted, it may be this
+        one. Returns how many tokens of the forward pass it takes, at most `room`; 0 if it was preempted itself."""
         num_known = min(request.num_pending, room)
         behind = len(self.running) - len(schedule.requests) - 1  # running requests that also want a token
         budget = max(0, min(self._budget(request, len(self.running)), room - num_known - behind))

@@ -106,8 +106,8 @@ class PagedKVManager:
 
     def _move(self, request_ids: list[str], first_nodes: list[int], verdict: Verdict) -> None:
         """Compact the KV cache after verification: move the keys and values of accepted draft tokens into consecutive
-        slots, for all requests and layers at once. The j-th accepted draft token of request i goes to slot
-        first_nodes[i] + j - 1.
+        slots, for all requests at once, in all layers that keep keys and values of draft tokens. The j-th accepted
+        draft token of request i, counted from 1, goes to slot first_nodes[i] + j - 1 of the request.
 
         first_nodes: for each request, the slot of its first draft token.
         verdict: the result of verification, on the host.

@@ -21,8 +21,9 @@ Operation = Callable[..., Any]
 
 
 def replace_parts(model: nn.Module, ops: Mapping[str, Operation]) -> None:
-    """Replace the model's norms by the operation `rms_norm` of `ops`, and its rotary embeddings by the operation
-    `rotary`. If an operation in `ops` is only the reference implementation, nothing is replaced by it."""
+    """Make a model call `ops["rms_norm"]` in its RMSNorm modules and `ops["rotary"]` where its attention modules apply
+    rotary embeddings, wherever the model's own code gives the same bits as the reference implementation. An operation
+    that is itself the reference implementation is left out."""
     like = next(model.parameters(), torch.empty(0))
     for module in list(model.modules()):
         if ops["rotary"] is not REFERENCE["rotary"]:

@@ -63,8 +63,11 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def build(work: Path, seed: int = 0) -> None:
-    """Train the tokenizer and encode the corpus: write ``tokenizer/``, ``train.npy`` and ``heldout.npy`` under
-    ``work``, unless they exist."""
+    """Encode the corpus and synthesized edit documents: write ``train.npy`` and ``heldout.npy`` with their marks under
+    ``work``, unless both are there. Trains the tokenizer first, unless ``tokenizer/`` has one.
+
+    seed: of the edits, and of the documents' order.
+    """
     if (work / "train.npy").exists() and (work / "heldout.npy").exists():
         return
     train, heldout = read_jsonl(work / "train.jsonl"), read_jsonl(work / "heldout.jsonl")

@@ -23,13 +23,14 @@ def choices_from_accuracies(accuracies: Accuracies, num_nodes: int) -> list[tupl
     """Build the tree that is expected to get the most draft tokens accepted (Cai et al. 2024; the authors'
     gen_results.py).
 
-    The tree begins with the likeliest token of the first head. Then a node at a time is added: the next sibling or the
-    first child of a node, whichever is the likeliest to be right. A node is right with the product of the accuracies
-    along its path.
+    The tree begins with the likeliest token of the first head. Then nodes are added one at a time: of the next siblings
+    and first children of all nodes in the tree, the one that is most likely to be right. The probability that a node is
+    right is taken as the product of the accuracies along its path.
 
     accuracies: for each head, the share of tokens that its likeliest guess, its second likeliest, ... gets right.
 
-    Returns the paths in the order in which they were added; fewer than num_nodes if no other node can be right.
+    Returns the nodes in the order in which they were added, each as its path: the rank of the token of each head. There
+    are fewer than num_nodes if all other nodes have probability 0.
     """
 
     def offer(path: tuple[int, ...], order: tuple[int, int]) -> None:

@@ -200,8 +200,8 @@ def test_a_step_that_fails_after_all_had_their_tokens(
 
 
 def test_the_streams_of_an_aborted_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two streams share a step that fails. The stream that ran the step raises; the other ends with the text generated
-    so far."""
+    """Two streams share a step that fails. The stream that ran the step raises; the other yields the text
+    generated so far, and ends."""
     params = attrs.evolve(HOLDS_BACK, max_tokens=60)
     whole = llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].text
     first, second = llm.stream(PROMPT, params), llm.stream(PROMPT, params)

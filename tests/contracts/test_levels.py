@@ -68,7 +68,7 @@ class Config:
 
 
 class Levels(Proposer):
-    """A proposer whose draft tokens depend only on the request's tokens. It also runs the draft tokens through one
+    """A proposer whose draft logits depend only on the request's tokens. It also runs the draft tokens through one
     attention layer, and checks the outputs."""
 
     def __init__(self, config: Config, context: Any) -> None:

@@ -105,7 +105,7 @@ class DraftModelFromScratch:
 
     def _read_ahead(self, drafted: Drafted, text: list[int]) -> None:
         """Compute and cache the logits after a request's whole text, and after each root-to-leaf path of the draft
-        tree. Each takes one forward pass."""
+        tree, with at most one forward pass for each of these sequences."""
         self.logits(text)
         paths: dict[int, list[int]] = {-1: []}
         for number, (token, parent) in enumerate(zip(drafted.token_ids, drafted.parents, strict=True)):

@@ -25,7 +25,10 @@ class Foreign:
 
 
 def _all(reason: str, **neutral: Any) -> dict[str, Foreign]:
-    """Arguments that share a reason, each with its neutral value, or with a tuple of any number of them."""
+    """Make the table's entries for arguments that are refused for the same reason.
+
+    neutral: for each argument its neutral value, or a tuple of several; an empty tuple if only None is neutral.
+    """
     values = {name: value if isinstance(value, tuple) else (value,) for name, value in neutral.items()}
     return {name: Foreign(each, reason) for name, each in values.items()}
 

@@ -26,7 +26,7 @@ class _Group:
 class PagedKVManager:
     """The default `KVManager`, without prefix caching: each request computes all of its tokens.
 
-    Slots of rejected draft tokens are overwritten in the request's next forward pass; blocks that hold only such slots
+    Slots of rejected draft tokens are overwritten by the request's next tokens; blocks that hold only such slots
     are freed.
 
     pool: the BlockPool that hands out blocks; None: a new one.

@@ -88,7 +88,7 @@ def made(name: str, *, is_new: bool = False, **options: Any) -> Case:
 
 
 def random_batch(config: dict[str, Any], target: TrainingTarget) -> TrainingBatch:
-    """Draw texts and features. A third of the tokens do not count."""
+    """Return a batch of random token ids and features. The loss mask is False for about a third of the tokens."""
     generator, shape = torch.Generator().manual_seed(1), (BATCH, LENGTH)
     token_ids = torch.randint(config["vocab_size"], shape, generator=generator)
     taps = {"final", *RECIPE.taps(MTPOptions(), target.info)}

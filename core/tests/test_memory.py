@@ -86,7 +86,7 @@ def test_as_many_blocks_as_asked(plan):
         ({"target_weight_bytes": 2 * MIB}, "2097152 bytes of target weights do not fit into the 1048576 bytes of free"),
         ({"draft": Plan(weight_bytes=2 * MIB)}, "2097152 bytes of draft weights do not fit"),
         ({"draft": Plan(weight_bytes=MIB), "target_weight_bytes": 1}, "1 bytes of target weights and 1048576 bytes"),
-        ({"draft": Plan(weight_bytes=2 * MIB)}, "use a smaller draft, a quantized one or none, a smaller model"),
+        ({"draft": Plan(weight_bytes=2 * MIB)}, "use a smaller draft or none, a smaller model"),
         ({"target_weight_bytes": 2 * MIB}, "of free memory: use a smaller model or another dtype, or free some"),
         ({"draft": WITH_KV, "num_kv_blocks": 3}, "(12288 bytes each, 4096 of them the draft's) do not hold"),
         ({"draft": WITH_KV, "num_kv_blocks": 200}, "blocks of 12288 bytes, 4096 of them the draft's do not fit"),

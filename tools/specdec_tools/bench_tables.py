@@ -11,7 +11,7 @@ from specdec_tools.compare import Figures
 from specdec_tools.latencies import PERCENTILES
 from specdec_tools.step_costs import StepCosts
 
-LATENCIES = {"first_token": "first token", "between_steps": "between steps", "request": "whole request"}
+LATENCIES = {"time_to_first_token": "time to first token", "inter_token": "inter-token", "end_to_end": "end-to-end"}
 
 
 def times(by_group: Mapping[str, Figures], total: Figures) -> Table:
@@ -58,7 +58,7 @@ def costs(by_group: Mapping[str, Figures], total: Figures, num_speculative_token
     """What a step costs, in forward passes of plain decoding, and what speed-up these costs allow."""
     table = Table(box=None, padding=(0, 1, 0, 0))
     table.add_column("in forward passes\nof plain decoding", no_wrap=True)
-    for column in ("block efficiency\n(most)", "\ndrafting", "\nverification", "an output\ntoken"):
+    for column in ("block efficiency\n(most of chains)", "\ndrafting", "\nverification", "an output\ntoken"):
         table.add_column(column, justify="right")
     table.add_column("memory-bound\nspeed-up", justify="right")
     for group, figures in by_group.items():

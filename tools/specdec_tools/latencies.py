@@ -1,4 +1,4 @@
-"""How long a user waits: for the first token, from step to step, and for a whole completion."""
+"""How long a user waits: time to first token (TTFT), inter-token latency (ITL) and end-to-end latency."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import ceil
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import asdict, frozen
 
 if TYPE_CHECKING:
     from specdec_tools.compare import Run
@@ -25,29 +25,28 @@ def percentiles(values: Sequence[float]) -> tuple[float, ...]:
 class Latencies:
     """Seconds of the completions of several runs, in no order.
 
-    first_token: from submission to the first token, of each completion.
-    between_steps: between two steps that gave a completion tokens, of all completions. An accepted draft gives several
+    time_to_first_token: from submission to the first token, of each completion.
+    inter_token: between two steps that gave a completion tokens, of all completions. An accepted draft gives several
         tokens at once.
-    request: from submission to the last token, of each completion.
+    end_to_end: from submission to the last token, of each completion.
     """
 
-    first_token: tuple[float, ...]
-    between_steps: tuple[float, ...]
-    request: tuple[float, ...]
+    time_to_first_token: tuple[float, ...]
+    inter_token: tuple[float, ...]
+    end_to_end: tuple[float, ...]
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Latencies:
         times = [times for run in runs for times in _token_times(run) if times]
         return cls(
-            first_token=tuple(each[0] for each in times),
-            between_steps=tuple(b - a for each in times for a, b in pairwise(each)),
-            request=tuple(each[-1] for each in times),
+            time_to_first_token=tuple(each[0] for each in times),
+            inter_token=tuple(b - a for each in times for a, b in pairwise(each)),
+            end_to_end=tuple(each[-1] for each in times),
         )
 
     def percentiles(self) -> Mapping[str, tuple[float, ...] | None]:
         """{name of the latency: its `PERCENTILES` in seconds, or None if there is no value}."""
-        values = {"first_token": self.first_token, "between_steps": self.between_steps, "request": self.request}
-        return {name: percentiles(each) if each else None for name, each in values.items()}
+        return {name: percentiles(each) if each else None for name, each in asdict(self).items()}
 
 
 def _token_times(run: Run) -> Iterator[list[float]]:

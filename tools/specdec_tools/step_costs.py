@@ -40,7 +40,7 @@ class Decoding:
             draft_s=sum(report.draft_s for report in passes),
             target_s=sum(report.target_s for report in passes),
             num_passes=len(passes),
-            tokens_per_pass=1 + sum(report.num_accepted for report in passes) / num_requests,
+            tokens_per_pass=sum(report.num_output_tokens for report in passes) / num_requests,
             draft_tokens_per_pass=sum(report.num_draft_tokens for report in passes) / num_requests,
         )
 
@@ -52,7 +52,8 @@ class StepCosts:
 
     block_efficiency: output tokens per forward pass and request, steps without drafts included.
     drafting: cost of drafting.
-    verification: cost of the target's forward pass over the root and the draft tokens.
+    verification: cost of the target's forward pass over the root and the draft tokens, and of accepting or rejecting
+        them.
     draft_token: cost of drafting divided by the draft tokens of a request, which the literature calls c; None if
         nothing was drafted.
     """
@@ -76,7 +77,8 @@ class StepCosts:
 
     @property
     def token(self) -> float:
-        """The cost of an output token. Drafts pay where it is below 1."""
+        """The cost of an output token. Drafts pay where it is below 1, if forward passes and drafting take most of the
+        time."""
         return (self.drafting + self.verification) / self.block_efficiency
 
     @property

@@ -84,7 +84,7 @@ def test_built_in_prompts(bench, tmp_path):
     assert total["efficiency"] == pytest.approx(total["decoding_speed_up"] * total["costs"]["output_token"], rel=1e-3)
     assert 1 <= total["costs"]["block_efficiency"] <= total["acceptance_length"]
     for waited in total["latency_s"].values():
-        assert 0 < waited["first_token"]["p50"] <= waited["request"]["p50"] <= waited["request"]["p99"]
+        assert 0 < waited["time_to_first_token"]["p50"] <= waited["end_to_end"]["p50"] <= waited["end_to_end"]["p99"]
     for figures in (total, *found["groups"].values(), *found["batches"]):
         assert 0 < figures["unlooped"]["num_tokens"] <= figures["num_tokens"]
         assert figures["unlooped"]["num_drafts_of_all_runs"] <= figures["num_drafts_of_all_runs"]
@@ -223,9 +223,9 @@ def timed_run(seconds, reports, token_ids=((1, 2),)):
 def test_figures():
     """The best possible speed-up is 2: a plain step takes 1 s for 1 token, a speculative step 2 s for 4 tokens."""
     prefill = StepReport(num_prefill_tokens=9, target_s=3.0)
-    plain_pass = StepReport(num_decode_requests=1, target_s=1.0)
-    pass_ = StepReport(num_decode_requests=1, num_draft_tokens=5, num_accepted=3, draft_s=1.0, target_s=1.0,
-                       accepted_per_request={"r": 3})  # fmt: skip
+    plain_pass = StepReport(num_decode_requests=1, num_output_tokens=1, target_s=1.0)
+    pass_ = StepReport(num_decode_requests=1, num_draft_tokens=5, num_accepted=3, num_output_tokens=4, draft_s=1.0,
+                       target_s=1.0, accepted_per_request={"r": 3})  # fmt: skip
     comparison = Comparison(
         "title",
         plain=tuple(timed_run(seconds, [prefill, *[plain_pass] * 8]) for seconds in (11.0, 11.0, 90.0)),
@@ -243,7 +243,7 @@ def test_figures():
 
 @pytest.mark.parametrize(("seconds", "says"), [(4.0, True), (2.0, False), (1.0, False)])
 def test_speculation_that_is_slower_is_told(seconds, says, capsys):
-    passes = [StepReport(num_decode_requests=1, target_s=1.0)]
+    passes = [StepReport(num_decode_requests=1, num_output_tokens=1, target_s=1.0)]
     comparison = Comparison("t", (timed_run(2.0, passes),), (timed_run(seconds, passes),))
     module._print({"some": [comparison]}, "token_recycling", 3)
     told = capsys.readouterr().out.splitlines()[-1] == "token_recycling is slower than plain decoding: 0.50x"
@@ -285,7 +285,7 @@ def test_figures_of_unlooped_text():
 
 def test_outputs_of_other_lengths_are_compared_by_the_token():
     """Speed-ups compare seconds per token: half of the tokens in a quarter of the time is twice as fast."""
-    passes = [StepReport(num_decode_requests=1, target_s=1.0)]
+    passes = [StepReport(num_decode_requests=1, num_output_tokens=1, target_s=1.0)]
     plain, speculative = timed_run(8.0, passes, ((1,) * 8,)), timed_run(2.0, passes, ((1,) * 4,))
     figures = Figures.of(Comparison("t", (plain,), (speculative,)))
     assert (figures.num_plain_tokens, figures.num_tokens) == (8, 4)

@@ -10,10 +10,13 @@ from specdec_tools.compare import Comparison, Figures, Run
 from specdec_tools.latencies import Latencies, percentiles
 from specdec_tools.step_costs import Decoding, StepCosts
 
-PREFILL = StepReport(num_prefill_tokens=9, num_decode_requests=1, target_s=70.0, draft_s=5.0)
-PLAIN = StepReport(num_decode_requests=2, target_s=2.0)
-DRAFTED = StepReport(num_decode_requests=2, num_draft_tokens=8, num_accepted=3, draft_s=1.0, target_s=3.0)
-WITHOUT = StepReport(num_decode_requests=2, draft_s=0.2, target_s=2.0)
+PREFILL = StepReport(num_prefill_tokens=9, num_decode_requests=1, num_output_tokens=2, target_s=70.0, draft_s=5.0)
+PLAIN = StepReport(num_decode_requests=2, num_output_tokens=2, target_s=2.0)
+DRAFTED = StepReport(
+    num_decode_requests=2, num_draft_tokens=8, num_accepted=4, num_output_tokens=5, draft_s=1.0, target_s=3.0
+)
+"""One output ends at an accepted token, so the target adds none."""
+WITHOUT = StepReport(num_decode_requests=2, num_output_tokens=2, draft_s=0.2, target_s=2.0)
 
 
 def check_costs() -> None:
@@ -54,17 +57,20 @@ def test_percentiles() -> None:
 def run(times_s: tuple[float, ...] = (1.0, 1.5, 4.0)) -> Run:
     """A run of two completions, of which one gets tokens in all steps and the other one in two."""
     outputs = ({"r": 1}, {"r": 3, "s": 1}, {"r": 1, "s": 2})
-    reports = tuple(StepReport(num_decode_requests=2, target_s=1.0, output_per_request=output) for output in outputs)
+    reports = tuple(
+        StepReport(num_decode_requests=2, num_output_tokens=sum(each.values()), target_s=1.0, output_per_request=each)
+        for each in outputs
+    )
     return Run(4.0, ((1,) * 5, (2,) * 3), reports, ("r", "s"), times_s)
 
 
 def test_latencies() -> None:
     found = Latencies.of([run(), run((10.0, 20.0, 30.0))])
-    assert sorted(found.first_token) == [1.0, 1.5, 10.0, 20.0]
-    assert sorted(found.between_steps) == [0.5, 2.5, 2.5, 10.0, 10.0, 10.0]
-    assert sorted(found.request) == [4.0, 4.0, 30.0, 30.0]
-    assert found.percentiles()["request"] == (4.0, 30.0, 30.0)
-    assert Latencies.of([]).percentiles() == {"first_token": None, "between_steps": None, "request": None}
+    assert sorted(found.time_to_first_token) == [1.0, 1.5, 10.0, 20.0]
+    assert sorted(found.inter_token) == [0.5, 2.5, 2.5, 10.0, 10.0, 10.0]
+    assert sorted(found.end_to_end) == [4.0, 4.0, 30.0, 30.0]
+    assert found.percentiles()["end_to_end"] == (4.0, 30.0, 30.0)
+    assert Latencies.of([]).percentiles() == {"time_to_first_token": None, "inter_token": None, "end_to_end": None}
 
 
 def test_the_tables_have_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +79,7 @@ def test_the_tables_have_them(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     cells = [line.split() for line in lines]
-    assert ["total", "1.00", "(6)", "0.00", "1.00", "1.00", "1.00x"] in cells
-    assert ["whole", "request", "4000.0", "4000.0", "4000.0", "2000.0", "2000.0", "2000.0"] in cells
+    assert ["total", "1.33", "(6)", "0.00", "1.00", "0.75", "1.33x"] in cells
+    assert ["end-to-end", "4000.0", "4000.0", "4000.0", "2000.0", "2000.0", "2000.0"] in cells
     figures = Figures.of(*groups["some"])
-    assert (figures.latencies.request, figures.plain_latencies.request) == ((2.0, 2.0), (4.0, 4.0))
+    assert (figures.latencies.end_to_end, figures.plain_latencies.end_to_end) == ((2.0, 2.0), (4.0, 4.0))

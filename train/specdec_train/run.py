@@ -86,7 +86,7 @@ class Run:
         torch.manual_seed(settings.seed)
         self._trainee = recipe.make(options, self._target, counts)
         if settings.start is not None:  # the checkpoint of a run that is resumed has the sizes of its start
-            start_from(settings.start if saved is None else str(settings.out), self._trainee, spec, options)
+            start_from(settings.start if saved is None else str(settings.out.resolve()), self._trainee, spec, options)
         self._trainee.to(self._target.info.device)
         self._optimizers = optimizers(self._trainee, settings)
         self._step, self._num_tokens, self._seconds = 0, 0, 0.0

@@ -34,8 +34,8 @@ class Settings:
     )
     out: Path = field(metadata={"help": "Folder for the checkpoint, the log and the state of the run.", **UNCHECKED})
     start: str | None = _setting(
-        "Trained draft to start from (fine-tuning): a folder, or a name on the hub. The recipe's options must give its "
-        "sizes. Default: start from new weights.",
+        "Trained draft to start from (fine-tuning): a folder, or a name on the hub. Options of the recipe that have "
+        "defaults must be those of the start. Default: start from new weights.",
         default=None,
         validator=text(optional=True),
     )

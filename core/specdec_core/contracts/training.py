@@ -48,8 +48,8 @@ class Trainee(Protocol):
 
     def load(self, model: str) -> Mapping[str, Any]:
         """Take over the weights and sizes of a checkpoint, a folder or a name on the hub, to train it further. Returns
-        its sizes as {option of the recipe: value}; the run refuses other values than these and None. Raises
-        CompatibilityError if it does not fit. Optional: without this method, every run starts from new weights."""
+        its sizes as {option of the recipe: value}; the run refuses other values than these and None. Raises ConfigError
+        or CompatibilityError if it does not fit. Optional: without this method, every run starts from new weights."""
 
 
 @frozen(eq=False)

@@ -121,7 +121,7 @@ def _check(memory: MemoryPlan, left_bytes: int) -> None:
         )
         raise CapacityError(
             f"{weights} do not fit into the {memory.free_bytes} bytes of free memory: use "
-            f"{'a smaller draft, a quantized one or none, ' if memory.draft_weight_bytes else ''}a smaller model or "
+            f"{'a smaller draft or none, ' if memory.draft_weight_bytes else ''}a smaller model or "
             f"another dtype, or free some"
         )
     needed = _blocks(memory.max_model_len, memory.block_size)

@@ -1,7 +1,8 @@
 """Metrics of speculation, such as the acceptance rate: per request, over the life of an engine, and in the log.
 
 To add a metric, add a field to `Totals`, a line to `Totals.add` and one to `Metrics.read`. If a step must count
-something new for it, add a field to `contracts/report.py` and its value in `engine/step_report.py`.
+something new for it, add a field to `contracts/report.py` and its value in `engine/step_report.py`. For a gauge, add a
+field to `Load`, its value in `Engine.load` and a line to `Metrics._gauges`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ from specdec_core import (
     load_training_target,
     soft_cross_entropy,
 )
+from specdec_proposer_draft.config import DraftConfig
 from specdec_proposer_draft.recipe import DraftTrainingOptions
+from specdec_proposer_draft.vocabulary import shared_vocabulary
 
 HEAD_DIM = 64
 
@@ -69,6 +71,7 @@ class DraftTrainee(nn.Module):
                 f"the draft model {model!r} has {found.info.vocab_size} tokens, and the target {info.vocab_size}: "
                 f"start from one with the target's vocabulary"
             )
+        shared_vocabulary(DraftConfig(model=model), found.info, info)  # refuses other tokens with the same ids
         self.model = found.model.train().requires_grad_(True)
         names = {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads", "tie": "tie_word_embeddings"}
         names |= {name: name for name in ("hidden_size", "intermediate_size")}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from other_vocabularies import save_words
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -110,6 +111,13 @@ def test_what_cannot_be_trained_further_is_explained(options, sizes, message, ta
     given = tiny_target(tmp_path, num_hidden_layers=1, **sizes)
     with pytest.raises((ConfigError, CompatibilityError), match=message):
         make(target, **options).load(str(given))
+
+
+def test_a_start_whose_tokens_are_others_is_refused(target, tmp_path):
+    given = tiny_target(tmp_path, num_hidden_layers=1)
+    save_words(given, [f"w{i}" for i in reversed(range(48))])  # other ids of the same words
+    with pytest.raises(CompatibilityError, match="w47"):
+        make(target).load(str(given))
 
 
 @pytest.mark.parametrize(

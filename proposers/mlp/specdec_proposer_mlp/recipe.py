@@ -19,7 +19,7 @@ class MLPSpeculatorOptions:
     inner_dim: int = field(
         default=0,
         validator=whole_number(0),
-        metadata={"help": "Width of the heads. 0: the target's hidden size; with --start, its."},
+        metadata={"help": "Width of the heads. 0: the target's hidden size, or with --start the start's."},
     )
     tie_weights: bool = field(
         default=False, validator=flag, metadata={"help": "Whether the heads share their weights."}

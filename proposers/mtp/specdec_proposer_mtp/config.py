@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 @frozen(kw_only=True)
 class MTPConfig(DraftHeadConfig, DraftWindowConfig):
     """Options of the method `mtp`. By default it drafts one token, for which the module was trained. With more, the
-    module reads its own output, and drafts a chain. Raises ConfigError if a value is out of range."""
+    module reads its own output, and drafts a chain. If the checkpoint has several modules, each drafts the token at its
+    depth. Raises ConfigError if a value is out of range."""
 
     model: str | Path | None = field(
         default=None,
         validator=optional_checkpoint,
         metadata={
-            "help": "The checkpoint with the MTP module: a folder, or a name on the model hub. None: the target's."
+            "help": "The checkpoint with the MTP modules: a folder, or a name on the model hub. None: the target's."
         },
     )
 

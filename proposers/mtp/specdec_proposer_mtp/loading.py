@@ -171,11 +171,11 @@ def layer_config(name: str, family: Family, stated: Mapping[str, Any]) -> Any:
 
 
 def _number(name: str, family: Family, stated: Mapping[str, Any]) -> int:
-    """How many MTP modules the checkpoint `name` has; 1 if its config.json does not say."""
+    """How many MTP modules the checkpoint `name` has; 1 if its config.json does not say, or says 0."""
     number = stated.get(family.num_modules, 1) if family.num_modules else 1
     if type(number) is not int or number < 0:
         raise CompatibilityError(
-            f"config.json of {name!r} has {family.num_modules}={shown(number)}, and it must be a whole number, the "
-            f"number of MTP modules: download or save it again"
+            f"config.json of {name!r} has {family.num_modules}={shown(number)}, and the number of MTP modules must be "
+            f"a whole number of at least 0: download or save it again"
         )
     return max(1, number)

@@ -54,7 +54,8 @@ def marks(document: Document, encoding: Encoding) -> np.ndarray:
 
 def lay_out(edits: list[Tokens], other: Tokens) -> Tokens:
     """Return the stream: rows of UNIT tokens. Each begins with whole edits, as many as keep their share of the stream,
-    and goes on with the other text, which is cut at the rows' ends.
+    and goes on with the other text, which is cut at the rows' ends. Once that is used up, edits follow each other, and
+    rows may cut them.
 
     edits: edit documents of at most UNIT tokens; the last ones come first.
     """

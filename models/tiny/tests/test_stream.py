@@ -1,9 +1,10 @@
-"""training.stream keeps edit documents whole, and marks the tokens at which an edit departs from the code before it."""
+"""training.stream keeps edit documents whole, and gives more weight to the tokens that it changes."""
 
 from __future__ import annotations
 
 import ast
 import random
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -45,22 +46,43 @@ def test_departures(before, after, departs, training):
 
 
 @pytest.mark.parametrize("kind", ["rename", "remove_comments", "remove_docstrings", "replace_constant", "repeat"])
-def test_marks_are_what_a_copy_gets_wrong(kind, training):
-    """Copying the code before the edit, with a jump to where the texts agree again after each marked part, gives the
+def test_a_copy_gets_the_heavy_tokens_wrong_and_no_others(kind, training):
+    """Copying the code before the edit, with a jump to where the texts agree again after each heavy part, gives the
     code after the edit."""
     task, after = getattr(training.edits, kind)(CODE, ast.parse(CODE), random.Random(1), ["count"])
     text = f"# Task: {task}\n{CODE}{training.edits.RESULT}{after}"
     encoding = Tokenizer.from_file(str(Path(model_path()) / "tokenizer.json")).encode(text)
-    marks = training.stream.marks(training.corpus.Document("edit", "", text), encoding)
-    assert marks.any() == (kind != "repeat")
-    assert marks.mean() < 0.2
+    weights = training.stream.weights(training.corpus.Document("edit", "", text), encoding)
+    heavy = weights == training.stream.DEPARTURE
+    assert heavy.any() == (kind != "repeat")
+    assert heavy.mean() < 0.2
+    assert (weights[~heavy] == 1).all()
     kept, before = [], CODE
-    for (start, end), marked in zip(encoding.offsets, marks, strict=True):
-        if start >= len(text) - len(after) and not marked:
+    for (start, end), departs in zip(encoding.offsets, heavy, strict=True):
+        if start >= len(text) - len(after) and not departs:
             kept.append(text[start:end])
     for part in kept:
-        assert part in before, "an unmarked token is not in what is left of the code before"
+        assert part in before, "a light token is not in what is left of the code before"
         before = before[before.index(part) + len(part) :]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_drills_rename_every_word_of_the_name_and_weigh_only_what_follows(seed, training):
+    (document, *_) = training.edits.drills([training.corpus.Document("a", "a.py", CODE)] * 3, seed, 0.5)
+    head, separator, after = document.text.partition(training.edits.RESULT)
+    task, before = head.split("\n", 1)
+    if "rename" in task:
+        old, new = task.split("`")[1::2]
+        assert old in before
+        assert re.sub(rf"\b{old}\b", new, before) == after
+    else:
+        assert before == after
+    encoding = Tokenizer.from_file(str(Path(model_path()) / "tokenizer.json")).encode(document.text)
+    weights = training.stream.weights(document, encoding)
+    result = np.array(encoding.offsets)[:, 0] >= len(head + separator)
+    assert (weights[result] >= 1).all()
+    assert (weights[~result] == 0).all()
+    assert (weights == training.stream.DEPARTURE).any() == ("rename" in task)
 
 
 def test_edits_stay_whole_and_nothing_is_lost(training):
@@ -69,9 +91,9 @@ def test_edits_stay_whole_and_nothing_is_lost(training):
     ends = np.cumsum(rng.integers(20, unit + 1, 20))
     edits = [(ids[a:b], ids[a:b] % 3 == 0) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
     rest = ids[ends[-1] :]
-    stream, marks = training.stream.lay_out(edits, (rest, rest % 3 == 0))
+    stream, weights = training.stream.lay_out(edits, (rest, rest % 3 == 0))
     assert sorted(stream.tolist()) == ids.tolist()
-    assert (marks == (stream % 3 == 0)).all()
+    assert (weights == (stream % 3 == 0)).all()
     for edit, _ in edits:
         (start,) = np.flatnonzero(stream == edit[0])
         assert stream[start : start + len(edit)].tolist() == edit.tolist()

@@ -16,12 +16,12 @@ class Units:
 
     A unit is 2049 consecutive token ids: 2048 inputs, and one more as the target of the last input.
 
-    path: a file of token ids (.npy), with its marks beside it (stream.py).
+    path: a file of token ids (.npy), with the weights of their losses beside it (stream.py).
     """
 
     def __init__(self, path: Path, seed: int) -> None:
         self._ids = np.load(path, mmap_mode="r")
-        self._marks = np.load(marks_of(path), mmap_mode="r")
+        self._weights = np.load(weights_of(path), mmap_mode="r")
         self._count = (len(self._ids) - 1) // UNIT
         self._seed = seed
         self._epoch, self._order = -1, np.empty(0, np.int64)
@@ -32,10 +32,10 @@ class Units:
         first: index of the first unit, counted through all epochs.
         length: tokens of a sequence; a divisor of UNIT.
 
-        Returns token ids, int64 [number of sequences, length + 1], and the marks of the targets, bool [number of
+        Returns token ids, int64 [number of sequences, length + 1], and the weights of the targets, float32 [number of
         sequences, length]. The last id of a sequence is only a target.
         """
-        rows, marks = [], []
+        rows, weights = [], []
         for index in range(first, first + BATCH_UNITS):
             epoch, place = divmod(index, self._count)
             if epoch != self._epoch:
@@ -43,13 +43,13 @@ class Units:
                 self._epoch, self._order = epoch, generator.permutation(self._count)
             begin = int(self._order[place]) * UNIT
             rows += [self._ids[s : s + length + 1] for s in range(begin, begin + UNIT, length)]
-            marks += [self._marks[s + 1 : s + length + 1] for s in range(begin, begin + UNIT, length)]
-        return torch.from_numpy(np.stack(rows).astype(np.int64)), torch.from_numpy(np.stack(marks))
+            weights += [self._weights[s + 1 : s + length + 1] for s in range(begin, begin + UNIT, length)]
+        return torch.from_numpy(np.stack(rows).astype(np.int64)), torch.from_numpy(np.stack(weights)).float()
 
 
-def marks_of(path: Path) -> Path:
-    """Return the file of the marks that belong to a file of token ids."""
-    return path.with_name(path.stem + "-marks.npy")
+def weights_of(path: Path) -> Path:
+    """Return the file of the weights that belong to a file of token ids."""
+    return path.with_name(path.stem + "-weights.npy")
 
 
 def spread_units(path: Path, count: int) -> torch.Tensor:

@@ -1,5 +1,5 @@
 """Synthesize edit documents for training: each has a task, a code snippet of the corpus, and the snippet after the
-edit.
+edit. Drills are edit documents of words in random order.
 
 They teach the model to copy and change code in its context. Each edit is checked by parsing the result. The functions
 in KINDS, one for each kind of edit, return (task, edited code), or None if they find nothing to edit.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import io
 import random
+import re
 import textwrap
 import tokenize
 from collections import Counter
@@ -20,9 +21,11 @@ from tqdm import tqdm
 from .corpus import Document
 
 SHARE = 1 / 3
+DRILL_SHARE = 1 / 5
 RESULT = "\n# Result:\n"
 """Between the code before an edit and the code after it."""
 MIN_CHARS, MAX_CHARS = 150, 2400
+REPEAT = "repeat the code unchanged"
 NUMBERS = (2, 3, 5, 7, 8, 10, 12, 16, 20, 32, 42, 64, 100, 128, 256, 1000)
 Span = tuple[int, int, str]
 Edit = tuple[str, str]
@@ -146,7 +149,7 @@ def remove_hints(code: str, tree: ast.Module, rng: random.Random, names: list[st
 
 def repeat(code: str, tree: ast.Module, rng: random.Random, names: list[str]) -> Edit | None:
     """Make the edit that changes nothing. Returns (task, unchanged code)."""
-    return "repeat the code unchanged", code
+    return REPEAT, code
 
 
 KINDS: list[tuple[Callable[..., Edit | None], int]] = [
@@ -206,6 +209,43 @@ def edit_documents(documents: list[Document], seed: int = 0, share: float = SHAR
                 progress.update(len(text))
                 yield Document("edit", f"{document.source}/{document.path}", text)
     progress.close()
+
+
+def drill(code: str, rng: random.Random, names: list[str]) -> str | None:
+    """Return the text of an edit document whose code are the snippet's words in random order, many of them several
+    times. The task is to rename one, or to repeat the code. Returns None if the snippet has no word to rename.
+
+    What comes next cannot be guessed from the words before, so only a model that finds its place in the code before
+    the edit gets it right.
+    """
+    words = re.findall(r"\w+\W+", code)
+    words = rng.choices(rng.sample(words, min(len(words), rng.randint(8, 60))), k=rng.randint(16, 100))
+    old, new = rng.choice(words), rng.choice(names)
+    task, before, after = REPEAT, "".join(words), "".join(words)
+    if rng.random() < 0.6:
+        name = re.match(r"[A-Za-z_]\w*", old)
+        if name is None or new in before:
+            return None
+        task, after = f"rename `{name[0]}` to `{new}`", re.sub(rf"\b{name[0]}\b", new, before)
+    return f"# Task: {task}\n{before}{RESULT}{after}"
+
+
+def drills(documents: list[Document], seed: int = 0, share: float = DRILL_SHARE) -> Iterator[Document]:
+    """Yield drills made from snippets of ``documents``.
+
+    share: the fraction of all characters that are in drills. The others are in ``documents``.
+    """
+    rng = random.Random(seed)
+    budget = sum(len(d.text) for d in documents) * share / (1 - share)
+    names = common_names(rng.sample(documents, min(len(documents), 1500)))
+    while budget > 0:
+        document = rng.choice(documents)
+        choices = snippets(document)
+        for code in rng.sample(choices, min(8, len(choices))):
+            text = drill(code, rng, names)
+            if text is not None:
+                budget -= len(text)
+                yield Document("drill", f"{document.source}/{document.path}", text)
 
 
 def common_names(documents: list[Document]) -> list[str]:

@@ -1,5 +1,5 @@
-"""The corpus as one stream of token ids, in rows in which edit documents stay whole, and marks on the tokens that a
-copy of the edited code would get wrong."""
+"""The corpus as one stream of token ids, in rows in which edit documents stay whole, and the weight of each token's
+loss."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from tokenizers import Encoding, Tokenizer
 from tqdm import tqdm
 
 from .corpus import Document
-from .data import UNIT, marks_of
+from .data import UNIT, weights_of
 from .edits import RESULT
 
 END_OF_TEXT = "<|endoftext|>"
 LINES, WORDS = re.compile(r".*\n|.+"), re.compile(r"\w+|\s+|[^\w\s]")
+DEPARTURE = 4
+"""Weight of a token at which an edit departs from the code before it. There are few of them, and without more weight
+a model of this size learns to copy, and not to edit."""
 Tokens = tuple[np.ndarray, np.ndarray]
-"""Token ids, uint16, and a mark for each, bool."""
+"""Token ids, uint16, and the weight of each one's loss, uint8."""
 
 
 def departures(before: str, after: str, parts: tuple[re.Pattern[str], ...] = (LINES, WORDS)) -> list[tuple[int, int]]:
@@ -39,17 +42,17 @@ def departures(before: str, after: str, parts: tuple[re.Pattern[str], ...] = (LI
     return spans
 
 
-def marks(document: Document, encoding: Encoding) -> np.ndarray:
-    """Return which tokens of an edit document the code before the edit does not predict, bool [number of tokens]."""
-    marked = np.zeros(len(document.text) + 1, bool)
+def weights(document: Document, encoding: Encoding) -> np.ndarray:
+    """Return the weight of each token of an edit document, uint8 [number of tokens]: DEPARTURE where the code before
+    the edit does not predict it, 0 in the words of a drill, which nothing predicts, and 1 elsewhere."""
+    of_chars = np.ones(len(document.text) + 1, np.uint8)
     head, separator, after = document.text.partition(RESULT)
     start = len(head) + len(separator)
+    if document.source == "drill":
+        of_chars[:start] = 0
     for begin, end in departures(head.partition("\n")[2], after):
-        marked[start + begin : start + end] = True
-    before = np.concatenate([[0], marked.cumsum()])
-    begins, ends = np.array(encoding.offsets).T
-    found: np.ndarray = before[ends] > before[begins]
-    return found
+        of_chars[start + begin : start + end] = DEPARTURE
+    return np.array([of_chars[begin:end].max() for begin, end in encoding.offsets], np.uint8)
 
 
 def lay_out(edits: list[Tokens], other: Tokens) -> Tokens:
@@ -73,26 +76,26 @@ def lay_out(edits: list[Tokens], other: Tokens) -> Tokens:
         rows.append((other[0][taken : taken + room], other[1][taken : taken + room]))
         taken += room
         num_tokens += UNIT
-    ids, marked = (np.concatenate(parts) for parts in zip(*rows, strict=True))
-    return ids, marked
+    ids, each = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+    return ids, each
 
 
 def encode(tokenizer: Tokenizer, documents: list[Document], path: Path) -> int:
     """Write the token ids of all documents, with an end-of-text token after each, to the ``.npy`` file ``path``
-    (uint16), and the marks of edit documents to the file that `marks_of` names (bool). Returns the number of ids."""
+    (uint16), and the weight of each to the file that `weights_of` names (uint8). Returns the number of ids."""
     end = tokenizer.token_to_id(END_OF_TEXT)
     edits, others = [], []
     for start in tqdm(range(0, len(documents), 256), desc=f"encode {path.stem}"):
         batch = documents[start : start + 256]
         for document, encoding in zip(batch, tokenizer.encode_batch([each.text for each in batch]), strict=True):
             ids = np.array([*encoding.ids, end], np.uint16)
-            if document.source == "edit" and len(ids) <= UNIT:
-                edits.append((ids, np.append(marks(document, encoding), False)))
+            if document.source in ("edit", "drill") and len(ids) <= UNIT:
+                edits.append((ids, np.append(weights(document, encoding), np.uint8(1))))
             else:
-                others.append((ids, np.zeros(len(ids), bool)))
-    ids, marked = (np.concatenate(parts) for parts in zip(*others, strict=True))
-    ids, marked = lay_out(edits, (ids, marked))
-    for file, array in ((marks_of(path), marked), (path, ids)):
+                others.append((ids, np.ones(len(ids), np.uint8)))
+    ids, each = (np.concatenate(parts) for parts in zip(*others, strict=True))
+    ids, each = lay_out(edits, (ids, each))
+    for file, array in ((weights_of(path), each), (path, ids)):
         partial = file.with_suffix(".partial.npy")
         np.save(partial, array)
         partial.replace(file)

@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 from .corpus import Document, read_jsonl
-from .edits import edit_documents
+from .edits import drills, edit_documents
 from .stream import END_OF_TEXT, encode
 
 VOCABULARY = 8192
@@ -63,8 +63,8 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def build(work: Path, seed: int = 0) -> None:
-    """Encode the corpus and synthesized edit documents: write ``train.npy`` and ``heldout.npy`` with their marks under
-    ``work``, unless both are there. Trains the tokenizer first, unless ``tokenizer/`` has one.
+    """Encode the corpus and synthesized edit documents: write ``train.npy`` and ``heldout.npy`` with their weights
+    under ``work``, unless both are there. Trains the tokenizer first, unless ``tokenizer/`` has one.
 
     seed: of the edits, and of the documents' order.
     """
@@ -72,7 +72,7 @@ def build(work: Path, seed: int = 0) -> None:
         return
     train, heldout = read_jsonl(work / "train.jsonl"), read_jsonl(work / "heldout.jsonl")
     edits = list(edit_documents(train, seed))
-    documents = train + edits
+    documents = train + edits + list(drills(train, seed))
     random.Random(seed).shuffle(documents)
     if (work / "tokenizer" / "tokenizer.json").exists():
         tokenizer = Tokenizer.from_file(str(work / "tokenizer" / "tokenizer.json"))

@@ -28,9 +28,6 @@ WARM_UP_STEPS = 100
 STABLE_LENGTHS = ((0.6, 512), (1.0, 2048))
 DECAY_LENGTH = 2048
 FINAL_SHARE = 0.02
-MARKED = 16.0
-"""Weight of a token at which an edit departs from the code before it. Others have 1. There are few of them, and
-without more weight a model of this size learns to copy, and not to edit."""
 LOG_EVERY, EVALUATE_EVERY = 10, 250
 CHECKPOINT_SECONDS = 180
 HELDOUT_UNITS = 16
@@ -154,8 +151,7 @@ def train(
                 progress.decay_from, progress.decay_tokens = progress.tokens, due
         begun = time.monotonic()
         length = sequence_length(progress, tokens - decay_tokens)
-        ids, marks = units.batch(progress.units, length)
-        loss = trainee.loss(ids, 1 + marks.float() * (MARKED - 1))
+        loss = trainee.loss(*units.batch(progress.units, length))
         losses.append(update(trainee, optimizers, loss, peak * rate(progress)))
         progress.step += 1
         progress.units += BATCH_UNITS

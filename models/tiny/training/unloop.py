@@ -72,7 +72,7 @@ def unloop(work: Path, rounds: int, steps: int, peak: float) -> None:
         order = torch.randperm(TEXTS, generator=torch.Generator().manual_seed(turn))
         for step in tqdm(range(steps), disable=None):
             rows = order[torch.arange(step * ROWS, (step + 1) * ROWS) % TEXTS]
-            loss = trainee.loss(units.batch(progress.units, SEQUENCE)[0])
+            loss = trainee.loss(*units.batch(progress.units, SEQUENCE))
             loss = loss + WEIGHT * trainee.unlikelihood(ids[rows], marks[rows])
             update(trainee, optimizers, loss, peak * (1 - (turn * steps + step) / (rounds * steps)))
             progress.units += 4

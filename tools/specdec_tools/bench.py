@@ -17,6 +17,7 @@ from specdec_core.cli.options import ModelCommand, ModelOptions, model_options
 from specdec_core.cli.screen import printable
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.errors import ConfigError
+from specdec_tools.advice import advice
 from specdec_tools.bench_tables import costs, drafts, latencies, times
 from specdec_tools.compare import Comparison, Figures, TimedModel, compare, load_both
 from specdec_tools.files import TitledPrompt, check_writable, read_prompts, write_text
@@ -153,5 +154,5 @@ def _print(groups: dict[str, list[Comparison]], method: str, num_speculative_tok
     for table in (drafts(figures, total), costs(figures, total, num_speculative_tokens), latencies(total)):
         console.print()
         console.print(table)
-    if total.speed_up < 1:
-        console.print(f"\n{method} is slower than plain decoding: {total.speed_up:.2f}x")
+    for line in advice(method, total, num_speculative_tokens):
+        console.print(f"\n{line}", markup=False)

@@ -241,15 +241,6 @@ def test_figures():
     assert Figures.of(comparison, comparison).plain_s == 22.0
 
 
-@pytest.mark.parametrize(("seconds", "says"), [(4.0, True), (2.0, False), (1.0, False)])
-def test_speculation_that_is_slower_is_told(seconds, says, capsys):
-    passes = [StepReport(num_decode_requests=1, num_output_tokens=1, target_s=1.0)]
-    comparison = Comparison("t", (timed_run(2.0, passes),), (timed_run(seconds, passes),))
-    module._print({"some": [comparison]}, "token_recycling", 3)
-    told = capsys.readouterr().out.splitlines()[-1] == "token_recycling is slower than plain decoding: 0.50x"
-    assert told == says
-
-
 def looping_run():
     """Make a run of two requests: the output of one loops from its second token on, the other has no loop."""
     steps = [

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from .corpus import Document
 
 SHARE = 1 / 3
-DRILL_SHARE = 1 / 5
+DRILL_SHARE = 1 / 4
 RESULT = "\n# Result:\n"
 """Between the code before an edit and the code after it."""
 MIN_CHARS, MAX_CHARS = 150, 2400
@@ -197,7 +197,7 @@ def edit_documents(documents: list[Document], seed: int = 0, share: float = SHAR
     """
     rng = random.Random(seed)
     budget = sum(len(d.text) for d in documents) * share / (1 - share)
-    names = common_names(rng.sample(documents, min(len(documents), 1500)))
+    names = common_names(rng.sample(documents, min(len(documents), 4000)), least=1)
     progress = tqdm(total=int(budget), desc="edit documents", unit="B", unit_scale=True)
     while budget > 0:
         document = rng.choice(documents)
@@ -222,7 +222,7 @@ def drill(code: str, rng: random.Random, names: list[str]) -> str | None:
     words = rng.choices(rng.sample(words, min(len(words), rng.randint(8, 60))), k=rng.randint(16, 100))
     old, new = rng.choice(words), rng.choice(names)
     task, before, after = REPEAT, "".join(words), "".join(words)
-    if rng.random() < 0.6:
+    if rng.random() < 0.75:
         name = re.match(r"[A-Za-z_]\w*", old)
         if name is None or new in before:
             return None
@@ -237,7 +237,7 @@ def drills(documents: list[Document], seed: int = 0, share: float = DRILL_SHARE)
     """
     rng = random.Random(seed)
     budget = sum(len(d.text) for d in documents) * share / (1 - share)
-    names = common_names(rng.sample(documents, min(len(documents), 1500)))
+    names = common_names(rng.sample(documents, min(len(documents), 4000)), least=1)
     while budget > 0:
         document = rng.choice(documents)
         choices = snippets(document)
@@ -248,10 +248,11 @@ def drills(documents: list[Document], seed: int = 0, share: float = DRILL_SHARE)
                 yield Document("drill", f"{document.source}/{document.path}", text)
 
 
-def common_names(documents: list[Document]) -> list[str]:
-    """Return the variable names that at least three documents use. The edit `rename` draws new names from them."""
+def common_names(documents: list[Document], least: int = 3) -> list[str]:
+    """Return the variable names that at least ``least`` documents use. The edit `rename` draws new names from them: in
+    training from all, so that the model sees every token in a new name."""
     counts: Counter[str] = Counter()
     for document in documents:
         counts.update({n.id for n in ast.walk(ast.parse(document.text)) if isinstance(n, ast.Name)})
-    frequent = (name for name, count in counts.items() if count >= 3)
+    frequent = (name for name, count in counts.items() if count >= least)
     return sorted(name for name in frequent if 2 < len(name) < 20 and name.islower())

@@ -133,6 +133,7 @@ STEPS = {
     "norms": "and compiled norms",
     "rotary": "and compiled rotary embedding",
     "linear layers": "and compiled linear layers",
+    "fused layers": "and fused layers",
 }
 
 

@@ -54,6 +54,7 @@ VARIANTS = (
     Variant("norms", "shared", (*ATTENTION, "rms_norm")),
     Variant("rotary", "shared", (*ATTENTION, "rms_norm", "rotary")),
     Variant("linear layers", "shared", (*ATTENTION, "rms_norm", "rotary", "pack_linear")),
+    Variant("fused layers", "shared", (*ATTENTION, "rms_norm", "rotary", "pack_linear", "fuse_layers")),
 )
 
 
@@ -86,7 +87,7 @@ def packing(linears: str) -> Iterator[None]:
     """
     original = target_model.pack_linears
     chosen = {
-        "plain": lambda model, pack, groups: None,
+        "plain": lambda model, pack, groups: {},
         "packed": lambda model, pack, groups: original(model, pack),
         "shared": original,
     }

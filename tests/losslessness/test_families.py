@@ -13,6 +13,7 @@ from families import FAMILIES, UNSUPPORTED, save_family
 
 from specdec_core import LLM, CompatibilityError, SamplingParams
 from specdec_core.models.attention import CacheSite
+from specdec_core.models.decoder import RecordingSite
 
 NUM_TOKENS = 16
 LENGTHS = [1, 9, 20, 33]
@@ -65,20 +66,23 @@ def test_its_features_matter(
 ) -> None:
     """Negative control: if any one of the family's attention features is left out, the output differs."""
     prompts, outputs = expected
-    attend = CacheSite.attend
     used: set[str] = set()
     left_out = None
 
-    def without(self: Any, module: Any, query: Any, key: Any, value: Any, scaling: float, features: Any) -> Any:
-        used.update(name for name in FEATURES if features.get(name) is not None)
-        return attend(self, module, query, key, value, scaling, {**features, left_out: None})
+    for site in (CacheSite, RecordingSite):  # layers that are fused, and others
 
-    monkeypatch.setattr(CacheSite, "attend", without)
-    llm = make_llm(family[1], None)
-    generate(llm, prompts[:1], SamplingParams(temperature=0.0, max_tokens=1))
+        def without(
+            self: Any, module: Any, query: Any, key: Any, value: Any, scaling: float, features: Any, attend=site.attend
+        ) -> Any:
+            used.update(name for name in FEATURES if features.get(name) is not None)
+            return attend(self, module, query, key, value, scaling, {**features, left_out: None})
+
+        monkeypatch.setattr(site, "attend", without)
+    generate(make_llm(family[1], None), prompts[:1], SamplingParams(temperature=0.0, max_tokens=1))
     for left_out in sorted(used):
         params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-        assert [output.token_ids for output in generate(llm, prompts, params)] != outputs, left_out
+        found = generate(make_llm(family[1], None), prompts, params)
+        assert [output.token_ids for output in found] != outputs, left_out
     windows = family[1].joinpath("config.json").read_text().count('"sliding_window": 5')
     assert ("sliding_window" in used) == bool(windows)
 

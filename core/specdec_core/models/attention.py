@@ -108,6 +108,19 @@ class PagedAttention:
             starts = starts.tolist()  # a KV manager counts on the host: on a GPU, this waits for the device
         return self._kv.metadata([request.id for request in requests], starts, lengths)
 
+    def run_layers(
+        self,
+        run: Callable[..., torch.Tensor],
+        first: int,
+        past: int,
+        hidden: torch.Tensor,
+        ropes: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    ) -> torch.Tensor:
+        """Run fused layers, first to past - 1, on the tokens of the current forward pass. run: what the operation
+        `fuse_layers` returned; hidden, ropes, and the result: as it has them."""
+        caches = [self._kv.cache(*place) for place in self._places[first:past]]
+        return run(hidden, ropes, caches, self._slot_mapping, self._plan, self._window)
+
     @contextmanager
     def forwarding(self, metadata: KVMetadata, visibility: Visibility, *, window: int | None = None) -> Iterator[None]:
         self._plan = AttentionPlan(metadata, visibility, self._padding)
@@ -207,6 +220,18 @@ class ProbeSite:
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
 
+@contextmanager
+def attention_sites(modules: Sequence[nn.Module], site: Any) -> Iterator[None]:
+    """A context in which attention modules use `site`, which has the method `attend` of `CacheSite`."""
+    for module in modules:
+        setattr(module, _SITE, site)
+    try:
+        yield
+    finally:
+        for module in modules:
+            delattr(module, _SITE)
+
+
 def probe(model: nn.Module) -> ProbeSite:
     """Find a model's attention modules by running the model on two tokens. Returns a `ProbeSite` with the modules that
     called `attention`, in the order of the calls, and the shapes of their keys and values.
@@ -215,13 +240,9 @@ def probe(model: nn.Module) -> ProbeSite:
     does not use.
     """
     site = ProbeSite([], [])
-    candidates = [module for module in model.modules() if hasattr(module, "layer_idx")]
-    for module in candidates:
-        setattr(module, _SITE, site)
     positions = torch.arange(2, device=next(model.parameters()).device).unsqueeze(0)
-    model(torch.zeros_like(positions), position_ids=positions, use_cache=False)
-    for module in candidates:
-        delattr(module, _SITE)
+    with attention_sites([module for module in model.modules() if hasattr(module, "layer_idx")], site):
+        model(torch.zeros_like(positions), position_ids=positions, use_cache=False)
     if len(set(site.modules)) < len(site.modules):
         raise CompatibilityError(
             f"{type(model).__name__} calls a layer's attention several times in one forward pass, as recurrent and "

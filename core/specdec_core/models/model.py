@@ -18,6 +18,7 @@ from specdec_core.contracts.target import TargetInfo
 from specdec_core.errors import CompatibilityError, ConfigError, PluginError
 from specdec_core.models.attention import PagedAttention, probe
 from specdec_core.models.compatibility import refusing_failures, try_out
+from specdec_core.models.decoder import Decoder, RecordedDecoder, record_decoder
 from specdec_core.models.embedding_and_head import EmbeddingAndHead, raw_logits, record_embedding_and_head, table_rows
 from specdec_core.models.families import check_length
 from specdec_core.models.fused_ops import replace_parts
@@ -31,7 +32,7 @@ class Model:
     """A causal LM from transformers, run on the paged KV cache: the target, or a draft model.
 
     Public attributes: info (TargetInfo), kv_groups (KVGroups of its layers), eos_token_ids (frozenset of int),
-    attention (PagedAttention, set by `attach`).
+    attention (PagedAttention) and decoder (Decoder, None if the layers are not fused), both set by `attach`.
     """
 
     def __init__(self, source: ModelSource) -> None:
@@ -46,8 +47,10 @@ class Model:
             self.kv_groups = kv_groups_of(sites.shapes, text_config.num_hidden_layers, self.info.dtype)
             with record_embedding_and_head(self._model, _backbone(self._model, sites.modules)) as record:
                 self._keeps_rows = try_out(self._model, self.info.vocab_size, self.info.max_model_len).keeps_rows
-        self._factors = EmbeddingAndHead.of(record, text_config)
+            self._factors = EmbeddingAndHead.of(record, text_config)
+            self._recorded = self._record_decoder(sites.modules)
         self._attention_modules = sites.modules
+        self.decoder: Decoder | None = None
         self._embedding = self._model.get_input_embeddings()
         self.eos_token_ids = _eos_token_ids(self._model.generation_config, text_config)
         self._features: dict[str, torch.Tensor] = {}
@@ -63,11 +66,15 @@ class Model:
             self._output_rows = self._factors.rows(self._model.get_output_embeddings())
         self.attention = attention
         self.attention.bind(self._attention_modules)
-        pack_linears(self._model, ops["pack_linear"], self._linear_groups)
-        self._linear_groups.clear()  # frees the unpacked weights that they hold
-        replace_parts(self._model, ops)
         for tap in plan.taps:
             self._add_tap(tap)
+        packed = pack_linears(self._model, ops["pack_linear"], self._linear_groups)
+        self._linear_groups.clear()  # frees the unpacked weights that they hold
+        replace_parts(self._model, ops)
+        if self._recorded is not None:
+            norm = self._model.get_submodule(self._recorded.norm)
+            self.decoder = self._recorded.attach(attention, packed, ops["fuse_layers"], norm, plan.taps)
+            self._recorded = None  # frees the unpacked weights
 
     def forward(
         self,
@@ -95,6 +102,9 @@ class Model:
         rows = padded_to(self.attention.padded(num_rows), rows)
         keep = {"logits_to_keep": rows} if self._keeps_rows else {}
         with self.attention.forwarding(metadata, visibility, window=window):
+            if self.decoder is not None:
+                hidden, features = self.decoder.forward(token_ids, positions, rows)
+                return self.output_head(hidden)[:num_rows], features
             output = self._model(token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, **keep)
         logits = output.logits[0] if self._keeps_rows else output.logits[0, rows]
         return logits[:num_rows], dict(self._features)
@@ -117,6 +127,11 @@ class Model:
         if self._output_rows is None:
             raise PluginError("the proposer takes rows of the LM head, but its Plan does not have output_rows=True")
         return self._output_rows(token_ids)
+
+    def _record_decoder(self, attention_modules: Sequence[nn.Module]) -> RecordedDecoder | None:
+        layers = _decoder_layers(self._model, attention_modules)
+        backbone, longest = _backbone(self._model, attention_modules), self.info.max_model_len
+        return record_decoder(self._model, backbone, layers, attention_modules, self._factors, longest)
 
     def _add_tap(self, tap: str) -> None:
         def keep(hidden: torch.Tensor) -> None:

@@ -3,7 +3,7 @@ as query, key and value projections, are computed as one matrix product."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import compress
 
@@ -38,7 +38,9 @@ def recording_shared_inputs(model: nn.Module) -> Iterator[list[list[nn.Linear]]]
     groups += [list(dict.fromkeys(linears)) for linears in sharing.values()]
 
 
-def pack_linears(model: nn.Module, pack: PackLinear, groups: Sequence[Sequence[nn.Linear]] | None = None) -> None:
+def pack_linears(
+    model: nn.Module, pack: PackLinear, groups: Sequence[Sequence[nn.Linear]] | None = None
+) -> Mapping[nn.Module, PackedLinear]:
     """Replace a model's linear layers, for inference, by packed ones. The layers of a group become one matrix product.
 
     pack: the operation `pack_linear`. It gets a weight and a bias, and returns a function from the layer's input to its
@@ -47,10 +49,12 @@ def pack_linears(model: nn.Module, pack: PackLinear, groups: Sequence[Sequence[n
         without calling them. None: all layers are packed, each on its own.
 
     A weight that another module also holds (an embedding tied to the LM head) is copied.
+
+    Returns the packed layer for each layer that was replaced.
     """
     if groups is None:
         groups = [[module] for module in model.modules() if isinstance(module, nn.Linear)]
-    packed: dict[nn.Module, nn.Module] = {}
+    packed: dict[nn.Module, PackedLinear] = {}
     for group in groups:
         # A quantized layer, or its weight, may be of a class that derives from the plain one.
         is_plain = (type(each) is nn.Linear and type(each.weight.detach()) is torch.Tensor for each in group)
@@ -65,6 +69,15 @@ def pack_linears(model: nn.Module, pack: PackLinear, groups: Sequence[Sequence[n
         for name, child in parent.named_children():
             if child in packed:
                 setattr(parent, name, packed[child])
+    return packed
+
+
+def product_of(linears: Sequence[nn.Linear], packed: Mapping[nn.Module, PackedLinear]) -> Product | None:
+    """Return the product that computes these layers, and no others, side by side. None if there is none."""
+    found = [packed[linear] for linear in linears if linear in packed]
+    products = {each.product for each in found}
+    is_whole = [each.index for each in found] == list(range(len(linears))) and len(products) == 1
+    return products.pop() if is_whole and found[0].num_joined == len(linears) else None
 
 
 def _joined(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -100,13 +113,17 @@ class _SharedInput:
 
 class PackedLinear(nn.Module):
     """Replaces an `nn.Linear` whose weight has been packed. `forward` returns this layer's outputs from the matrix
-    product of its group. `weight` has the original's shape, dtype and device, but all its values are NaN."""
+    product of its group. `weight` has the original's shape, dtype and device, but all its values are NaN.
+
+    product: the matrix product of the group, which has num_joined layers. index: this layer's place among them.
+    """
 
     def __init__(self, linear: nn.Linear, shared: _SharedInput, index: int) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight = linear.weight.detach().new_full((1, 1), torch.nan).expand(linear.weight.shape)
-        self._shared, self._index = shared, index
+        self._shared, self.index = shared, index
+        self.product, self.num_joined = shared.product, len(shared.sizes)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  (as nn.Linear has it)
-        return self._shared.piece(input, self._index)
+        return self._shared.piece(input, self.index)

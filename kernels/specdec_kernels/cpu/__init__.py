@@ -3,6 +3,7 @@
 from specdec_core import OpsContext
 from specdec_kernels.cpu.attention import paged_attention, store_kv
 from specdec_kernels.cpu.bits import LIKE
+from specdec_kernels.cpu.decoder import fuse_layers
 from specdec_kernels.cpu.linear import pack_linear
 from specdec_kernels.cpu.norm import rms_norm
 from specdec_kernels.cpu.products import is_supported
@@ -14,6 +15,7 @@ OPS = {
     "rms_norm": rms_norm,
     "rotary": rotary,
     "pack_linear": pack_linear,
+    "fuse_layers": fuse_layers,
 }
 
 
@@ -23,4 +25,6 @@ def supports(name: str, context: OpsContext) -> bool:
     other operations run on any CPU, but need a KV cache of the model's dtype."""
     if name == "pack_linear":
         return is_supported(context.dtype)
+    if name == "fuse_layers" and not is_supported(context.dtype):
+        return False
     return context.dtype in LIKE and context.kv_layout.dtype == context.dtype

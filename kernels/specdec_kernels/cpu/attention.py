@@ -45,9 +45,7 @@ def paged_attention(
     num_tokens, num_heads, key_dim = query.shape
     num_slots, num_kv_heads, value_dim = values.shape
     output = query.new_empty(num_tokens, num_heads, value_dim)
-    paths = plan.memo.get(_MEMO)
-    if paths is None:
-        paths = plan.memo[_MEMO] = _Paths.of(plan)
+    paths = paths_of(plan)
     if paths.num_tokens < num_tokens:
         output[paths.num_tokens :] = 0
     for segment in plan.long_segments:
@@ -75,6 +73,14 @@ def paged_attention(
     return output
 
 
+def paths_of(plan: AttentionPlan) -> Paths:
+    """Return the paths of a forward pass, computed once for all layers."""
+    paths = plan.memo.get(_MEMO)
+    if paths is None:
+        paths = plan.memo[_MEMO] = Paths.of(plan)
+    return paths
+
+
 _MEMO = "specdec_kernels"
 _NO_SINKS = np.empty(0, dtype=np.float32)
 
@@ -90,8 +96,9 @@ def _rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 @frozen(eq=False)
-class _Paths:
-    """The arguments of `attend_part` that all layers of a forward pass share. `lay_out` computes the arrays."""
+class Paths:
+    """The arguments of `attend_part` that all layers of a forward pass share. `lay_out` computes the arrays. Requests
+    with more than SHORT tokens have none."""
 
     num_tokens: int  # without padding
     num_pairs: int  # pairs of a token and a key that it attends to, roughly
@@ -100,7 +107,7 @@ class _Paths:
     places: np.ndarray
 
     @classmethod
-    def of(cls, plan: AttentionPlan) -> _Paths:
+    def of(cls, plan: AttentionPlan) -> Paths:
         metadata, seen = plan.metadata, plan.visibility
         ends = accumulate(metadata.lengths)
         lengths = enumerate(zip(metadata.lengths, ends, strict=True))

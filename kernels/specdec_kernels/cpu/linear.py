@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import prange
 
 from specdec_core import ops
-from specdec_kernels.cpu.bits import array_at, as_array, as_stored, compiled
+from specdec_kernels.cpu.bits import array_at, as_array, as_stored, compiled, inner, load
 from specdec_kernels.cpu.products import MOST_ROWS, MOST_STRIPS, is_supported, multiply
 from specdec_kernels.cpu.threads import in_parallel
 from specdec_kernels.cpu.tiles import LANES
@@ -21,38 +21,51 @@ WORTH_A_THREAD = 2**17
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """The compiled form of `specdec_core.ops.linear.pack_linear`. Calls the reference implementation if the processor
-    lacks the instructions for the weight's dtype, or if the weight is bfloat16 with an odd number of inputs.
-
-    The returned function computes the layer, and raises ValueError for input rows of another dtype or width.
-    """
-    num_out, num_in = weight.shape
-    inputs_per_step = 2 if weight.dtype == torch.bfloat16 else 1
-    if not is_supported(weight.dtype) or num_in % inputs_per_step:
+    lacks the instructions for the weight's dtype, or if the weight is bfloat16 with an odd number of inputs."""
+    if not is_supported(weight.dtype) or weight.shape[1] % _inputs_per_step(weight.dtype):
         return ops.REFERENCE["pack_linear"](weight, bias)
-    num_strips, num_steps = -(-num_out // LANES), num_in // inputs_per_step
-    padded = weight.new_zeros(num_strips * LANES, num_in)
-    padded[:num_out] = weight
-    steps = padded.view(num_strips, LANES, num_steps, inputs_per_step).transpose(1, 2)
-    strips = as_array(steps.contiguous().view(num_strips, num_steps, LANES * inputs_per_step))
-    biases = np.zeros(num_out, dtype=np.float32) if bias is None else bias.float().numpy()
-    dtype, weight_size = weight.dtype, weight.numel()
+    return PackedProduct(weight, bias)
 
-    def product(rows: torch.Tensor) -> torch.Tensor:
-        if rows.dtype != dtype or rows.shape[-1] != num_in:  # compiled code would read past the end
+
+def _inputs_per_step(dtype: torch.dtype) -> int:
+    return 2 if dtype == torch.bfloat16 else 1
+
+
+class PackedProduct:
+    """A linear layer: called with rows [..., num_in], returns [..., num_out]. Raises ValueError for rows of another
+    dtype or width.
+
+    Public attributes: strips [num_strips, num_steps, LANES times inputs per step], biases float32 [num_out], num_in,
+    num_out, dtype.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.num_out, self.num_in = weight.shape
+        self.dtype = weight.dtype
+        inputs_per_step = _inputs_per_step(weight.dtype)
+        num_strips, num_steps = -(-self.num_out // LANES), self.num_in // inputs_per_step
+        padded = weight.new_zeros(num_strips * LANES, self.num_in)
+        padded[: self.num_out] = weight
+        steps = padded.view(num_strips, LANES, num_steps, inputs_per_step).transpose(1, 2)
+        self.strips = as_array(steps.contiguous().view(num_strips, num_steps, LANES * inputs_per_step))
+        self.biases = np.zeros(self.num_out, dtype=np.float32) if bias is None else bias.float().numpy()
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        if rows.dtype != self.dtype or rows.shape[-1] != self.num_in:  # compiled code would read past the end
             raise ValueError(
-                f"rows are {rows.dtype} {list(rows.shape)}: give {dtype} [..., {num_in}], as the layer's weight has it"
+                f"rows are {rows.dtype} {list(rows.shape)}: give {self.dtype} [..., {self.num_in}], as the layer's "
+                f"weight has it"
             )
         rows = rows.contiguous()
-        output = rows.new_empty(*rows.shape[:-1], num_out)
-        num_rows = rows.numel() // num_in
+        output = rows.new_empty(*rows.shape[:-1], self.num_out)
+        num_rows = rows.numel() // self.num_in
         num_parts = torch.get_num_threads()
-        if num_parts == 1 or num_rows * weight_size < WORTH_A_THREAD:
-            _one_part(strips, biases, rows.data_ptr(), num_rows, 0, 1, output.data_ptr())
+        if num_parts == 1 or num_rows * self.num_in * self.num_out < WORTH_A_THREAD:
+            _one_part(self.strips, self.biases, rows.data_ptr(), num_rows, 0, 1, output.data_ptr())
         else:
-            in_parallel(_in_parts, strips, biases, rows.data_ptr(), num_rows, num_parts, output.data_ptr())
+            args = self.strips, self.biases, rows.data_ptr(), num_rows, num_parts, output.data_ptr()
+            in_parallel(_in_parts, *args)
         return output
-
-    return product
 
 
 @compiled(parallel=True)
@@ -72,47 +85,65 @@ def _in_parts(
 def _one_part(strips, biases, rows_address, num_rows, part, num_parts, output_address):
     rows = array_at(rows_address, (num_rows, strips.shape[1] * strips.shape[2] // LANES), strips)
     output = array_at(output_address, (num_rows, len(biases)), strips)
+    product_part(strips, biases, rows, part, num_parts, False, output)
+
+
+@inner()
+def product_part(strips, biases, rows, part, num_parts, is_added, output):
+    """Multiply all rows with one part of the strips, and write the results to their columns of `output`.
+
+    part: number of the part, of num_parts, that the strips are cut into.
+    is_added: whether the results, rounded to the dtype, are added to what `output` has.
+    """
     sums = np.empty(MOST_ROWS * MOST_STRIPS * LANES, dtype=np.float32)
     strip, end = len(strips) * part // num_parts, len(strips) * (part + 1) // num_parts
     while strip < end:
-        strip += _some_strips(strips, strip, end - strip, biases, rows, output, sums)
+        num_strips = strips_at_once(end - strip)
+        row = 0
+        while row < len(rows):
+            num_rows = sum_products(strips, strip, num_strips, rows, row, sums)
+            _store(sums, biases, row, num_rows, strip * LANES, num_strips * LANES, is_added, output)
+            row += num_rows
+        strip += num_strips
 
 
-@njit
-def _some_strips(strips, strip, num_left, biases, rows, output, sums):
-    """Compute the outputs of all input rows for the next MOST_STRIPS strips, or for one strip if fewer are left. A
-    strip is a panel of the weight matrix: the weights of LANES outputs. All rows are computed before the next strips,
-    so that weights are read from memory only once. Returns how many strips were computed."""
-    num_strips = MOST_STRIPS if num_left >= MOST_STRIPS else 1
-    row = 0
-    while row < len(rows):
-        num_left_rows = len(rows) - row
-        if num_strips > 1:
-            if num_left_rows > 4:
-                num_rows = 6
-                multiply(strips, strip, rows, row, sums, 6, MOST_STRIPS)
-            elif num_left_rows > 2:
-                num_rows = 4
-                multiply(strips, strip, rows, row, sums, 4, MOST_STRIPS)
-            elif num_left_rows == 2:
-                num_rows = 2
-                multiply(strips, strip, rows, row, sums, 2, MOST_STRIPS)
-            else:
-                num_rows = 1
-                multiply(strips, strip, rows, row, sums, 1, MOST_STRIPS)
-        elif num_left_rows > 1:
-            num_rows = MOST_ROWS
-            multiply(strips, strip, rows, row, sums, MOST_ROWS, 1)
-        else:
-            num_rows = 1
-            multiply(strips, strip, rows, row, sums, 1, 1)
-        _store(sums, biases, row, min(num_rows, num_left_rows), strip * LANES, num_strips * LANES, output)
-        row += num_rows
-    return num_strips
+@inner()
+def strips_at_once(num_left):
+    return MOST_STRIPS if num_left >= MOST_STRIPS else 1
 
 
-@njit
-def _store(sums, biases, row, num_rows, first, width, output):
+@inner()
+def sum_products(strips, strip, num_strips, rows, row, sums):
+    """Multiply the next few rows, from index `row` on, with num_strips strips: MOST_STRIPS or one. A strip is a panel
+    of the weight matrix: the weights of LANES outputs. Compute all rows before the next strips, so that weights are
+    read from memory only once.
+
+    sums: float32, flat; gets num_strips * LANES numbers for each row.
+
+    Returns how many rows were computed.
+    """
+    num_left = len(rows) - row
+    if num_strips > 1:
+        if num_left > 4:
+            multiply(strips, strip, rows, row, sums, 6, MOST_STRIPS)
+            return min(num_left, 6)
+        if num_left > 2:
+            multiply(strips, strip, rows, row, sums, 4, MOST_STRIPS)
+            return num_left
+        if num_left == 2:
+            multiply(strips, strip, rows, row, sums, 2, MOST_STRIPS)
+            return 2
+        multiply(strips, strip, rows, row, sums, 1, MOST_STRIPS)
+        return 1
+    if num_left > 1:
+        multiply(strips, strip, rows, row, sums, MOST_ROWS, 1)
+        return min(num_left, MOST_ROWS)
+    multiply(strips, strip, rows, row, sums, 1, 1)
+    return 1
+
+
+@inner()
+def _store(sums, biases, row, num_rows, first, width, is_added, output):
     """Add the biases to the sums of num_rows rows, and write the results to `output`, from row `row` and column
     `first` on. Padding columns of the last strip are left out.
 
@@ -120,4 +151,7 @@ def _store(sums, biases, row, num_rows, first, width, output):
     """
     for i in range(num_rows):
         for j in range(min(width, output.shape[1] - first)):
-            output[row + i, first + j] = as_stored(output, sums[i * width + j] + biases[first + j])
+            result = as_stored(output, sums[i * width + j] + biases[first + j])
+            if is_added:
+                result = as_stored(output, load(output[row + i, first + j]) + load(result))
+            output[row + i, first + j] = result

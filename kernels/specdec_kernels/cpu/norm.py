@@ -1,4 +1,4 @@
-"""Root mean square norm in one pass over memory."""
+"""Root mean square norm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from specdec_core import ops
-from specdec_kernels.cpu.bits import FAST, LIKE, array_at, as_stored, compiled, load
+from specdec_kernels.cpu.bits import LIKE, array_at, as_stored, compiled, inner, load
+from specdec_kernels.cpu.tiles import LANES, multiply_add, sum_of_squares
 
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -21,7 +22,7 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
     return output
 
 
-@compiled(fastmath=FAST)
+@compiled()
 def _rms_norm(like, hidden_address, shape, weight_address, eps, output_address):
     """Normalize each row of the array `hidden`, and write the result to the array `output`.
 
@@ -29,15 +30,30 @@ def _rms_norm(like, hidden_address, shape, weight_address, eps, output_address):
     shape: num_rows and width, the shape of hidden and output; weight is [width].
     """
     num_rows, width = shape
-    hidden = array_at(hidden_address, shape, like)
-    output = array_at(output_address, shape, like)
+    hidden = array_at(hidden_address, (num_rows * width,), like)
+    output = array_at(output_address, (num_rows * width,), like)
     weight = array_at(weight_address, (width,), like)
     for row in range(num_rows):
-        squares = np.float32(0)
+        norm_row(hidden, row * width, weight, eps, True, output, row * width)
+
+
+@inner()
+def norm_row(given, start, weight, eps, rounds_first, output, output_start):
+    """Normalize the row of `given` that begins at index `start`, and write it to `output` from output_start on.
+
+    given, output: flat; may be the same array. weight: float32, or as `given`; [width].
+    rounds_first: whether the normalized row is rounded before the weight is applied.
+    """
+    width = len(weight)
+    end = start + width // LANES * LANES
+    squares = sum_of_squares(given, start, end)
+    for number in given[end : start + width]:
+        squares = multiply_add(load(number), load(number), squares)
+    scale = np.float32(1) / np.sqrt(squares / np.float32(width) + np.float32(eps))
+    row, normed = given[start : start + width], output[output_start : output_start + width]
+    if rounds_first:
         for i in range(width):
-            number = load(hidden[row, i])
-            squares += number * number
-        scale = np.float32(1) / np.sqrt(squares / np.float32(width) + np.float32(eps))
+            normed[i] = as_stored(output, load(as_stored(output, load(row[i]) * scale)) * load(weight[i]))
+    else:
         for i in range(width):
-            normed = load(as_stored(output, load(hidden[row, i]) * scale))
-            output[row, i] = as_stored(output, normed * load(weight[i]))
+            normed[i] = as_stored(output, load(row[i]) * scale * load(weight[i]))

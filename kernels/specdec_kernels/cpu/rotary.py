@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from specdec_core import ops
@@ -57,27 +58,40 @@ def _rotate(like, angles, query, key):
 
 @inner()
 def _rotate_heads(like, cos, sin, there):
-    """Rotate the heads of a query or key tensor. Every product and every sum is rounded to the dtype, as in torch.
+    """Rotate the heads of a query or key tensor.
 
     there: the address, the four strides and the number of heads of the tensor, then the address of the result.
     """
     address, _, head_stride, token_stride, _, num_heads, output_address = there
     num_tokens, width = cos.shape
-    half = width // 2
     heads = array_at(address, (num_heads * head_stride + num_tokens * token_stride,), like)
     output = array_at(output_address, (num_tokens, num_heads, width), like)
     for token in range(num_tokens):
-        left_cos, right_cos = cos[token, :half], cos[token, half:]
-        left_sin, right_sin = sin[token, :half], sin[token, half:]
         for head in range(num_heads):
             start = head * head_stride + token * token_stride
-            left, right = heads[start : start + half], heads[start + half : start + width]
-            new_left, new_right = output[token, head, :half], output[token, head, half:]
-            for i in range(half):
-                a, b = load(left[i]), load(right[i])
-                a_cos = load(as_stored(output, a * load(left_cos[i])))
-                a_sin = load(as_stored(output, a * load(right_sin[i])))
-                b_cos = load(as_stored(output, b * load(right_cos[i])))
-                b_sin = load(as_stored(output, b * load(left_sin[i])))
-                new_left[i] = as_stored(output, a_cos - b_sin)
-                new_right[i] = as_stored(output, b_cos + a_sin)
+            rotate_row(heads, start, cos[token], sin[token], output[token, head], 0)
+
+
+@inner()
+def rotate_row(given, start, cos, sin, output, output_start):
+    """Rotate one head, given[start : start + width], and write it to `output` from output_start on. Every product and
+    every sum is rounded to the dtype, as in torch.
+
+    given, output: may be the same memory. cos, sin: [width].
+    """
+    half = len(cos) // 2
+    left, right = np.empty(half, dtype=np.float32), np.empty(half, dtype=np.float32)
+    for i in range(half):
+        left[i] = load(given[start + i])
+    for i in range(half):
+        right[i] = load(given[start + half + i])
+    _rotate_half(left, right, cos[:half], sin[:half], np.float32(-1), output[output_start : output_start + half])
+    _rotate_half(right, left, cos[half:], sin[half:], np.float32(1), output[output_start + half :])
+
+
+@inner()
+def _rotate_half(own, other, cos, sin, sign, output):
+    """Write own * cos + sign * other * sin. A loop over few arrays, which compilers can vectorize."""
+    for i in range(len(own)):
+        turned = load(as_stored(output, other[i] * load(sin[i])))
+        output[i] = as_stored(output, load(as_stored(output, own[i] * load(cos[i]))) + sign * turned)

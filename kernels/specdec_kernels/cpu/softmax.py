@@ -1,4 +1,5 @@
-"""The part of softmax before the division: exponentials of attention scores, and their sum."""
+"""The part of softmax before the division: exponentials of attention scores, and their sum. And the sigmoid, which
+shares the exponential."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from specdec_kernels.cpu.bits import FAST, bits_to_float, inner
 from specdec_kernels.cpu.tiles import TILE, multiply_add, sum_of
 
 _LOG2_E = np.float32(1.4426950408889634)
-_LOWEST = np.float32(-87.0)
-"""exp of it is just above the smallest normal float32."""
+_LOWEST, _HIGHEST = np.float32(-87.0), np.float32(87.0)
+"""exp of them are normal float32."""
 
 
 @inner()
@@ -48,9 +49,9 @@ def _highest(row, highest):
 
 @inner()
 def _exp(x):
-    """Return exp(x) in float32 for x <= 0, with a relative error below 3e-7. It is computed as 2**n times a Taylor
+    """Return exp(x) in float32 for x <= 87, with a relative error below 3e-7. It is computed as 2**n times a Taylor
     polynomial of degree 7 on [-ln 2 / 2, ln 2 / 2], without branches, so that compilers can vectorize it."""
-    x = max(x, _LOWEST)
+    x = min(max(x, _LOWEST), _HIGHEST)
     n = np.int32(x * _LOG2_E - np.float32(0.5))
     r = multiply_add(np.float32(n), np.float32(-0.693359375), x)
     r = multiply_add(np.float32(n), np.float32(2.12194440e-4), r)
@@ -63,3 +64,9 @@ def _exp(x):
     p = multiply_add(p, r, np.float32(1))
     p = multiply_add(p, r, np.float32(1))
     return p * bits_to_float((n + np.int32(127)) << np.int32(23))
+
+
+@inner(error_model="numpy")  # a check for division by zero would keep loops from being vectorized
+def sigmoid(x):
+    """Return 1 / (1 + exp(-x)), float32."""
+    return np.float32(1) / (np.float32(1) + _exp(-x))

@@ -194,6 +194,23 @@ def sum_of(typing_context, numbers, start, end):
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def sum_of_squares(typing_context, numbers, start, end):
+    """Return the sum of the squares of numbers[start:end], float32 or bfloat16, in the order of `sum_of`."""
+    load_lanes = _loader(numbers)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data, total = array_data(context, builder, signature, args, 0), _variable(builder)
+        step = args[1].type(LANES)
+        with cgutils.for_range_slice(builder, args[1], args[2], step, args[1].type) as (i, _):
+            lanes = load_lanes(builder, data, i)
+            builder.store(_multiply_add(builder, lanes, lanes, builder.load(total)), total)
+        summed = _sum_lanes(builder, [builder.load(total)] * LANES, 1)
+        return builder.extract_element(summed, _I32(0))
+
+    return types.float32(numbers, types.intp, types.intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def multiply_add(typing_context, a, b, c):
     """Return a * b + c of three float32, rounded only once (a fused multiply-add)."""
 

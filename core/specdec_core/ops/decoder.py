@@ -1,0 +1,112 @@
+"""Decoder layers of the common kind, as data that a plugin can compile into one operation, and the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch.nn.functional import gelu, silu
+
+from specdec_core.ops.elementwise import rms_norm, rotary
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+Run = Callable[..., torch.Tensor]
+"""What `fuse_layers` returns."""
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": silu,
+    "gelu_tanh": lambda rows: gelu(rows, approximate="tanh"),
+}
+
+
+@frozen(eq=False)
+class Norm:
+    """A root mean square norm (Zhang and Sennrich 2019).
+
+    weight: float32 [width], or the model's dtype if `rounds_first`.
+    rounds_first: the normalized row is rounded to the model's dtype before the weight is applied, as in Llama; else
+        after it, as in Gemma.
+    """
+
+    weight: torch.Tensor
+    eps: float
+    rounds_first: bool
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        if self.rounds_first:
+            return rms_norm(rows, self.weight, self.eps)
+        wide = rows.float()
+        normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
+        return (normed * self.weight).to(rows.dtype)
+
+
+@frozen(eq=False)
+class DecoderLayer:
+    """A decoder layer with norms before attention and MLP, a gated MLP, and two residual connections.
+
+    In this order: `input_norm`; `query_key_value` [..., (num_heads + 2 * num_kv_heads) * head_dim], in this order of
+    columns; `query_norm` and `key_norm` on each head; rotary embedding; attention; `attention_output`;
+    `attention_norm`; plus the layer's input. Then `mlp_norm`; `gate_and_up` [..., 2 * intermediate]; activation of the
+    first half, times the second; `down`; `down_norm`; plus the MLP's input. Norms that are None are left out.
+
+    Each result is rounded to the model's dtype.
+
+    rope: index of the layer's rotary embedding: families may have one for each type of layer.
+    scaling, features: as for `paged_attention`.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    input_norm: Norm
+    query_key_value: Product
+    query_norm: Norm | None
+    key_norm: Norm | None
+    rope: int
+    scaling: float
+    features: Mapping[str, Any]
+    attention_output: Product
+    attention_norm: Norm | None
+    mlp_norm: Norm
+    gate_and_up: Product
+    activation: str  # a key of ACTIVATIONS
+    down: Product
+    down_norm: Norm | None
+
+    def forward(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """Run the layer on hidden states [1, num_tokens, width]. This is the reference.
+
+        cos, sin: [1, num_tokens, head_dim].
+        attend: gets query, key and value [1, heads, num_tokens, head_dim], returns [1, num_tokens, num_heads *
+            head_dim].
+        """
+        sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        heads = self.query_key_value(self.input_norm(hidden))
+        heads = heads.view(*heads.shape[:-1], sum(sizes), self.head_dim)
+        query, key, value = torch.split(heads, sizes, dim=-2)
+        query = query if self.query_norm is None else self.query_norm(query)
+        key = key if self.key_norm is None else self.key_norm(key)
+        query, key = rotary(query.transpose(1, 2), key.transpose(1, 2), cos, sin)
+        attended = self.attention_output(attend(query, key, value.transpose(1, 2)))
+        hidden = hidden + (attended if self.attention_norm is None else self.attention_norm(attended))
+        gate, up = self.gate_and_up(self.mlp_norm(hidden)).chunk(2, dim=-1)
+        output = self.down(ACTIVATIONS[self.activation](gate) * up)
+        return hidden + (output if self.down_norm is None else self.down_norm(output))
+
+
+def fuse_layers(layers: Sequence[DecoderLayer]) -> None:
+    """The reference has nothing faster than the model's own modules.
+
+    A plugin's `fuse_layers` returns None for layers that it does not support, or else a function that runs all of them:
+    run(hidden [num_tokens, width], ropes, caches, slot_mapping, plan, window) -> [num_tokens, width].
+
+    ropes: (cos, sin) of each rotary embedding, [num_tokens, head_dim].
+    caches: (keys, values) of each layer, as for `store_kv`.
+    slot_mapping, plan: as for `store_kv` and `paged_attention`.
+    window: sliding window of all layers, in tokens. A layer whose own window is smaller keeps its own.
+
+    The products of the layers are those that `pack_linear` returned.
+    """

@@ -1,0 +1,232 @@
+"""Decoder layers computed in one call: the loop over layers and their stages, compiled. Between two stages all threads
+meet; each stage is cut into parts, one per thread.
+
+A row's result has the same bits as from the single operations, and depends on no other row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import prange
+
+from specdec_kernels.cpu.attend import attend_part
+from specdec_kernels.cpu.bits import array_at, as_stored, compiled, inner, load
+from specdec_kernels.cpu.linear import product_part, strips_at_once, sum_products
+from specdec_kernels.cpu.norm import norm_row
+from specdec_kernels.cpu.products import MOST_ROWS, MOST_STRIPS
+from specdec_kernels.cpu.rotary import rotate_row
+from specdec_kernels.cpu.softmax import sigmoid
+from specdec_kernels.cpu.tiles import LANES
+
+PRODUCT = np.dtype([(name, np.int64) for name in ("strips", "num_strips", "num_steps", "biases", "num_out")])
+NORM = np.dtype([("weight", np.int64), ("width", np.int64), ("eps", np.float64), ("rounds_first", np.int64)])
+"""weight: address of float32 [width]; a width of 0: no norm."""
+LAYER = np.dtype(
+    [(name, np.int64) for name in ("num_heads", "num_kv_heads", "head_dim", "rope", "activation", "window")]
+    + [(name, np.int64) for name in ("num_slots", "keys", "key_stride", "values", "value_stride")]
+    + [(name, np.int64) for name in ("sinks", "num_sinks")]
+    + [(name, np.float64) for name in ("scaling", "softcap")]
+    + [(name, PRODUCT) for name in ("query_key_value", "attention_output", "gate_and_up", "down")]
+    + [(name, NORM) for name in ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "down_norm")]
+)
+"""A layer's sizes and addresses. keys, values: those of its KV cache, each with the stride from row to row."""
+
+SILU, GELU_TANH = 0, 1
+BEFORE_ATTENTION, ATTENTION, AFTER_ATTENTION, END = 0, 3, 4, 9
+_FLOATS, _INTS = np.empty(0, np.float32), np.empty(0, np.int64)
+
+
+@compiled(parallel=True)
+def run_stages(num_parts, like, layers, stages, buffers, tokens, ropes, paths):
+    """Run some stages of each layer.
+
+    like: an array with the dtype of all numbers.
+    layers: array of LAYER.
+    stages: the first stage, and the one past the last.
+    buffers: addresses of hidden [n, width], which is changed in place, and of memory for normed rows [n, width], query,
+        key and value [n, columns of that product], attended [n, inputs of the next], gated [n, inputs of `down`] and
+        an output that has to be normed [n, width].
+    tokens: their number n, the width, and the address of their cache rows, int64 [n].
+    ropes: addresses of cos and sin [n, head_dim] of each rotary embedding, int64 [number, 2].
+    paths: the arrays chunks, paths and places of `lay_out`.
+    """
+    for layer in range(len(layers)):
+        for stage in range(stages[0], stages[1]):
+            for part in prange(num_parts):
+                _run_stage(stage, np.int64(part), num_parts, like, layers[layer], buffers, tokens, ropes, paths)
+
+
+@inner()
+def _run_stage(stage, part, num_parts, like, layer, buffers, tokens, ropes, paths):
+    num_tokens, width, slots = tokens
+    hidden_at, normed_at, heads_at, attended_at, gated_at, output_at = buffers
+    hidden = array_at(hidden_at, (num_tokens, width), like)
+    normed = array_at(normed_at, (num_tokens, width), like)
+    heads = array_at(heads_at, (num_tokens, layer["query_key_value"]["num_out"]), like)
+    attended = array_at(attended_at, (num_tokens, layer["num_heads"] * layer["head_dim"]), like)
+    gated = array_at(gated_at, (num_tokens, layer["gate_and_up"]["num_out"] // 2), like)
+    output = array_at(output_at, (num_tokens, width), like)
+    rows = num_tokens * part // num_parts, num_tokens * (part + 1) // num_parts
+    if stage == 0:
+        _norm_rows(layer["input_norm"], hidden, rows, normed)
+    elif stage == 1:
+        _product(layer["query_key_value"], like, normed, part, num_parts, False, heads)
+    elif stage == 2:
+        _rotate_and_store(layer, like, heads, rows, slots, ropes)
+    elif stage == ATTENTION:
+        _attend(layer, part, num_parts, like, heads_at, attended_at, num_tokens, paths)
+    elif stage == 4:
+        norm = layer["attention_norm"]
+        _add_product(layer["attention_output"], norm, like, attended, part, num_parts, hidden, output)
+    elif stage == 5:
+        _add_normed(layer["attention_norm"], output, rows, hidden)
+        _norm_rows(layer["mlp_norm"], hidden, rows, normed)
+    elif stage == 6:
+        _gate(layer["gate_and_up"], layer["activation"], like, normed, part, num_parts, gated)
+    elif stage == 7:
+        _add_product(layer["down"], layer["down_norm"], like, gated, part, num_parts, hidden, output)
+    else:
+        _add_normed(layer["down_norm"], output, rows, hidden)
+
+
+@inner()
+def _weight(norm):
+    return array_at(norm["weight"], (norm["width"],), _FLOATS)
+
+
+@inner()
+def _norm_rows(norm, given, rows, output):
+    for row in range(rows[0], rows[1]):
+        norm_row(given[row], 0, _weight(norm), norm["eps"], norm["rounds_first"], output[row], 0)
+
+
+@inner()
+def _add_normed(norm, given, rows, hidden):
+    """Norm the rows of `given` in place, and add them to `hidden`. Does nothing without a norm."""
+    if norm["width"] > 0:
+        _norm_rows(norm, given, rows, given)
+        for row in range(rows[0], rows[1]):
+            for i in range(hidden.shape[1]):
+                hidden[row, i] = as_stored(hidden, load(hidden[row, i]) + load(given[row, i]))
+
+
+@inner()
+def _strips(product, like, num_in):
+    shape = product["num_strips"], product["num_steps"], LANES * num_in // product["num_steps"]
+    return array_at(product["strips"], shape, like), array_at(product["biases"], (product["num_out"],), _FLOATS)
+
+
+@inner()
+def _product(product, like, given, part, num_parts, is_added, output):
+    strips, biases = _strips(product, like, given.shape[1])
+    product_part(strips, biases, given, part, num_parts, is_added, output)
+
+
+@inner()
+def _add_product(product, norm, like, given, part, num_parts, hidden, output):
+    """Add a product to `hidden`, or write it to `output` if it has to be normed first."""
+    if norm["width"] > 0:
+        _product(product, like, given, part, num_parts, False, output)
+    else:
+        _product(product, like, given, part, num_parts, True, hidden)
+
+
+@inner()
+def _rotate_and_store(layer, like, heads, rows, slots_at, ropes):
+    """Norm and rotate queries and keys in place, and write keys and values to their rows of the cache."""
+    head_dim, num_heads, num_kv_heads = layer["head_dim"], layer["num_heads"], layer["num_kv_heads"]
+    shape = len(heads), head_dim
+    cos, sin = array_at(ropes[layer["rope"], 0], shape, like), array_at(ropes[layer["rope"], 1], shape, like)
+    slots = array_at(slots_at, (len(heads),), _INTS)
+    width = num_kv_heads * head_dim
+    keys = array_at(layer["keys"], (layer["num_slots"] * layer["key_stride"],), like)
+    values = array_at(layer["values"], (layer["num_slots"] * layer["value_stride"],), like)
+    for row in range(rows[0], rows[1]):
+        numbers, slot = heads[row], slots[row] + (layer["num_slots"] if slots[row] < 0 else 0)
+        key_at, value_at = slot * layer["key_stride"], slot * layer["value_stride"]
+        for head in range(num_heads + num_kv_heads):
+            start = head * head_dim
+            norm = layer["query_norm"] if head < num_heads else layer["key_norm"]
+            if norm["width"] > 0:
+                norm_row(numbers, start, _weight(norm), norm["eps"], norm["rounds_first"], numbers, start)
+            rotate_row(numbers, start, cos[row], sin[row], numbers, start)
+        start = num_heads * head_dim
+        for i in range(width):
+            keys[key_at + i] = numbers[start + i]
+            values[value_at + i] = numbers[start + width + i]
+
+
+@inner()
+def _attend(layer, part, num_parts, like, heads_at, attended_at, num_tokens, paths):
+    num_heads, num_kv_heads, head_dim = layer["num_heads"], layer["num_kv_heads"], layer["head_dim"]
+    attend_part(
+        part,
+        num_parts,
+        like,
+        (heads_at, layer["keys"], layer["values"], attended_at),
+        (layer["query_key_value"]["num_out"], layer["key_stride"], layer["value_stride"]),
+        (num_tokens, layer["num_slots"], num_heads, num_kv_heads, head_dim, head_dim),
+        paths[0],
+        paths[1],
+        paths[2],
+        layer["scaling"],
+        layer["window"],
+        layer["softcap"],
+        array_at(layer["sinks"], (layer["num_sinks"],), _FLOATS),
+    )
+
+
+@inner()
+def _gate(product, activation, like, given, part, num_parts, gated):
+    """Multiply rows with one part of the gate's strips, and with the same part of those of `up`, which follow them.
+    Write activation(gate) * up to `gated`."""
+    strips, biases = _strips(product, like, given.shape[1])
+    size = MOST_ROWS * MOST_STRIPS * LANES
+    gates, ups = np.empty(size, dtype=np.float32), np.empty(size, dtype=np.float32)
+    num_gates, width = len(strips) // 2, gated.shape[1]
+    strip, end = num_gates * part // num_parts, num_gates * (part + 1) // num_parts
+    while strip < end:
+        num_strips = strips_at_once(end - strip)
+        row, first = 0, strip * LANES
+        while row < len(given):
+            num_rows = sum_products(strips, strip, num_strips, given, row, gates)
+            sum_products(strips, num_gates + strip, num_strips, given, row, ups)
+            size = num_strips * LANES
+            for i in range(num_rows):
+                _round_with_bias(gates[i * size : (i + 1) * size], biases[first : first + size], gated)
+                _round_with_bias(ups[i * size : (i + 1) * size], biases[width + first : width + first + size], gated)
+            if activation == SILU:
+                _apply_silu(gates[: num_rows * size], gated)
+            else:
+                _apply_gelu_tanh(gates[: num_rows * size], gated)
+            for i in range(num_rows):
+                output = gated[row + i, first : first + size]
+                for j in range(size):
+                    output[j] = as_stored(gated, gates[i * size + j] * ups[i * size + j])
+            row += num_rows
+        strip += num_strips
+
+
+# Simple loops over few arrays, which compilers can vectorize. Numbers are float32, rounded to the dtype of `like`.
+
+
+@inner()
+def _round_with_bias(numbers, biases, like):
+    for i in range(len(numbers)):
+        numbers[i] = load(as_stored(like, numbers[i] + biases[i]))
+
+
+@inner()
+def _apply_silu(numbers, like):
+    """x * sigmoid(x) (Hendrycks and Gimpel 2016)."""
+    for i in range(len(numbers)):
+        numbers[i] = load(as_stored(like, numbers[i] * sigmoid(numbers[i])))
+
+
+@inner()
+def _apply_gelu_tanh(numbers, like):
+    """The tanh approximation of x * Phi(x) (Hendrycks and Gimpel 2016): (1 + tanh(y)) / 2 is sigmoid(2 * y)."""
+    for i in range(len(numbers)):
+        x = numbers[i]
+        twice_y = np.float32(2 * 0.7978845608028654) * (x + np.float32(0.044715) * x * x * x)
+        numbers[i] = load(as_stored(like, x * sigmoid(twice_y)))

@@ -1,0 +1,256 @@
+"""Fused decoder layers agree with the reference. A token gets the same bits whatever else is in the forward pass."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from hypothesis import given, settings, strategies as st
+from passes import Heads, Pass, Request, make_pass, requests
+from torch.nn.functional import linear
+
+from specdec_core.contracts.draft import DEAD
+from specdec_core.ops import REFERENCE
+from specdec_core.ops.decoder import DecoderLayer, Norm
+from specdec_kernels.cpu import OPS, products
+from specdec_kernels.cpu.products import is_supported
+
+WIDTH, LONGEST = 48, 400
+TREE = (-1, -1, 0, 0, DEAD, 1, 2, 2)
+DTYPES = [
+    pytest.param(dtype, marks=pytest.mark.skipif(not is_supported(dtype), reason=f"this CPU lacks {feature}"))
+    for dtype, feature in products.DTYPES.items()
+]
+
+
+class Drawn:
+    """Layers with random weights. exact: the same in float64, by torch alone."""
+
+    def __init__(self, data: Any, dtype: torch.dtype) -> None:
+        self._generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
+        self.dtype = dtype
+        self.heads = Heads(data.draw(st.sampled_from([1, 2, 3])), data.draw(st.integers(1, 3)), 16, 16)
+        self._flags = {name: data.draw(st.booleans()) for name in ("bias", "head_norm", "rounds_first", "output_norm")}
+        self._activation = data.draw(st.sampled_from(["silu", "gelu_tanh"]))
+        features = {"window": st.none() | st.integers(1, 90), "softcap": st.none() | st.just(3.0)}
+        pairs = [self._layer({name: data.draw(each) for name, each in features.items()}) for _ in range(2)]
+        self.layers, self.exact = zip(*pairs, strict=True)
+        angles = torch.randn(LONGEST, 8, generator=self._generator)
+        self.cos, self.sin = (each.repeat(1, 2).to(dtype) for each in (angles.cos(), angles.sin()))
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self._generator).to(self.dtype)
+
+    def _layer(self, features: dict[str, Any]) -> tuple[DecoderLayer, DecoderLayer]:
+        num_kv_heads, dim = self.heads.num_kv_heads, self.heads.key_dim
+        num_heads, inner = num_kv_heads * self.heads.groups, 32
+        parts: dict[str, tuple[Any, Any]] = {
+            "query_key_value": self._product((num_heads + 2 * num_kv_heads) * dim, WIDTH),
+            "attention_output": self._product(WIDTH, num_heads * dim),
+            "gate_and_up": self._product(2 * inner, WIDTH),
+            "down": self._product(WIDTH, inner),
+            "input_norm": self._norm(WIDTH),
+            "mlp_norm": self._norm(WIDTH),
+        }
+        for name, flag in (("query_norm", "head_norm"), ("key_norm", "head_norm")):
+            parts[name] = self._norm(dim) if self._flags[flag] else (None, None)
+        for name in ("attention_norm", "down_norm"):
+            parts[name] = self._norm(WIDTH) if self._flags["output_norm"] else (None, None)
+        sizes: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": dim}
+        sizes |= {"rope": 0, "scaling": 0.3}
+        found = [
+            DecoderLayer(**sizes, features=features, activation=self._activation, **{k: v[i] for k, v in parts.items()})
+            for i in (0, 1)
+        ]
+        return found[0], found[1]
+
+    def _product(self, num_out: int, num_in: int) -> tuple[Any, Any]:
+        weight = (self.normal(num_out, num_in) * num_in**-0.5).to(self.dtype)
+        bias = self.normal(num_out) if self._flags["bias"] else None
+        exact = weight.double(), None if bias is None else bias.double()
+        return OPS["pack_linear"](weight, bias), lambda rows: linear(rows, *exact)
+
+    def _norm(self, width: int) -> tuple[Norm, Any]:
+        weight = 1 + 0.3 * self.normal(width).float()
+        norm = Norm(weight.to(self.dtype) if self._flags["rounds_first"] else weight, 1e-5, self._flags["rounds_first"])
+        rounded = norm.weight.double()
+        return norm, lambda rows: rows * (rows.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * rounded
+
+
+class Run:
+    """A forward pass of random tokens through the layers."""
+
+    def __init__(self, data: Any, dtype: torch.dtype, batch: list[Request] | None = None) -> None:
+        self.drawn = Drawn(data, dtype)
+        batch = batch or data.draw(st.lists(requests(), min_size=1, max_size=4))
+        self.made: Pass = make_pass(batch, self.drawn.heads, data.draw(st.sampled_from([3, 16])), dtype, num_padding=3)
+        lengths = self.made.plan.metadata.lengths
+        self.hidden = self.drawn.normal(sum(lengths) + 3, WIDTH)
+        self.caches = [
+            [self.drawn.normal(*each.shape).where(each.isfinite(), each) for each in (self.made.keys, self.made.values)]
+            for _ in self.drawn.layers
+        ]
+        own = [
+            self.made.slots(i, list(range(request.num_computed, request.num_computed + n)))
+            for i, (request, n) in enumerate(zip(self.made.requests, lengths, strict=True))
+        ]
+        self.slots = torch.cat([*own, torch.full((3,), -1)])
+        at = self.made.plan.visibility.positions
+        self.ropes = [(self.drawn.cos[at].contiguous(), self.drawn.sin[at].contiguous())]
+
+    def fused(self, window: int | None = None) -> torch.Tensor:
+        """Returns the result without padding. Afterwards, `stored` are the caches with the tokens' keys and values."""
+        self.stored = [[each.clone() for each in cache] for cache in self.caches]
+        run = OPS["fuse_layers"](self.drawn.layers)
+        return run(self.hidden, self.ropes, self.stored, self.slots, self.made.fresh_plan(), window)[:-3]
+
+    def alone(self, request: int, token: int) -> torch.Tensor:
+        """Run one token whose request has the keys and values of its path in its cache, in another order of slots."""
+        path = self.made.requests[request].path(token)
+        row = self.made.rows(request).start + token
+        made = make_pass([Request(len(path) - 1, 1)], self.drawn.heads, 2, self.drawn.dtype, seed=row)
+        places, here = made.slots(0, list(range(len(path)))), self.made.slots(request, path)
+        caches = [[each.clone() for each in (made.keys, made.values)] for _ in self.stored]
+        for cache, stored in zip(caches, self.stored, strict=True):
+            for ours, theirs in zip(cache, stored, strict=True):
+                ours[places[:-1]] = theirs[here[:-1]]
+        ropes = [tuple(each[row : row + 1].contiguous() for each in angles) for angles in self.ropes]
+        run = OPS["fuse_layers"](self.drawn.layers)
+        return run(self.hidden[row : row + 1], ropes, caches, places[-1:], made.plan, None)[0]
+
+    def exact(self, window: int | None = None) -> torch.Tensor:
+        hidden, plan = self.hidden.double().unsqueeze(0), self.made.fresh_plan()
+        cos, sin = (each.double().unsqueeze(0) for each in self.ropes[0])
+        for layer, cache in zip(self.drawn.exact, self.caches, strict=True):
+            keys, values = (each.double() for each in cache)
+            own = [each for each in (layer.features["window"], window) if each is not None]
+            features = {**layer.features, "window": min(own, default=None)}
+
+            attend = partial(self._attend, keys, values, plan, partial(REFERENCE["paged_attention"], **features))
+            hidden = layer.forward(hidden, cos, sin, partial(attend, layer.scaling))
+        return hidden[0, :-3]
+
+    def _attend(
+        self, keys: Any, values: Any, plan: Any, attention: Any, scaling: float, query: Any, key: Any, value: Any
+    ) -> torch.Tensor:
+        query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+        REFERENCE["store_kv"](keys, values, self.slots, key, value)
+        return attention(query, keys, values, plan, scaling).flatten(1).unsqueeze(0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), window=st.none() | st.integers(1, 90))
+def test_they_agree_with_the_reference_in_float64(dtype: torch.dtype, data: Any, window: int | None) -> None:
+    run = Run(data, dtype)
+    error = (run.fused(window=window).double() - run.exact(window)).abs()
+    assert error.max() <= (0.2 if dtype == torch.bfloat16 else 1e-4)
+    assert error.mean() <= (0.02 if dtype == torch.bfloat16 else 1e-5)
+
+
+PARTS = {
+    "input_norm": lambda norm: evolve(norm, eps=0.5),
+    "mlp_norm": lambda norm: evolve(norm, weight=-norm.weight),
+    "query_norm": lambda norm: None,
+    "key_norm": lambda norm: None,
+    "attention_norm": lambda norm: None,
+    "down_norm": lambda norm: None,
+    "scaling": lambda scaling: 2 * scaling,
+    "features": lambda features: {**features, "window": 3},
+    "activation": lambda name: "silu" if name == "gelu_tanh" else "gelu_tanh",
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@settings(max_examples=5, deadline=None)
+@given(data=st.data())
+def test_each_part_matters(part: str, data: Any) -> None:
+    run = Run(data, torch.float32, [Request(20, 9), Request(40, 1, TREE)])
+    first, second = run.drawn.layers
+    if getattr(second, part) is not None:
+        found = run.fused()
+        run.drawn.layers = first, evolve(second, **{part: PARTS[part](getattr(second, part))})
+        assert (run.fused() - found).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_a_token_gets_the_bits_that_it_gets_when_decoded_alone(dtype: torch.dtype, data: Any) -> None:
+    run = Run(data, dtype)
+    together = run.fused()
+    for request, start in enumerate(run.made.rows(b).start for b in range(len(run.made.requests))):
+        lengths = run.made.plan.metadata.lengths
+        for token in range(0, lengths[request], 3):
+            assert torch.equal(run.alone(request, token), together[start + token]), (request, token)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@settings(max_examples=3, deadline=None)
+@given(data=st.data())
+def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype, data: Any) -> None:
+    run, num_threads = Run(data, dtype), torch.get_num_threads()
+    expected = run.fused()
+    try:
+        for n in (1, 2, 3):
+            torch.set_num_threads(n)
+            assert torch.equal(run.fused(), expected)
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@settings(max_examples=3, deadline=None)
+@given(data=st.data())
+def test_a_long_prompt_is_computed_and_changes_no_bit_of_others(dtype: torch.dtype, data: Any) -> None:
+    run = Run(data, dtype, [Request(20, 1, TREE), Request(7, 90), Request(5, 2)])
+    found = run.fused()
+    error = (found.double() - run.exact()).abs()
+    assert error.max() <= (0.2 if dtype == torch.bfloat16 else 1e-4)
+    for request, start in ((0, 0), (2, 99)):
+        assert torch.equal(run.alone(request, 1), found[start + 1])
+    run = Run(data, dtype, [Request(7, 90)])
+    assert (run.fused().double() - run.exact()).abs().max() <= (0.2 if dtype == torch.bfloat16 else 1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+@settings(max_examples=2, deadline=None)
+@given(data=st.data())
+def test_what_is_not_finite_stays_with_its_request(poison: float, dtype: torch.dtype, data: Any) -> None:
+    run = Run(data, dtype, [Request(20, 2), Request(40, 1, TREE), Request(5, 1)])
+    expected = run.fused()
+    run.hidden[5, 3] = poison
+    found = run.fused()
+    assert not found[5].isfinite().any()
+    assert torch.equal(found[:2], expected[:2])
+    assert torch.equal(found[-1], expected[-1])
+
+
+@settings(max_examples=1, deadline=None)
+@given(data=st.data())
+def test_caches_that_do_not_fit_are_refused(data: Any) -> None:
+    run = Run(data, torch.float32, [Request(20, 2)])
+    keys, values = run.caches[1]
+    for cache in (
+        [keys.double(), values],
+        [keys, values.transpose(1, 2)],
+        [keys[:, :, :8], values],
+        [keys[:4], values],
+    ):
+        run.caches[1] = cache
+        with pytest.raises(ValueError, match="KV cache"):
+            run.fused()
+
+
+@settings(max_examples=1, deadline=None)
+@given(data=st.data())
+def test_layers_that_it_does_not_know_are_left_to_the_model(data: Any) -> None:
+    fuse, (layer, other) = OPS["fuse_layers"], Drawn(data, torch.float32).layers
+    assert fuse([layer, other]) is not None
+    assert fuse([layer, evolve(other, down=lambda rows: rows)]) is None
+    assert fuse([layer, evolve(other, num_heads=other.num_heads + 1)]) is None
+    assert REFERENCE["fuse_layers"]([layer, other]) is None

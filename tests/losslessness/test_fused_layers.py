@@ -1,0 +1,50 @@
+"""Which models run as fused layers. That they generate what transformers generates with them is in test_families.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import FAMILIES, save_family
+
+from specdec_core import LLM
+
+products = pytest.importorskip("specdec_kernels.cpu.products")
+pytestmark = pytest.mark.skipif(not products.is_supported(torch.float32), reason="this CPU lacks AVX-512")
+
+FUSED = {"gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_of_the_common_kind_are_fused_and_no_others(family: str, dtype: str, tmp_path: Path) -> None:
+    folder = save_family(family, tmp_path)
+    llm = LLM(str(folder), skip_tokenizer_init=True, max_model_len=64, dtype=dtype, disable_log_stats=True)
+    assert (llm.engine.target.decoder is not None) == (family in FUSED)
+
+
+CHANGES = {
+    "residual": lambda layer, given, out: out + 0.01 * given,
+    "norm of the result": lambda layer, given, out: layer.input_layernorm(out),
+    "scale": lambda layer, given, out: 1.01 * out,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_layer_that_does_something_else_is_not_fused(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The calls in these layers, or all but one, are Llama's; what the layer returns is not."""
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    forward = LlamaDecoderLayer.forward
+
+    def changed(self: Any, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+        return CHANGES[change](self, hidden_states, forward(self, hidden_states, *args, **kwargs))
+
+    folder = save_family("llama", tmp_path)
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", changed)
+    llm = LLM(str(folder), skip_tokenizer_init=True, max_model_len=64, dtype="float32", disable_log_stats=True)
+    assert llm.engine.target.decoder is None

@@ -33,10 +33,14 @@ class Drawn:
         self._generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
         self.dtype = dtype
         self.heads = Heads(data.draw(st.sampled_from([1, 2, 3])), data.draw(st.integers(1, 3)), 16, 16)
-        self._flags = {name: data.draw(st.booleans()) for name in ("bias", "head_norm", "rounds_first", "output_norm")}
+        self._flags = {
+            name: data.draw(st.booleans()) for name in ("bias", "head_norm", "rounds_first", "output_norm", "enters")
+        }
         self._activation = data.draw(st.sampled_from(["silu", "gelu_tanh"]))
         features = {"window": st.none() | st.integers(1, 90), "softcap": st.none() | st.just(3.0)}
-        pairs = [self._layer({name: data.draw(each) for name, each in features.items()}) for _ in range(2)]
+        drawn = [{name: data.draw(each) for name, each in features.items()} for _ in range(2)]
+        self.enters = self._flags["enters"]
+        pairs = [self._layer(drawn[0], self.enters), self._layer(drawn[1], False)]
         self.layers, self.exact = zip(*pairs, strict=True)
         angles = torch.randn(LONGEST, 8, generator=self._generator)
         self.cos, self.sin = (each.repeat(1, 2).to(dtype) for each in (angles.cos(), angles.sin()))
@@ -44,15 +48,15 @@ class Drawn:
     def normal(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self._generator).to(self.dtype)
 
-    def _layer(self, features: dict[str, Any]) -> tuple[DecoderLayer, DecoderLayer]:
+    def _layer(self, features: dict[str, Any], enters: bool) -> tuple[DecoderLayer, DecoderLayer]:
         num_kv_heads, dim = self.heads.num_kv_heads, self.heads.key_dim
         num_heads, inner = num_kv_heads * self.heads.groups, 32
         parts: dict[str, tuple[Any, Any]] = {
-            "query_key_value": self._product((num_heads + 2 * num_kv_heads) * dim, WIDTH),
+            "query_key_value": self._product((num_heads + 2 * num_kv_heads) * dim, 2 * WIDTH if enters else WIDTH),
             "attention_output": self._product(WIDTH, num_heads * dim),
             "gate_and_up": self._product(2 * inner, WIDTH),
             "down": self._product(WIDTH, inner),
-            "input_norm": self._norm(WIDTH),
+            "input_norm": (None, None) if enters else self._norm(WIDTH),
             "mlp_norm": self._norm(WIDTH),
         }
         for name, flag in (("query_norm", "head_norm"), ("key_norm", "head_norm")):
@@ -89,6 +93,7 @@ class Run:
         self.made: Pass = make_pass(batch, self.drawn.heads, data.draw(st.sampled_from([3, 16])), dtype, num_padding=3)
         lengths = self.made.plan.metadata.lengths
         self.hidden = self.drawn.normal(sum(lengths) + 3, WIDTH)
+        self.entering = self.drawn.normal(len(self.hidden), 2 * WIDTH) if self.drawn.enters else None
         self.caches = [
             [self.drawn.normal(*each.shape).where(each.isfinite(), each) for each in (self.made.keys, self.made.values)]
             for _ in self.drawn.layers
@@ -105,7 +110,7 @@ class Run:
         """Returns the result without padding. Afterwards, `stored` are the caches with the tokens' keys and values."""
         self.stored = [[each.clone() for each in cache] for cache in self.caches]
         run = OPS["fuse_layers"](self.drawn.layers)
-        return run(self.hidden, self.ropes, self.stored, self.slots, self.made.fresh_plan(), window)[:-3]
+        return run(self.hidden, self.ropes, self.stored, self.slots, self.made.fresh_plan(), window, self.entering)[:-3]
 
     def alone(self, request: int, token: int) -> torch.Tensor:
         """Run one token whose request has the keys and values of its path in its cache, in another order of slots."""
@@ -119,18 +124,20 @@ class Run:
                 ours[places[:-1]] = theirs[here[:-1]]
         ropes = [tuple(each[row : row + 1].contiguous() for each in angles) for angles in self.ropes]
         run = OPS["fuse_layers"](self.drawn.layers)
-        return run(self.hidden[row : row + 1], ropes, caches, places[-1:], made.plan, None)[0]
+        entering = None if self.entering is None else self.entering[row : row + 1]
+        return run(self.hidden[row : row + 1], ropes, caches, places[-1:], made.plan, None, entering)[0]
 
     def exact(self, window: int | None = None) -> torch.Tensor:
         hidden, plan = self.hidden.double().unsqueeze(0), self.made.fresh_plan()
         cos, sin = (each.double().unsqueeze(0) for each in self.ropes[0])
+        entering = None if self.entering is None else self.entering.double().unsqueeze(0)
         for layer, cache in zip(self.drawn.exact, self.caches, strict=True):
             keys, values = (each.double() for each in cache)
             own = [each for each in (layer.features["window"], window) if each is not None]
             features = {**layer.features, "window": min(own, default=None)}
 
             attend = partial(self._attend, keys, values, plan, partial(REFERENCE["paged_attention"], **features))
-            hidden = layer.forward(hidden, cos, sin, partial(attend, layer.scaling))
+            hidden = layer.forward(hidden, cos, sin, partial(attend, layer.scaling), entering)
         return hidden[0, :-3]
 
     def _attend(
@@ -230,11 +237,17 @@ def test_what_is_not_finite_stays_with_its_request(poison: float, dtype: torch.d
     assert torch.equal(found[-1], expected[-1])
 
 
-@settings(max_examples=1, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(data=st.data())
 def test_caches_that_do_not_fit_are_refused(data: Any) -> None:
     run = Run(data, torch.float32, [Request(20, 2)])
     keys, values = run.caches[1]
+    if run.drawn.enters:
+        entering = run.entering
+        for run.entering in (None, entering.double(), entering[:, :9], entering[1:]):
+            with pytest.raises(ValueError, match="the first layer has no norm"):
+                run.fused()
+        run.entering = entering
     for cache in (
         [keys.double(), values],
         [keys, values.transpose(1, 2)],
@@ -252,5 +265,6 @@ def test_layers_that_it_does_not_know_are_left_to_the_model(data: Any) -> None:
     fuse, (layer, other) = OPS["fuse_layers"], Drawn(data, torch.float32).layers
     assert fuse([layer, other]) is not None
     assert fuse([layer, evolve(other, down=lambda rows: rows)]) is None
+    assert fuse([layer, evolve(other, input_norm=None)]) is None
     assert fuse([layer, evolve(other, num_heads=other.num_heads + 1)]) is None
     assert REFERENCE["fuse_layers"]([layer, other]) is None

@@ -9,7 +9,7 @@ import pytest
 import torch
 from families import FAMILIES, save_family
 
-from specdec_core import LLM
+from specdec_core import LLM, DecoderStack, SamplingParams
 
 products = pytest.importorskip("specdec_kernels.cpu.products")
 pytestmark = pytest.mark.skipif(not products.is_supported(torch.float32), reason="this CPU lacks AVX-512")
@@ -48,3 +48,18 @@ def test_a_layer_that_does_something_else_is_not_fused(
     monkeypatch.setattr(LlamaDecoderLayer, "forward", changed)
     llm = LLM(str(folder), skip_tokenizer_init=True, max_model_len=64, dtype="float32", disable_log_stats=True)
     assert llm.engine.target.decoder is None
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_the_layers_of_heads_are_fused(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, forward = [], DecoderStack.forward
+
+    def counted(self: Any, hidden: Any, *args: Any) -> Any:
+        calls.append(len(hidden))
+        return forward(self, hidden, *args)
+
+    monkeypatch.setattr(DecoderStack, "forward", counted)
+    llm = LLM("tiny", speculative_config={"method": method, "num_speculative_tokens": 3, "eagle_topk": 1})
+    llm.generate(["x = 1\n" * 40], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), use_tqdm=False)
+    assert len(calls) >= 6
+    assert max(calls) <= 64, "a prompt's outputs are not wanted: only keys and values are computed"

@@ -331,6 +331,6 @@ def _build_context(method: Method, design: Design, target: Model, attention: Pag
         output_rows=target.output_rows,
         attention=attention,
         load_model=load_model,
-        speed_up=partial(speed_up, ops=method.ops),
+        speed_up=partial(speed_up, ops=method.ops, attention=attention),
         state=method.plan.state,
     )

@@ -115,11 +115,12 @@ class PagedAttention:
         past: int,
         hidden: torch.Tensor,
         ropes: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        entering: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run fused layers, first to past - 1, on the tokens of the current forward pass. run: what the operation
-        `fuse_layers` returned; hidden, ropes, and the result: as it has them."""
+        `fuse_layers` returned; hidden, ropes, entering, and the result: as it has them."""
         caches = [self._kv.cache(*place) for place in self._places[first:past]]
-        return run(hidden, ropes, caches, self._slot_mapping, self._plan, self._window)
+        return run(hidden, ropes, caches, self._slot_mapping, self._plan, self._window, entering)
 
     @contextmanager
     def forwarding(self, metadata: KVMetadata, visibility: Visibility, *, window: int | None = None) -> Iterator[None]:

@@ -22,7 +22,7 @@ from specdec_core.models.attention import PagedAttention, attention_sites
 from specdec_core.models.embedding_and_head import EmbeddingAndHead
 from specdec_core.models.families import ATTENTION_KEYWORDS
 from specdec_core.models.packed_linear import PackedLinear, product_of
-from specdec_core.ops.decoder import ACTIVATIONS, DecoderLayer, Norm, Run
+from specdec_core.ops.decoder import ACTIVATIONS, DecoderLayer, Linears, Norm, Run
 
 PATTERN = re.compile(r"N(?:L(?P<q>N?)L(?P<k>N?)L|LLL(?P<both>NN)|L)AL(?P<attention>N?)NLFL?L(?P<down>N?)")
 """The calls in a layer: N is a norm, L a linear layer, A attention, F an activation."""
@@ -30,16 +30,6 @@ PATTERN = re.compile(r"N(?:L(?P<q>N?)L(?P<k>N?)L|LLL(?P<both>NN)|L)AL(?P<attenti
 NUM_TRIALS = 5
 Angles = tuple[torch.Tensor, torch.Tensor]
 """cos and sin."""
-
-
-@frozen(eq=False)
-class Linears:
-    """Linear layers with the same input. Called with it, returns their outputs side by side."""
-
-    layers: tuple[nn.Linear, ...]
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.cat([layer(rows) for layer in self.layers], dim=-1)
 
 
 @frozen(eq=False)
@@ -70,7 +60,7 @@ class RecordedDecoder:
         norm: the last norm, which may have been replaced.
         taps: the proposer's. The layers between two taps become one call.
         """
-        layers = [_with_products(layer, packed) for layer in self.layers]
+        layers = [with_products(layer, packed) for layer in self.layers]
         stops = {int(tap.removeprefix("input.")) for tap in taps if tap != "final"}
         spans = []
         for start, end in pairwise(sorted({0, *stops, len(layers)})):
@@ -115,7 +105,7 @@ class Decoder:
         return needed, {tap: features[tap] for tap in self.taps}
 
 
-def _with_products(layer: DecoderLayer, packed: Mapping[nn.Module, PackedLinear]) -> DecoderLayer | None:
+def with_products(layer: DecoderLayer, packed: Mapping[nn.Module, PackedLinear]) -> DecoderLayer | None:
     """Replace a recorded layer's `Linears` by their packed products. None if one of them was not packed as a whole."""
     products: dict[str, Any] = {}
     for name in ("query_key_value", "attention_output", "gate_and_up", "down"):

@@ -19,6 +19,7 @@ from specdec_core.errors import CompatibilityError, ConfigError, PluginError
 from specdec_core.models.attention import PagedAttention, probe
 from specdec_core.models.compatibility import refusing_failures, try_out
 from specdec_core.models.decoder import Decoder, RecordedDecoder, record_decoder
+from specdec_core.models.decoder_stack import DecoderStack
 from specdec_core.models.embedding_and_head import EmbeddingAndHead, raw_logits, record_embedding_and_head, table_rows
 from specdec_core.models.families import check_length
 from specdec_core.models.fused_ops import replace_parts
@@ -157,10 +158,20 @@ def _eos_token_ids(*configs: Any) -> frozenset[int]:
     return frozenset(found)
 
 
-def speed_up(module: nn.Module, ops: Mapping[str, Callable[..., Any]]) -> None:
-    """Optimize a draft head's module in place for inference. Packs the weights of its linear layers, and replaces its
-    norms and rotary embeddings by the operations of `ops`."""
-    pack_linears(module, ops["pack_linear"])
+def speed_up(module: nn.Module, ops: Mapping[str, Callable[..., Any]], attention: PagedAttention | None = None) -> None:
+    """Optimize a draft head's module in place for inference. Packs the weights of its linear layers, fuses its
+    `DecoderStack`s, and replaces its norms and rotary embeddings by the operations of `ops`.
+
+    attention: over the KV cache of the head's layers, if it has any.
+    """
+    stacks = [each for each in module.modules() if isinstance(each, DecoderStack)] if attention is not None else []
+    groups = [group for stack in stacks for group in stack.shared_inputs()]
+    joined = {linear for group in groups for linear in group}
+    groups += [[each] for each in module.modules() if isinstance(each, nn.Linear) and each not in joined]
+    packed = pack_linears(module, ops["pack_linear"], groups)
+    if attention is not None:
+        for stack in stacks:
+            stack.fuse(packed, ops["fuse_layers"], attention)
     replace_parts(module, ops)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from attrs import frozen
+from torch import nn
 from torch.nn.functional import gelu, silu
 
 from specdec_core.ops.elementwise import rms_norm, rotary
@@ -44,6 +45,16 @@ class Norm:
 
 
 @frozen(eq=False)
+class Linears:
+    """Linear layers with the same input. Called with it, returns their outputs side by side."""
+
+    layers: tuple[nn.Linear, ...]
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.cat([layer(rows) for layer in self.layers], dim=-1)
+
+
+@frozen(eq=False)
 class DecoderLayer:
     """A decoder layer with norms before attention and MLP, a gated MLP, and two residual connections.
 
@@ -52,7 +63,8 @@ class DecoderLayer:
     `attention_norm`; plus the layer's input. Then `mlp_norm`; `gate_and_up` [..., 2 * intermediate]; activation of the
     first half, times the second; `down`; `down_norm`; plus the MLP's input. Norms that are None are left out.
 
-    Each result is rounded to the model's dtype.
+    Each result is rounded to the model's dtype. In a draft head, the input of `query_key_value` may be another one than
+    the layer's normed input, as in EAGLE-3: then `input_norm` is None.
 
     rope: index of the layer's rotary embedding: families may have one for each type of layer.
     scaling, features: as for `paged_attention`.
@@ -61,7 +73,7 @@ class DecoderLayer:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    input_norm: Norm
+    input_norm: Norm | None
     query_key_value: Product
     query_norm: Norm | None
     key_norm: Norm | None
@@ -76,15 +88,26 @@ class DecoderLayer:
     down: Product
     down_norm: Norm | None
 
-    def forward(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> torch.Tensor:
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        attend: Attend,
+        entering: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Run the layer on hidden states [1, num_tokens, width]. This is the reference.
 
         cos, sin: [1, num_tokens, head_dim].
         attend: gets query, key and value [1, heads, num_tokens, head_dim], returns [1, num_tokens, num_heads *
             head_dim].
+        entering: [1, num_tokens, any width], the input of `query_key_value` in a layer without `input_norm`.
         """
+        if self.input_norm is not None:
+            entering = self.input_norm(hidden)
+        assert entering is not None
         sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
-        heads = self.query_key_value(self.input_norm(hidden))
+        heads = self.query_key_value(entering)
         heads = heads.view(*heads.shape[:-1], sum(sizes), self.head_dim)
         query, key, value = torch.split(heads, sizes, dim=-2)
         query = query if self.query_norm is None else self.query_norm(query)
@@ -101,12 +124,13 @@ def fuse_layers(layers: Sequence[DecoderLayer]) -> None:
     """The reference has nothing faster than the model's own modules.
 
     A plugin's `fuse_layers` returns None for layers that it does not support, or else a function that runs all of them:
-    run(hidden [num_tokens, width], ropes, caches, slot_mapping, plan, window) -> [num_tokens, width].
+    run(hidden [num_tokens, width], ropes, caches, slot_mapping, plan, window, entering) -> [num_tokens, width].
 
     ropes: (cos, sin) of each rotary embedding, [num_tokens, head_dim].
     caches: (keys, values) of each layer, as for `store_kv`.
     slot_mapping, plan: as for `store_kv` and `paged_attention`.
     window: sliding window of all layers, in tokens. A layer whose own window is smaller keeps its own.
+    entering: [num_tokens, any width], for a first layer without `input_norm`; else None.
 
     The products of the layers are those that `pack_linear` returned.
     """

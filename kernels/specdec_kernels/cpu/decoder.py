@@ -37,7 +37,8 @@ NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "
 def fuse_layers(layers: Sequence[DecoderLayer]) -> Callable[..., torch.Tensor] | None:
     """The compiled form of `specdec_core.ops.decoder.fuse_layers`. None if not all products are this package's, or if
     sizes are no whole vectors."""
-    return FusedLayers(layers) if all(map(_is_supported, layers)) else None
+    is_normed = all(layer.input_norm is not None for layer in layers[1:])
+    return FusedLayers(layers) if is_normed and all(map(_is_supported, layers)) else None
 
 
 def _is_supported(layer: DecoderLayer) -> bool:
@@ -45,8 +46,9 @@ def _is_supported(layer: DecoderLayer) -> bool:
     if not all(isinstance(product, PackedProduct) for product in products):
         return False
     num_heads = layer.num_heads + 2 * layer.num_kv_heads
-    width, inner = products[0].num_in, products[3].num_in
-    sizes = [(num_heads * layer.head_dim, width), (width, layer.num_heads * layer.head_dim), (2 * inner, width)]
+    width, inner = products[1].num_out, products[3].num_in
+    first = products[0].num_in if layer.input_norm is None else width
+    sizes = [(num_heads * layer.head_dim, first), (width, layer.num_heads * layer.head_dim), (2 * inner, width)]
     is_fitting = [(product.num_out, product.num_in) for product in products] == [*sizes, (width, inner)]
     return is_fitting and layer.head_dim % 2 == 0 and inner % LANES == 0 and layer.activation in ACTIVATIONS
 
@@ -62,7 +64,7 @@ class FusedLayers:
             self._fill(row, layer)
         self._windows = self._table["window"].copy()
         products: Any = [[getattr(layer, name) for name in PRODUCTS] for layer in layers]
-        width = products[0][0].num_in
+        width = products[0][1].num_out
         columns = max(heads.num_out for heads, *_ in products), max(output.num_in for _, output, *_ in products)
         self._sizes = [width, *columns, max(down.num_in for *_, down in products), width]  # of a row of each buffer
 
@@ -78,7 +80,13 @@ class FusedLayers:
         for name in PRODUCTS:
             product = getattr(layer, name)
             strips, biases = torch.from_numpy(product.strips), torch.from_numpy(product.biases)
-            row[name] = (self._address(strips), *strips.shape[:2], self._address(biases), product.num_out)
+            row[name] = (
+                self._address(strips),
+                *strips.shape[:2],
+                self._address(biases),
+                product.num_in,
+                product.num_out,
+            )
         for name in NORMS:
             norm: Norm | None = getattr(layer, name)
             if norm is not None:
@@ -97,6 +105,7 @@ class FusedLayers:
         slot_mapping: torch.Tensor,
         plan: AttentionPlan,
         window: int | None,
+        entering: torch.Tensor | None = None,
     ) -> torch.Tensor:
         num_tokens, like = sum(plan.metadata.lengths), LIKE[hidden.dtype]
         hidden, slots = hidden.clone(), slot_mapping.contiguous()
@@ -105,7 +114,15 @@ class FusedLayers:
         if window is not None:
             self._table["window"] = np.where(self._windows, np.minimum(self._windows, window), window)
         buffers = [hidden.new_empty(len(hidden) * size) for size in self._sizes]
-        addresses = tuple(buffer.data_ptr() for buffer in [hidden, *buffers])
+        entering = hidden if entering is None else entering.contiguous()
+        num_in = self._table[0]["query_key_value"]["num_in"]
+        is_own = entering.dtype == hidden.dtype and entering.shape == (len(hidden), num_in)
+        if self._layers[0].input_norm is None and not is_own:
+            raise ValueError(
+                f"the first layer has no norm, and entering is {entering.dtype} {list(entering.shape)}: give the input "
+                f"of query, key and value, {hidden.dtype} [{len(hidden)}, {num_in}]"
+            )
+        addresses = tuple(buffer.data_ptr() for buffer in [hidden, *buffers, entering])
         tokens = num_tokens, self._sizes[0], slots.data_ptr()
         ropes_at = np.array([[each.data_ptr() for each in angles] for angles in ropes])
         paths = paths_of(plan)

@@ -18,7 +18,7 @@ from specdec_kernels.cpu.rotary import rotate_row
 from specdec_kernels.cpu.softmax import sigmoid
 from specdec_kernels.cpu.tiles import LANES
 
-PRODUCT = np.dtype([(name, np.int64) for name in ("strips", "num_strips", "num_steps", "biases", "num_out")])
+PRODUCT = np.dtype([(name, np.int64) for name in ("strips", "num_strips", "num_steps", "biases", "num_in", "num_out")])
 NORM = np.dtype([("weight", np.int64), ("width", np.int64), ("eps", np.float64), ("rounds_first", np.int64)])
 """weight: address of float32 [width]; a width of 0: no norm."""
 LAYER = np.dtype(
@@ -45,7 +45,8 @@ def run_stages(num_parts, like, layers, stages, buffers, tokens, ropes, paths):
     stages: the first stage, and the one past the last.
     buffers: addresses of hidden [n, width], which is changed in place, and of memory for normed rows [n, width], query,
         key and value [n, columns of that product], attended [n, inputs of the next], gated [n, inputs of `down`] and
-        an output that has to be normed [n, width].
+        an output that has to be normed [n, width]. Then the address of the input of query, key and value of a layer
+        without a norm before them.
     tokens: their number n, the width, and the address of their cache rows, int64 [n].
     ropes: addresses of cos and sin [n, head_dim] of each rotary embedding, int64 [number, 2].
     paths: the arrays chunks, paths and places of `lay_out`.
@@ -59,18 +60,21 @@ def run_stages(num_parts, like, layers, stages, buffers, tokens, ropes, paths):
 @inner()
 def _run_stage(stage, part, num_parts, like, layer, buffers, tokens, ropes, paths):
     num_tokens, width, slots = tokens
-    hidden_at, normed_at, heads_at, attended_at, gated_at, output_at = buffers
+    hidden_at, normed_at, heads_at, attended_at, gated_at, output_at, entering_at = buffers
     hidden = array_at(hidden_at, (num_tokens, width), like)
     normed = array_at(normed_at, (num_tokens, width), like)
     heads = array_at(heads_at, (num_tokens, layer["query_key_value"]["num_out"]), like)
     attended = array_at(attended_at, (num_tokens, layer["num_heads"] * layer["head_dim"]), like)
     gated = array_at(gated_at, (num_tokens, layer["gate_and_up"]["num_out"] // 2), like)
     output = array_at(output_at, (num_tokens, width), like)
+    entering = array_at(entering_at, (num_tokens, layer["query_key_value"]["num_in"]), like)
     rows = num_tokens * part // num_parts, num_tokens * (part + 1) // num_parts
     if stage == 0:
-        _norm_rows(layer["input_norm"], hidden, rows, normed)
+        if layer["input_norm"]["width"] > 0:
+            _norm_rows(layer["input_norm"], hidden, rows, normed)
     elif stage == 1:
-        _product(layer["query_key_value"], like, normed, part, num_parts, False, heads)
+        given = normed if layer["input_norm"]["width"] > 0 else entering
+        _product(layer["query_key_value"], like, given, part, num_parts, False, heads)
     elif stage == 2:
         _rotate_and_store(layer, like, heads, rows, slots, ropes)
     elif stage == ATTENTION:

@@ -17,12 +17,16 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
+from specdec_core import DecoderLayer, DecoderStack, Linears, Norm
 from specdec_proposer_eagle.head_config import HeadConfig
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, [1, n, head_dim] each."""
 Attend = Callable[..., torch.Tensor]
 """`LayerAttention.attend`: (layer, query [n, num_heads, head_dim], key and value [n, num_kv_heads, head_dim], rows)."""
+MANY = 16
+"""Fused layers compute the outputs of all tokens. From this many per wanted output on, as in prefill, they would cost
+more than they save."""
 Rows = torch.Tensor | None
 """int64 [n]: tokens whose outputs are computed; None: all."""
 
@@ -60,13 +64,45 @@ class Layer(nn.Module):
     def __init__(self, head: HeadConfig, layer: int) -> None:
         super().__init__()
         size, eps = head.layer.hidden_size, head.layer.rms_norm_eps
-        self._takes_both = head.is_eagle3 and layer == 0
+        self._takes_both, self._config = head.is_eagle3 and layer == 0, head.layer
         self._norm_before_residual = head.norm_before_residual
         self.self_attn = Attention(head, layer, 2 * size if self._takes_both else size)
         self.input_layernorm = LlamaRMSNorm(size, eps) if head.is_eagle3 or layer > 0 else nn.Identity()
         self.hidden_norm = LlamaRMSNorm(size, eps) if self._takes_both else nn.Identity()
         self.post_attention_layernorm = LlamaRMSNorm(size, eps)
         self.mlp = LlamaMLP(head.layer)
+
+    def inputs(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the input of the residual connection, and that of attention."""
+        if not self._takes_both:
+            return hidden, self.input_layernorm(hidden)
+        normed = self.hidden_norm(hidden)
+        both = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
+        return normed if self._norm_before_residual else hidden, both
+
+    def described(self) -> DecoderLayer:
+        """Return what `forward` computes, as data. Without an input norm, or with EAGLE-3's two, attention's input is
+        that of `inputs`."""
+        config, attention, mlp = self._config, self.self_attn, self.mlp
+        return DecoderLayer(
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            input_norm=None if self._takes_both else _norm(self.input_layernorm),
+            query_key_value=Linears((attention.q_proj, attention.k_proj, attention.v_proj)),
+            query_norm=_norm(attention.q_norm),
+            key_norm=_norm(attention.k_norm),
+            rope=0,
+            scaling=config.head_dim**-0.5,
+            features={},
+            attention_output=Linears((attention.o_proj,)),
+            attention_norm=None,
+            mlp_norm=_norm(self.post_attention_layernorm),
+            gate_and_up=Linears((mlp.gate_proj, mlp.up_proj)),
+            activation=config.hidden_act,
+            down=Linears((mlp.down_proj,)),
+            down_norm=None,
+        )
 
     def forward(
         self,
@@ -76,16 +112,17 @@ class Layer(nn.Module):
         attend: Attend,
         rows: Rows,
     ) -> torch.Tensor:
-        if self._takes_both:
-            normed = self.hidden_norm(hidden)
-            residual = normed if self._norm_before_residual else hidden
-            entering = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
-        else:
-            residual, entering = hidden, self.input_layernorm(hidden)
+        residual, entering = self.inputs(embedded, hidden)
         if rows is not None:
             residual = residual.index_select(0, rows)
         hidden = residual + self.self_attn(entering, rotation, attend, rows)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+def _norm(module: nn.Module) -> Norm | None:
+    if isinstance(module, nn.Identity):
+        return None
+    return Norm(module.weight.detach(), module.variance_epsilon, rounds_first=True)
 
 
 class Head(nn.Module):
@@ -111,6 +148,7 @@ class Head(nn.Module):
         self.embedding_layernorm = LlamaRMSNorm(size, eps) if has_both else nn.Identity()
         self.hidden_states_layernorm = LlamaRMSNorm(head.target_hidden_size, eps) if has_both else nn.Identity()
         self.layers = nn.ModuleList(Layer(head, i) for i in range(head.num_layers))
+        self.stack = DecoderStack(lambda: [layer.described() for layer in self.layers])
         self.norm = LlamaRMSNorm(size, eps) if head.is_eagle3 else nn.Identity()
         self.rotary = LlamaRotaryEmbedding(head.layer)
 
@@ -151,7 +189,12 @@ class Head(nn.Module):
         else:
             both = self.embedding_layernorm(embedded), self.hidden_states_layernorm(feature)
             hidden = self.fc(torch.cat(both, dim=-1))
-        for i, layer in enumerate(self.layers):
-            hidden = layer(embedded, hidden, rotation, attend, rows if i + 1 == len(self.layers) else None)
+        if self.stack.is_fused and (rows is None or len(hidden) <= MANY * len(rows)):
+            residual, entering = self.layers[0].inputs(embedded, hidden)
+            hidden = self.stack(residual, rotation[0][0], rotation[1][0], entering)
+            hidden = hidden if rows is None else hidden.index_select(0, rows)
+        else:
+            for i, layer in enumerate(self.layers):
+                hidden = layer(embedded, hidden, rotation, attend, rows if i + 1 == len(self.layers) else None)
         normed = self.norm(hidden)
         return normed, normed if self._norm_output else hidden

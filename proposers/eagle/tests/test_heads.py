@@ -65,15 +65,37 @@ def dense(
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), value)
 
 
-@pytest.mark.parametrize("alone", [False, True])
+class AsData(torch.nn.Module):
+    """Stands in for a head's `DecoderStack` whose layers are fused: computes them as they are described."""
+
+    is_fused = True
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self._layers = [layer.described() for layer in module.layers]
+
+    def forward(self, hidden: Any, cos: Any, sin: Any, entering: Any) -> torch.Tensor:
+        def attend(*heads: torch.Tensor) -> torch.Tensor:
+            return dense(0, *(each[0].transpose(0, 1) for each in heads)).flatten(1).unsqueeze(0)
+
+        for layer in self._layers:
+            given = (each.unsqueeze(0) for each in (hidden, cos, sin))
+            (hidden,) = layer.forward(*given, attend, entering.unsqueeze(0))
+        return hidden
+
+
+@pytest.mark.parametrize("how", ["all rows", "last row", "as data", "last row, as data"])
 @pytest.mark.parametrize("name", HEADS)
-def test_a_chain_of_logits_equals_the_reference(name: str, alone: bool, tmp_path: Path) -> None:
+def test_a_chain_of_logits_equals_the_reference(name: str, how: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
+    alone = how.startswith("last")
     written = HEADS[name](tmp_path)
     is_eagle3 = not name.startswith("eagle,") and name != "eagle"
     config = EagleConfig(model=tmp_path)
     found = find(config, INFO, is_eagle3=is_eagle3)
     head, (module, to_target) = found.head, load(found, INFO)
+    if how.endswith("as data"):
+        module.stack = AsData(module)
     embedding, output = torch.randn(40, 32, dtype=torch.float64), torch.randn(40, 32, dtype=torch.float64)
     tokens = torch.randint(40, (KNOWN + 1,))
     nodes = torch.randint(40, (NODES,))

@@ -1,0 +1,68 @@
+"""The decoder layers of a draft head, which a plugin may compute in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from specdec_core.models.attention import PagedAttention
+from specdec_core.models.decoder import with_products
+from specdec_core.models.packed_linear import PackedLinear
+from specdec_core.ops.decoder import DecoderLayer, Linears, Run
+
+
+class DecoderStack(nn.Module):
+    """All decoder layers of a draft head, as data. It is a module of the head without weights of its own, so that
+    `BuildContext.speed_up` finds it and fuses the layers, if a plugin can. Until then, and if none can, `is_fused` is
+    False, and the head runs its layers itself.
+
+    describe: returns the layers, in order, once their weights are loaded. Their products are `Linears` of the head's
+        linear layers. What it describes must be what the head's modules compute.
+    """
+
+    def __init__(self, describe: Callable[[], Sequence[DecoderLayer]]) -> None:
+        super().__init__()
+        self._describe = describe
+        self._attention: PagedAttention | None = None
+        self._run: Run | None = None
+        self._layers: Sequence[DecoderLayer] = ()
+        self._num_layers = 0
+
+    @property
+    def is_fused(self) -> bool:
+        return self._run is not None
+
+    def forward(
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, entering: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Run all layers on a flat batch of tokens, inside of `LayerAttention.forwarding`.
+
+        hidden: [num_tokens, width]. cos, sin: [num_tokens, head_dim].
+        entering: [num_tokens, any width], the input of query, key and value in a first layer without `input_norm`.
+
+        Returns [num_tokens, width].
+        """
+        assert self._attention is not None
+        assert self._run is not None
+        return self._attention.run_layers(self._run, 0, self._num_layers, hidden, [(cos, sin)], entering)
+
+    def shared_inputs(self) -> list[list[nn.Linear]]:
+        """Return the groups of linear layers to be packed as one product."""
+        self._layers = self._describe()
+        products = ("query_key_value", "attention_output", "gate_and_up", "down")
+        found = [getattr(layer, name) for layer in self._layers for name in products]
+        return [list(linears.layers) for linears in found if isinstance(linears, Linears)]
+
+    def fuse(
+        self,
+        packed: Mapping[nn.Module, PackedLinear],
+        fuse: Callable[[Sequence[DecoderLayer]], Run | None],
+        attention: PagedAttention,
+    ) -> None:
+        """Fuse the layers, if possible. packed: from each linear layer of `shared_inputs` to its `PackedLinear`. fuse:
+        the operation `fuse_layers`. attention: over the KV cache of these layers."""
+        layers = [layer for each in self._layers if (layer := with_products(each, packed)) is not None]
+        self._run = fuse(layers) if layers and len(layers) == len(self._layers) else None
+        self._attention, self._num_layers, self._layers = attention, len(layers), ()

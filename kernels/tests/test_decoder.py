@@ -224,6 +224,23 @@ def test_a_long_prompt_is_computed_and_changes_no_bit_of_others(dtype: torch.dty
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@settings(max_examples=5, deadline=None)
+@given(data=st.data())
+def test_outputs_of_some_tokens_are_those_of_all(dtype: torch.dtype, data: Any) -> None:
+    run = Run(data, dtype, [Request(20, 2), Request(7, 90), Request(5, 12)])
+    expected, stored = run.fused(), run.stored
+    lasts = torch.tensor([1, 91, 103, 0])  # and a row of padding
+    plan, caches = run.made.fresh_plan(), [[each.clone() for each in cache] for cache in run.caches]
+    plan = evolve(plan, metadata=evolve(plan.metadata, slot_mapping=run.slots[:-3]))
+    fused = OPS["fuse_layers"](run.drawn.layers)
+    found = fused(run.hidden, run.ropes, caches, run.slots, plan, None, run.entering, lasts, plan.of_rows(lasts))
+    assert torch.equal(found[[0, 2]], expected[[1, 103]])
+    torch.testing.assert_close(found[1], expected[91], rtol=0.05, atol=0.05)  # its request is long: torch's attention
+    for ours, theirs in zip(caches, stored, strict=True):
+        assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
 @settings(max_examples=2, deadline=None)
 @given(data=st.data())

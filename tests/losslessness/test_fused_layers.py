@@ -62,4 +62,4 @@ def test_the_layers_of_heads_are_fused(method: str, monkeypatch: pytest.MonkeyPa
     llm = LLM("tiny", speculative_config={"method": method, "num_speculative_tokens": 3, "eagle_topk": 1})
     llm.generate(["x = 1\n" * 40], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), use_tqdm=False)
     assert len(calls) >= 6
-    assert max(calls) <= 64, "a prompt's outputs are not wanted: only keys and values are computed"
+    assert max(calls) > 64, "prompts, too"

@@ -116,11 +116,20 @@ class PagedAttention:
         hidden: torch.Tensor,
         ropes: Sequence[tuple[torch.Tensor, torch.Tensor]],
         entering: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run fused layers, first to past - 1, on the tokens of the current forward pass. run: what the operation
-        `fuse_layers` returned; hidden, ropes, entering, and the result: as it has them."""
+        `fuse_layers` returned; hidden, ropes, entering, rows, and the result: as it has them."""
         caches = [self._kv.cache(*place) for place in self._places[first:past]]
-        return run(hidden, ropes, caches, self._slot_mapping, self._plan, self._window, entering)
+        plan_of_rows = None if rows is None else self._plan_of(rows)
+        return run(hidden, ropes, caches, self._slot_mapping, self._plan, self._window, entering, rows, plan_of_rows)
+
+    def _plan_of(self, rows: torch.Tensor) -> AttentionPlan:
+        """Return the plan of some tokens alone, made once for all layers that ask for the same rows."""
+        if self._rows is None or self._rows[0] is not rows:
+            assert self._plan is not None
+            self._rows = rows, self._plan.of_rows(rows)
+        return self._rows[1]
 
     @contextmanager
     def forwarding(self, metadata: KVMetadata, visibility: Visibility, *, window: int | None = None) -> Iterator[None]:
@@ -161,10 +170,7 @@ class PagedAttention:
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         plan = self._plan
         if rows is not None:
-            if self._rows is None or self._rows[0] is not rows:  # made once for all layers that ask for the same rows
-                assert self._plan is not None
-                self._rows = rows, self._plan.of_rows(rows)
-            query, plan = query.index_select(0, rows), self._rows[1]
+            query, plan = query.index_select(0, rows), self._plan_of(rows)
         if self._window is not None:
             window = self._window if window is None else min(window, self._window)
         attended: torch.Tensor = self._ops["paged_attention"](

@@ -35,18 +35,24 @@ class DecoderStack(nn.Module):
         return self._run is not None
 
     def forward(
-        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, entering: torch.Tensor | None = None
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        entering: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run all layers on a flat batch of tokens, inside of `LayerAttention.forwarding`.
 
         hidden: [num_tokens, width]. cos, sin: [num_tokens, head_dim].
         entering: [num_tokens, any width], the input of query, key and value in a first layer without `input_norm`.
+        rows: as for `LayerAttention.attend`, the tokens whose outputs are wanted; None: all.
 
-        Returns [num_tokens, width].
+        Returns [num_tokens or n, width].
         """
         assert self._attention is not None
         assert self._run is not None
-        return self._attention.run_layers(self._run, 0, self._num_layers, hidden, [(cos, sin)], entering)
+        return self._attention.run_layers(self._run, 0, self._num_layers, hidden, [(cos, sin)], entering, rows)
 
     def shared_inputs(self) -> list[list[nn.Linear]]:
         """Return the groups of linear layers to be packed as one product."""

@@ -124,13 +124,16 @@ def fuse_layers(layers: Sequence[DecoderLayer]) -> None:
     """The reference has nothing faster than the model's own modules.
 
     A plugin's `fuse_layers` returns None for layers that it does not support, or else a function that runs all of them:
-    run(hidden [num_tokens, width], ropes, caches, slot_mapping, plan, window, entering) -> [num_tokens, width].
+    run(hidden [num_tokens, width], ropes, caches, slot_mapping, plan, window, entering, rows, plan_of_rows) ->
+    [num_tokens or n, width].
 
     ropes: (cos, sin) of each rotary embedding, [num_tokens, head_dim].
     caches: (keys, values) of each layer, as for `store_kv`.
     slot_mapping, plan: as for `store_kv` and `paged_attention`.
     window: sliding window of all layers, in tokens. A layer whose own window is smaller keeps its own.
     entering: [num_tokens, any width], for a first layer without `input_norm`; else None.
+    rows: int64 [n], the tokens whose outputs are wanted; None: all.
+    plan_of_rows: the plan of these tokens alone; None: all.
 
     The products of the layers are those that `pack_linear` returned.
     """

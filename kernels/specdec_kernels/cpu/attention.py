@@ -48,9 +48,9 @@ def paged_attention(
     paths = paths_of(plan)
     if paths.num_tokens < num_tokens:
         output[paths.num_tokens :] = 0
-    for segment in plan.long_segments:
-        attended = attend(query, keys, values, segment, scaling, window, softcap, sinks)
-        output.index_copy_(0, segment.valid_tokens, attended.index_select(0, segment.valid_rows))
+    attend_long(query, keys, values, plan, scaling, output, window=window, softcap=softcap, sinks=sinks)
+    if not len(paths.chunks):
+        return output
     (query, query_stride), (keys, keys_stride), (values, values_stride) = map(_rows, (query, keys, values))
     args = (
         LIKE[query.dtype],
@@ -71,6 +71,25 @@ def paged_attention(
     else:
         in_parallel(attend_in_parts, num_parts, *args)
     return output
+
+
+def attend_long(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    plan: AttentionPlan,
+    scaling: float,
+    output: torch.Tensor,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> None:
+    """Compute the attention of requests with more than SHORT tokens, as matrix products in torch, and write it to their
+    rows of `output`."""
+    for segment in plan.long_segments:
+        attended = attend(query, keys, values, segment, scaling, window, softcap, sinks)
+        output.index_copy_(0, segment.valid_tokens, attended.index_select(0, segment.valid_rows))
 
 
 def paths_of(plan: AttentionPlan) -> Paths:

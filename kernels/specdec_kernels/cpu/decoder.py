@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from attrs import frozen
 
 from specdec_core.ops.attention_plan import SHORT, AttentionPlan
 from specdec_core.ops.decoder import DecoderLayer, Norm
-from specdec_kernels.cpu.attention import paged_attention, paths_of
+from specdec_kernels.cpu.attention import attend_long, paths_of
 from specdec_kernels.cpu.bits import LIKE
 from specdec_kernels.cpu.layers import (
     AFTER_ATTENTION,
@@ -28,6 +29,10 @@ from specdec_kernels.cpu.tiles import LANES
 
 Cache = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of a layer."""
+Angles = tuple[torch.Tensor, torch.Tensor]
+"""cos and sin."""
+HEADS, ATTENDED = 1, 2
+"""Indices of `_Tokens.buffers`."""
 
 ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
 PRODUCTS = ("query_key_value", "attention_output", "gate_and_up", "down")
@@ -100,45 +105,41 @@ class FusedLayers:
     def __call__(
         self,
         hidden: torch.Tensor,
-        ropes: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        ropes: Sequence[Angles],
         caches: Sequence[Cache],
         slot_mapping: torch.Tensor,
         plan: AttentionPlan,
         window: int | None,
         entering: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
+        plan_of_rows: AttentionPlan | None = None,
     ) -> torch.Tensor:
-        num_tokens, like = sum(plan.metadata.lengths), LIKE[hidden.dtype]
-        hidden, slots = hidden.clone(), slot_mapping.contiguous()
-        self._place(caches, slots[:num_tokens], hidden.dtype)
+        slots = slot_mapping.contiguous()
+        self._place(caches, slots[: sum(plan.metadata.lengths)], hidden.dtype)
         self._table["window"] = self._windows
         if window is not None:
             self._table["window"] = np.where(self._windows, np.minimum(self._windows, window), window)
-        buffers = [hidden.new_empty(len(hidden) * size) for size in self._sizes]
-        entering = hidden if entering is None else entering.contiguous()
-        num_in = self._table[0]["query_key_value"]["num_in"]
-        is_own = entering.dtype == hidden.dtype and entering.shape == (len(hidden), num_in)
-        if self._layers[0].input_norm is None and not is_own:
+        self._check(hidden, entering)
+        tokens = _Tokens.of(hidden.clone(), self._sizes, slots, ropes, plan, entering)
+        layers = list(zip(self._layers, caches, strict=True))
+        if rows is None or plan_of_rows is None:
+            tokens.run(self._table, layers)
+            return tokens.hidden
+        if len(layers) > 1:
+            tokens.run(self._table[:-1], layers[:-1])
+        tokens.run_stages(self._table[-1:], BEFORE_ATTENTION, ATTENTION)
+        chosen = tokens.only(rows, plan_of_rows, self._layers[-1])
+        chosen.run_stages(self._table[-1:], ATTENTION, END)
+        return chosen.hidden
+
+    def _check(self, hidden: torch.Tensor, entering: torch.Tensor | None) -> None:
+        num_in = self._layers[0].query_key_value.num_in  # type: ignore[attr-defined]
+        shape = None if entering is None else (entering.dtype, entering.shape)
+        if self._layers[0].input_norm is None and shape != (hidden.dtype, (len(hidden), num_in)):
             raise ValueError(
-                f"the first layer has no norm, and entering is {entering.dtype} {list(entering.shape)}: give the input "
-                f"of query, key and value, {hidden.dtype} [{len(hidden)}, {num_in}]"
+                f"the first layer has no norm, and entering is {shape}: give the input of query, key and value, "
+                f"{hidden.dtype} [{len(hidden)}, {num_in}]"
             )
-        addresses = tuple(buffer.data_ptr() for buffer in [hidden, *buffers, entering])
-        tokens = num_tokens, self._sizes[0], slots.data_ptr()
-        ropes_at = np.array([[each.data_ptr() for each in angles] for angles in ropes])
-        paths = paths_of(plan)
-
-        def run(layers: slice, *stages: int) -> None:
-            args = torch.get_num_threads(), like, self._table[layers], stages, addresses, tokens, ropes_at
-            in_parallel(run_stages, *args, (paths.chunks, paths.paths, paths.places))
-
-        if max(plan.metadata.lengths, default=0) <= SHORT:
-            run(slice(None), BEFORE_ATTENTION, END)
-            return hidden
-        for index, (layer, cache) in enumerate(zip(self._layers, caches, strict=True)):
-            run(slice(index, index + 1), BEFORE_ATTENTION, ATTENTION)
-            self._attend(index, layer, cache, plan, buffers)
-            run(slice(index, index + 1), AFTER_ATTENTION, END)
-        return hidden
 
     def _place(self, caches: Sequence[Cache], slots: torch.Tensor, dtype: torch.dtype) -> None:
         """Write the addresses of the caches to the table. Raises ValueError if compiled code would write elsewhere."""
@@ -158,19 +159,81 @@ class FusedLayers:
             row["keys"], row["key_stride"] = keys.data_ptr(), keys.stride(0)
             row["values"], row["value_stride"] = values.data_ptr(), values.stride(0)
 
-    def _attend(
-        self,
-        index: int,
-        layer: DecoderLayer,
-        cache: Cache,
+
+@frozen(eq=False)
+class _Tokens:
+    """The tokens of a forward pass, and memory for what layers compute of them.
+
+    buffers: as for `run_stages`, flat: of normed rows, heads, attended, gated, and outputs to be normed.
+    ropes: (cos, sin) of each rotary embedding, [num_tokens, head_dim].
+    """
+
+    hidden: torch.Tensor  # [num_tokens, width], padding included
+    sizes: Sequence[int]  # of a token in each buffer
+    buffers: Sequence[torch.Tensor]
+    slots: torch.Tensor
+    ropes: Sequence[Angles]
+    plan: AttentionPlan
+    entering: torch.Tensor
+
+    @classmethod
+    def of(
+        cls,
+        hidden: torch.Tensor,
+        sizes: Sequence[int],
+        slots: torch.Tensor,
+        ropes: Sequence[Angles],
         plan: AttentionPlan,
-        buffers: Sequence[torch.Tensor],
-    ) -> None:
-        """Compute attention by the operation, which leaves long prompts to torch."""
-        row, num_tokens = self._table[index], len(buffers[0]) // self._sizes[0]  # padding included
-        width, num_columns = int(row["query_key_value"]["num_out"]), layer.num_heads * layer.head_dim
-        heads = buffers[1][: num_tokens * width].view(num_tokens, width)
+        entering: torch.Tensor | None,
+    ) -> _Tokens:
+        buffers = [hidden.new_empty(len(hidden) * size) for size in sizes]
+        ropes = [(cos.contiguous(), sin.contiguous()) for cos, sin in ropes]
+        return cls(hidden, sizes, buffers, slots, ropes, plan, hidden if entering is None else entering.contiguous())
+
+    def only(self, rows: torch.Tensor, plan: AttentionPlan, layer: DecoderLayer) -> _Tokens:
+        """Return some of the tokens, int64 [n], before a layer's attention. plan: that of these tokens alone."""
+        hidden = self.hidden.index_select(0, rows)
+        chosen = _Tokens.of(hidden, self.sizes, self.slots, self.ropes, plan, None)
+        width = layer.query_key_value.num_out  # type: ignore[attr-defined]
+        chosen._dense(HEADS, width).copy_(self._dense(HEADS, width).index_select(0, rows))
+        return chosen
+
+    def run(self, table: np.ndarray, layers: Sequence[tuple[DecoderLayer, Cache]]) -> None:
+        """Run whole layers. table: their rows of the table."""
+        if max(self.plan.metadata.lengths, default=0) <= SHORT:
+            self.run_stages(table, BEFORE_ATTENTION, END)
+            return
+        for index, (layer, cache) in enumerate(layers):
+            row = table[index : index + 1]
+            self.run_stages(row, BEFORE_ATTENTION, ATTENTION)
+            if len(paths_of(self.plan).chunks):
+                self.run_stages(row, ATTENTION, AFTER_ATTENTION)
+            self._attend_long(layer, cache, int(row["window"][0]) or None)
+            self.run_stages(row, AFTER_ATTENTION, END)
+
+    def run_stages(self, table: np.ndarray, *stages: int) -> None:
+        paths = paths_of(self.plan)
+        addresses = [tensor.data_ptr() for tensor in (self.hidden, *self.buffers, self.entering)]
+        in_parallel(
+            run_stages,
+            torch.get_num_threads(),
+            LIKE[self.hidden.dtype],
+            table,
+            stages,
+            tuple(addresses),
+            (sum(self.plan.metadata.lengths), self.sizes[0], self.slots.data_ptr()),
+            np.array([[cos.data_ptr(), sin.data_ptr()] for cos, sin in self.ropes]),
+            (paths.chunks, paths.paths, paths.places),
+        )
+
+    def _attend_long(self, layer: DecoderLayer, cache: Cache, window: int | None) -> None:
+        """Compute attention of requests with more than SHORT tokens, as matrix products in torch."""
+        num_columns, features = layer.num_heads * layer.head_dim, {**layer.features, "window": window}
+        heads = self._dense(HEADS, layer.query_key_value.num_out)  # type: ignore[attr-defined]
         query = heads[:, :num_columns].unflatten(1, (layer.num_heads, layer.head_dim))
-        given = {**layer.features, "window": int(row["window"]) or None}
-        attended = paged_attention(query, *cache, plan, layer.scaling, **given)
-        buffers[2][: attended.numel()].copy_(attended.flatten())
+        output = self._dense(ATTENDED, num_columns).view(-1, layer.num_heads, layer.head_dim)
+        attend_long(query, *cache, self.plan, layer.scaling, output, **features)
+
+    def _dense(self, index: int, width: int) -> torch.Tensor:
+        """Return a buffer as the compiled stages of a layer use it: its first numbers, as [num_tokens, width]."""
+        return self.buffers[index][: len(self.hidden) * width].view(len(self.hidden), width)

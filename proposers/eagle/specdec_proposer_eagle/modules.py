@@ -24,9 +24,6 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, [1, n, head_dim] each."""
 Attend = Callable[..., torch.Tensor]
 """`LayerAttention.attend`: (layer, query [n, num_heads, head_dim], key and value [n, num_kv_heads, head_dim], rows)."""
-MANY = 16
-"""Fused layers compute the outputs of all tokens. From this many per wanted output on, as in prefill, they would cost
-more than they save."""
 Rows = torch.Tensor | None
 """int64 [n]: tokens whose outputs are computed; None: all."""
 
@@ -189,10 +186,9 @@ class Head(nn.Module):
         else:
             both = self.embedding_layernorm(embedded), self.hidden_states_layernorm(feature)
             hidden = self.fc(torch.cat(both, dim=-1))
-        if self.stack.is_fused and (rows is None or len(hidden) <= MANY * len(rows)):
+        if self.stack.is_fused:
             residual, entering = self.layers[0].inputs(embedded, hidden)
-            hidden = self.stack(residual, rotation[0][0], rotation[1][0], entering)
-            hidden = hidden if rows is None else hidden.index_select(0, rows)
+            hidden = self.stack(residual, rotation[0][0], rotation[1][0], entering, rows)
         else:
             for i, layer in enumerate(self.layers):
                 hidden = layer(embedded, hidden, rotation, attend, rows if i + 1 == len(self.layers) else None)

@@ -74,14 +74,14 @@ class AsData(torch.nn.Module):
         super().__init__()
         self._layers = [layer.described() for layer in module.layers]
 
-    def forward(self, hidden: Any, cos: Any, sin: Any, entering: Any) -> torch.Tensor:
+    def forward(self, hidden: Any, cos: Any, sin: Any, entering: Any, rows: Any) -> torch.Tensor:
         def attend(*heads: torch.Tensor) -> torch.Tensor:
             return dense(0, *(each[0].transpose(0, 1) for each in heads)).flatten(1).unsqueeze(0)
 
         for layer in self._layers:
             given = (each.unsqueeze(0) for each in (hidden, cos, sin))
             (hidden,) = layer.forward(*given, attend, entering.unsqueeze(0))
-        return hidden
+        return hidden if rows is None else hidden[rows]
 
 
 @pytest.mark.parametrize("how", ["all rows", "last row", "as data", "last row, as data"])

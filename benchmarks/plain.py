@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +18,7 @@ from statistics import median
 from typing import Any
 
 from measuring import machine
+from worker import Worker
 
 HERE = Path(__file__).parent
 PROMPT_TOKENS = 465
@@ -27,7 +27,7 @@ BATCHES = (1, 4)
 NUM_RUNS = 5
 
 
-class Engine:
+class Engine(Worker):
     """A worker process that runs one engine (plain_worker.py).
 
     name: a key of ENGINES in plain_worker.py.
@@ -36,28 +36,11 @@ class Engine:
     """
 
     def __init__(self, name: str, python: str, model: Path) -> None:
-        command = [python, str(HERE / "plain_worker.py"), name, str(model), str(PROMPT_TOKENS)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.about = self._answer()
+        super().__init__(python, "plain_worker.py", name, str(model), str(PROMPT_TOKENS))
 
     def seconds_per_token(self, batch: int) -> float:
-        short, long = (self._seconds(batch, n) for n in (1, NUM_TOKENS))
+        short, long = (float(self.ask({"batch": batch, "max_tokens": n})) for n in (1, NUM_TOKENS))
         return (long - short) / (NUM_TOKENS - 1)
-
-    def close(self) -> None:
-        self._process.communicate()
-
-    def _seconds(self, batch: int, max_tokens: int) -> float:
-        assert self._process.stdin is not None
-        print(json.dumps({"batch": batch, "max_tokens": max_tokens}), file=self._process.stdin, flush=True)
-        return float(self._answer())
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            sys.exit(f"an engine ended: {self._process.args}")
-        return json.loads(line)
 
 
 def save_random_llama(folder: Path) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from itertools import combinations
 from pathlib import Path
@@ -28,15 +27,15 @@ from typing import Any
 import heldout
 from measuring import RESULTS, command, processor, write
 from transformers import AutoTokenizer
+from worker import Worker
 
 from specdec_core import resolve_model
 from specdec_tools.files import read_prompts
 
-WORKER = Path(__file__).with_name("acceptance_worker.py")
 MOST_PROMPT_TOKENS = 768
 
 
-class Engine:
+class Engine(Worker):
     """A worker process (acceptance_worker.py) that completes all prompts each time `run` is called.
 
     name: "specdec" or "vllm".
@@ -45,25 +44,11 @@ class Engine:
     """
 
     def __init__(self, name: str, python: str, settings: dict[str, Any]) -> None:
-        command = [python, str(WORKER), name, json.dumps(settings)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.name, self.about = name, self._answer()
+        super().__init__(python, "acceptance_worker.py", name, json.dumps(settings))
 
     def run(self) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        print(file=self._process.stdin, flush=True)
-        answer: dict[str, Any] = self._answer()
+        answer: dict[str, Any] = self.ask({})
         return answer
-
-    def close(self) -> None:
-        self._process.communicate()
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            sys.exit(f"an engine ended: {self._process.args[:3]}")
-        return json.loads(line)
 
 
 def arguments() -> argparse.Namespace:

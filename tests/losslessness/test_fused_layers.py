@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from families import FAMILIES, save_family
 
 from specdec_core import LLM, DecoderStack, SamplingParams
@@ -48,6 +49,20 @@ def test_a_layer_that_does_something_else_is_not_fused(
     monkeypatch.setattr(LlamaDecoderLayer, "forward", changed)
     llm = LLM(str(folder), skip_tokenizer_init=True, max_model_len=64, dtype="float32", disable_log_stats=True)
     assert llm.engine.target.decoder is None
+
+
+def test_positions_past_the_length_limit_do_no_harm() -> None:
+    """A draft model forwards nodes there, which are dead, if another request's draft is deeper."""
+    decoder = LLM("tiny", max_model_len=64, disable_log_stats=True).engine.target.decoder
+
+    class Unchanged:
+        def run_layers(self, run: Any, start: int, end: int, hidden: Any, ropes: Any) -> torch.Tensor:
+            assert all(len(each) == 2 for angles in ropes for each in angles)
+            return hidden
+
+    ids = torch.tensor([5, 6])
+    given, _ = evolve(decoder, attention=Unchanged()).forward(ids, torch.tensor([3, 64 + 7]), torch.arange(2))
+    assert given.shape[0] == 2
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])

@@ -91,7 +91,9 @@ class Decoder:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Run a flat batch of tokens, inside `attention.forwarding`. Returns the LM head's input for `rows`, and the
         taps' hidden states [num_tokens, width]."""
-        ropes = [(cos.index_select(0, positions), sin.index_select(0, positions)) for cos, sin in self.ropes]
+        # A draft model's levels may pass the length limit of some requests. Such nodes are dead.
+        at = positions.clamp(max=len(self.ropes[0][0]) - 1)
+        ropes = [(cos.index_select(0, at), sin.index_select(0, at)) for cos, sin in self.ropes]
         hidden = self.embed(token_ids)
         features = {"input.0": hidden}
         for start, end, run in self.spans:

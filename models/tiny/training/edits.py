@@ -195,19 +195,31 @@ def edit_documents(documents: list[Document], seed: int = 0, share: float = SHAR
 
     share: the fraction of all characters that are in edit documents. The others are in ``documents``.
     """
+    yield from _made(documents, edit_document, "edit", 4, seed, share)
+
+
+def _made(
+    documents: list[Document],
+    make: Callable[[str, random.Random, list[str]], str | None],
+    source: str,
+    most: int,
+    seed: int,
+    share: float,
+) -> Iterator[Document]:
+    """Yield what `make` makes of snippets, at most ``most`` of a document at a time, until it has its share."""
     rng = random.Random(seed)
     budget = sum(len(d.text) for d in documents) * share / (1 - share)
     names = common_names(rng.sample(documents, min(len(documents), 4000)), least=1)
-    progress = tqdm(total=int(budget), desc="edit documents", unit="B", unit_scale=True)
+    progress = tqdm(total=int(budget), desc=f"{source} documents", unit="B", unit_scale=True)
     while budget > 0:
         document = rng.choice(documents)
         choices = snippets(document)
-        for code in rng.sample(choices, min(4, len(choices))):
-            text = edit_document(code, rng, names)
+        for code in rng.sample(choices, min(most, len(choices))):
+            text = make(code, rng, names)
             if text is not None:
                 budget -= len(text)
                 progress.update(len(text))
-                yield Document("edit", f"{document.source}/{document.path}", text)
+                yield Document(source, f"{document.source}/{document.path}", text)
     progress.close()
 
 
@@ -235,17 +247,7 @@ def drills(documents: list[Document], seed: int = 0, share: float = DRILL_SHARE)
 
     share: the fraction of all characters that are in drills. The others are in ``documents``.
     """
-    rng = random.Random(seed)
-    budget = sum(len(d.text) for d in documents) * share / (1 - share)
-    names = common_names(rng.sample(documents, min(len(documents), 4000)), least=1)
-    while budget > 0:
-        document = rng.choice(documents)
-        choices = snippets(document)
-        for code in rng.sample(choices, min(8, len(choices))):
-            text = drill(code, rng, names)
-            if text is not None:
-                budget -= len(text)
-                yield Document("drill", f"{document.source}/{document.path}", text)
+    yield from _made(documents, drill, "drill", 8, seed, share)
 
 
 def common_names(documents: list[Document], least: int = 3) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from passes import Heads, Pass, Request, make_pass, requests
 from torch.nn.functional import linear
 
@@ -177,6 +177,7 @@ PARTS = {
 def test_each_part_matters(part: str, data: Any) -> None:
     run = Run(data, torch.float32, [Request(20, 9), Request(40, 1, TREE)])
     first, second = run.drawn.layers
+    assume((second.features["window"] or 9) > 3)  # a token that attends only to itself is scaled to no effect
     if getattr(second, part) is not None:
         found = run.fused()
         run.drawn.layers = first, evolve(second, **{part: PARTS[part](getattr(second, part))})

@@ -26,9 +26,9 @@ CODE = '''def mean(values, weights):
 @pytest.fixture
 def training(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
-    from training import corpus, data, edits, stream
+    from training import corpus, data, edits, stream, tokenizer
 
-    return SimpleNamespace(corpus=corpus, data=data, edits=edits, stream=stream)
+    return SimpleNamespace(corpus=corpus, data=data, edits=edits, stream=stream, tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,25 @@ def test_drills_rename_every_word_of_the_name_and_weigh_only_what_follows(seed, 
     assert (weights[result] >= 1).all()
     assert (weights[~result] == 0).all()
     assert (weights == training.stream.DEPARTURE).any() == ("rename" in task)
+
+
+@pytest.mark.parametrize(("name", "code", "edits", "drills"), [("train", 0.55, 0.27, 0.18), ("decay", 0.3, 0.55, 0.15)])
+def test_each_stream_has_its_shares_of_code_edits_and_drills(name, code, edits, drills, training):
+    made = Path(training.edits.__file__).parent
+    texts = [training.corpus.Document("a", path.name, path.read_text()) for path in sorted(made.glob("*.py"))]
+    mixed = training.tokenizer.mix(texts * 10, name, seed=0)
+    sizes = {source: sum(len(d.text) for d in mixed if d.source == source) for source in ("a", "edit", "drill")}
+    shares = [size / sum(sizes.values()) for size in sizes.values()]
+    assert shares == pytest.approx([code, edits, drills], abs=0.06)
+
+
+def test_training_draws_frequent_names_more_often(training):
+    texts = [training.corpus.Document("a", f"{i}.py", f"len({name})\n") for i, name in enumerate(["first", "second"] * 9)]
+    names = training.edits.training_names(texts, random.Random(0))
+    assert len(names) == 6
+    assert set(names) == {"len", "first", "second"}
+    drawn = [training.edits.training_names(texts, random.Random(seed)).count("len") for seed in range(40)]
+    assert sum(drawn) > 40 * 2.2
 
 
 def test_edits_stay_whole_and_nothing_is_lost(training):

@@ -209,7 +209,7 @@ def _made(
     """Yield what `make` makes of snippets, at most ``most`` of a document at a time, until it has its share."""
     rng = random.Random(seed)
     budget = sum(len(d.text) for d in documents) * share / (1 - share)
-    names = common_names(rng.sample(documents, min(len(documents), 4000)), least=1)
+    names = training_names(rng.sample(documents, min(len(documents), 4000)), rng)
     progress = tqdm(total=int(budget), desc=f"{source} documents", unit="B", unit_scale=True)
     while budget > 0:
         document = rng.choice(documents)
@@ -251,10 +251,22 @@ def drills(documents: list[Document], seed: int = 0, share: float = DRILL_SHARE)
 
 
 def common_names(documents: list[Document], least: int = 3) -> list[str]:
-    """Return the variable names that at least ``least`` documents use. The edit `rename` draws new names from them: in
-    training from all, so that the model sees every token in a new name."""
+    """Return the variable names that at least ``least`` documents use."""
+    return sorted(name for name, count in _names(documents).items() if count >= least)
+
+
+def training_names(documents: list[Document], rng: random.Random) -> list[str]:
+    """Return the names from which training draws new ones: each variable name once, so that the model sees every token
+    in a new name, and as many by the number of documents that use them. Frequent names (`len`, `enumerate`) are those
+    that the model expects elsewhere, and has to write where the task says so."""
+    counts = _names(documents)
+    return [*counts, *rng.choices(list(counts), list(counts.values()), k=len(counts))]
+
+
+def _names(documents: list[Document]) -> Counter[str]:
+    """Return the number of documents that use each variable name of 3 to 19 lowercase characters."""
     counts: Counter[str] = Counter()
     for document in documents:
-        counts.update({n.id for n in ast.walk(ast.parse(document.text)) if isinstance(n, ast.Name)})
-    frequent = (name for name, count in counts.items() if count >= least)
-    return sorted(name for name in frequent if 2 < len(name) < 20 and name.islower())
+        used = {n.id for n in ast.walk(ast.parse(document.text)) if isinstance(n, ast.Name)}
+        counts.update(sorted(name for name in used if 2 < len(name) < 20 and name.islower()))
+    return counts

@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 from .corpus import Document, read_jsonl
-from .edits import drills, edit_documents
+from .edits import DRILL_SHARE, SHARE, drills, edit_documents
 from .stream import END_OF_TEXT, encode
 
 VOCABULARY = 8192
@@ -62,23 +62,36 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
-def build(work: Path, seed: int = 0) -> None:
-    """Encode the corpus and synthesized edit documents: write ``train.npy`` and ``heldout.npy`` with their weights
-    under ``work``, unless both are there. Trains the tokenizer first, unless ``tokenizer/`` has one.
+STREAMS = {"train": (1.0, SHARE, DRILL_SHARE), "decay": (0.1, 0.65, 0.33)}
+"""The streams to train on, the second one while the learning rate decays. Each has a share of the documents, and edit
+documents and drills made from these, as shares of all characters (see edits.py). A model learns best what it sees last,
+and this one is to show what drafts gain on edits."""
 
-    seed: of the edits, and of the documents' order.
+
+def mix(documents: list[Document], name: str, seed: int) -> list[Document]:
+    """Return the documents of a stream in random order. name: one of STREAMS."""
+    share, edits, words = STREAMS[name]
+    rng = random.Random(seed)
+    chosen = rng.sample(documents, int(len(documents) * share))
+    mixed = [*chosen, *edit_documents(chosen, seed, edits), *drills(chosen, seed, words)]
+    rng.shuffle(mixed)
+    return mixed
+
+
+def build(work: Path, seed: int = 0) -> None:
+    """Encode the corpus: write each of STREAMS and ``heldout.npy`` with their weights under ``work``, unless they are
+    there. Trains the tokenizer first, unless ``tokenizer/`` has one.
+
+    seed: of the documents' choice and order, and of the edits.
     """
-    if (work / "train.npy").exists() and (work / "heldout.npy").exists():
-        return
-    train, heldout = read_jsonl(work / "train.jsonl"), read_jsonl(work / "heldout.jsonl")
-    edits = list(edit_documents(train, seed))
-    documents = train + edits + list(drills(train, seed))
-    random.Random(seed).shuffle(documents)
-    if (work / "tokenizer" / "tokenizer.json").exists():
-        tokenizer = Tokenizer.from_file(str(work / "tokenizer" / "tokenizer.json"))
-    else:
-        tokenizer = train_tokenizer(documents)
-        fast_tokenizer(tokenizer).save_pretrained(work / "tokenizer")
-    held = encode(tokenizer, heldout, work / "heldout.npy")
-    count = encode(tokenizer, documents, work / "train.npy")
-    print(f"{count / 1e6:.1f}M training tokens ({len(edits)} edit documents), {held / 1e6:.2f}M held out")
+    missing = [name for name in STREAMS if not (work / f"{name}.npy").exists()]
+    file = work / "tokenizer" / "tokenizer.json"
+    documents = read_jsonl(work / "train.jsonl") if missing else []
+    for name in missing:
+        mixed = mix(documents, name, seed)
+        if not file.exists():
+            fast_tokenizer(train_tokenizer(mixed)).save_pretrained(file.parent)
+        count = encode(Tokenizer.from_file(str(file)), mixed, work / f"{name}.npy")
+        print(f"{name}: {count / 1e6:.1f}M tokens of {len(mixed)} documents")
+    if not (work / "heldout.npy").exists():
+        encode(Tokenizer.from_file(str(file)), read_jsonl(work / "heldout.jsonl"), work / "heldout.npy")

@@ -129,7 +129,8 @@ def train(
     """
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     (work / "pid").write_text(str(os.getpid()))
-    trainee, units = Trainee(seed), Units(work / "train.npy", seed)
+    trainee = Trainee(seed)
+    stable, decay = Units(work / "train.npy", seed), Units(work / "decay.npy", seed)
     optimizers = make_optimizers(trainee, peak)
     progress = Progress()
     if (work / "checkpoint.pt").exists():
@@ -151,7 +152,11 @@ def train(
                 progress.decay_from, progress.decay_tokens = progress.tokens, due
         begun = time.monotonic()
         length = sequence_length(progress, tokens - decay_tokens)
-        loss = trainee.loss(*units.batch(progress.units, length))
+        if progress.decay_from is None:
+            batch = stable.batch(progress.units, length)
+        else:
+            batch = decay.batch((progress.tokens - progress.decay_from) // UNIT, length)
+        loss = trainee.loss(*batch)
         losses.append(update(trainee, optimizers, loss, peak * rate(progress)))
         progress.step += 1
         progress.units += BATCH_UNITS

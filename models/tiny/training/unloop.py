@@ -56,7 +56,7 @@ def unloop(work: Path, rounds: int, steps: int, peak: float) -> None:
 
     steps: optimizer steps of a round. peak: the first step's learning rate.
     """
-    trainee, units = Trainee(seed=0), Units(work / "train.npy", seed=2)
+    trainee, units = Trainee(seed=0), Units(work / "decay.npy", seed=2)
     optimizers = make_optimizers(trainee, peak)
     progress = restore(work / "checkpoint.pt", trainee)
     trainee.sync()

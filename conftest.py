@@ -2,6 +2,8 @@
 
 import gc
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ for name in ("COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "PYTHONWARNINGS", "S
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # the tests never reach the network
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(tempfile.gettempdir(), f"specdec-tests-{os.getuid()}")))
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny: more threads would only wait for each other
 
 

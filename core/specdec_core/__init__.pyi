@@ -122,6 +122,7 @@ from specdec_core.models.meta_load import Outline as Outline, outline_draft as o
 from specdec_core.models.model import register_tap as register_tap
 from specdec_core.models.save import save_head as save_head
 from specdec_core.models.training import load_training_target as load_training_target
+from specdec_core.ops.compiling import compiled as compiled
 from specdec_core.ops.decoder import DecoderLayer as DecoderLayer, Linears as Linears, Norm as Norm
 from specdec_core.plugins import PluginInfo as PluginInfo, Plugins as Plugins, PluginWarning as PluginWarning
 from specdec_core.sampling.logprobs import Logprob as Logprob

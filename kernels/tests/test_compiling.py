@@ -14,10 +14,9 @@ import pytest
 import torch
 
 import specdec_kernels
-from specdec_core import KVLayout, OpsContext, Plugins
+from specdec_core import KVLayout, OpsContext, Plugins, compiled
 from specdec_core.ops import REFERENCE, resolve
 from specdec_kernels.cpu import OPS, products
-from specdec_kernels.cpu.bits import compiled
 
 CPU = torch.device("cpu")
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from specdec_core import compiled
 from specdec_core.ops import REFERENCE
 from specdec_kernels.cpu import OPS
-from specdec_kernels.cpu.bits import as_array, as_stored, compiled
+from specdec_kernels.cpu.bits import as_array, as_stored
 
 DTYPES = [torch.float32, torch.bfloat16]
 SEEDS = st.integers(0, 2**32)

@@ -51,7 +51,7 @@ def command(ctx: click.Context, options: ModelOptions, max_tokens: int, temperat
     console = Console(highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
     with working(console, f"Loading {options.keywords['model']} twice, to decode plainly and with {method}"):
         models = load_both(options.with_keywords(max_num_seqs=1))
-    with working(console, "Warming up: the first time, kernels are compiled"):
+    with working(console, "Warming up"):
         for model in models:
             model.run([task.prompt for task in TASKS], attrs.evolve(params, max_tokens=min(8, max_tokens)))
 

@@ -17,7 +17,7 @@ from specdec_core.errors import SpecdecError
 if TYPE_CHECKING:
     from specdec_core.plugins import Plugins
 
-COMMANDS = ("check", "generate", "plugins")
+COMMANDS = ("check", "generate", "plugins", "warmup")
 """Modules of this package, each with a click command called `command`, which is the subcommand of the module's name."""
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it

@@ -43,7 +43,7 @@ def command(
     params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens)
     texts = _texts(prompts)
     if sys.stderr.isatty():
-        click.echo("Loading. The first run on a machine also compiles kernels, for up to a minute.", err=True)
+        click.echo("Loading.", err=True)
     llm = options.load()
     started = perf_counter()
     if len(texts) == 1 and not no_stream:

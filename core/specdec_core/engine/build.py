@@ -30,6 +30,7 @@ from specdec_core.engine.runner import Runner
 from specdec_core.engine.scheduler import Scheduler
 from specdec_core.engine.speculation import Speculation
 from specdec_core.engine.verification import Verification
+from specdec_core.engine.warm_up import warm_up
 from specdec_core.errors import ConfigError, PluginError
 from specdec_core.models import Model
 from specdec_core.models.attention import PagedAttention
@@ -127,6 +128,7 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
             draft_groups.append(group)
         with _explaining(method.config, method.spec, plugins):
             drafters.append(_drafter(method, design, target, of_draft))
+    warm_up(target, kv, config.block_size)
     token_texts = TokenTexts(tokenizer)
     return Parts(
         target=target,

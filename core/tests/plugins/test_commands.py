@@ -207,7 +207,7 @@ def test_an_unknown_command(site):
     result = run("bakrey")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "No such command 'bakrey'. Did you mean 'bakery'?" in result.stderr
-    assert "The commands are check, generate, plugins, bakery" in " ".join(result.stderr.split())
+    assert "The commands are check, generate, plugins, warmup, bakery" in " ".join(result.stderr.split())
     assert "Did you mean" not in run("zzzzz").stderr
     assert "No such option" in run("--bakery").stderr
 

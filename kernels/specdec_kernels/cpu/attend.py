@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numba import prange
+from functools import cache
 
-from specdec_kernels.cpu.bits import array_at, as_stored, compiled, inner, load
+import numpy as np
+from numba import prange, typeof, types
+
+from specdec_core import compiled
+from specdec_kernels.cpu.bits import array_at, as_stored, inner, load
+from specdec_kernels.cpu.calls import address_of, call_at
 from specdec_kernels.cpu.softmax import exp_and_sum
 from specdec_kernels.cpu.tiles import LANES, TILE, add_tile, dot_tile, prefetch_tile
 
@@ -15,23 +19,20 @@ AHEAD = 4
 
 
 @compiled(parallel=True)
-def attend_in_parts(num_parts, like, addresses, strides, shape, chunks, paths, places, scaling, window, softcap, sinks):
+def attend_in_parts(function, num_parts, like, addresses, strides, shape, chunks, paths, places, *features):
+    """Call attend_part for each part. function: its address."""
     for part in prange(num_parts):
-        attend_part(
-            np.int64(part),
-            num_parts,
-            like,
-            addresses,
-            strides,
-            shape,
-            chunks,
-            paths,
-            places,
-            scaling,
-            window,
-            softcap,
-            sinks,
-        )
+        given = np.int64(part), num_parts, like, addresses, strides, shape, chunks, paths, places
+        call_at(function, given + features)
+
+
+@cache
+def address_of_attend(dtype: np.dtype) -> int:
+    """Return the address of `attend_part` for numbers of a dtype."""
+    number, table, like = types.int64, types.int64[:, ::1], typeof(np.empty(0, dtype))
+    tuples = [types.UniTuple(number, n) for n in (4, 3, 6)]
+    features = types.float64, number, types.float64, types.float32[::1]
+    return address_of(attend_part, [number, number, like, *tuples, table, table, types.int64[::1], *features])
 
 
 @compiled()

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from attrs import frozen
 
-from specdec_core import ops
+from specdec_core import compiled, ops
 from specdec_core.ops.attention import attend
 from specdec_core.ops.attention_plan import SHORT, AttentionPlan
-from specdec_kernels.cpu.attend import attend_in_parts, attend_part
-from specdec_kernels.cpu.bits import LIKE, array_at, compiled, inner
+from specdec_kernels.cpu.attend import address_of_attend, attend_in_parts, attend_part
+from specdec_kernels.cpu.bits import LIKE, array_at, inner
 from specdec_kernels.cpu.paths import lay_out
 from specdec_kernels.cpu.threads import in_parallel
 
@@ -69,7 +69,7 @@ def paged_attention(
     if num_parts == 1 or paths.num_pairs * num_heads * (key_dim + value_dim) < WORTH_A_THREAD:
         attend_part(0, 1, *args)
     else:
-        in_parallel(attend_in_parts, num_parts, *args)
+        in_parallel(attend_in_parts, address_of_attend(args[0].dtype), num_parts, *args)
     return output
 
 

@@ -6,7 +6,6 @@ The conversions are written as LLVM instructions. Each takes only a few of them,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,19 +22,6 @@ FAST = {"reassoc", "contract", "nsz", "arcp"}
 """Sums may be reordered, always in the same way. NaN and infinity stay what they are: they fail their request."""
 
 _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
-
-
-def compiled(**options: Any) -> Callable[[Callable[..., None]], Any]:
-    """Return a decorator that compiles a function with numba's njit, and caches the machine code on disk if a folder
-    for it is writable. options: options of njit."""
-
-    def decorate(function: Callable[..., None]) -> Any:
-        try:
-            return njit(cache=True, **options)(function)
-        except RuntimeError:  # no folder is writable
-            return njit(**options)(function)
-
-    return decorate
 
 
 def inner(**options: Any) -> Any:

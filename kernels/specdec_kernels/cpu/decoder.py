@@ -21,6 +21,7 @@ from specdec_kernels.cpu.layers import (
     GELU_TANH,
     LAYER,
     SILU,
+    addresses_of,
     run_stages,
 )
 from specdec_kernels.cpu.linear import PackedProduct
@@ -212,12 +213,13 @@ class _Tokens:
             self.run_stages(row, AFTER_ATTENTION, END)
 
     def run_stages(self, table: np.ndarray, *stages: int) -> None:
-        paths = paths_of(self.plan)
+        paths, like = paths_of(self.plan), LIKE[self.hidden.dtype]
         addresses = [tensor.data_ptr() for tensor in (self.hidden, *self.buffers, self.entering)]
         in_parallel(
             run_stages,
+            addresses_of(like.dtype),
             torch.get_num_threads(),
-            LIKE[self.hidden.dtype],
+            like,
             table,
             stages,
             tuple(addresses),

@@ -6,11 +6,15 @@ A row's result has the same bits as from the single operations, and depends on n
 
 from __future__ import annotations
 
-import numpy as np
-from numba import prange
+from functools import cache
 
-from specdec_kernels.cpu.attend import attend_part
-from specdec_kernels.cpu.bits import array_at, as_stored, compiled, inner, load
+import numpy as np
+from numba import prange, typeof, types
+
+from specdec_core import compiled
+from specdec_kernels.cpu.attend import address_of_attend
+from specdec_kernels.cpu.bits import array_at, as_stored, inner, load
+from specdec_kernels.cpu.calls import address_of, call_at
 from specdec_kernels.cpu.linear import product_part, strips_at_once, sum_products
 from specdec_kernels.cpu.norm import norm_row
 from specdec_kernels.cpu.products import MOST_ROWS, MOST_STRIPS
@@ -37,9 +41,10 @@ _FLOATS, _INTS = np.empty(0, np.float32), np.empty(0, np.int64)
 
 
 @compiled(parallel=True)
-def run_stages(num_parts, like, layers, stages, buffers, tokens, ropes, paths):
+def run_stages(functions, num_parts, like, layers, stages, buffers, tokens, ropes, paths):
     """Run some stages of each layer.
 
+    functions: what `addresses_of` returns.
     like: an array with the dtype of all numbers.
     layers: array of LAYER.
     stages: the first stage, and the one past the last.
@@ -54,11 +59,22 @@ def run_stages(num_parts, like, layers, stages, buffers, tokens, ropes, paths):
     for layer in range(len(layers)):
         for stage in range(stages[0], stages[1]):
             for part in prange(num_parts):
-                _run_stage(stage, np.int64(part), num_parts, like, layers[layer], buffers, tokens, ropes, paths)
+                where = np.int64(stage), np.int64(part), num_parts, functions[1], layers[layer : layer + 1]
+                call_at(functions[0], (*where, like, buffers, tokens, ropes, *paths))
 
 
-@inner()
-def _run_stage(stage, part, num_parts, like, layer, buffers, tokens, ropes, paths):
+@cache
+def addresses_of(dtype: np.dtype) -> tuple[int, int]:
+    """Return the addresses of `_run_stage` and of `attend_part` for numbers of a dtype."""
+    number, table, like = types.int64, types.int64[:, ::1], typeof(np.empty(0, dtype))
+    layer = typeof(np.empty(0, LAYER))
+    kinds = [number] * 4 + [layer, like, types.UniTuple(number, 7), types.UniTuple(number, 3), table]
+    return address_of(_run_stage, [*kinds, table, table, types.int64[::1]]), address_of_attend(dtype)
+
+
+@compiled()
+def _run_stage(stage, part, num_parts, attend, layers, like, buffers, tokens, ropes, chunks, paths, places):
+    layer = layers[0]
     num_tokens, width, slots = tokens
     hidden_at, normed_at, heads_at, attended_at, gated_at, output_at, entering_at = buffers
     hidden = array_at(hidden_at, (num_tokens, width), like)
@@ -78,7 +94,7 @@ def _run_stage(stage, part, num_parts, like, layer, buffers, tokens, ropes, path
     elif stage == 2:
         _rotate_and_store(layer, like, heads, rows, slots, ropes)
     elif stage == ATTENTION:
-        _attend(layer, part, num_parts, like, heads_at, attended_at, num_tokens, paths)
+        _attend(attend, layer, part, num_parts, like, heads_at, attended_at, num_tokens, chunks, paths, places)
     elif stage == 4:
         norm = layer["attention_norm"]
         _add_product(layer["attention_output"], norm, like, attended, part, num_parts, hidden, output)
@@ -161,23 +177,19 @@ def _rotate_and_store(layer, like, heads, rows, slots_at, ropes):
 
 
 @inner()
-def _attend(layer, part, num_parts, like, heads_at, attended_at, num_tokens, paths):
+def _attend(function, layer, part, num_parts, like, heads_at, attended_at, num_tokens, chunks, paths, places):
+    """Compute attention by `attend_part`. function: its address."""
     num_heads, num_kv_heads, head_dim = layer["num_heads"], layer["num_kv_heads"], layer["head_dim"]
-    attend_part(
-        part,
-        num_parts,
-        like,
-        (heads_at, layer["keys"], layer["values"], attended_at),
-        (layer["query_key_value"]["num_out"], layer["key_stride"], layer["value_stride"]),
-        (num_tokens, layer["num_slots"], num_heads, num_kv_heads, head_dim, head_dim),
-        paths[0],
-        paths[1],
-        paths[2],
+    addresses = heads_at, layer["keys"], layer["values"], attended_at
+    strides = layer["query_key_value"]["num_out"], layer["key_stride"], layer["value_stride"]
+    shape = num_tokens, layer["num_slots"], num_heads, num_kv_heads, head_dim, head_dim
+    features = (
         layer["scaling"],
         layer["window"],
         layer["softcap"],
         array_at(layer["sinks"], (layer["num_sinks"],), _FLOATS),
     )
+    call_at(function, (part, num_parts, like, addresses, strides, shape, chunks, paths, places, *features))
 
 
 @inner()

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numba import prange
 
-from specdec_core import ops
-from specdec_kernels.cpu.bits import array_at, as_array, as_stored, compiled, inner, load
+from specdec_core import compiled, ops
+from specdec_kernels.cpu.bits import array_at, as_array, as_stored, inner, load
 from specdec_kernels.cpu.products import MOST_ROWS, MOST_STRIPS, is_supported, multiply
 from specdec_kernels.cpu.threads import in_parallel
 from specdec_kernels.cpu.tiles import LANES

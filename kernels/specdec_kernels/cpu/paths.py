@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from specdec_kernels.cpu.bits import compiled, inner
+from specdec_core import compiled
+from specdec_kernels.cpu.bits import inner
 from specdec_kernels.cpu.tiles import TILE
 
 MAX_ROWS = 8

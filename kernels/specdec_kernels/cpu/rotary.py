@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specdec_core import ops
-from specdec_kernels.cpu.bits import LIKE, array_at, as_stored, compiled, inner, load
+from specdec_core import compiled, ops
+from specdec_kernels.cpu.bits import LIKE, array_at, as_stored, inner, load
 
 
 def rotary(

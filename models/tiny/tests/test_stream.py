@@ -96,7 +96,9 @@ def test_each_stream_has_its_shares_of_code_edits_and_drills(name, code, edits, 
 
 
 def test_training_draws_frequent_names_more_often(training):
-    texts = [training.corpus.Document("a", f"{i}.py", f"len({name})\n") for i, name in enumerate(["first", "second"] * 9)]
+    texts = [
+        training.corpus.Document("a", f"{i}.py", f"len({name})\n") for i, name in enumerate(["first", "second"] * 9)
+    ]
     names = training.edits.training_names(texts, random.Random(0))
     assert len(names) == 6
     assert set(names) == {"len", "first", "second"}

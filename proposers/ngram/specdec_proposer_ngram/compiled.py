@@ -1,5 +1,4 @@
-"""numba helpers for the n-gram index: decorators that compile functions, arrays at memory addresses, and
-prefetching."""
+"""numba helpers for the n-gram index: inner functions, arrays at memory addresses, and prefetching."""
 
 from __future__ import annotations
 
@@ -12,19 +11,6 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 WRITE, KEEP, DATA = (ir.Constant(ir.IntType(32), value) for value in (1, 3, 1))  # see llvm.prefetch
-
-
-def jit(signature: str) -> Callable[[Callable[..., Any]], Any]:
-    """Return a decorator that compiles a function with numba for the argument types in `signature`. It does so when the
-    function is defined, unless the machine code is already in numba's cache."""
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        try:
-            return njit(signature, nogil=True, cache=True)(function)
-        except RuntimeError:  # numba found no writable folder for its cache
-            return njit(signature, nogil=True)(function)
-
-    return decorate
 
 
 def jit_inner(function: Callable[..., Any]) -> Any:

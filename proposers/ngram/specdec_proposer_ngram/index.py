@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from specdec_proposer_ngram.compiled import array_at, jit, jit_inner, prefetch
+from specdec_core import compiled
+from specdec_proposer_ngram.compiled import array_at, jit_inner, prefetch
 
 SLOTS, NUM_SLOTS, TOKENS, CAPACITY, NUM_TOKENS, START = range(6)
 """Columns of states, int64 [num_rows, 6], with a row for each request: the address and the capacity of its hash table
@@ -146,7 +147,7 @@ def append(states, rows, new_tokens, num_new, shortest, longest, most_recent):
     index_ends(states, rows_of_ends[:k], ends, hashes, shortest, longest, most_recent)
 
 
-@jit("(i8[:,::1], i8[::1], i8[::1], i8[::1], i8[::1], i8, i8, b1, i8[::1], i4[::1], i8[::1])")
+@compiled("(i8[:,::1], i8[::1], i8[::1], i8[::1], i8[::1], i8, i8, b1, i8[::1], i4[::1], i8[::1])", nogil=True)
 def draft(
     states,
     rows,  # int64 [batch]   the requests' rows in states

@@ -14,10 +14,11 @@ import pytest
 from obvious_ngram import reference
 
 from specdec_proposer_ngram import index
-from specdec_proposer_ngram.compiled import jit
 
 SOURCE = Path(index.__file__).read_text()
-IMPORT = "from specdec_proposer_ngram.compiled import array_at, jit, jit_inner, prefetch\n"
+IMPORTS = (
+    "from specdec_core import compiled\nfrom specdec_proposer_ngram.compiled import array_at, jit_inner, prefetch\n"
+)
 
 
 def array_at(address: int, size: int, dtype: type) -> np.ndarray:
@@ -28,15 +29,15 @@ def array_at(address: int, size: int, dtype: type) -> np.ndarray:
 def in_python(old: str, new: str) -> SimpleNamespace:
     """Return the functions of the module `index`, not compiled, after replacing `old` by `new` in the module's source
     code."""
-    assert IMPORT in SOURCE
+    assert IMPORTS in SOURCE
     assert old in SOURCE
     names = {
         "array_at": array_at,
-        "jit": lambda signature: lambda function: function,
+        "compiled": lambda signature, nogil: lambda function: function,
         "jit_inner": lambda function: function,
         "prefetch": lambda array, i: None,
     }
-    exec(SOURCE.replace(IMPORT, "").replace(old, new), names)
+    exec(SOURCE.replace(IMPORTS, "").replace(old, new), names)
     return SimpleNamespace(**names)
 
 
@@ -127,9 +128,3 @@ def test_it_is_the_same_whatever_the_rounds_and_the_collisions(old, new):
 @np.errstate(over="ignore")
 def test_a_wrong_index_is_caught(old, new):
     assert first_difference(in_python(old, new)) is not None
-
-
-def test_compiles_where_no_cache_can_be_written():
-    names: dict[str, object] = {}
-    exec("def double(x):\n    return 2 * x", names)  # numba finds no place for the cache of code that is in no file
-    assert jit("i8(i8)")(names["double"])(21) == 42

@@ -16,7 +16,7 @@ import torch
 import specdec_kernels
 from specdec_core import KVLayout, OpsContext, Plugins, compiled
 from specdec_core.ops import REFERENCE, resolve
-from specdec_kernels.cpu import OPS, products
+from specdec_kernels.cpu import OPS, lanes
 
 CPU = torch.device("cpu")
 
@@ -32,9 +32,9 @@ def resolved(dtype: torch.dtype, dtype_of_cache: torch.dtype) -> dict:
     return resolve(Plugins.load().ops("cpu"), [OpsContext(CPU, dtype, layout)])
 
 
-@pytest.mark.parametrize("dtype", products.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", lanes.DTYPES, ids=str)
 def test_it_is_used_for_the_types_that_it_takes(dtype: torch.dtype) -> None:
-    expected = OPS if products.is_supported(dtype) else OPS | {"pack_linear": REFERENCE["pack_linear"]}
+    expected = OPS if lanes.is_supported(dtype) else OPS | {"pack_linear": REFERENCE["pack_linear"]}
     assert resolved(dtype, dtype) == expected
 
 

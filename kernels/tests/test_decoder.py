@@ -15,14 +15,14 @@ from torch.nn.functional import linear
 from specdec_core.contracts.draft import DEAD
 from specdec_core.ops import REFERENCE
 from specdec_core.ops.decoder import DecoderLayer, Norm
-from specdec_kernels.cpu import OPS, products
-from specdec_kernels.cpu.products import is_supported
+from specdec_kernels.cpu import OPS, lanes
+from specdec_kernels.cpu.lanes import is_supported
 
 WIDTH, LONGEST = 48, 400
 TREE = (-1, -1, 0, 0, DEAD, 1, 2, 2)
 DTYPES = [
     pytest.param(dtype, marks=pytest.mark.skipif(not is_supported(dtype), reason=f"this CPU lacks {feature}"))
-    for dtype, feature in products.DTYPES.items()
+    for dtype, feature in lanes.DTYPES.items()
 ]
 
 

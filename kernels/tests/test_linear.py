@@ -8,12 +8,12 @@ from hypothesis import given, settings, strategies as st
 from torch.nn.functional import linear
 
 from specdec_core.ops import REFERENCE
-from specdec_kernels.cpu import OPS, products
-from specdec_kernels.cpu.products import LANES, is_supported
+from specdec_kernels.cpu import OPS, lanes
+from specdec_kernels.cpu.lanes import LANES, is_supported
 
 DTYPES = [
     pytest.param(dtype, marks=pytest.mark.skipif(not is_supported(dtype), reason=f"this CPU lacks {feature}"))
-    for dtype, feature in products.DTYPES.items()
+    for dtype, feature in lanes.DTYPES.items()
 ]
 
 

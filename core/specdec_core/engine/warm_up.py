@@ -7,15 +7,14 @@ import torch
 
 from specdec_core.contracts.kv import KVManager, Visibility
 from specdec_core.models import Model
-from specdec_core.ops.attention_plan import SHORT
 
-REQUEST = "warm-up"
+REQUEST, PROMPT = "warm-up", 64
 
 
 def warm_up(target: Model, kv: KVManager, block_size: int) -> None:
-    """Run the target on one token and on a prompt too long for decoding's attention, in a KV cache that no request uses
-    yet. Leaves out a length for which the cache is too small."""
-    for num_tokens in (1, SHORT + 1):
+    """Run the target on one token and on a prompt, which operations may compute in other ways, in a KV cache that no
+    request uses yet. Leaves out a length for which the cache is too small."""
+    for num_tokens in (1, PROMPT):
         num_tokens = min(num_tokens, target.info.max_model_len)
         if num_tokens <= kv.num_free_blocks * block_size:
             _run(target, kv, num_tokens)

@@ -161,17 +161,13 @@ class AttentionPlan:
         share a segment, padded to the longest; each of the other requests has its own segment."""
         starts, lengths = self.metadata.starts, self.metadata.lengths
         rectangles: dict[int, list[int]] = {}
+        alone = []
         for request, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-            if 0 < length <= SHORT:
+            if length > SHORT:
+                alone.append([request])
+            elif length > 0:
                 rectangles.setdefault(round_up(start + length, self.padding.keys).bit_length(), []).append(request)
-        return (*(_segment(np.array(requests), self) for requests in rectangles.values()), *self.long_segments)
-
-    @cached_property
-    def long_segments(self) -> tuple[Segment, ...]:
-        """The requests with more than SHORT tokens in the forward pass, each in a segment of its own."""
-        return tuple(
-            _segment(np.array([request]), self) for request, n in enumerate(self.metadata.lengths) if n > SHORT
-        )
+        return tuple(_segment(np.array(requests), self) for requests in (*rectangles.values(), *alone))
 
 
 def _segment(requests: np.ndarray, plan: AttentionPlan) -> Segment:

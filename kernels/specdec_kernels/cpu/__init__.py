@@ -4,9 +4,9 @@ from specdec_core import OpsContext
 from specdec_kernels.cpu.attention import paged_attention, store_kv
 from specdec_kernels.cpu.bits import LIKE
 from specdec_kernels.cpu.decoder import fuse_layers
+from specdec_kernels.cpu.lanes import is_supported
 from specdec_kernels.cpu.linear import pack_linear
 from specdec_kernels.cpu.norm import rms_norm
-from specdec_kernels.cpu.products import is_supported
 from specdec_kernels.cpu.rotary import rotary
 
 OPS = {

@@ -9,10 +9,11 @@ import numpy as np
 from numba import prange, typeof, types
 
 from specdec_core import compiled
-from specdec_kernels.cpu.bits import array_at, as_stored, inner, load
+from specdec_kernels.cpu.bits import array_at, as_stored, inner
 from specdec_kernels.cpu.calls import address_of, call_at
+from specdec_kernels.cpu.lanes import LANES
 from specdec_kernels.cpu.softmax import exp_and_sum
-from specdec_kernels.cpu.tiles import LANES, TILE, add_tile, dot_tile, prefetch_tile
+from specdec_kernels.cpu.tiles import DOT_STEP, TILE, add_tile, dot_tile, prefetch_tile
 
 AHEAD = 4
 """How many tiles ahead memory is prefetched."""
@@ -63,7 +64,7 @@ def attend_part(
     for chunk in chunks[start // num_kv_heads : (end - 1) // num_kv_heads + 1]:
         most_queries = max(most_queries, min(end - start, num_kv_heads) * chunk[2] * groups)
         most_keys = max(most_keys, _up(chunk[4], TILE))
-    queries = np.zeros(most_queries * _up(key_dim, LANES), dtype=np.float32)
+    queries = np.zeros(most_queries * _up(key_dim, DOT_STEP), dtype=like.dtype)
     attended = np.empty(most_queries * _up(value_dim, LANES), dtype=np.float32)
     scores = np.empty(most_queries * most_keys, dtype=np.float32)
     sums = np.empty(most_queries, dtype=np.float32)
@@ -71,8 +72,8 @@ def attend_part(
     while item < end:
         chunk, first_head = chunks[item // num_kv_heads], item % num_kv_heads
         heads = first_head, min(num_kv_heads - first_head, end - item), groups
-        _gather(query, strides[0], key_dim, chunk, heads, scaling, queries)
-        _score(queries, keys, values, chunk, heads, paths, places, window, scores)
+        _gather(query, strides[0], key_dim, chunk, heads, queries)
+        _score(queries, keys, values, chunk, heads, paths, places, window, np.float32(scaling), scores)
         _weigh(scores, chunk, heads, paths, window, softcap, sinks, sums)
         attended[:] = 0
         _sum_up(scores, values, chunk, heads, paths, places, window, attended)
@@ -110,18 +111,18 @@ def _cut(chunks, num_kv_heads, part, num_parts):
 
 
 @inner()
-def _gather(query, stride, key_dim, chunk, heads, scaling, queries):
-    """Copy the queries of a chunk of tokens, multiplied by `scaling`, to queries [num_queries, width]. Here width is
-    key_dim rounded up to whole vectors; columns past key_dim stay 0."""
+def _gather(query, stride, key_dim, chunk, heads, queries):
+    """Copy the queries of a chunk of tokens to queries [num_queries, width]. Here width is key_dim rounded up to whole
+    steps of a dot product; columns past key_dim stay 0."""
     first_head, num_heads, groups = heads
-    width, i = _up(key_dim, LANES), 0
+    width, i = _up(key_dim, DOT_STEP), 0
     for head in range(first_head, first_head + num_heads):
         for token in range(chunk[1], chunk[1] + chunk[2]):
             for group in range(groups):
                 start = token * stride + (head * groups + group) * key_dim
-                given, scaled = query[start : start + key_dim], queries[i : i + key_dim]
+                given, copied = query[start : start + key_dim], queries[i : i + key_dim]
                 for d in range(key_dim):
-                    scaled[d] = load(given[d]) * np.float32(scaling)
+                    copied[d] = given[d]
                 i += width
 
 
@@ -165,12 +166,12 @@ def _tile(t, token, chunk, paths, window, shared, num_shared):
 
 
 @inner()
-def _score(queries, keys, values, chunk, heads, paths, places, window, scores):
+def _score(queries, keys, values, chunk, heads, paths, places, window, scaling, scores):
     """Compute the attention scores of a chunk's queries, and write them to scores [num_queries, keys]. `values` is only
     prefetched from memory, for `_sum_up`."""
     first_head, num_heads, groups = heads
     numbers, stride, key_dim = keys
-    width, row_len, num_rows = _up(key_dim, LANES), _up(chunk[4], TILE), chunk[2]
+    width, row_len, num_rows = _up(key_dim, DOT_STEP), _up(chunk[4], TILE), chunk[2]
     first, end, shared, num_shared = _tiles(chunk, paths, window)
     padded, in_order = np.zeros(TILE * width, dtype=numbers.dtype), np.arange(TILE)
     for t in range(first, end):
@@ -183,9 +184,9 @@ def _score(queries, keys, values, chunk, heads, paths, places, window, scores):
                 if count > 0:
                     cache = numbers, stride, (first_head + h) * key_dim, places, place
                     if width > key_dim:
-                        cache = _padded(cache, key_dim, count, padded), width, 0, in_order, 0
+                        cache = _padded(cache, key_dim, width, count, padded), width, 0, in_order, 0
                     i = (h * num_rows + row) * groups
-                    _dot(queries, width, i, i + together * groups, cache, scores, row_len, t * TILE)
+                    _dot(queries, width, i, i + together * groups, cache, scaling, scores, row_len, t * TILE)
                 row += together
 
 
@@ -199,11 +200,10 @@ def _prefetch(cache, t, num_shared, chunk, head, places):
 
 
 @inner()
-def _padded(cache, dim, count, padded):
-    """Copy the first `count` keys or values of a tile to `padded`, each padded with zeros to whole vectors. Returns
+def _padded(cache, dim, width, count, padded):
+    """Copy the first `count` keys or values of a tile to `padded`, each padded with zeros to `width`. Returns
     `padded`."""
     numbers, stride, offset, places, place = cache
-    width = _up(dim, LANES)
     for j in range(count):
         start, to = places[place + j] * stride + offset, j * width
         for i in range(dim):
@@ -212,20 +212,20 @@ def _padded(cache, dim, count, padded):
 
 
 @inner()
-def _dot(queries, width, i, end, cache, scores, row_len, first):
+def _dot(queries, width, i, end, cache, scaling, scores, row_len, first):
     """Compute the scores of queries i to end - 1 with the keys of a tile, and write them to `scores` from column
     `first` on."""
     keys, stride, offset, places, place = cache
     while i < end:
         q, s = i * width, i * row_len + first
         if end - i >= 4:
-            dot_tile(queries, q, width, keys, places, place, stride, offset, scores, s, row_len, 4)
+            dot_tile(queries, q, width, keys, places, place, stride, offset, scaling, scores, s, row_len, 4)
         elif end - i == 3:
-            dot_tile(queries, q, width, keys, places, place, stride, offset, scores, s, row_len, 3)
+            dot_tile(queries, q, width, keys, places, place, stride, offset, scaling, scores, s, row_len, 3)
         elif end - i == 2:
-            dot_tile(queries, q, width, keys, places, place, stride, offset, scores, s, row_len, 2)
+            dot_tile(queries, q, width, keys, places, place, stride, offset, scaling, scores, s, row_len, 2)
         else:
-            dot_tile(queries, q, width, keys, places, place, stride, offset, scores, s, row_len, 1)
+            dot_tile(queries, q, width, keys, places, place, stride, offset, scaling, scores, s, row_len, 1)
         i += 4
 
 
@@ -264,7 +264,7 @@ def _sum_up(weights, values, chunk, heads, paths, places, window, attended):
                 if count > 0:
                     cache = numbers, stride, (first_head + h) * value_dim, places, place
                     if width > value_dim:
-                        cache = _padded(cache, value_dim, count, padded), width, 0, in_order, 0
+                        cache = _padded(cache, value_dim, width, count, padded), width, 0, in_order, 0
                     i = (h * num_rows + row) * groups
                     _add(weights, row_len, t * TILE, i, i + together * groups, cache, count, attended, width)
                 row += together
@@ -277,6 +277,10 @@ def _add(weights, row_len, first, i, end, cache, count, attended, width):
     values, stride, offset, places, place = cache
     while i < end:
         w, a = i * row_len + first, i * width
+        if end - i >= 8:
+            add_tile(weights, w, row_len, values, places, place, stride, offset, count, attended, a, width, 8)
+            i += 8
+            continue
         if end - i >= 4:
             add_tile(weights, w, row_len, values, places, place, stride, offset, count, attended, a, width, 4)
         elif end - i == 3:

@@ -14,8 +14,7 @@ import torch
 from attrs import frozen
 
 from specdec_core import compiled, ops
-from specdec_core.ops.attention import attend
-from specdec_core.ops.attention_plan import SHORT, AttentionPlan
+from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_kernels.cpu.attend import address_of_attend, attend_in_parts, attend_part
 from specdec_kernels.cpu.bits import LIKE, array_at, inner
 from specdec_kernels.cpu.paths import lay_out
@@ -36,8 +35,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The compiled form of `specdec_core.ops.attention.paged_attention`. For requests with more than SHORT tokens in
-    the forward pass (prefill chunks), torch computes attention as matrix products. If dtypes are mixed, the reference
+    """The compiled form of `specdec_core.ops.attention.paged_attention`. If dtypes are mixed, the reference
     implementation is called, which raises an error."""
     if not query.dtype == keys.dtype == values.dtype:
         reference = ops.REFERENCE["paged_attention"]
@@ -48,7 +46,6 @@ def paged_attention(
     paths = paths_of(plan)
     if paths.num_tokens < num_tokens:
         output[paths.num_tokens :] = 0
-    attend_long(query, keys, values, plan, scaling, output, window=window, softcap=softcap, sinks=sinks)
     if not len(paths.chunks):
         return output
     (query, query_stride), (keys, keys_stride), (values, values_stride) = map(_rows, (query, keys, values))
@@ -71,25 +68,6 @@ def paged_attention(
     else:
         in_parallel(attend_in_parts, address_of_attend(args[0].dtype), num_parts, *args)
     return output
-
-
-def attend_long(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    plan: AttentionPlan,
-    scaling: float,
-    output: torch.Tensor,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> None:
-    """Compute the attention of requests with more than SHORT tokens, as matrix products in torch, and write it to their
-    rows of `output`."""
-    for segment in plan.long_segments:
-        attended = attend(query, keys, values, segment, scaling, window, softcap, sinks)
-        output.index_copy_(0, segment.valid_tokens, attended.index_select(0, segment.valid_rows))
 
 
 def paths_of(plan: AttentionPlan) -> Paths:
@@ -116,8 +94,7 @@ def _rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 @frozen(eq=False)
 class Paths:
-    """The arguments of `attend_part` that all layers of a forward pass share. `lay_out` computes the arrays. Requests
-    with more than SHORT tokens have none."""
+    """The arguments of `attend_part` that all layers of a forward pass share. `lay_out` computes the arrays."""
 
     num_tokens: int  # without padding
     num_pairs: int  # pairs of a token and a key that it attends to, roughly
@@ -130,7 +107,7 @@ class Paths:
         metadata, seen = plan.metadata, plan.visibility
         ends = accumulate(metadata.lengths)
         lengths = enumerate(zip(metadata.lengths, ends, strict=True))
-        spans = [(request, end - n, end) for request, (n, end) in lengths if 0 < n <= SHORT]
+        spans = [(request, end - n, end) for request, (n, end) in lengths if n > 0]
         chunks, paths, places = lay_out(
             np.array(spans, dtype=np.int64).reshape(-1, 3),
             seen.prefix_lens.numpy(),

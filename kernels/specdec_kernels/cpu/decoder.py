@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from attrs import frozen
 
-from specdec_core.ops.attention_plan import SHORT, AttentionPlan
+from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_core.ops.decoder import DecoderLayer, Norm
-from specdec_kernels.cpu.attention import attend_long, paths_of
+from specdec_kernels.cpu.attention import paths_of
 from specdec_kernels.cpu.bits import LIKE
+from specdec_kernels.cpu.lanes import LANES
 from specdec_kernels.cpu.layers import (
-    AFTER_ATTENTION,
     ATTENTION,
     BEFORE_ATTENTION,
     END,
@@ -26,14 +26,13 @@ from specdec_kernels.cpu.layers import (
 )
 from specdec_kernels.cpu.linear import PackedProduct
 from specdec_kernels.cpu.threads import in_parallel
-from specdec_kernels.cpu.tiles import LANES
 
 Cache = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of a layer."""
 Angles = tuple[torch.Tensor, torch.Tensor]
 """cos and sin."""
-HEADS, ATTENDED = 1, 2
-"""Indices of `_Tokens.buffers`."""
+HEADS = 1
+"""Index of `_Tokens.buffers`."""
 
 ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
 PRODUCTS = ("query_key_value", "attention_output", "gate_and_up", "down")
@@ -122,12 +121,10 @@ class FusedLayers:
             self._table["window"] = np.where(self._windows, np.minimum(self._windows, window), window)
         self._check(hidden, entering)
         tokens = _Tokens.of(hidden.clone(), self._sizes, slots, ropes, plan, entering)
-        layers = list(zip(self._layers, caches, strict=True))
         if rows is None or plan_of_rows is None:
-            tokens.run(self._table, layers)
+            tokens.run_stages(self._table, BEFORE_ATTENTION, END)
             return tokens.hidden
-        if len(layers) > 1:
-            tokens.run(self._table[:-1], layers[:-1])
+        tokens.run_stages(self._table[:-1], BEFORE_ATTENTION, END)
         tokens.run_stages(self._table[-1:], BEFORE_ATTENTION, ATTENTION)
         chosen = tokens.only(rows, plan_of_rows, self._layers[-1])
         chosen.run_stages(self._table[-1:], ATTENTION, END)
@@ -199,19 +196,6 @@ class _Tokens:
         chosen._dense(HEADS, width).copy_(self._dense(HEADS, width).index_select(0, rows))
         return chosen
 
-    def run(self, table: np.ndarray, layers: Sequence[tuple[DecoderLayer, Cache]]) -> None:
-        """Run whole layers. table: their rows of the table."""
-        if max(self.plan.metadata.lengths, default=0) <= SHORT:
-            self.run_stages(table, BEFORE_ATTENTION, END)
-            return
-        for index, (layer, cache) in enumerate(layers):
-            row = table[index : index + 1]
-            self.run_stages(row, BEFORE_ATTENTION, ATTENTION)
-            if len(paths_of(self.plan).chunks):
-                self.run_stages(row, ATTENTION, AFTER_ATTENTION)
-            self._attend_long(layer, cache, int(row["window"][0]) or None)
-            self.run_stages(row, AFTER_ATTENTION, END)
-
     def run_stages(self, table: np.ndarray, *stages: int) -> None:
         paths, like = paths_of(self.plan), LIKE[self.hidden.dtype]
         addresses = [tensor.data_ptr() for tensor in (self.hidden, *self.buffers, self.entering)]
@@ -227,14 +211,6 @@ class _Tokens:
             np.array([[cos.data_ptr(), sin.data_ptr()] for cos, sin in self.ropes]),
             (paths.chunks, paths.paths, paths.places),
         )
-
-    def _attend_long(self, layer: DecoderLayer, cache: Cache, window: int | None) -> None:
-        """Compute attention of requests with more than SHORT tokens, as matrix products in torch."""
-        num_columns, features = layer.num_heads * layer.head_dim, {**layer.features, "window": window}
-        heads = self._dense(HEADS, layer.query_key_value.num_out)  # type: ignore[attr-defined]
-        query = heads[:, :num_columns].unflatten(1, (layer.num_heads, layer.head_dim))
-        output = self._dense(ATTENDED, num_columns).view(-1, layer.num_heads, layer.head_dim)
-        attend_long(query, *cache, self.plan, layer.scaling, output, **features)
 
     def _dense(self, index: int, width: int) -> torch.Tensor:
         """Return a buffer as the compiled stages of a layer use it: its first numbers, as [num_tokens, width]."""

@@ -15,12 +15,12 @@ from specdec_core import compiled
 from specdec_kernels.cpu.attend import address_of_attend
 from specdec_kernels.cpu.bits import array_at, as_stored, inner, load
 from specdec_kernels.cpu.calls import address_of, call_at
-from specdec_kernels.cpu.linear import product_part, strips_at_once, sum_products
+from specdec_kernels.cpu.lanes import LANES
+from specdec_kernels.cpu.linear import multiply_some, product_part, strips_at_once
 from specdec_kernels.cpu.norm import norm_row
 from specdec_kernels.cpu.products import MOST_ROWS, MOST_STRIPS
 from specdec_kernels.cpu.rotary import rotate_row
 from specdec_kernels.cpu.softmax import sigmoid
-from specdec_kernels.cpu.tiles import LANES
 
 PRODUCT = np.dtype([(name, np.int64) for name in ("strips", "num_strips", "num_steps", "biases", "num_in", "num_out")])
 NORM = np.dtype([("weight", np.int64), ("width", np.int64), ("eps", np.float64), ("rounds_first", np.int64)])
@@ -36,7 +36,7 @@ LAYER = np.dtype(
 """A layer's sizes and addresses. keys, values: those of its KV cache, each with the stride from row to row."""
 
 SILU, GELU_TANH = 0, 1
-BEFORE_ATTENTION, ATTENTION, AFTER_ATTENTION, END = 0, 3, 4, 9
+BEFORE_ATTENTION, ATTENTION, END = 0, 3, 9
 _FLOATS, _INTS = np.empty(0, np.float32), np.empty(0, np.int64)
 
 
@@ -133,7 +133,9 @@ def _add_normed(norm, given, rows, hidden):
 @inner()
 def _strips(product, like, num_in):
     shape = product["num_strips"], product["num_steps"], LANES * num_in // product["num_steps"]
-    return array_at(product["strips"], shape, like), array_at(product["biases"], (product["num_out"],), _FLOATS)
+    return array_at(product["strips"], shape, like), array_at(
+        product["biases"], (product["num_strips"] * LANES,), _FLOATS
+    )
 
 
 @inner()
@@ -197,52 +199,46 @@ def _gate(product, activation, like, given, part, num_parts, gated):
     """Multiply rows with one part of the gate's strips, and with the same part of those of `up`, which follow them.
     Write activation(gate) * up to `gated`."""
     strips, biases = _strips(product, like, given.shape[1])
-    size = MOST_ROWS * MOST_STRIPS * LANES
-    gates, ups = np.empty(size, dtype=np.float32), np.empty(size, dtype=np.float32)
-    num_gates, width = len(strips) // 2, gated.shape[1]
+    wide = np.empty((2 * MOST_ROWS, MOST_STRIPS * LANES), dtype=like.dtype)
+    narrow = np.empty((2 * MOST_ROWS, LANES), dtype=like.dtype)
+    num_gates = len(strips) // 2
     strip, end = num_gates * part // num_parts, num_gates * (part + 1) // num_parts
     while strip < end:
         num_strips = strips_at_once(end - strip)
+        both = wide if num_strips > 1 else narrow
         row, first = 0, strip * LANES
         while row < len(given):
-            num_rows = sum_products(strips, strip, num_strips, given, row, gates)
-            sum_products(strips, num_gates + strip, num_strips, given, row, ups)
-            size = num_strips * LANES
-            for i in range(num_rows):
-                _round_with_bias(gates[i * size : (i + 1) * size], biases[first : first + size], gated)
-                _round_with_bias(ups[i * size : (i + 1) * size], biases[width + first : width + first + size], gated)
+            num_rows = multiply_some(strips, strip, num_strips, given, row, biases, both, 0, 0, False)
+            multiply_some(strips, num_gates + strip, num_strips, given, row, biases, both, MOST_ROWS, 0, False)
             if activation == SILU:
-                _apply_silu(gates[: num_rows * size], gated)
+                _silu(both, num_rows, gated, row, first)
             else:
-                _apply_gelu_tanh(gates[: num_rows * size], gated)
-            for i in range(num_rows):
-                output = gated[row + i, first : first + size]
-                for j in range(size):
-                    output[j] = as_stored(gated, gates[i * size + j] * ups[i * size + j])
+                _gelu_tanh(both, num_rows, gated, row, first)
             row += num_rows
         strip += num_strips
 
 
-# Simple loops over few arrays, which compilers can vectorize. Numbers are float32, rounded to the dtype of `like`.
+# Simple loops over few arrays, which compilers can vectorize. Each result is rounded to the dtype. `both` has num_rows
+# rows of gates, and as many of `up` from row MOST_ROWS on.
 
 
 @inner()
-def _round_with_bias(numbers, biases, like):
-    for i in range(len(numbers)):
-        numbers[i] = load(as_stored(like, numbers[i] + biases[i]))
+def _silu(both, num_rows, gated, row, column):
+    """x * sigmoid(x) (Hendrycks and Gimpel 2016), times `up`."""
+    for i in range(num_rows):
+        for j in range(both.shape[1]):
+            x = load(both[i, j])
+            silu = load(as_stored(gated, x * sigmoid(x)))
+            gated[row + i, column + j] = as_stored(gated, silu * load(both[MOST_ROWS + i, j]))
 
 
 @inner()
-def _apply_silu(numbers, like):
-    """x * sigmoid(x) (Hendrycks and Gimpel 2016)."""
-    for i in range(len(numbers)):
-        numbers[i] = load(as_stored(like, numbers[i] * sigmoid(numbers[i])))
-
-
-@inner()
-def _apply_gelu_tanh(numbers, like):
-    """The tanh approximation of x * Phi(x) (Hendrycks and Gimpel 2016): (1 + tanh(y)) / 2 is sigmoid(2 * y)."""
-    for i in range(len(numbers)):
-        x = numbers[i]
-        twice_y = np.float32(2 * 0.7978845608028654) * (x + np.float32(0.044715) * x * x * x)
-        numbers[i] = load(as_stored(like, x * sigmoid(twice_y)))
+def _gelu_tanh(both, num_rows, gated, row, column):
+    """The tanh approximation of x * Phi(x) (Hendrycks and Gimpel 2016), times `up`: (1 + tanh(y)) / 2 is
+    sigmoid(2 * y)."""
+    for i in range(num_rows):
+        for j in range(both.shape[1]):
+            x = load(both[i, j])
+            twice_y = np.float32(2 * 0.7978845608028654) * (x + np.float32(0.044715) * x * x * x)
+            gelu = load(as_stored(gated, x * sigmoid(twice_y)))
+            gated[row + i, column + j] = as_stored(gated, gelu * load(both[MOST_ROWS + i, j]))

@@ -10,10 +10,10 @@ import torch
 from numba import prange
 
 from specdec_core import compiled, ops
-from specdec_kernels.cpu.bits import array_at, as_array, as_stored, inner, load
-from specdec_kernels.cpu.products import MOST_ROWS, MOST_STRIPS, is_supported, multiply
+from specdec_kernels.cpu.bits import array_at, as_array, inner
+from specdec_kernels.cpu.lanes import LANES, is_supported
+from specdec_kernels.cpu.products import MOST_ROWS, MOST_STRIPS, multiply
 from specdec_kernels.cpu.threads import in_parallel
-from specdec_kernels.cpu.tiles import LANES
 
 WORTH_A_THREAD = 2**17
 """From this many multiplications on, another thread saves more time than it costs."""
@@ -35,8 +35,8 @@ class PackedProduct:
     """A linear layer: called with rows [..., num_in], returns [..., num_out]. Raises ValueError for rows of another
     dtype or width.
 
-    Public attributes: strips [num_strips, num_steps, LANES times inputs per step], biases float32 [num_out], num_in,
-    num_out, dtype.
+    Public attributes: strips [num_strips, num_steps, LANES times inputs per step], biases float32
+    [num_strips * LANES], num_in, num_out, dtype.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -48,7 +48,9 @@ class PackedProduct:
         padded[: self.num_out] = weight
         steps = padded.view(num_strips, LANES, num_steps, inputs_per_step).transpose(1, 2)
         self.strips = as_array(steps.contiguous().view(num_strips, num_steps, LANES * inputs_per_step))
-        self.biases = np.zeros(self.num_out, dtype=np.float32) if bias is None else bias.float().numpy()
+        self.biases = np.zeros(num_strips * LANES, dtype=np.float32)
+        if bias is not None:
+            self.biases[: self.num_out] = bias.float().numpy()
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if rows.dtype != self.dtype or rows.shape[-1] != self.num_in:  # compiled code would read past the end
@@ -61,9 +63,9 @@ class PackedProduct:
         num_rows = rows.numel() // self.num_in
         num_parts = torch.get_num_threads()
         if num_parts == 1 or num_rows * self.num_in * self.num_out < WORTH_A_THREAD:
-            _one_part(self.strips, self.biases, rows.data_ptr(), num_rows, 0, 1, output.data_ptr())
+            _one_part(self.strips, self.biases, rows.data_ptr(), num_rows, 0, 1, output.data_ptr(), self.num_out)
         else:
-            args = self.strips, self.biases, rows.data_ptr(), num_rows, num_parts, output.data_ptr()
+            args = self.strips, self.biases, rows.data_ptr(), num_rows, num_parts, output.data_ptr(), self.num_out
             in_parallel(_in_parts, *args)
         return output
 
@@ -71,20 +73,21 @@ class PackedProduct:
 @compiled(parallel=True)
 def _in_parts(
     strips,  # [num_strips, num_steps, LANES times inputs per step]
-    biases,  # float32 [out_features]
+    biases,  # float32, of all strips
     rows_address,  # of [num_rows, in_features]
     num_rows,
     num_parts,  # number of parts that the strips are cut into, one per thread
-    output_address,  # of [num_rows, out_features]
+    output_address,  # of [num_rows, num_out]
+    num_out,
 ):
     for part in prange(num_parts):
-        _one_part(strips, biases, rows_address, num_rows, part, num_parts, output_address)
+        _one_part(strips, biases, rows_address, num_rows, part, num_parts, output_address, num_out)
 
 
 @compiled()
-def _one_part(strips, biases, rows_address, num_rows, part, num_parts, output_address):
+def _one_part(strips, biases, rows_address, num_rows, part, num_parts, output_address, num_out):
     rows = array_at(rows_address, (num_rows, strips.shape[1] * strips.shape[2] // LANES), strips)
-    output = array_at(output_address, (num_rows, len(biases)), strips)
+    output = array_at(output_address, (num_rows, num_out), strips)
     product_part(strips, biases, rows, part, num_parts, False, output)
 
 
@@ -95,15 +98,12 @@ def product_part(strips, biases, rows, part, num_parts, is_added, output):
     part: number of the part, of num_parts, that the strips are cut into.
     is_added: whether the results, rounded to the dtype, are added to what `output` has.
     """
-    sums = np.empty(MOST_ROWS * MOST_STRIPS * LANES, dtype=np.float32)
     strip, end = len(strips) * part // num_parts, len(strips) * (part + 1) // num_parts
     while strip < end:
         num_strips = strips_at_once(end - strip)
         row = 0
         while row < len(rows):
-            num_rows = sum_products(strips, strip, num_strips, rows, row, sums)
-            _store(sums, biases, row, num_rows, strip * LANES, num_strips * LANES, is_added, output)
-            row += num_rows
+            row += multiply_some(strips, strip, num_strips, rows, row, biases, output, row, strip * LANES, is_added)
         strip += num_strips
 
 
@@ -113,45 +113,28 @@ def strips_at_once(num_left):
 
 
 @inner()
-def sum_products(strips, strip, num_strips, rows, row, sums):
+def multiply_some(strips, strip, num_strips, rows, row, biases, output, to_row, to_column, is_added):
     """Multiply the next few rows, from index `row` on, with num_strips strips: MOST_STRIPS or one. A strip is a panel
     of the weight matrix: the weights of LANES outputs. Compute all rows before the next strips, so that weights are
-    read from memory only once.
-
-    sums: float32, flat; gets num_strips * LANES numbers for each row.
+    read from memory only once. See `multiply`.
 
     Returns how many rows were computed.
     """
     num_left = len(rows) - row
     if num_strips > 1:
         if num_left > 4:
-            multiply(strips, strip, rows, row, sums, 6, MOST_STRIPS)
+            multiply(strips, strip, rows, row, biases, output, to_row, to_column, is_added, 6, MOST_STRIPS)
             return min(num_left, 6)
         if num_left > 2:
-            multiply(strips, strip, rows, row, sums, 4, MOST_STRIPS)
+            multiply(strips, strip, rows, row, biases, output, to_row, to_column, is_added, 4, MOST_STRIPS)
             return num_left
         if num_left == 2:
-            multiply(strips, strip, rows, row, sums, 2, MOST_STRIPS)
+            multiply(strips, strip, rows, row, biases, output, to_row, to_column, is_added, 2, MOST_STRIPS)
             return 2
-        multiply(strips, strip, rows, row, sums, 1, MOST_STRIPS)
+        multiply(strips, strip, rows, row, biases, output, to_row, to_column, is_added, 1, MOST_STRIPS)
         return 1
     if num_left > 1:
-        multiply(strips, strip, rows, row, sums, MOST_ROWS, 1)
+        multiply(strips, strip, rows, row, biases, output, to_row, to_column, is_added, MOST_ROWS, 1)
         return min(num_left, MOST_ROWS)
-    multiply(strips, strip, rows, row, sums, 1, 1)
+    multiply(strips, strip, rows, row, biases, output, to_row, to_column, is_added, 1, 1)
     return 1
-
-
-@inner()
-def _store(sums, biases, row, num_rows, first, width, is_added, output):
-    """Add the biases to the sums of num_rows rows, and write the results to `output`, from row `row` and column
-    `first` on. Padding columns of the last strip are left out.
-
-    sums: float32, flat; `width` numbers per row.
-    """
-    for i in range(num_rows):
-        for j in range(min(width, output.shape[1] - first)):
-            result = as_stored(output, sums[i * width + j] + biases[first + j])
-            if is_added:
-                result = as_stored(output, load(output[row + i, first + j]) + load(result))
-            output[row + i, first + j] = result

@@ -9,60 +9,55 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from specdec_kernels.cpu.tiles import LANES, array_data, call_once
+from specdec_kernels.cpu.lanes import (
+    FLOATS,
+    HALVES,
+    I32,
+    LANES,
+    PAIRS,
+    call,
+    load_floats,
+    load_pairs,
+    multiply_add,
+    multiply_add_pairs,
+    narrowed,
+    spread,
+    variable,
+    widened,
+)
+from specdec_kernels.cpu.tiles import array_data, call_once
 
 MOST_ROWS, MOST_STRIPS = 6, 4
 """So many sums fit into vector registers beside a row's input and the weights."""
 
-_FEATURES = binding.get_host_cpu_features()
-DTYPES = {torch.float32: "avx512f", torch.bfloat16: "avx512bf16"}
-"""The instructions that each dtype needs."""
-
-
-def is_supported(dtype: torch.dtype) -> bool:
-    return _FEATURES.get(DTYPES.get(dtype, ""), False)
-
-
-class _BFloat(ir.types.Type):
-    """LLVM's type bfloat (bfloat16), which llvmlite does not define."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-_I32 = ir.IntType(32)
-_SUMS = ir.VectorType(ir.FloatType(), LANES)
-_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
-
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def multiply(typing_context, weight, strip, rows, row, sums, num_rows, num_strips):
-    """Multiply num_rows input rows, from index `row` on, with num_strips strips, from index `strip` on. A strip is a
-    panel of the weight matrix: the weights of LANES outputs.
+def multiply(
+    typing_context, weight, strip, rows, row, biases, output, to_row, to_column, is_added, num_rows, num_strips
+):
+    """Multiply num_rows input rows, from index `row` on, with num_strips strips, from index `strip` on, and add the
+    biases. Write the results to `output`, from row to_row and column to_column on. Leaves out rows past the last of
+    `rows`, and columns past the last of `output`.
 
     weight: all strips, [n, steps, LANES], or [n, steps, 2 * LANES] in bfloat16.
-    rows: [n, in_features]. For an index past the end, the last row is used.
-    sums: float32, flat; gets the result [num_rows, num_strips, LANES].
+    rows: [n, in_features].
+    biases: float32 [n * LANES], of all strips.
+    output: [n, width], of the dtype of the rows.
+    is_added: whether the results, rounded to the dtype, are added to what `output` has.
     num_rows, num_strips: literals, known when this is compiled.
 
     All arrays are contiguous. Each row is summed in the order of its inputs, independently of the other rows.
     """
     is_pairs = weight.dtype == types.uint16
+    load, add_product = (load_pairs, multiply_add_pairs) if is_pairs else (load_floats, multiply_add)
 
     def body(builder: Any, weight_data: Any, num_steps: Any, strip: Any, *args: Any) -> None:
-        rows_data, last_row, row, sums_data = args
+        rows_data, last_row, row, biases_data, output_data, width, to_row, to_column, is_added = args
         index = num_steps.type
         strip_len = builder.mul(num_steps, index(2 * LANES if is_pairs else LANES))
         row_len = builder.mul(num_steps, index(2)) if is_pairs else num_steps
@@ -70,60 +65,72 @@ def multiply(typing_context, weight, strip, rows, row, sums, num_rows, num_strip
             builder.gep(weight_data, [builder.mul(builder.add(strip, index(s)), strip_len)])
             for s in range(num_strips.literal_value)
         ]
-        inputs = []
-        for i in range(num_rows.literal_value):
-            place = builder.add(row, index(i))
-            place = builder.select(builder.icmp_signed("<", place, last_row), place, last_row)
-            inputs.append(builder.gep(rows_data, [builder.mul(place, row_len)]))
-        totals = [[_zero(builder) for _ in strips] for _ in inputs]
+        places = [builder.add(row, index(i)) for i in range(num_rows.literal_value)]
+        is_row = [builder.icmp_signed("<=", place, last_row) for place in places]
+        inputs = [
+            builder.gep(rows_data, [builder.mul(builder.select(given, place, last_row), row_len)])
+            for given, place in zip(is_row, places, strict=True)
+        ]
+        totals = [[variable(builder) for _ in strips] for _ in inputs]
         with cgutils.for_range(builder, num_steps) as loop:
-            factors = [_weights(builder, each, loop.index, is_pairs) for each in strips]
+            step = builder.mul(loop.index, index(2 * LANES if is_pairs else LANES))
+            factors = [load(builder, each, step) for each in strips]
             for each, row_totals in zip(inputs, totals, strict=True):
-                spread = _spread(builder, each, loop.index, is_pairs)
+                given = _spread(builder, each, loop.index, is_pairs)
                 for factor, total in zip(factors, row_totals, strict=True):
-                    builder.store(_multiply_add(builder, spread, factor, builder.load(total), is_pairs), total)
-        for i, total in enumerate(each for row_totals in totals for each in row_totals):
-            place = builder.bitcast(builder.gep(sums_data, [index(i * LANES)]), _SUMS.as_pointer())
-            builder.store(builder.load(total), place, align=4)
+                    builder.store(add_product(builder, given, factor, builder.load(total)), total)
+        first_bias = builder.mul(strip, index(LANES))
+        for s in range(len(strips)):
+            column = builder.add(to_column, index(s * LANES))
+            mask = _first_lanes(builder, builder.sub(width, column))
+            bias = load_floats(builder, biases_data, builder.add(first_bias, index(s * LANES)))
+            for i, row_totals in enumerate(totals):
+                with builder.if_then(is_row[i]):
+                    place = builder.add(builder.mul(builder.add(to_row, index(i)), width), column)
+                    result = builder.fadd(builder.load(row_totals[s]), bias)
+                    _store(builder, result, is_added, mask, builder.gep(output_data, [place]), is_pairs)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        weight_data, rows_data, sums_data = (array_data(context, builder, signature, args, i) for i in (0, 2, 4))
-        shapes = [context.make_array(signature.args[i])(context, builder, args[i]).shape for i in (0, 2)]
-        num_steps, num_given = builder.extract_value(shapes[0], 1), builder.extract_value(shapes[1], 0)
+        weight_data, rows_data, biases_data, output_data = (
+            array_data(context, builder, signature, args, i) for i in (0, 2, 4, 5)
+        )
+        shapes = [context.make_array(signature.args[i])(context, builder, args[i]).shape for i in (0, 2, 5)]
+        num_steps, num_given, width = (
+            builder.extract_value(each, i) for each, i in zip(shapes, (1, 0, 1), strict=True)
+        )
         last_row = builder.sub(num_given, num_given.type(1))
         name = f"multiply_{weight.dtype}_{num_rows.literal_value}_{num_strips.literal_value}"
-        call_once(builder, name, body, weight_data, num_steps, args[1], rows_data, last_row, args[3], sums_data)
+        where = biases_data, output_data, width, *args[6:9]
+        call_once(builder, name, body, weight_data, num_steps, args[1], rows_data, last_row, args[3], *where)
         return context.get_dummy_value()
 
-    return types.void(weight, types.intp, rows, types.intp, sums, num_rows, num_strips), generate
-
-
-def _zero(builder: Any) -> Any:
-    zero = ir.Constant(_SUMS, [0.0] * LANES)
-    variable = cgutils.alloca_once_value(builder, zero)
-    builder.store(zero, variable)
-    return variable
-
-
-def _weights(builder: Any, strip: Any, step: Any, is_pairs: bool) -> Any:
-    kind, width = (_PAIRS, 2 * LANES) if is_pairs else (_SUMS, LANES)
-    place = builder.gep(strip, [builder.mul(step, step.type(width))])
-    return builder.load(builder.bitcast(place, kind.as_pointer()), align=4)
+    places = types.intp, types.intp, types.boolean
+    kinds = weight, types.intp, rows, types.intp, biases, output, *places, num_rows, num_strips
+    return types.void(*kinds), generate
 
 
 def _spread(builder: Any, inputs: Any, step: Any, is_pairs: bool) -> Any:
     """Load the input of a step (in bfloat16, a pair of inputs) and broadcast it to all lanes of a vector."""
     place = builder.gep(inputs, [builder.mul(step, step.type(2 if is_pairs else 1))])
-    number = builder.load(builder.bitcast(place, (_I32 if is_pairs else ir.FloatType()).as_pointer()), align=2)
-    undefined = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
-    lanes = ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
-    spread = builder.shuffle_vector(builder.insert_element(undefined, number, _I32(0)), undefined, lanes)
-    return builder.bitcast(spread, _PAIRS) if is_pairs else spread
+    number = builder.load(builder.bitcast(place, (I32 if is_pairs else ir.FloatType()).as_pointer()), align=2)
+    return builder.bitcast(spread(builder, number), PAIRS) if is_pairs else spread(builder, number)
 
 
-def _multiply_add(builder: Any, a: Any, b: Any, total: Any, is_pairs: bool) -> Any:
-    name, args = ("llvm.fma.v16f32", [a, b, total])
-    if is_pairs:
-        name, args = ("llvm.x86.avx512bf16.dpbf16ps.512", [total, a, b])
-    kind = ir.FunctionType(_SUMS, [each.type for each in args])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+def _first_lanes(builder: Any, count: Any) -> Any:
+    """Return a mask of the first `count` lanes."""
+    numbers = ir.Constant(ir.VectorType(count.type, LANES), list(range(LANES)))
+    return builder.icmp_signed("<", numbers, spread(builder, count))
+
+
+def _store(builder: Any, result: Any, is_added: Any, mask: Any, data: Any, is_bfloat: bool) -> None:
+    """Round LANES results to the dtype and store those in the mask. If is_added, add them to what is there first."""
+    kind, name = (HALVES, "v16i16.p0v16i16") if is_bfloat else (FLOATS, "v16f32.p0v16f32")
+    data, align = builder.bitcast(data, kind.as_pointer()), I32(2 if is_bfloat else 4)
+    rounded = narrowed(builder, result) if is_bfloat else result
+    before = call(builder, f"llvm.masked.load.{name}", kind, data, align, mask, ir.Constant(kind, ir.Undefined))
+    if is_bfloat:
+        sums = narrowed(builder, builder.fadd(widened(builder, before), widened(builder, rounded)))
+    else:
+        sums = builder.fadd(before, rounded)
+    sums = builder.select(is_added, sums, rounded)
+    call(builder, f"llvm.masked.store.{name}", ir.VoidType(), sums, data, align, mask)

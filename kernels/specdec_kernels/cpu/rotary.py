@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
+
 import torch
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from specdec_core import compiled, ops
 from specdec_kernels.cpu.bits import LIKE, array_at, as_stored, inner, load
+from specdec_kernels.cpu.lanes import LANES, loader, narrowed, store_rounded, widened
+from specdec_kernels.cpu.tiles import array_data
 
 
 def rotary(
@@ -80,18 +86,44 @@ def rotate_row(given, start, cos, sin, output, output_start):
     given, output: may be the same memory. cos, sin: [width].
     """
     half = len(cos) // 2
-    left, right = np.empty(half, dtype=np.float32), np.empty(half, dtype=np.float32)
-    for i in range(half):
-        left[i] = load(given[start + i])
-    for i in range(half):
-        right[i] = load(given[start + half + i])
-    _rotate_half(left, right, cos[:half], sin[:half], np.float32(-1), output[output_start : output_start + half])
-    _rotate_half(right, left, cos[half:], sin[half:], np.float32(1), output[output_start + half :])
+    whole = half // LANES * LANES
+    _rotate_lanes(given, start, cos, sin, output, output_start, half, whole)
+    for i in range(whole, half):
+        left, right = load(given[start + i]), load(given[start + half + i])
+        output[output_start + i] = _turned(output, left, cos[i], -right, sin[i])
+        output[output_start + half + i] = _turned(output, right, cos[half + i], left, sin[half + i])
 
 
 @inner()
-def _rotate_half(own, other, cos, sin, sign, output):
-    """Write own * cos + sign * other * sin. A loop over few arrays, which compilers can vectorize."""
-    for i in range(len(own)):
-        turned = load(as_stored(output, other[i] * load(sin[i])))
-        output[i] = as_stored(output, load(as_stored(output, own[i] * load(cos[i]))) + sign * turned)
+def _turned(output, own, cos, other, sin):
+    """Return own * cos + other * sin, rounded."""
+    turned = load(as_stored(output, other * load(sin)))
+    return as_stored(output, load(as_stored(output, own * load(cos))) + turned)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _rotate_lanes(typing_context, given, start, cos, sin, output, output_start, half, end):
+    """Do what `rotate_row` does for the first `end` numbers of each half, LANES at a time."""
+    load_lanes, is_bfloat = loader(given), given.dtype == types.uint16
+
+    def rounded(builder: Any, numbers: Any) -> Any:
+        return widened(builder, narrowed(builder, numbers)) if is_bfloat else numbers
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        given_data, cos_data, sin_data, output_data = (
+            array_data(context, builder, signature, args, i) for i in (0, 2, 3, 4)
+        )
+        start, output_start, half, end = args[1], *args[5:]
+        step = start.type(LANES)
+        with cgutils.for_range_slice(builder, start.type(0), end, step, start.type) as (i, _):
+            places = i, builder.add(i, half)
+            left, right = (load_lanes(builder, given_data, builder.add(start, each)) for each in places)
+            for place, own, other in zip(places, (left, right), (builder.fneg(right), left), strict=True):
+                turned = rounded(builder, builder.fmul(other, load_lanes(builder, sin_data, place)))
+                kept = rounded(builder, builder.fmul(own, load_lanes(builder, cos_data, place)))
+                at = builder.add(output_start, place)
+                store_rounded(builder, builder.fadd(kept, turned), output_data, at, is_bfloat)
+        return context.get_dummy_value()
+
+    ints = [types.intp] * 3
+    return types.void(given, types.intp, cos, sin, output, *ints), generate

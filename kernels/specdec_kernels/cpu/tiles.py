@@ -10,24 +10,37 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES = 16
+from specdec_kernels.cpu.lanes import (
+    I32,
+    INTS,
+    LANES,
+    is_supported,
+    lanes_at,
+    load_floats,
+    load_pairs,
+    loader,
+    multiply_add as multiply_add_lanes,
+    multiply_add_pairs,
+    spread,
+    variable,
+)
+
 TILE = 16
+DOT_STEP = 2 * LANES
+"""Numbers that one step of a dot product takes at most, a pair of bfloat16 in each lane."""
 
 _KEYS = {1: 8, 2: 8, 3: 8, 4: 4}
 """{number of queries: keys per step}, so that the sums of all pairs stay in registers."""
-_STRIP = 4
-"""How many vectors of a value are summed at a time, for the same reason."""
+_STRIP = {1: 4, 2: 4, 3: 4, 4: 4, 8: 2}
+"""{number of queries: vectors of a value summed at a time}, for the same reason."""
 
 _CACHE_LINE = 64
-
-_I32 = ir.IntType(32)
-_VECTOR = ir.VectorType(ir.FloatType(), LANES)
-_ZERO = ir.Constant(_VECTOR, [0.0] * LANES)
 
 
 def array_data(context: Any, builder: Any, signature: Any, args: Any, i: int) -> Any:
@@ -37,22 +50,38 @@ def array_data(context: Any, builder: Any, signature: Any, args: Any, i: int) ->
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def dot_tile(
-    typing_context, queries, first_query, width, cache, places, first_place, stride, offset, scores, first, row_len, n
+    typing_context,
+    queries,
+    first_query,
+    width,
+    cache,
+    places,
+    first_place,
+    stride,
+    offset,
+    scaling,
+    scores,
+    first,
+    row_len,
+    n,
 ):
-    """Compute the scores (dot products) of n queries with the TILE keys of a tile. The score of query q and key j is
-    written to scores[first + q * row_len + j].
+    """Compute the scores (dot products times `scaling`) of n queries with the TILE keys of a tile. The score of query q
+    and key j is written to scores[first + q * row_len + j].
 
-    queries: float32. Query q has `width` elements, from index first_query + q * width on.
+    queries: as the cache. Query q has `width` elements, from index first_query + q * width on.
     cache: float32 or bfloat16. Key j has `width` elements, from index places[first_place + j] * stride + offset on.
-    width: a multiple of LANES.
+    width: a multiple of DOT_STEP.
     n: a literal from 1 to 4.
 
     All arrays are flat and contiguous.
     """
-    num_queries, num_keys, load = n.literal_value, _KEYS[n.literal_value], _loader(cache)
+    num_queries, num_keys = n.literal_value, _KEYS[n.literal_value]
+    has_pairs = cache.dtype == types.uint16 and is_supported(torch.bfloat16)
+    step, load = (2 * LANES, load_pairs) if has_pairs else (LANES, loader(cache))
+    add_product = multiply_add_pairs if has_pairs else multiply_add_lanes
 
     def body(builder: Any, query_data: Any, width: Any, cache_data: Any, *args: Any) -> None:
-        places_data, stride, offset, scores_data, row_len = args
+        places_data, stride, offset, scaling, scores_data, row_len = args
         index = width.type
         queries = [builder.gep(query_data, [builder.mul(width, index(q))]) for q in range(num_queries)]
 
@@ -60,14 +89,14 @@ def dot_tile(
             keys = [
                 _at(builder, cache_data, places_data, index(j), stride, offset) for j in range(start, start + num_keys)
             ]
-            sums = [[_variable(builder) for _ in keys] for _ in queries]
-            with cgutils.for_range_slice(builder, index(0), width, index(LANES), index) as (d, _):
-                factors = [_vector(builder, each, d) for each in queries]
+            sums = [[variable(builder) for _ in keys] for _ in queries]
+            with cgutils.for_range_slice(builder, index(0), width, index(step), index) as (d, _):
+                factors = [load(builder, each, d) for each in queries]
                 for j, each in enumerate(keys):
                     key = load(builder, each, d)
                     for factor, query_sums in zip(factors, sums, strict=True):
                         total = builder.load(query_sums[j])
-                        builder.store(_multiply_add(builder, factor, key, total), query_sums[j])
+                        builder.store(add_product(builder, factor, key, total), query_sums[j])
             return [_sum_lanes(builder, [builder.load(each) for each in query_sums], 1) for query_sums in sums]
 
         def all_keys(start: int, count: int) -> list[Any]:
@@ -76,20 +105,22 @@ def dot_tile(
             halves = all_keys(start, count // 2), all_keys(start + count // 2, count // 2)
             return [_sum_lanes(builder, pair, count // 2) for pair in zip(*halves, strict=True)]
 
+        factor = spread(builder, scaling)
         for q, found in enumerate(all_keys(0, TILE)):
-            builder.store(found, _vector_at(builder, scores_data, builder.mul(row_len, index(q))), align=4)
+            found = builder.fmul(found, factor)
+            builder.store(found, lanes_at(builder, scores_data, builder.mul(row_len, index(q))), align=4)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         query_data, cache_data, places_data, scores_data = (
             builder.gep(array_data(context, builder, signature, args, i), [start])
-            for i, start in ((0, args[1]), (3, args[2].type(0)), (4, args[5]), (8, args[9]))
+            for i, start in ((0, args[1]), (3, args[2].type(0)), (4, args[5]), (9, args[10]))
         )
         name = f"dot_tile_{cache.dtype}_{num_queries}"
-        call_once(builder, name, body, query_data, args[2], cache_data, places_data, *args[6:8], scores_data, args[10])
+        call_once(builder, name, body, query_data, args[2], cache_data, places_data, *args[6:9], scores_data, args[11])
         return context.get_dummy_value()
 
     ints = [types.intp] * 3
-    return types.void(queries, types.intp, types.intp, cache, places, *ints, scores, *ints[:2], n), generate
+    return types.void(queries, *ints[:2], cache, places, *ints, types.float32, scores, *ints[:2], n), generate
 
 
 def _sum_lanes(builder: Any, vectors: Sequence[Any], distance: int) -> Any:
@@ -102,7 +133,7 @@ def _sum_lanes(builder: Any, vectors: Sequence[Any], distance: int) -> Any:
     while len(vectors) > 1:
         own = [i + (LANES if i & distance else 0) for i in range(LANES)]
         other = [i ^ distance for i in own]
-        own, other = (ir.Constant(ir.VectorType(_I32, LANES), each) for each in (own, other))
+        own, other = (ir.Constant(INTS, each) for each in (own, other))
         vectors = [
             builder.fadd(builder.shuffle_vector(a, b, own), builder.shuffle_vector(a, b, other))
             for a, b in zip(vectors[::2], vectors[1::2], strict=True)
@@ -134,9 +165,9 @@ def add_tile(
     weights: float32. The weight of value j for query q is weights[first + q * row_len + j].
     cache: float32 or bfloat16. Value j has `width` elements, from index places[first_place + j] * stride + offset on.
     output: float32. The output of query q has `width` elements, from index start + q * width on.
-    n: a literal from 1 to 4.
+    n: a literal, 1 to 4 or 8.
     """
-    num_queries, load = n.literal_value, _loader(cache)
+    num_queries, load = n.literal_value, loader(cache)
 
     def body(builder: Any, weights_data: Any, row_len: Any, cache_data: Any, *args: Any) -> None:
         places_data, stride, offset, num_values, output_data, width = args
@@ -148,20 +179,21 @@ def add_tile(
 
         def add_strip(d: Any, num_vectors: int) -> None:
             steps = [builder.add(d, index(i * LANES)) for i in range(num_vectors)]
-            totals = [[_variable(builder, _vector(builder, each, step)) for step in steps] for each in outputs]
+            totals = [[variable(builder, load_floats(builder, each, step)) for step in steps] for each in outputs]
             with cgutils.for_range(builder, num_values) as loop:
                 data = _at(builder, cache_data, places_data, loop.index, stride, offset)
                 values = [load(builder, data, step) for step in steps]
                 for row, row_totals in zip(rows, totals, strict=True):
-                    weight = _spread(builder, builder.load(builder.gep(row, [loop.index])))
+                    weight = spread(builder, builder.load(builder.gep(row, [loop.index])))
                     for value, total in zip(values, row_totals, strict=True):
-                        builder.store(_multiply_add(builder, weight, value, builder.load(total)), total)
+                        builder.store(multiply_add_lanes(builder, weight, value, builder.load(total)), total)
             for each, row_totals in zip(outputs, totals, strict=True):
                 for step, total in zip(steps, row_totals, strict=True):
-                    builder.store(builder.load(total), _vector_at(builder, each, step), align=4)
+                    builder.store(builder.load(total), lanes_at(builder, each, step), align=4)
 
-        whole = builder.sub(width, builder.srem(width, index(_STRIP * LANES)))
-        _for_strips(builder, index(0), whole, _STRIP, add_strip)
+        strip = _STRIP[num_queries]
+        whole = builder.sub(width, builder.srem(width, index(strip * LANES)))
+        _for_strips(builder, index(0), whole, strip, add_strip)
         _for_strips(builder, whole, width, 1, add_strip)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -185,12 +217,12 @@ def sum_of(typing_context, numbers, start, end):
     sums is computed first, then its lanes are added up."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data, total = array_data(context, builder, signature, args, 0), _variable(builder)
+        data, total = array_data(context, builder, signature, args, 0), variable(builder)
         step = args[1].type(LANES)
         with cgutils.for_range_slice(builder, args[1], args[2], step, args[1].type) as (i, _):
-            builder.store(builder.fadd(builder.load(total), _vector(builder, data, i)), total)
+            builder.store(builder.fadd(builder.load(total), load_floats(builder, data, i)), total)
         summed = _sum_lanes(builder, [builder.load(total)] * LANES, 1)
-        return builder.extract_element(summed, _I32(0))
+        return builder.extract_element(summed, I32(0))
 
     return types.float32(numbers, types.intp, types.intp), generate
 
@@ -198,16 +230,16 @@ def sum_of(typing_context, numbers, start, end):
 @intrinsic  # type: ignore[untyped-decorator]
 def sum_of_squares(typing_context, numbers, start, end):
     """Return the sum of the squares of numbers[start:end], float32 or bfloat16, in the order of `sum_of`."""
-    load_lanes = _loader(numbers)
+    load_lanes = loader(numbers)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data, total = array_data(context, builder, signature, args, 0), _variable(builder)
+        data, total = array_data(context, builder, signature, args, 0), variable(builder)
         step = args[1].type(LANES)
         with cgutils.for_range_slice(builder, args[1], args[2], step, args[1].type) as (i, _):
             lanes = load_lanes(builder, data, i)
-            builder.store(_multiply_add(builder, lanes, lanes, builder.load(total)), total)
+            builder.store(multiply_add_lanes(builder, lanes, lanes, builder.load(total)), total)
         summed = _sum_lanes(builder, [builder.load(total)] * LANES, 1)
-        return builder.extract_element(summed, _I32(0))
+        return builder.extract_element(summed, I32(0))
 
     return types.float32(numbers, types.intp, types.intp), generate
 
@@ -217,7 +249,7 @@ def multiply_add(typing_context, a, b, c):
     """Return a * b + c of three float32, rounded only once (a fused multiply-add)."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _multiply_add(builder, *args)
+        return multiply_add_lanes(builder, *args)
 
     return types.float32(*[types.float32] * 3), generate
 
@@ -230,13 +262,13 @@ def prefetch_tile(typing_context, cache, places, first_place, stride, offset, wi
 
     def body(builder: Any, cache_data: Any, places_data: Any, stride: Any, offset: Any, width: Any) -> None:
         index = width.type
-        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, _I32, _I32, _I32])
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, I32, I32, I32])
         prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
         with cgutils.for_range(builder, index(TILE)) as loop:
             data = _at(builder, cache_data, places_data, loop.index, stride, offset)
             with cgutils.for_range_slice(builder, index(0), width, index(step), index) as (d, _):
                 line = builder.bitcast(builder.gep(data, [d]), cgutils.voidptr_t)
-                builder.call(prefetch, [line, _I32(0), _I32(2), _I32(1)])
+                builder.call(prefetch, [line, I32(0), I32(2), I32(1)])
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         cache_data, places_data = (array_data(context, builder, signature, args, i) for i in (0, 1))
@@ -270,48 +302,3 @@ def _at(builder: Any, cache_data: Any, places_data: Any, i: Any, stride: Any, of
     """Return a pointer to the key or value in the cache row with the number places[i]."""
     place = builder.load(builder.gep(places_data, [i]))
     return builder.gep(cache_data, [builder.add(builder.mul(place, stride), offset)])
-
-
-def _variable(builder: Any, value: Any = _ZERO) -> Any:
-    """Generate code that allocates a variable for a vector and stores `value` in the variable."""
-    variable = cgutils.alloca_once(builder, _VECTOR)
-    builder.store(value, variable)
-    return variable
-
-
-def _vector_at(builder: Any, data: Any, i: Any) -> Any:
-    """Return a pointer to the vector of LANES numbers that begins at data[i]."""
-    return builder.bitcast(builder.gep(data, [i]), _VECTOR.as_pointer())
-
-
-def _loader(cache: Any) -> Callable[[Any, Any, Any], Any]:
-    """Return a function that generates code to load LANES elements of the cache as float32, converted if they are
-    bfloat16."""
-    return _widened if cache.dtype == types.uint16 else _vector
-
-
-def _vector(builder: Any, data: Any, i: Any) -> Any:
-    return builder.load(_vector_at(builder, data, i), align=4)
-
-
-def _widened(builder: Any, data: Any, i: Any) -> Any:
-    """Load LANES elements of a bfloat16 cache, from data[i] on, as float32."""
-    halves = ir.VectorType(ir.IntType(16), LANES)
-    bits = builder.load(builder.bitcast(builder.gep(data, [i]), halves.as_pointer()), align=2)
-    wide = ir.VectorType(_I32, LANES)
-    return builder.bitcast(builder.shl(builder.zext(bits, wide), ir.Constant(wide, [16] * LANES)), _VECTOR)
-
-
-def _spread(builder: Any, number: Any) -> Any:
-    """Broadcast a number to all lanes of a vector."""
-    undefined = ir.Constant(_VECTOR, ir.Undefined)
-    everywhere = ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
-    return builder.shuffle_vector(builder.insert_element(undefined, number, _I32(0)), undefined, everywhere)
-
-
-def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """Generate a * b + c with the instruction that rounds once. If the compiler decided whether to fuse the two
-    operations, two callers might get different bits."""
-    name = f"llvm.fma.v{LANES}f32" if a.type == _VECTOR else "llvm.fma.f32"
-    kind = ir.FunctionType(a.type, [a.type] * 3)
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [a, b, c])

@@ -1,0 +1,123 @@
+"""Vectors of LANES numbers, as LLVM instructions. Arithmetic is in float32; bfloat16 is stored as uint16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+
+LANES = 16
+
+_FEATURES = binding.get_host_cpu_features()
+DTYPES = {torch.float32: "avx512f", torch.bfloat16: "avx512bf16"}
+"""The instructions that each dtype needs for products."""
+
+
+def is_supported(dtype: torch.dtype) -> bool:
+    return _FEATURES.get(DTYPES.get(dtype, ""), False)
+
+
+class _BFloat(ir.types.Type):
+    """LLVM's type bfloat (bfloat16), which llvmlite does not define."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+I32 = ir.IntType(32)
+FLOATS, INTS, HALVES = (ir.VectorType(kind, LANES) for kind in (ir.FloatType(), I32, ir.IntType(16)))
+PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+ZERO = ir.Constant(FLOATS, [0.0] * LANES)
+
+
+def variable(builder: Any, value: Any = ZERO) -> Any:
+    """Generate code that allocates a variable for a vector and stores `value` in the variable."""
+    made = cgutils.alloca_once(builder, FLOATS)
+    builder.store(value, made)
+    return made
+
+
+def lanes_at(builder: Any, data: Any, i: Any, kind: Any = FLOATS) -> Any:
+    """Return a pointer to the vector that begins at data[i]."""
+    return builder.bitcast(builder.gep(data, [i]), kind.as_pointer())
+
+
+def load_floats(builder: Any, data: Any, i: Any) -> Any:
+    return builder.load(lanes_at(builder, data, i), align=4)
+
+
+def load_halves(builder: Any, data: Any, i: Any) -> Any:
+    """Load LANES bfloat16 from data[i] on, as float32."""
+    return widened(builder, builder.load(lanes_at(builder, data, i, HALVES), align=2))
+
+
+def load_pairs(builder: Any, data: Any, i: Any) -> Any:
+    """Load 2 * LANES bfloat16 from data[i] on, for `multiply_add_pairs`."""
+    return builder.load(lanes_at(builder, data, i, PAIRS), align=2)
+
+
+def loader(array: Any) -> Callable[[Any, Any, Any], Any]:
+    """Return the function that loads LANES elements of an array of this type as float32."""
+    return load_halves if array.dtype == types.uint16 else load_floats
+
+
+def store_rounded(builder: Any, numbers: Any, data: Any, i: Any, is_bfloat: bool) -> None:
+    """Store LANES float32 from data[i] on, rounded if the elements are bfloat16."""
+    if is_bfloat:
+        builder.store(narrowed(builder, numbers), lanes_at(builder, data, i, HALVES), align=2)
+    else:
+        builder.store(numbers, lanes_at(builder, data, i), align=4)
+
+
+def widened(builder: Any, halves: Any) -> Any:
+    bits = builder.shl(builder.zext(halves, INTS), ir.Constant(INTS, [16] * LANES))
+    return builder.bitcast(bits, FLOATS)
+
+
+def narrowed(builder: Any, numbers: Any) -> Any:
+    """Round float32 to bfloat16 as `bits.as_stored` does."""
+
+    def everywhere(number: int) -> Any:
+        return ir.Constant(INTS, [number] * LANES)
+
+    bits = builder.bitcast(numbers, INTS)
+    is_nan = builder.icmp_unsigned(">", builder.and_(bits, everywhere(0x7FFFFFFF)), everywhere(0x7F800000))
+    is_odd = builder.and_(builder.lshr(bits, everywhere(16)), everywhere(1))
+    nearest = builder.lshr(builder.add(bits, builder.add(is_odd, everywhere(0x7FFF))), everywhere(16))
+    return builder.trunc(builder.select(is_nan, everywhere(0x7FC0), nearest), HALVES)
+
+
+def spread(builder: Any, number: Any) -> Any:
+    """Broadcast a number to all lanes of a vector."""
+    undefined = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
+    return builder.shuffle_vector(
+        builder.insert_element(undefined, number, I32(0)), undefined, ir.Constant(INTS, [0] * LANES)
+    )
+
+
+def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Generate a * b + c, of vectors or numbers, with the instruction that rounds once. If the compiler decided whether
+    to fuse the two operations, two callers might get different bits."""
+    name = f"llvm.fma.v{LANES}f32" if a.type == FLOATS else "llvm.fma.f32"
+    return call(builder, name, a.type, a, b, c)
+
+
+def multiply_add_pairs(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Generate c + a[even] * b[even] + a[odd] * b[odd] in each lane, of pairs of bfloat16 and a float32 vector."""
+    return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, c, a, b)
+
+
+def call(builder: Any, name: str, returned: Any, *args: Any) -> Any:
+    """Generate a call of an LLVM intrinsic."""
+    kind = ir.FunctionType(returned, [each.type for each in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)

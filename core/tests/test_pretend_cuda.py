@@ -36,7 +36,7 @@ def logprobs_on(device: torch.device | str) -> dict[str, list[TokenLogprobs]]:
 
 def prompt_logprobs_on(device: torch.device | str) -> list[TokenLogprobs | None] | None:
     request, schedule = request_of(2), Schedule()
-    schedule.add(request, 3, 0)
+    schedule.add(request, 3)
     (part,) = prompt_parts(schedule, _Batch())  # type: ignore[arg-type]
     logits = torch.randn(3, 11, generator=torch.Generator().manual_seed(0)).to(device)
     add_prompt_logprobs([part], logits[rows_of([part], torch.device(device))], TokenTexts(None))

@@ -70,7 +70,7 @@ def phases(seed: int) -> Callable[[Any], bool]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("chunk", [5, 512])
+@pytest.mark.parametrize("chunk", [7, 512])
 def test_late_observations_are_whole(ledger_llm: Any, generate: Any, chunk: int, seed: int) -> None:
     always, sometimes = (ledger_llm(max_num_batched_tokens=chunk) for _ in range(2))
     observer_of(sometimes).is_off = phases(seed)

@@ -70,9 +70,9 @@ class KVManager(Protocol):
     token. Groups of layers (of the target, of a draft model) share each request's block table, not the storage.
 
     The engine calls, for each request: `admit` when it is scheduled for the first time and again after a preemption; in
-    each of its steps `reserve`, `metadata`, `compact` and `advance`, in this order; `release` when it ends or is
-    preempted, or right after `admit` if it does not fit yet. A manager may let requests share blocks that no request
-    writes to any more: a request never writes to the slots of tokens that `admit` reported as cached.
+    each of its steps `reserve` (again if it drafts), `metadata`, `compact` and `advance`, in this order; `release` when
+    it ends or is preempted, or right after `admit` if it does not fit yet. A manager may let requests share blocks that
+    no request writes to any more: a request never writes to the slots of tokens that `admit` reported as cached.
 
     An interrupt (Ctrl-C) may break off any of these calls. The engine then calls `release` for every running request,
     perhaps twice; afterwards all their blocks must be available again. Managers built on `BlockPool` meet this.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import frozen
 
 from specdec_core.engine.request import Request
@@ -9,7 +11,7 @@ from specdec_core.engine.request import Request
 
 @frozen
 class DraftBudget:
-    """Decides how many draft tokens each request may have at most in a step (`max_draft_tokens`).
+    """Decides how many draft tokens each request may have in a step that has room for all (`max_draft_tokens`).
 
     num_speculative_tokens: the engine's setting, 0 without a proposer.
     disable_by_batch_size: no request drafts while more requests than this are running; None: no such limit.
@@ -38,3 +40,17 @@ class DraftBudget:
         if self.max_model_len is not None:
             room = min(room, max(0, self.max_model_len - request.num_tokens))
         return min(wanted, room)
+
+
+def deal(wanted: Sequence[int], room: int) -> list[int]:
+    """Deal out `room` draft tokens evenly: no request gets more than it wants, and of those that get less than they
+    want, none gets two more than another. Tokens that do not divide evenly go to the first of these.
+
+    wanted: [requests], the most draft tokens of each. Returns the draft tokens of each.
+    """
+    shares = [0] * len(wanted)
+    modest_first = sorted(range(len(wanted)), key=lambda i: (wanted[i], -i))
+    for num_left, i in zip(range(len(wanted), 0, -1), modest_first, strict=True):
+        shares[i] = min(wanted[i], room // num_left)
+        room -= shares[i]
+    return shares

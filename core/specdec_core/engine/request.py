@@ -43,6 +43,7 @@ class Request:
         the end.
     logprobs, prompt_logprobs: None unless the sampling parameters ask for them. A prompt's first token has no logprob.
     error: the message for finish_reason "error"; else None.
+    draft_turn: draft tokens that do not divide evenly go to the requests with the lowest numbers.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Request:
         self.num_streamed = 0  # characters of its text that pieces have carried
         self.is_started = False  # the proposer knows of it
         self.may_draft = True
+        self.draft_turn = 0
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None  # the stop string or token id that ended it; None: anything else
         self.error: str | None = None

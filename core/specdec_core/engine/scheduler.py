@@ -1,19 +1,21 @@
 """Decides which requests the next forward pass computes, how many of their tokens, and how many draft tokens they get.
 
-A forward pass has at most `max_num_batched_tokens` tokens; longer prompts are computed in chunks.
+A forward pass has at most `max_num_batched_tokens` tokens; longer prompts are computed in chunks. Prompt and output
+tokens come first, those of running requests before those of waiting ones. Draft tokens share what is left.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import count
 from numbers import Integral
 
 from attrs import define, field
 
 from specdec_core.config.fields import shown
 from specdec_core.contracts.kv import KVManager
-from specdec_core.engine.budget import DraftBudget
+from specdec_core.engine.budget import DraftBudget, deal
 from specdec_core.engine.request import Request
 from specdec_core.errors import CapacityError, PluginError
 
@@ -35,10 +37,10 @@ class Schedule:
     num_decode_requests: int = 0  # requests whose only known token is the root
     num_cached_tokens: int = 0  # of the requests that were admitted
 
-    def add(self, request: Request, num_known: int, budget: int) -> None:
+    def add(self, request: Request, num_known: int) -> None:
         self.requests.append(request)
         self.num_known.append(num_known)
-        self.budgets.append(budget)
+        self.budgets.append(0)
         if request.is_decoding:
             self.num_decode_requests += 1
         else:
@@ -57,9 +59,12 @@ class Schedule:
 
 
 class Scheduler:
-    """Schedules requests in the order in which they came, running requests before waiting ones. When KV blocks run out,
-    a request first loses its draft for this step; if that is not enough, the youngest request is preempted. A preempted
-    request starts over, with its output so far as part of its prefill.
+    """Schedules requests in the order in which they came, running requests before waiting ones, and then their drafts.
+    Drafts only get tokens and KV blocks that no scheduled request needs for its known tokens. When KV blocks run out
+    even so, the youngest request is preempted. It starts over, with its output so far as part of its prefill.
+
+    So every running request computes a token or more in each step: at most one of them, the youngest, has a prefill to
+    do, since none is admitted after it until its prefill is complete.
 
     budget: decides the most draft tokens of a request.
     scratch_slots: the number of KV-cache slots per request that a proposer may overwrite while it drafts. The first is
@@ -88,6 +93,7 @@ class Scheduler:
         self._scratch_slots = scratch_slots
         self._draft_groups = draft_groups
         self._stuck: tuple[str, int] | None = None  # a request that did not fit, with so many free blocks
+        self._turns = count()
 
     @property
     def num_requests(self) -> int:
@@ -114,11 +120,12 @@ class Scheduler:
         schedule = Schedule()
         room = self._max_num_batched_tokens
         for request in list(self.running):
-            if request in schedule.preempted or room == 0:
-                continue
-            room -= self._extend(request, room, schedule)
+            if room and request not in schedule.preempted:
+                room -= self._extend(request, room, schedule)
+        num_running = len(self.running)
         if not schedule.preempted:
-            self._admit(room, schedule)
+            room -= self._admit(room, schedule)
+        self._deal_drafts(room, num_running, schedule)
         if self.waiting and not self.running and not schedule.preempted:
             raise PluginError(
                 f"{type(self._kv).__name__} has {self._kv.num_free_blocks} free blocks while no request runs, and the "
@@ -128,42 +135,57 @@ class Scheduler:
         return schedule
 
     def _extend(self, request: Request, room: int, schedule: Schedule) -> int:
-        """Schedule a running request's next tokens: a chunk of its prefill, or its last token and room for a draft. If
-        KV blocks run out, it gets no draft; if they still do, the last running requests are preempted, it may be this
-        one. Returns how many tokens of the forward pass it takes, at most `room`; 0 if it was preempted itself."""
+        """Schedule a running request's next tokens: a chunk of its prefill, or its last token. If KV blocks run out,
+        the last running requests are preempted, it may be this one. Returns how many tokens of the forward pass it
+        takes, at most `room`; 0 if it was preempted itself."""
         num_known = min(request.num_pending, room)
-        behind = len(self.running) - len(schedule.requests) - 1  # running requests that also want a token
-        budget = max(0, min(self._budget(request, len(self.running)), room - num_known - behind))
-        while not self._reserve(request, num_known, budget):
-            if budget:
-                budget = 0
-                continue
+        while not self._reserve(request, num_known, 0):
             victim = self.running[-1]
             self.preempt(victim)
             schedule.preempted.append(victim)
             if victim is request:
                 return 0
-        schedule.add(request, num_known, budget)
-        return num_known + budget
+        schedule.add(request, num_known)
+        return num_known
 
-    def _admit(self, room: int, schedule: Schedule) -> None:
-        while self.waiting and room and len(self.running) < self._max_num_seqs and self._kv.num_free_blocks:
+    def _admit(self, room: int, schedule: Schedule) -> int:
+        """Schedule waiting requests while there are seats, tokens and KV blocks for the first of them. Returns how many
+        tokens of the forward pass they take, at most `room`."""
+        left = room
+        while self.waiting and left and len(self.running) < self._max_num_seqs and self._kv.num_free_blocks:
             request, num_free = self.waiting[0], self._kv.num_free_blocks
             if self._stuck is not None and request.id == self._stuck[0] and num_free <= self._stuck[1]:
-                return
+                break
             request.num_cached_tokens = request.num_computed = self._cached(request)
-            num_known = min(request.num_pending, room)
+            num_known = min(request.num_pending, left)
             # All of its known tokens must fit, though only a chunk is computed now: else it would be preempted at once.
             has_room = self._kv.num_free_blocks * self._block_size > request.num_pending
             if not has_room or not self._reserve(request, num_known, 0):
                 self._evict(request)
                 self._stuck = request.id, num_free
-                return
+                break
             self._stuck = None
             self.running.append(self.waiting.popleft())
-            schedule.add(request, num_known, 0)
+            schedule.add(request, num_known)
             schedule.num_cached_tokens += request.num_cached_tokens
-            room -= num_known
+            request.draft_turn = next(self._turns)
+            left -= num_known
+        return room - left
+
+    def _deal_drafts(self, room: int, num_running: int, schedule: Schedule) -> None:
+        """Set the scheduled requests' budgets: deal out `room` draft tokens evenly, and reserve their slots. A request
+        whose draft finds too few free KV blocks gets none. Those that got more than others come last next time."""
+        wanted = [self._budget(request, num_running) for request in schedule.requests]
+        drafting = [i for i, number in enumerate(wanted) if number]
+        drafting.sort(key=lambda i: schedule.requests[i].draft_turn)
+        for i, share in zip(drafting, deal([wanted[i] for i in drafting], room), strict=True):
+            if share and self._reserve(schedule.requests[i], schedule.num_known[i], share):
+                schedule.budgets[i] = share
+        most = max(schedule.budgets, default=0)
+        favored = [i for i in drafting if schedule.budgets[i] >= min(wanted[i], most)]
+        if len(favored) < len(drafting):
+            for i in favored:
+                schedule.requests[i].draft_turn = next(self._turns)
 
     def _cached(self, request: Request) -> int:
         """Register a request with the KV manager and return how many of the request's tokens are in the prefix cache.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from typing import Any
 
 import pytest
 
 from specdec_core import LLM, Gauge, SamplingParams
+from specdec_core.api import session
+from specdec_core.engine.step_report import StepTimer
 from specdec_core.kv.paged import PagedKVManager
 
 BUSY = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
@@ -58,3 +62,44 @@ def test_throughputs_of_two_reads() -> None:
     assert grown["generation_tokens"] / grown["step_seconds"] > 0
     drafted = (grown["spec_decode_num_draft_tokens"], grown["spec_decode_num_accepted_tokens"])
     assert drafted == (output.speculation.num_draft_tokens, output.speculation.num_accepted)
+
+
+PHASES = ("draft", "forward", "verify", "other")
+
+
+def check_phases(llm: LLM) -> None:
+    """The phases of a step are all measured, and add up to the time of all steps."""
+    llm.generate("x = x + x + x + x +", SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+    found = values(llm)
+    seconds = [found[f"spec_decode_{phase}_seconds"] for phase in PHASES]
+    assert min(seconds) > 0
+    assert sum(seconds) == pytest.approx(found["step_seconds"])
+    assert found["spec_decode_target_seconds"] == pytest.approx(seconds[1] + seconds[2])
+
+
+@pytest.fixture
+def drafting() -> LLM:
+    config = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+    return LLM("tiny", max_model_len=128, num_kv_blocks=10, speculative_config=config)
+
+
+def test_the_phases_of_steps(drafting: LLM) -> None:
+    check_phases(drafting)
+
+
+def test_a_phase_that_is_not_measured_is_noticed(drafting: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepTimer, "end_forward_pass", lambda self: None)
+    with pytest.raises(AssertionError):
+        check_phases(drafting)
+
+
+def test_the_log_has_the_load_and_the_phases(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "LOG_INTERVAL_S", 0.0)  # a line after each step
+    config = {"method": "ngram", "num_speculative_tokens": 4}
+    llm = LLM("tiny", max_model_len=128, max_num_seqs=1, num_kv_blocks=10, speculative_config=config)
+    with caplog.at_level(logging.INFO, "specdec_core.engine.metrics"):
+        llm.generate(["x = 1"] * 2, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), use_tqdm=False)
+    first, *_, last = caplog.messages
+    assert "1 running and 1 waiting requests, 10% of the KV cache in use" in first
+    assert "0 running and 0 waiting requests, 0% of the KV cache in use" in last
+    assert re.search(r"s drafting, 0\.\d+ s in forward passes, 0\.\d+ s verifying, 0\.\d+ s for the rest", first)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from specdec_core import DraftCounts, StepReport, Vector
-from specdec_core.engine.metrics import Metrics
+from specdec_core import Counter, DraftCounts, Gauge, StepReport, Vector
+from specdec_core.engine.metrics import Load, Metrics
 
 REPORT = StepReport(
     num_prefill_tokens=7,
@@ -18,6 +18,7 @@ REPORT = StepReport(
     num_accepted=4,
     draft_s=0.5,
     target_s=2.0,
+    verify_s=0.25,
     num_preempted=1,
     accepted_per_request={"a": 3, "b": 1, "c": 0},
 )
@@ -38,6 +39,9 @@ def test_counters() -> None:
         "mine:spec_decode_num_accepted_tokens_per_pos": [4, 2, 2, 0, 0],
         "mine:spec_decode_draft_seconds": 1.0,
         "mine:spec_decode_target_seconds": 4.0,
+        "mine:spec_decode_forward_seconds": 3.5,
+        "mine:spec_decode_verify_seconds": 0.5,
+        "mine:spec_decode_other_seconds": 1.0,
         "mine:prompt_tokens": 14,
         "mine:generation_tokens": 12,
         "mine:num_preemptions": 2,
@@ -66,10 +70,26 @@ def test_a_line_in_the_log_after_ten_seconds_of_work(caplog: pytest.LogCaptureFi
         "drafted 3.3 and accepted 1.3 tokens/s",
         "acceptance rate 0.40, per position 0.67, 0.33, 0.33",
         "mean acceptance length 2.33",
-        "2.00 s drafting, 8.00 s in the target",
+        "2.00 s drafting, 7.00 s in forward passes, 1.00 s verifying, 2.00 s for the rest",
     ):
         assert words in line
-    assert caplog.messages[1:] == ["specdec: 0.0 prompt and 13.3 output tokens/s"]
+    (line,) = caplog.messages[1:]
+    assert line == (
+        "specdec: 0.0 prompt and 13.3 output tokens/s; 0.00 s drafting, 0.00 s in forward passes, 0.00 s verifying, "
+        "12.00 s for the rest"
+    )
+
+
+def test_the_line_in_the_log_has_the_load(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics(5)
+    load = Load(3, 2, 0.456, [Gauge("mine_cache_bytes", 12345), Counter("mine_cache_hits", 6)])
+    with caplog.at_level(logging.INFO, "specdec_core.engine.metrics"):
+        metrics.update(REPORT, 9.0, lambda: pytest.fail("there is no line yet"))
+        metrics.update(REPORT, 9.0, lambda: load)
+    (line,) = caplog.messages
+    assert line.endswith(
+        "; 3 running and 2 waiting requests, 46% of the KV cache in use, mine_cache_bytes 12,345, mine_cache_hits 6"
+    )
 
 
 def test_the_last_line_has_the_totals(caplog: pytest.LogCaptureFixture) -> None:
@@ -82,8 +102,8 @@ def test_the_last_line_has_the_totals(caplog: pytest.LogCaptureFixture) -> None:
     (line,) = caplog.messages
     assert line == (
         "specdec: closed after 35 prompt and 30 output tokens in 15.0 s of steps; 15 drafts, 20 of 50 tokens accepted; "
-        "acceptance rate 0.40, per position 0.67, 0.33, 0.33; mean acceptance length 2.33; 2.50 s drafting, 10.00 s in "
-        "the target"
+        "acceptance rate 0.40, per position 0.67, 0.33, 0.33; mean acceptance length 2.33; 2.50 s drafting, 8.75 s in "
+        "forward passes, 1.25 s verifying, 2.50 s for the rest"
     )
 
 
@@ -94,7 +114,11 @@ def test_the_last_line_of_plain_decoding_and_of_no_work(caplog: pytest.LogCaptur
         plain = Metrics(0, prefix="mine")
         plain.update(StepReport(num_output_tokens=1), 0.5)
         plain.close()
-    assert caplog.messages == ["specdec: closed after 0 prompt and 1 output tokens in 0.5 s of steps"]
+    (line,) = caplog.messages
+    assert line == (
+        "specdec: closed after 0 prompt and 1 output tokens in 0.5 s of steps; 0.00 s drafting, 0.00 s in forward "
+        "passes, 0.00 s verifying, 0.50 s for the rest"
+    )
 
 
 def test_no_line_if_not_wanted(caplog: pytest.LogCaptureFixture) -> None:

@@ -78,7 +78,7 @@ class Session:
     def step(self) -> None:
         started = perf_counter()
         report = self.engine.step()
-        self.metrics.update(report, perf_counter() - started)
+        self.metrics.update(report, perf_counter() - started, lambda: self.engine.load)
 
     def read_metrics(self) -> list[Counter | Vector | Gauge]:
         return self.metrics.read(self.engine.load)

@@ -207,9 +207,7 @@ class Draft:
     def is_on_host(self, *tensors: torch.Tensor | None) -> bool:
         """Whether each of these tensors of the draft is on a CPU or has a host copy. None counts as on the host."""
         copied = [copy.of for copy in self.host_copies]
-        return all(
-            tensor is None or tensor.device.type == "cpu" or any(tensor is of for of in copied) for tensor in tensors
-        )
+        return all(t is None or t.device.type == "cpu" or any(t is of for of in copied) for t in tensors)
 
     def on_host(self, tensor: torch.Tensor) -> np.ndarray:
         """Return a tensor of the draft as a numpy array. Copies it from the device only if there is no host copy."""
@@ -248,17 +246,14 @@ class TreeLayout(Generic[Array]):
         """Compute the layout of a draft on the host."""
         import numpy as np
 
-        requests = np.arange(draft.batch_size)
-        offsets = np.array(draft.offsets)
+        requests, offsets = np.arange(draft.batch_size), np.array(draft.offsets)
         row_requests = requests.repeat(np.diff(offsets) + 1)
         root_rows = offsets[:-1] + requests
-        rows = np.arange(len(row_requests))
-        row_roots = root_rows[row_requests]
+        rows, row_roots = np.arange(len(row_requests)), root_rows[row_requests]
         node_rows = (rows != row_roots).nonzero()[0]
         node_roots = row_roots[node_rows]
-        parents = draft.host_parents
+        parents, is_alive = draft.host_parents, draft.host_parents != DEAD
         parent_rows = np.where(parents < 0, node_roots, node_roots + 1 + parents)
-        is_alive = parents != DEAD
         up = rows.copy()
         up[node_rows] = parent_rows
         if draft.is_chain and is_alive.all():

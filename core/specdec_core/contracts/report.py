@@ -18,7 +18,8 @@ class StepReport:
     num_nodes: int = 0  # of the drafts, dead ones included: what the forward pass computed
     num_accepted: int = 0
     draft_s: float = 0.0
-    target_s: float = 0.0
+    target_s: float = 0.0  # of the forward pass and verification
+    verify_s: float = 0.0  # of target_s: of verification; on a GPU also of waiting for the forward pass
     num_preempted: int = 0
     num_cached_tokens: int = 0  # of requests that were admitted: found in the prefix cache, hence not computed
     accepted_per_request: Mapping[str, int] = field(factory=dict)  # of requests that had a live node

@@ -85,9 +85,11 @@ class Engine:
 
     @property
     def load(self) -> Load:
-        """How busy the engine is at the moment."""
+        """How busy the engine is at the moment, and the proposers' own metrics. Raises PluginError if a proposer fails
+        to tell its metrics."""
         kv_usage = 1 - self.kv.num_free_blocks / self._num_kv_blocks
-        return Load(len(self._scheduler.running), len(self._scheduler.waiting), kv_usage)
+        num_running, num_waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        return Load(num_running, num_waiting, kv_usage, self._speculation.metrics())
 
     @property
     def is_closed(self) -> bool:
@@ -210,6 +212,7 @@ class Engine:
         draft, checks = self._speculation.propose(schedule, self._meter.costs)
         timer.end_drafting()
         computed = self._runner.run(schedule, draft)
+        timer.end_forward_pass()
         decision = self._verification.decide(schedule, draft, computed, checks)
         self.kv.compact(schedule.request_ids, schedule.num_known, decision.verdict)
         timer.end_verification()

@@ -2,16 +2,18 @@
 
 To add a metric, add a field to `Totals`, a line to `Totals.add` and one to `Metrics.read`. If a step must count
 something new for it, add a field to `contracts/report.py` and its value in `engine/step_report.py`. For a gauge, add a
-field to `Load`, its value in `Engine.load` and a line to `Metrics._gauges`.
+field to `Load`, its value in `Engine.load` and a line to `Metrics._gauges`. Proposers have metrics of their own
+(`Proposer.metrics`), which need no change here.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter as CounterOf
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from specdec_core.contracts.report import StepReport
 
@@ -53,11 +55,19 @@ class Load:
     """How busy an engine is at one moment.
 
     kv_usage: the share of the KV cache's blocks that requests hold, from 0 to 1.
+    of_proposers: the proposers' own metrics, such as "suffix_cache_bytes".
     """
 
     num_running: int
     num_waiting: int
     kv_usage: float
+    of_proposers: Sequence[Counter | Gauge] = ()
+
+    def __str__(self) -> str:
+        parts = [f"{self.num_running} running and {self.num_waiting} waiting requests"]
+        parts.append(f"{self.kv_usage:.0%} of the KV cache in use")
+        parts += [f"{metric.name} {metric.value:,}" for metric in self.of_proposers]
+        return ", ".join(parts)
 
 
 @define
@@ -118,6 +128,7 @@ class Totals:
     num_cached_tokens: int = 0
     draft_s: float = 0.0
     target_s: float = 0.0
+    verify_s: float = 0.0
     step_s: float = 0.0
     steps_per_verifier: CounterOf[str] = field(factory=CounterOf)
 
@@ -131,9 +142,19 @@ class Totals:
         self.num_cached_tokens += report.num_cached_tokens
         self.draft_s += report.draft_s
         self.target_s += report.target_s
+        self.verify_s += report.verify_s
         self.step_s += step_s
         if report.verifier:
             self.steps_per_verifier[report.verifier] += 1
+
+    @property
+    def forward_s(self) -> float:
+        return self.target_s - self.verify_s
+
+    @property
+    def other_s(self) -> float:
+        """Seconds of scheduling, of emitting tokens, and of whatever else a step does."""
+        return max(0.0, self.step_s - self.draft_s - self.target_s)
 
     def log_line(self) -> str:
         """One line for the log. Rates are per second of step time; time between steps does not count."""
@@ -146,7 +167,7 @@ class Totals:
             f"; drafted {drafts.num_draft_tokens / self.step_s:.1f} and accepted "
             f"{drafts.num_accepted / self.step_s:.1f} tokens/s"
         )
-        return line + (drafted + self._acceptance() if drafts.num_drafts else "")
+        return line + (drafted + self._acceptance() if drafts.num_drafts else "") + self._times()
 
     def last_line(self) -> str:
         """The log's last line when the engine is closed: the sums themselves."""
@@ -156,14 +177,20 @@ class Totals:
             f"{self.step_s:.1f} s of steps"
         )
         drafted = f"; {drafts.num_drafts} drafts, {drafts.num_accepted} of {drafts.num_draft_tokens} tokens accepted"
-        return line + (drafted + self._acceptance() if drafts.num_drafts else "")
+        return line + (drafted + self._acceptance() if drafts.num_drafts else "") + self._times()
 
     def _acceptance(self) -> str:
         drafts = self.drafts
         per_pos = ", ".join(f"{rate:.2f}" for rate in drafts.acceptance_rate_per_pos)
         return (
             f"; acceptance rate {drafts.acceptance_rate:.2f}, per position {per_pos or 'none'}; mean acceptance length "
-            f"{drafts.acceptance_length:.2f}; {self.draft_s:.2f} s drafting, {self.target_s:.2f} s in the target"
+            f"{drafts.acceptance_length:.2f}"
+        )
+
+    def _times(self) -> str:
+        return (
+            f"; {self.draft_s:.2f} s drafting, {self.forward_s:.2f} s in forward passes, {self.verify_s:.2f} s "
+            f"verifying, {self.other_s:.2f} s for the rest"
         )
 
 
@@ -184,19 +211,20 @@ class Metrics:
         self._totals = Totals()
         self._since_logged = Totals()
 
-    def update(self, report: StepReport, step_s: float) -> None:
+    def update(self, report: StepReport, step_s: float, load: Callable[[], Load] | None = None) -> None:
         """Add a step's report. Writes a line to the log if log_interval_s seconds of step time have passed since the
         last line.
 
         step_s: the step's whole duration in seconds.
+        load: returns how busy the engine is now, for that line; None: the line does not have it.
         """
         self._totals.add(report, step_s)
         if self._log_interval_s is None:
             return
         self._since_logged.add(report, step_s)
         if self._since_logged.step_s >= self._log_interval_s:
-            logger.info("specdec: %s", self._since_logged.log_line())
-            self._since_logged = Totals()
+            line, self._since_logged = self._since_logged.log_line(), Totals()
+            logger.info("specdec: %s", line if load is None else f"{line}; {load()}")
 
     def close(self) -> None:
         """Write the last line to the log, with the sums of all steps, however little time they took. Writes nothing if
@@ -209,6 +237,7 @@ class Metrics:
         totals, drafts = self._totals, self._totals.drafts
         per_pos = drafts.accepted_per_pos + [0] * (self._num_positions - len(drafts.accepted_per_pos))
         engine, speculation = f"{self._prefix}:", f"{self._prefix}:spec_decode_"
+        of_proposers = () if load is None else load.of_proposers
         gauges = () if load is None else self._gauges(load)
         return [
             Counter(f"{speculation}num_drafts", drafts.num_drafts),
@@ -217,10 +246,14 @@ class Metrics:
             Vector(f"{speculation}num_accepted_tokens_per_pos", per_pos),
             Counter(f"{speculation}draft_seconds", totals.draft_s),
             Counter(f"{speculation}target_seconds", totals.target_s),
+            Counter(f"{speculation}forward_seconds", totals.forward_s),
+            Counter(f"{speculation}verify_seconds", totals.verify_s),
+            Counter(f"{speculation}other_seconds", totals.other_s),
             *(
                 Counter(f"{speculation}num_steps_verified_by_{name}", n)
                 for name, n in sorted(totals.steps_per_verifier.items())
             ),
+            *(evolve(metric, name=f"{speculation}{metric.name}") for metric in of_proposers),
             Counter(f"{engine}prompt_tokens", totals.num_prompt_tokens),
             Counter(f"{engine}generation_tokens", totals.num_output_tokens),
             Counter(f"{engine}num_preemptions", totals.num_preempted),

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
+from specdec_core.config.fields import shown
 from specdec_core.contracts.proposer import Proposer
+from specdec_core.engine.metrics import Counter, Gauge
 from specdec_core.engine.plugin_errors import blaming_in_step
 from specdec_core.errors import PluginError
 
@@ -29,6 +31,21 @@ class NamedProposer:
         is_on = torch.is_inference_mode_enabled()
         with blaming_in_step(f"proposer {self.name!r}"), nullcontext() if is_on else torch.inference_mode():
             yield self.proposer
+
+    def metrics(self) -> list[Counter | Gauge]:
+        """The proposer's own metrics, with its name before theirs; none if it has no method `metrics`, which the first
+        version of this plugin API did not require. Raises PluginError if the method fails."""
+        method = getattr(self.proposer, "metrics", None)
+        try:
+            found = list(method()) if callable(method) else []
+            if wrong := [metric for metric in found if not isinstance(metric, Counter | Gauge)]:
+                raise TypeError(f"{shown(wrong[0])} is not a metric")
+            return [evolve(metric, name=f"{self.name}_{metric.name}") for metric in found]
+        except (Exception, SystemExit) as error:
+            raise PluginError(
+                f"proposer {self.name!r} failed to tell its metrics: {type(error).__name__}: {error}. It has to return "
+                f"a sequence of Counter and Gauge; report this to the plugin's author"
+            ) from error
 
     def close(self) -> None:
         """Close the proposer, if it has a method `close`: the first version of this plugin API did not require one.

@@ -15,6 +15,7 @@ from specdec_core.contracts.verifier import Verdict
 from specdec_core.drafting.combining import combine_drafts
 from specdec_core.engine.device import use_device
 from specdec_core.engine.drafter import Drafter
+from specdec_core.engine.metrics import Counter, Gauge
 from specdec_core.engine.request import Request
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.safe_draft import PendingCheck
@@ -62,6 +63,10 @@ class Speculation:
         verification) is on the host."""
         for drafter in self.drafters:
             drafter.observer.observe(schedule, computed, draft, verdict)
+
+    def metrics(self) -> list[Counter | Gauge]:
+        """The proposers' own metrics, as METHOD_NAME."""
+        return [metric for drafter in self.drafters for metric in drafter.proposer.metrics()]
 
     def reset(self, request: Request) -> None:
         for drafter in self.drafters:

@@ -34,20 +34,25 @@ class Emitted:
 
 
 class StepTimer:
-    """Measures the time that a step spends on drafting (draft_s) and in the target (target_s). It starts when it is
-    created."""
+    """Measures the time that a step spends on drafting (draft_s), in the target's forward pass (forward_s) and on
+    verification (verify_s). It starts when it is created."""
 
     def __init__(self) -> None:
-        self.draft_s = self.target_s = 0.0
+        self.draft_s = self.forward_s = self.verify_s = 0.0
         self._last = perf_counter()
 
     def end_drafting(self) -> None:
         """Add the time since the previous phase ended to the time of drafting."""
         self.draft_s += self._lap()
 
+    def end_forward_pass(self) -> None:
+        """Add the time since the previous phase ended to the time of the target's forward pass. On a GPU that is the
+        time of launching it: verification waits for it."""
+        self.forward_s += self._lap()
+
     def end_verification(self) -> None:
-        """Add the time since the previous phase ended to the time of the target, which includes verification."""
-        self.target_s += self._lap()
+        """Add the time since the previous phase ended to the time of verification."""
+        self.verify_s += self._lap()
 
     def report(self, schedule: Schedule, draft: Draft, verifier: str, emitted: Emitted) -> StepReport:
         num_draft_tokens = sum(draft.num_live_per_request)
@@ -60,7 +65,8 @@ class StepTimer:
             num_nodes=draft.num_nodes,
             num_accepted=sum(emitted.accepted.values()),
             draft_s=self.draft_s,
-            target_s=self.target_s,
+            target_s=self.forward_s + self.verify_s,
+            verify_s=self.verify_s,
             num_preempted=len(schedule.preempted),
             num_cached_tokens=schedule.num_cached_tokens,
             accepted_per_request=emitted.accepted,

@@ -78,8 +78,7 @@ def provides(plugin: Plugin) -> tuple[str, ...]:
 def options(plugin: Plugin) -> dict[str, tuple[Option, ...]]:
     """The configuration options of a plugin's specs, by name, such as "proposer ngram". Omits specs without any."""
     configs = {f"{KINDS[type(spec)]} {spec.name}": getattr(spec, "config", None) for spec in plugin.specs}
-    found = {name: options_of(config) for name, config in configs.items() if config is not None}
-    return {name: options for name, options in found.items() if options}
+    return {name: found for name, config in configs.items() if config is not None and (found := options_of(config))}
 
 
 def foreign_api(plugin: Plugin, api: object) -> str:

@@ -90,8 +90,7 @@ class Offers:
         package = self._packages.get(f"proposer {kind}", "its plugin")
         raise PluginError(
             f"no installed proposer recognizes the draft checkpoint, whose model_type is {shown(kind)}: name one as "
-            f"`method`, or install {package}. "
-            f"{self._installed(ProposerSpec)}"
+            f"`method`, or install {package}. {self._installed(ProposerSpec)}"
         )
 
     def _add(self, plugin: Plugin) -> None:

@@ -12,8 +12,8 @@ from families import FAMILIES, save_family
 
 from specdec_core import LLM, DecoderStack, SamplingParams
 
-products = pytest.importorskip("specdec_kernels.cpu.products")
-pytestmark = pytest.mark.skipif(not products.is_supported(torch.float32), reason="this CPU lacks AVX-512")
+lanes = pytest.importorskip("specdec_kernels.cpu.lanes")
+pytestmark = pytest.mark.skipif(not lanes.is_supported(torch.float32), reason="this CPU lacks AVX-512")
 
 FUSED = {"gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3"}
 

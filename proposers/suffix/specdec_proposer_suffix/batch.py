@@ -27,7 +27,10 @@ BUDGETS = 3  # most draft tokens
 # Rows that the step writes over the plan
 COUNTS = 0  # number of nodes in the draft
 DEPTHS = 1  # depth of the deepest node
-SOURCES = 2  # id of the output that the draft was copied from; NONE if there is none or it is not recorded
+SOURCES = 2  # id of the output that the draft was copied from; NONE if it is the request's own text
+
+UNRECORDED = -2
+"""In SOURCES: the draft was copied from an output, and the store does not record which one."""
 
 DONE, OWN_IS_FULL, CACHE_IS_FULL = range(3)
 """Result of a step: done, or the store that must be enlarged before the same step is run again."""
@@ -85,7 +88,7 @@ def draft_chains(
         _, better, num_better = best_path(cache, state, length, limits, budget, least, score)
         start, source = plan[ENDS, i], NONE
         if better != NONE:
-            end, source = begin + num_better, last_seen_in(cache, better)
+            end, source = begin + num_better, source_of(cache, better)
             write_path(cache, better, token_ids[begin:end], parents[begin:end], scores[begin:end])
         else:
             end = begin + count
@@ -129,7 +132,14 @@ def draft_trees(
         end, start = begin + count, plan[ENDS, i]
         plan[COUNTS, i], plan[DEPTHS, i], plan[SOURCES, i] = count, depth, NONE
         if is_cache and first != NONE:
-            plan[SOURCES, i] = last_seen_in(store, first)
+            plan[SOURCES, i] = source_of(store, first)
+
+
+@jit_inline
+def source_of(cache: Store, state: int) -> int:
+    """Return the id of the output in which a string of this state occurred last, or UNRECORDED."""
+    source = last_seen_in(cache, state)
+    return UNRECORDED if source == NONE else source
 
 
 @jit_inline

@@ -56,6 +56,11 @@ class OutputCache:
         return list(self._finished.values())
 
     @property
+    def num_sequences(self) -> int:
+        """The number of sequences, running ones included."""
+        return len(self._finished) + self._num_running
+
+    @property
     def num_bytes(self) -> int:
         return self.store.num_bytes + self._num_token_bytes
 

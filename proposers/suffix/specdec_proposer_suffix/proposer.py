@@ -8,17 +8,19 @@ from weakref import ref
 
 import numpy as np
 
-from specdec_core import BuildContext, Draft, Proposer, ProposerBatch, RequestView
+from specdec_core import BuildContext, Counter, Draft, Gauge, Proposer, ProposerBatch, RequestView
 from specdec_core.drafting.merging import merge_drafts
 from specdec_proposer_suffix.automaton import NUM_TOKENS, STATE, extend, free_automaton, new_root
 from specdec_proposer_suffix.batch import (
     BUDGETS,
     CACHED,
+    COUNTS,
     DONE,
     OWN_IS_FULL,
     OWN_ROOT,
     OWNER,
     REQUEST_WIDTH,
+    SOURCES,
     draft_chains,
     draft_trees,
     take_over,
@@ -62,6 +64,7 @@ class SuffixProposer(Proposer):
         self._all_slots = frozenset(range(context.max_num_seqs))
         self._seen = [0] * context.max_num_seqs  # tokens appended, a copy of the counts in `_requests`
         self._num_removed = self.cache.num_removed
+        self._num_queries = self._num_hits = 0
         self._running: dict[str, tuple[int, ref[RequestView]]] = {}  # weak, as a view may keep an engine alive
 
     def start(self, request: RequestView) -> None:
@@ -77,10 +80,14 @@ class SuffixProposer(Proposer):
 
     def propose(self, batch: ProposerBatch) -> Draft:
         plan, tails, nodes = self.plan(batch)
+        self._num_queries += len(batch.requests)
         if not self._draws_trees:
             self.chains(plan, tails, nodes)
+            self._num_hits += int((plan[SOURCES] != NONE).sum())
             return self.draft(plan, nodes, is_chain=True)
-        drafts = [self.draft(*found, is_chain=False) for found in self.trees(plan, tails, nodes)]
+        own, cached = self.trees(plan, tails, nodes)
+        self._num_hits += int((_scores(*cached) > _scores(*own)).sum())
+        drafts = [self.draft(*found, is_chain=False) for found in (own, cached)]
         return merge_drafts(drafts, batch.max_draft_tokens)
 
     def finish(self, request: RequestView, reason: str) -> None:
@@ -114,6 +121,16 @@ class SuffixProposer(Proposer):
 
     def close(self) -> None:
         self._saved.save()
+
+    def metrics(self) -> list[Counter | Gauge]:
+        """The number of outputs in the cache and its memory; for how many drafts the cache was asked, and how many of
+        them have a higher score from the outputs than from the request's own text."""
+        return [
+            Gauge("cache_outputs", self.cache.num_sequences),
+            Gauge("cache_bytes", self.cache.num_bytes),
+            Counter("cache_queries", self._num_queries),
+            Counter("cache_hits", self._num_hits),
+        ]
 
     def plan(self, batch: ProposerBatch) -> tuple[np.ndarray, np.ndarray, Nodes]:
         """Return the arguments of `draft_chains` and `draft_trees` for a batch: the arrays `plan` and `tails`, which
@@ -204,6 +221,12 @@ class SuffixProposer(Proposer):
             if row[CACHED][STATE] != NONE:
                 self.cache.look_up(row[CACHED], _cached_output(request, row))
         self._num_removed = self.cache.num_removed
+
+
+def _scores(plan: np.ndarray, nodes: Nodes) -> np.ndarray:
+    """Return the sum of each draft's scores, float64 [batch]."""
+    counts, (*_, scores) = plan[COUNTS], nodes
+    return np.bincount(np.arange(len(counts)).repeat(counts), scores[: counts.sum()], minlength=len(counts))
 
 
 def _room_for_nodes(num_nodes: int) -> Nodes:

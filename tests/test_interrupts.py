@@ -358,6 +358,9 @@ def test_the_block_pool_loses_no_block() -> None:
             pass
         finally:
             sys.settrace(before)
+        held = [name for name in "ab" if name in pool]
+        tables = [row[: len(pool.blocks(name))].tolist() for name, row in zip(held, pool.tables(held), strict=True)]
+        assert tables == [pool.blocks(name) for name in held], f"the {k}th instruction"
         for name in "ab":
             pool.drop(name)
         pool.check_integrity()

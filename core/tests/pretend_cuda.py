@@ -69,6 +69,8 @@ def run(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     is_result_there = "cuda" in devices if devices else bool(there) and function is not torch.Tensor.cpu
     if function is torch.Tensor.cuda:
         function, is_result_there = torch.Tensor.clone, True
+    if function is torch.Tensor.to and is_result_there and not isinstance(args[0], OnCuda):
+        args = (args[0].clone(), *args[1:])  # a copy to a device shares no memory
     host_args, host_kwargs = (tree_map(_on_host, each) for each in (args, kwargs))
     result = _plainly(function, host_args, host_kwargs)
     if not is_result_there:

@@ -17,7 +17,6 @@ from specdec_core.contracts.draft import DraftTree
 from specdec_core.contracts.kv import KVContext
 from specdec_core.contracts.verifier import Verdict
 from specdec_core.errors import CapacityError
-from specdec_core.kv.block_pool import BlockPool
 
 IDS = ["a", "b", "c", "d", "e"]
 
@@ -304,21 +303,3 @@ def test_slots_past_what_a_request_owns_are_refused() -> None:
     assert len(manager.metadata(["a", "b"], [5, 0], [3, 12]).slot_mapping) == 15
     with pytest.raises(CapacityError, match=r"'a' holds 8 KV slots.*\[5, 9\).*scratch_slots"):
         manager.metadata(["a", "b"], [5, 0], [4, 12])
-
-
-def test_tables_follow_every_change() -> None:
-    """Block tables, which are cached between forward passes, follow every change of a request's blocks."""
-    pool = BlockPool(6, 4)
-    pool.add("a")
-    pool.grow("a", 9)
-    pool.add("b")
-    pool.grow("b", 3)
-    assert pool.tables(["a", "b"]).tolist() == [[0, 1, 2], [3, 0, 0]]
-    pool.shrink("a", 5)
-    assert pool.tables(["a", "b"]).tolist() == [[0, 1], [3, 0]]
-    pool.grow("b", 5)
-    assert pool.tables(["a", "b"]).tolist() == [[0, 1], [3, 2]]
-    assert pool.tables(["b", "a"]).tolist() == [[3, 2], [0, 1]]
-    pool.drop("b")
-    with pytest.raises(KeyError):
-        pool.tables(["b", "a"])

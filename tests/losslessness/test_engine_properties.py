@@ -180,10 +180,10 @@ def block_tables_are_those_of_a_first_pass(patch: Patch) -> None:
     tables = BlockPool.tables
 
     def stale(self: BlockPool, request_ids: list[str]) -> np.ndarray:
-        found = tables(self, request_ids)
+        found = tables(self, request_ids).copy()
         for request_id, table in zip(request_ids, found, strict=True):
-            known = first.setdefault(request_id, table.copy())
-            table[: len(known)] = known[: len(table)]
+            known = first.setdefault(request_id, table[: len(self.blocks(request_id))].copy())
+            table[: len(known)] = known
         return found
 
     patch.setattr(BlockPool, "tables", stale)

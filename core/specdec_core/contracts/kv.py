@@ -106,8 +106,8 @@ class KVManager(Protocol):
         tokens or for draft layers. Raises CapacityError, and changes nothing, if too few blocks are free."""
 
     def metadata(self, request_ids: Sequence[str], starts: Sequence[int], lengths: Sequence[int]) -> KVMetadata:
-        """Return the block tables and slot mapping, the same for all groups, of these requests' slots [start, start +
-        length). Raises CapacityError if such an interval ends past the blocks of its request."""
+        """Return the block tables (valid until a request's blocks change) and slot mapping of these requests' slots
+        [start, start + length), for all groups. Raises CapacityError if a request has no blocks for its interval."""
 
     def compact(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
         """After verification, move accepted draft tokens' keys and values to the slots after the num_known[i] known

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from specdec_core.errors import CapacityError
+from specdec_core.kv.block_tables import BlockTables
 
 
 class BlockPool:
     """Block tables of all requests over `num_blocks` interchangeable blocks of `block_size` KV-cache slots.
 
     A subclass for prefix caching overrides `take`, `give` and `hold`. If Ctrl-C interrupts a method, the list of free
-    blocks is rebuilt (`recount`) before it is used again.
+    blocks (`recount`) and `rows` are rebuilt before they are used again.
+
+    Attributes: rows, the block tables as rows of one array.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -22,7 +25,7 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))  # the lowest number is handed out first
         self._tables: dict[str, list[int]] = {}
         self._is_moving = False
-        self._last: tuple[list[str], np.ndarray] | None = None  # the last result of `tables`, while valid
+        self.rows = BlockTables()
 
     @property
     def num_free(self) -> int:
@@ -58,6 +61,7 @@ class BlockPool:
         self._is_moving = True
         self.hold(blocks)
         self._tables[request_id] = list(blocks)
+        self.rows.add(request_id, self._tables[request_id])
         self._is_moving = False
 
     def grow(self, request_id: str, num_slots: int) -> None:
@@ -73,8 +77,8 @@ class BlockPool:
                 f"them, or raise num_kv_blocks"
             )
         if missing > 0:
-            self._last = None
             self._is_moving = True
+            self.rows.change(request_id, len(table))
             table += self.take(missing)
             self._is_moving = False
 
@@ -83,8 +87,8 @@ class BlockPool:
         self._settle()
         table, kept = self._tables[request_id], -(-num_slots // self.block_size)
         if len(table) > kept:
-            self._last = None
             self._is_moving = True
+            self.rows.change(request_id, kept)
             freed, table[kept:] = table[kept:], []
             self.give(freed)
             self._is_moving = False
@@ -92,9 +96,9 @@ class BlockPool:
     def drop(self, request_id: str) -> None:
         """Free all blocks of the request. Unknown ids are ignored."""
         self._settle()
-        self._last = None
         self._is_moving = True
         self.give(self._tables.pop(request_id, []))
+        self.rows.remove(request_id)
         self._is_moving = False
 
     def num_slots(self, request_id: str) -> int:
@@ -102,20 +106,17 @@ class BlockPool:
         return len(self._tables[request_id]) * self.block_size
 
     def tables(self, request_ids: list[str]) -> np.ndarray:
-        """Return the block tables of these requests, int64 [batch, max_blocks], padded with block 0. Do not modify the
-        array: all forward passes of a step share it."""
-        if self._last is not None and self._last[0] == request_ids:
-            return self._last[1]
-        tables = [self._tables[request_id] for request_id in request_ids]
-        padded = np.zeros((len(tables), max(map(len, tables), default=0)), dtype=np.int64)
-        for row, table in zip(padded, tables, strict=True):
-            row[: len(table)] = table
-        self._last = list(request_ids), padded
-        return padded
+        """Return the block tables of these requests, int64 [batch, max_blocks], padded with block 0: an array that all
+        forward passes of a step share. Do not modify it. It is valid until a request's blocks change."""
+        self._settle()
+        return self.rows.of(request_ids)
 
     def _settle(self) -> None:
         if self._is_moving:
             self.recount()
+            self.rows = BlockTables()
+            for request_id, blocks in self._tables.items():
+                self.rows.add(request_id, blocks)
             self._is_moving = False
 
     def recount(self) -> None:

@@ -13,6 +13,7 @@ from specdec_core.contracts.proposer import RequestView
 from specdec_core.contracts.verifier import Verdict
 from specdec_core.errors import CapacityError
 from specdec_core.kv.block_pool import BlockPool
+from specdec_core.kv.device_tables import DeviceTables
 
 
 @frozen(eq=False)
@@ -35,6 +36,7 @@ class PagedKVManager:
     def __init__(self, context: KVContext, pool: BlockPool | None = None) -> None:
         self._pool = pool or BlockPool(context.num_blocks, context.block_size)
         self._device = context.device
+        self._tables = DeviceTables(self._pool, self._device)
         self._groups: list[_Group] = []
         self._num_final: dict[str, int] = {}  # slots of each request
 
@@ -66,7 +68,7 @@ class PagedKVManager:
                     f"request {request_id!r} holds {held} KV slots, and a forward pass is to use the slots "
                     f"[{start}, {start + length}): from the root's slot on, a draft may use its plan's scratch_slots"
                 )
-        tables, size = self._pool.tables(list(request_ids)), self._pool.block_size
+        tables, size = self._pool.tables(ids := list(request_ids)), self._pool.block_size
         owner = np.repeat(np.arange(len(lengths)), lengths)
         begins = np.asarray(starts) - (np.cumsum(lengths) - lengths)  # start, minus the tokens before in the flat batch
         local = np.arange(len(owner)) + begins[owner]
@@ -74,7 +76,7 @@ class PagedKVManager:
         return KVMetadata(
             starts=tuple(starts),
             lengths=tuple(lengths),
-            block_tables=torch.from_numpy(tables).to(self._device),
+            block_tables=self._tables.of(ids),
             slot_mapping=torch.from_numpy(slots).to(self._device),
             block_size=size,
         )

@@ -51,15 +51,26 @@ class OnCuda(torch.Tensor):
 
 class PretendCuda(TorchFunctionMode):
     """A context manager in which tensor factories with device="cuda", `.to` and `.cuda` make tensors on the pretend
-    device."""
+    device.
+
+    Attributes: uploads, the number of elements of each tensor that was copied from the host.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.uploads: list[int] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return run(function, args, kwargs or {})
+        result = run(function, args, kwargs or {})
+        is_copy = function is torch.tensor or (function is torch.Tensor.to and not isinstance(args[0], OnCuda))
+        if is_copy and isinstance(result, OnCuda):
+            self.uploads.append(result.numel())
+        return result
 
 
 def run(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Run a torch function on the CPU. Wraps in OnCuda the result tensors that torch would put on a CUDA device."""
-    if function in get_default_nowrap_functions():
+    if function is torch.device or function in get_default_nowrap_functions():
         return _plainly(function, args, kwargs)
     leaves = tree_leaves((args, kwargs))
     there = [leaf for leaf in leaves if isinstance(leaf, OnCuda)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from naive_kv import View
-from pretend_cuda import CUDA, OnCuda, PretendCuda
+from pretend_cuda import CUDA, PretendCuda
 
 from specdec_core.contracts.kv import KVContext
 from specdec_core.kv import BlockPool, PagedKVManager
@@ -132,20 +132,10 @@ def run_steps(device: torch.device, num_steps: int, uploads: list[int]) -> list[
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_step_writes_only_what_it_appends(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """A step reserves 60 slots for each of 8 requests, which are at most 5 blocks, and frees as many."""
-    uploads: list[int] = []
-    to = torch.Tensor.to
-
-    def counted(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        moved = to(tensor, *args, **kwargs)
-        if isinstance(moved, OnCuda) and not isinstance(tensor, OnCuda):
-            uploads.append(tensor.numel())
-        return moved
-
-    monkeypatch.setattr(torch.Tensor, "to", counted)
     most = 8 * 5 * (1 if device == "cpu" else 2)  # an upload has each entry's index, too
-    with PretendCuda():
-        counts = run_steps(torch.device(device), 4, uploads)
+    with PretendCuda() as pretend:
+        counts = run_steps(torch.device(device), 4, pretend.uploads)
         assert 0 < max(counts[1:]) <= most
         change = BlockTables.change
         monkeypatch.setattr(BlockTables, "change", lambda self, request_id, start: change(self, request_id, 0))
-        assert max(run_steps(torch.device(device), 4, uploads)[1:]) > 8 * 2048, "the count notices a rebuilt table"
+        assert max(run_steps(torch.device(device), 4, pretend.uploads)[1:]) > 8 * 2048, "a rebuilt table is noticed"

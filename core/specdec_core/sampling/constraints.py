@@ -8,10 +8,11 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.contracts.draft import Draft
+from specdec_core.sampling.token_counts import TokenCounts
 
 
 @define(eq=False)
@@ -21,6 +22,7 @@ class Constraints:
 
     fault: the error message if a custom logits processor failed in the latest step, on the logits after the request's
         last token; else None.
+    token_counts: counts for penalties, by the index of the first token that counts. Made when they are first needed.
     """
 
     params: SamplingParams
@@ -31,6 +33,7 @@ class Constraints:
     bias_ids: np.ndarray  # int64 [n]   all different
     bias_values: np.ndarray  # float64 [n]
     fault: str | None = None
+    token_counts: dict[int, TokenCounts] = field(factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -149,6 +152,11 @@ class ConstrainedRows:
         num_nodes = self.paths.draft.num_nodes_per_request  # computed at every access
         return np.array([num_nodes[b] + 1 for b in self.batch_indices])
 
+    @property
+    def first_rows(self) -> list[int]:
+        """[num_requests]   the index of each request's first row in the target's logits. Its others follow."""
+        return [self.paths.draft.offsets[b] + b for b in self.batch_indices]
+
     @cached_property
     def owners(self) -> np.ndarray:
         """int64 [n]   index of each row's request, in `requests`."""
@@ -157,8 +165,8 @@ class ConstrainedRows:
     @cached_property
     def host_rows(self) -> np.ndarray:
         """int64 [n]   the indices of these rows in the target's logits."""
-        offsets = self.paths.draft.offsets
-        return np.concatenate([np.arange(offsets[b] + b, offsets[b + 1] + b + 1) for b in self.batch_indices])
+        spans = zip(self.first_rows, self.counts, strict=True)
+        return np.concatenate([np.arange(first, first + count) for first, count in spans])
 
     @cached_property
     def rows(self) -> torch.Tensor:

@@ -12,6 +12,7 @@ from attrs import define, field, frozen
 
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.contracts.draft import Draft
+from specdec_core.sampling.history import History
 from specdec_core.sampling.token_counts import TokenCounts
 
 
@@ -23,6 +24,7 @@ class Constraints:
     fault: the error message if a custom logits processor failed in the latest step, on the logits after the request's
         last token; else None.
     token_counts: counts for penalties, by the index of the first token that counts. Made when they are first needed.
+    history: makes the token ids that custom logits processors get.
     """
 
     params: SamplingParams
@@ -34,6 +36,7 @@ class Constraints:
     bias_values: np.ndarray  # float64 [n]
     fault: str | None = None
     token_counts: dict[int, TokenCounts] = field(factory=dict, repr=False)
+    history: History = field(factory=History, repr=False)
 
     @classmethod
     def of(

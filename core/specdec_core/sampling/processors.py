@@ -23,9 +23,9 @@ def run_processors(logits: torch.Tensor, rows: ConstrainedRows) -> None:
         depth, constraints = depths[position], rows.constraints[owner]
         if not is_finite[position] or (depth == 0 and not is_root[position]):
             continue
-        history = np.concatenate([rows.requests[owner].token_ids, paths[position, :depth][::-1]])
-        history.flags.writeable = False
-        fault = _process(logits[row], constraints.params.logits_processors, history)
+        known, path = rows.requests[owner].token_ids, paths[position, :depth][::-1]
+        # No variable holds the history, so that its buffer is free again after the call.
+        fault = _process(logits[row], constraints.params.logits_processors, constraints.history.of(known, path))
         if is_root[position]:
             constraints.fault = fault
         if fault is not None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from specdec_core import SamplingParams
+from specdec_core import Draft, SamplingParams
 from specdec_core.sampling.process import process_logits
+from specdec_core.sampling.random import CounterRandom
+from specdec_core.verifiers.greedy import GreedyVerifier
 
 
 def reference(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -35,7 +42,7 @@ settings_of_a_request = st.builds(
 @given(st.lists(st.tuples(settings_of_a_request, st.integers(1, 4)), min_size=1, max_size=5), st.integers(0, 2**32))
 def test_every_row_is_processed_as_its_request_asks(requests: list, seed: int) -> None:
     params = [wanted for wanted, _ in requests]
-    row_requests = torch.tensor([i for i, (_, rows) in enumerate(requests) for _ in range(rows)])
+    row_requests = np.array([i for i, (_, rows) in enumerate(requests) for _ in range(rows)])
     logits = 3 * torch.randn(len(row_requests), 97, generator=torch.Generator().manual_seed(seed))
     processed = process_logits(logits.clone(), row_requests, params)
     for row, request in enumerate(row_requests.tolist()):
@@ -47,7 +54,7 @@ def test_every_row_is_processed_as_its_request_asks(requests: list, seed: int) -
 
 def test_greedy_beside_sampled_is_a_point_mass() -> None:
     logits = torch.randn(2, 11)
-    processed = process_logits(logits, torch.tensor([0, 1]), [SamplingParams(temperature=0), SamplingParams()])
+    processed = process_logits(logits, np.array([0, 1]), [SamplingParams(temperature=0), SamplingParams()])
     assert processed[0].isfinite().sum() == 1
     assert processed[0].argmax() == logits[0].argmax()
 
@@ -57,7 +64,7 @@ def test_all_tokens_stay_beside_a_request_with_top_p() -> None:
     token."""
     logits = torch.randn(2, 151936, generator=torch.Generator().manual_seed(0))
     logits[1] = logits[0]
-    kept = process_logits(logits, torch.arange(2), [SamplingParams(), SamplingParams(top_p=0.9)]).isfinite()
+    kept = process_logits(logits, np.arange(2), [SamplingParams(), SamplingParams(top_p=0.9)]).isfinite()
     assert bool(kept[0].all())
     assert not bool(kept[1].all())
 
@@ -66,7 +73,7 @@ def test_equal_logits_are_cut_alike() -> None:
     """With top_k, all tokens tied at the k-th place are kept. With top_p, the likeliest token is kept even if its
     probability exceeds top_p."""
     logits = torch.tensor([[2.0, 1.0, 1.0, 0.0]])
-    row = torch.tensor([0])
+    row = np.array([0])
     assert process_logits(logits, row, [SamplingParams(top_k=2)]).isfinite().tolist() == [[True, True, True, False]]
     assert process_logits(logits, row, [SamplingParams(top_p=1e-6)]).isfinite().sum() == 1
 
@@ -76,6 +83,80 @@ def test_a_row_that_is_not_finite_stays_so(temperature: float) -> None:
     logits = torch.zeros(2, 5)
     logits[0, 3] = torch.nan
     params = [SamplingParams(temperature=temperature), SamplingParams(temperature=1.0, top_k=2, top_p=0.5)]
-    processed = process_logits(logits, torch.tensor([0, 1]), params)
+    processed = process_logits(logits, np.array([0, 1]), params)
     assert not processed[0].amax().isfinite()
     assert processed[1].amax().isfinite()
+
+
+class Shapes(TorchDispatchMode):
+    """Records the number of rows that each of the costly operations gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("sort", "topk", "argmax", "amax"):
+            self.rows[name] = len(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def test_only_rows_that_ask_are_sorted() -> None:
+    params = [
+        SamplingParams(temperature=0, top_p=0.5, top_k=3, min_p=0.1),
+        SamplingParams(),
+        SamplingParams(top_p=0.9),
+        SamplingParams(top_k=5),
+        SamplingParams(min_p=0.2),
+    ]
+    row_requests = np.repeat(np.arange(5), [5, 4, 3, 2, 1])
+    with Shapes() as shapes:
+        process_logits(torch.randn(15, 40), row_requests, params)
+    assert shapes.rows == {"argmax": 5, "sort": 3, "topk": 2, "amax": 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_greedy_step_copies_no_logits(dtype: torch.dtype) -> None:
+    logits = torch.randn(3, 7).to(dtype)
+    assert process_logits(logits, np.array([0, 1, 1]), [SamplingParams(temperature=0)] * 2) is logits
+
+
+def verdicts(logits: torch.Tensor) -> tuple[list[list[int]], list[list[int]]]:
+    """What the greedy verifier makes of logits [4, vocab] in their dtype, and in float64."""
+    draft = Draft.from_chains([[1, 1], []])
+    random = CounterRandom([0, 0], torch.zeros(2, dtype=torch.int64))
+    found = (GreedyVerifier().verify(each, draft, random) for each in (logits, logits.double()))
+    own, expected = (torch.cat([v.token_ids, v.num_accepted[:, None]], 1).tolist() for v in found)
+    return own, expected
+
+
+def check_greedy(dtype: torch.dtype) -> None:
+    """Few different values, so that many are equal, and some that are not finite."""
+    values = torch.tensor([0.0, 1.0, 2.0, 2.0, -torch.inf, torch.inf, torch.nan])
+    for seed in range(60):
+        generator = torch.Generator().manual_seed(seed)
+        logits = values[torch.randint(0, 5 if seed % 2 else 7, (4, 6), generator=generator)].to(dtype)
+        own, expected = verdicts(logits)
+        assert own == expected
+        naive = logits[3].tolist()
+        is_sound = all(x < math.inf for x in naive) and max(naive) > -math.inf
+        assert own[1][0] == (naive.index(max(naive)) if is_sound else -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_greedy_verification_is_the_same_in_any_dtype(dtype: torch.dtype) -> None:
+    check_greedy(dtype)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda logits: logits.shape[1] - 1 - logits.float().flip(1).argmax(1),  # the last of equal ones
+        lambda logits: logits.float().nan_to_num(posinf=0).argmax(1),  # what is not finite is overlooked
+    ],
+)
+def test_the_comparison_notices(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec_core.verifiers.greedy.argmax", fault)
+    with pytest.raises(AssertionError):
+        check_greedy(torch.bfloat16)

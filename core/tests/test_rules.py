@@ -112,7 +112,7 @@ def check(batch: list[Ruled], seed: int, dtype: torch.dtype = torch.float64, tol
     logits = (3 * torch.randn(draft.num_nodes + len(batch), VOCAB, generator=generator, dtype=torch.float64)).to(dtype)
     given_logits = logits.clone()
     params = [request.params for request in batch]
-    processed = process_logits(logits, draft.layout.row_requests, params, ConstrainedRows.of(batch, draft))
+    processed = process_logits(logits, draft.host_layout.row_requests, params, ConstrainedRows.of(batch, draft))
     assert torch.equal(logits, given_logits), "the given logits were changed"
     assert processed.dtype == dtype
     row = 0
@@ -165,7 +165,7 @@ def each_in_float32(**asked: Any) -> None:
 def test_float32_stays_float32() -> None:
     each_in_float32(temperature=0.8, min_p=0.1, repetition_penalty=1.2, logit_bias={3: 1.0}, top_p=0.9)
     logits = torch.randn(1, VOCAB, dtype=torch.bfloat16)
-    assert process_logits(logits, torch.tensor([0]), [SamplingParams()]).dtype == torch.float32
+    assert process_logits(logits, np.array([0]), [SamplingParams()]).dtype == torch.float32
 
 
 MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = [
@@ -222,7 +222,7 @@ def test_a_row_that_is_not_finite_fails_whatever_hides_it(
     logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(0))
     logits[1, 3] = wrong
     constraints = ConstrainedRows.of(batch, draft)
-    processed = process_logits(logits, draft.layout.row_requests, [params] * 2, constraints)
+    processed = process_logits(logits, draft.host_layout.row_requests, [params] * 2, constraints)
     assert processed.amax(dim=1).isfinite().tolist() == [True, False, True, True]
 
 
@@ -241,7 +241,7 @@ def test_a_processor_that_fails_fails_its_own_rows() -> None:
     draft = Draft.from_trees([nodes] * 3)
     constraints = ConstrainedRows.of(batch, draft)
     assert constraints is not None
-    processed = process_logits(torch.zeros(15, VOCAB), draft.layout.row_requests, [params] * 3, constraints)
+    processed = process_logits(torch.zeros(15, VOCAB), draft.host_layout.row_requests, [params] * 3, constraints)
     finite = [True, True, False, True, True]  # the dead node is not asked about
     assert processed.amax(dim=1).isfinite().tolist() == [*finite, False, *finite[1:], *finite]
     assert [each.fault for each in constraints.constraints] == [
@@ -286,7 +286,7 @@ def test_what_is_wrong_with_a_processor_is_said(processor: Any, says: str) -> No
     params = SamplingParams(logits_processors=[processor])
     constraints = ConstrainedRows.of([Ruled(params, [5], [], DraftTree([], []), [])], draft := Draft.from_chains([[]]))
     assert constraints is not None
-    processed = process_logits(torch.zeros(1, VOCAB), draft.layout.row_requests, [params], constraints)
+    processed = process_logits(torch.zeros(1, VOCAB), draft.host_layout.row_requests, [params], constraints)
     assert processed.isnan().all()
     fault = str(constraints.constraints[0].fault)
     assert re.search(says, fault)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,12 +33,12 @@ def counted(work: Callable[[], Any]) -> list[str]:
     return counting.names
 
 
-def bare(logits: torch.Tensor, row_requests: torch.Tensor, params: Sequence[SamplingParams], *rest: Any) -> Any:
+def bare(logits: torch.Tensor, row_requests: np.ndarray, params: Sequence[SamplingParams], *rest: Any) -> Any:
     """Replaces process_logits in tests. It applies only the temperature."""
-    logits = logits.float()
     if params[0].is_greedy:
         return logits
-    return logits / torch.tensor([p.temperature for p in params], dtype=torch.float32)[row_requests].unsqueeze(1)
+    temperatures = np.array([p.temperature for p in params])[row_requests]
+    return logits.float() / torch.from_numpy(temperatures).to(torch.float32).to(logits.device).unsqueeze(1)
 
 
 def forbid_the_last(logits: Any, token_ids: Any) -> Any:
@@ -63,7 +64,7 @@ ASKED = [
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_plain_sampling_is_temperature_alone(temperature: float) -> None:
-    logits, rows, params = torch.randn(3, 50), torch.tensor([0, 1, 1]), [SamplingParams(temperature=temperature)] * 2
+    logits, rows, params = torch.randn(3, 50), np.array([0, 1, 1]), [SamplingParams(temperature=temperature)] * 2
     assert counted(lambda: process_logits(logits, rows, params)) == counted(lambda: bare(logits, rows, params))
 
 

@@ -46,7 +46,7 @@ def request_of(prompt: list[int], params: SamplingParams) -> Counting:
 def processed(requests: list[Counting], trees: list[DraftTree], logits: torch.Tensor) -> torch.Tensor:
     draft = Draft.from_trees(trees)
     params = [request.constraints.params for request in requests]
-    return process_logits(logits, draft.layout.row_requests, params, ConstrainedRows.of(requests, draft))
+    return process_logits(logits, draft.host_layout.row_requests, params, ConstrainedRows.of(requests, draft))
 
 
 PENALTIES = st.builds(
@@ -156,7 +156,7 @@ def test_a_step_counts_only_new_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
                 request.token_ids = tokens[:length]
                 draft = Draft.from_chains([[1, 2, 3]], CUDA)
                 rows = ConstrainedRows.of([request], draft)
-                requests = draft.layout.row_requests
+                requests = draft.host_layout.row_requests
                 del pretend.uploads[:]
                 process_logits(torch.zeros(4, 5000, device=CUDA), requests, [params], rows)
                 found.append(sum(pretend.uploads))

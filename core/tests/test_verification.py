@@ -131,7 +131,7 @@ def test_a_lossy_verifier_does_not_decide_on_greedy_requests() -> None:
     best = torch.tensor([0, 0, 0, 1, 3, 0, 0, 0, 0, 3, 0, 0])  # the first greedy request takes 1, the second nothing
     logits = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
     logits[torch.arange(12), best] = 9.0
-    logits = process_logits(logits, draft.layout.row_requests, params)
+    logits = process_logits(logits, draft.host_layout.row_requests, params)
     name = rule.choose(draft, params)
     verdict = rule.verify(name, logits, draft, CounterRandom([1, 2, 3, 4], torch.tensor([5, 6, 7, 8])), [1, 3])
     assert name == "lenient"

@@ -75,10 +75,10 @@ class Verifier(Protocol):
     """Decides which draft tokens (nodes of the draft's trees) are accepted.
 
     A verifier gets processed logits: temperature, penalties, masks and truncation have been applied to every row, given
-    the tokens before it. At temperature 0 they are -inf except at the argmax. Only the verifier "greedy", which is used
-    if every request of a step is greedy, gets logits without that mask. A lossless verifier emits tokens with exactly
-    the distribution that these logits define. A lossy verifier's verdict counts only above temperature 0: a greedy
-    request gets the argmax instead, and `lossless=True`. To relax acceptance there, give it a low temperature.
+    the tokens before it. At temperature 0 they are -inf except at the argmax. Only the verifier "greedy", used if every
+    request of a step is greedy, gets logits without that mask, in the target's dtype. A lossless verifier emits tokens
+    with exactly the distribution that these logits define. A lossy verifier's verdict counts only above temperature 0:
+    a greedy request gets the argmax, and `lossless=True`. To relax acceptance there, give it a low temperature.
 
     Handle all requests and the whole vocabulary at once; Python may loop over depth and siblings. Ignore dead (padding)
     nodes: `draft.num_live_per_request` and `draft.layout.is_alive` exclude them.

@@ -89,7 +89,7 @@ class Verification:
         params = [request.params for request in requests]
         noise = CounterRandom([request.seed for request in requests], computed.batch.root_positions)
         constraints = ConstrainedRows.of(schedule.whole_requests, draft)
-        processed = process_logits(computed.logits, draft.layout.row_requests, params, constraints)
+        processed = process_logits(computed.logits, draft.host_layout.row_requests, params, constraints)
         name = self.choose(draft, params)
         greedy = [index for index, each in enumerate(params) if each.is_greedy]
         verdict = self.verify(name, processed, draft, noise, greedy)
@@ -120,7 +120,7 @@ class Verification:
         and, if the verifier is lossy, for greedy requests.
 
         name: the verifier's name.
-        logits: float32 [num_rows, vocab], with sampling parameters applied.
+        logits: [num_rows, vocab], with sampling parameters applied; float32 unless every request is greedy.
         greedy: the indices of the requests at temperature 0, whose logits are -inf except at the argmax.
         """
         if name not in self._built:

@@ -59,82 +59,114 @@ the logits [num_rows, vocab] at such requests' rows."""
 
 def process_logits(
     logits: torch.Tensor,
-    row_requests: torch.Tensor,
+    row_requests: np.ndarray,
     params: Sequence[SamplingParams],
     constraints: ConstrainedRows | None = None,
 ) -> torch.Tensor:
     """Apply the sampling parameters of each row's request to logits [num_rows, vocab]. Returns float32, or float64 if
     the logits are; does not change its input.
 
-    row_requests: int64 [num_rows], indices into params.
+    row_requests: int64 [num_rows], indices into params, on the host.
     params: the sampling parameters of each request.
     constraints: the rows of requests with parameters other than temperature, min_p, top_k and top_p; None: there are
         none.
 
     Rows of greedy requests become -inf except at the argmax, unless every request is greedy. Unused parameters cost no
-    time.
+    time: if every request is greedy and there are no constraints, the logits are returned as they are.
     """
+    is_greedy = all(p.is_greedy for p in params)
+    if constraints is None and is_greedy:
+        return logits
+    given = logits
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if constraints is not None:
         # A row that was not finite fails its request, even where a mask hides the reason.
         is_sound = logits.amax(dim=1, keepdim=True).isfinite()
-        logits = logits.clone()
+        logits = logits.clone() if logits is given else logits
         for is_asked, apply in IN_ORDER:
             if (asking := constraints.where(is_asked)) is not None:
                 apply(logits, asking)
         logits.masked_fill_(~is_sound, torch.nan)
-    return logits if all(p.is_greedy for p in params) else truncate(logits, row_requests, params)
+    return logits if is_greedy else truncate(logits, row_requests, params)
 
 
-def truncate(logits: torch.Tensor, row_requests: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Apply temperature, min_p, top_k and top_p of each row's request to logits [num_rows, vocab]. Rows of greedy
-    requests become -inf except at the argmax.
+def truncate(logits: torch.Tensor, row_requests: np.ndarray, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Return a copy of logits [num_rows, vocab] with temperature, min_p, top_k and top_p of each row's request applied.
+    Rows of greedy requests become -inf except at the argmax. Each parameter costs time only for rows that ask for it.
 
-    row_requests: int64 [num_rows], indices into params.
-    params: the sampling parameters of each request; at least one is not greedy.
+    row_requests: int64 [num_rows], indices into params, on the host.
+    params: the sampling parameters of each request.
     """
 
-    def per_row(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:  # [num_rows, 1]
-        return torch.tensor(values, dtype=dtype, device=logits.device)[row_requests].unsqueeze(1)
-
-    dtype = logits.dtype
-    logits = logits / per_row([1.0 if p.is_greedy else p.temperature for p in params], dtype)
-    if any(p.min_p > 0 for p in params):
-        logits = _keep_min_p(logits, per_row([p.min_p for p in params], dtype))
-    if any(p.top_k > 0 for p in params):
-        logits = _keep_top_k(
-            logits, per_row([max(p.top_k, 0) for p in params], torch.int64), max(p.top_k for p in params)
-        )
-    if any(p.top_p < 1 for p in params):
-        logits = _keep_top_p(logits, per_row([p.top_p for p in params], dtype))
-    if any(p.is_greedy for p in params):
-        is_greedy = per_row([p.is_greedy for p in params], torch.bool)
-        is_best = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, logits.argmax(1, keepdim=True), True)
-        # A row of NaN stays NaN, so that the verifier fails its request and no other.
-        logits = logits.masked_fill(is_greedy & ~is_best & ~logits.isnan(), -torch.inf)
-    return logits
+    processed = logits / _column(_per_row([1 if p.is_greedy else p.temperature for p in params], row_requests), logits)
+    for is_asked, value, keep in TRUNCATIONS:
+        rows = np.flatnonzero(_per_row([is_asked(p) for p in params], row_requests))
+        if not len(rows):
+            continue
+        values = _per_row([value(p) for p in params], row_requests[rows])
+        if len(rows) == len(processed):
+            processed = keep(processed, values)
+        else:
+            at = torch.from_numpy(rows).to(logits.device)
+            processed.index_copy_(0, at, keep(processed.index_select(0, at), values))
+    return processed
 
 
-def _keep_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the logits with -inf for each token less likely than min_p [num_rows, 1] times the likeliest
+def _per_row(values: Sequence[float], row_requests: np.ndarray) -> np.ndarray:
+    found: np.ndarray = np.array(values)[row_requests]
+    return found
+
+
+def _column(values: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
+    """[num_rows, 1]   one value for each row of logits, in their dtype and on their device."""
+    return torch.from_numpy(values).to(logits.dtype).to(logits.device).unsqueeze(1)
+
+
+def _keep_min_p(logits: torch.Tensor, min_p: np.ndarray) -> torch.Tensor:
+    """Return a copy of the logits with -inf for each token less likely than min_p [num_rows] times the likeliest
     one."""
-    return logits.masked_fill(logits < logits.amax(dim=-1, keepdim=True) + min_p.log(), -torch.inf)
+    least = logits.amax(dim=-1, keepdim=True) + _column(min_p, logits).log()
+    return logits.masked_fill(logits < least, -torch.inf)
 
 
-def _keep_top_k(logits: torch.Tensor, k: torch.Tensor, largest_k: int) -> torch.Tensor:
+def _keep_top_k(logits: torch.Tensor, k: np.ndarray) -> torch.Tensor:
     """Return a copy of the logits with -inf for all but the k likeliest tokens and ties with the k-th. k: int64
-    [num_rows, 1]; 0 keeps all tokens. largest_k: the largest k of all rows."""
-    largest = logits.topk(min(largest_k, logits.shape[-1]), dim=-1).values
-    least = largest.gather(1, (k - 1).clamp(0, largest.shape[-1] - 1))
-    return logits.masked_fill((logits < least) & (k > 0), -torch.inf)
+    [num_rows], at least 1."""
+    k = k.clip(max=logits.shape[-1])
+    last = torch.from_numpy(k - 1).to(logits.device).unsqueeze(1)
+    least = logits.topk(int(k.max()), dim=-1).values.gather(1, last)
+    return logits.masked_fill(logits < least, -torch.inf)
 
 
-def _keep_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+def _keep_top_p(logits: torch.Tensor, top_p: np.ndarray) -> torch.Tensor:
     """Return a copy of the logits with -inf for all but the smallest set of likeliest tokens whose probability reaches
-    top_p [num_rows, 1]; 1 keeps all tokens."""
+    top_p [num_rows], below 1."""
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probs = ordered.softmax(dim=-1)
-    before = probs.cumsum(dim=-1) - probs
-    dropped = (before >= top_p) & (top_p < 1)  # rounding may take the sum to 1 before the end
+    dropped = probs.cumsum(dim=-1) - probs >= _column(top_p, logits)
     dropped[:, 0] = False
     return logits.masked_fill(torch.zeros_like(dropped).scatter_(1, order, dropped), -torch.inf)
+
+
+def _keep_best(logits: torch.Tensor, _: np.ndarray) -> torch.Tensor:
+    """Return a copy of the logits with -inf for all tokens but the argmax, the first of equal ones. In a row with NaN
+    that is a NaN, so that the verifier fails the row's request and no other."""
+    best = logits.argmax(dim=-1, keepdim=True)
+    return torch.full_like(logits, -torch.inf).scatter_(1, best, logits.gather(1, best))
+
+
+TRUNCATIONS: tuple[
+    tuple[
+        Callable[[SamplingParams], bool],
+        Callable[[SamplingParams], float],
+        Callable[[torch.Tensor, np.ndarray], torch.Tensor],
+    ],
+    ...,
+] = (
+    (lambda p: not p.is_greedy and p.min_p > 0, lambda p: p.min_p, _keep_min_p),
+    (lambda p: not p.is_greedy and p.top_k > 0, lambda p: p.top_k, _keep_top_k),
+    (lambda p: not p.is_greedy and p.top_p < 1, lambda p: p.top_p, _keep_top_p),
+    (lambda p: p.is_greedy, lambda p: 0, _keep_best),
+)
+"""In order: whether a request asks for a truncation, the value of its parameter, and what applies it: it gets the
+logits of rows that ask, [n, vocab], and their values, [n], and returns new logits."""

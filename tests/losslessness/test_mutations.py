@@ -90,7 +90,7 @@ def a_rejected_node_stays_in_the_cache(patch: Patch) -> None:
 
 
 def any_child_is_accepted(patch: Patch) -> None:
-    follow = accepted_and_bonus.follow
+    follow, walk = accepted_and_bonus.follow, accepted_and_bonus.walk
 
     def eager(tokens: Any, is_finite: Any, draft: Any) -> Any:
         layout = draft.layout
@@ -98,8 +98,20 @@ def any_child_is_accepted(patch: Patch) -> None:
         tokens[layout.parent_rows[layout.is_alive]] = draft.token_ids[layout.is_alive]
         return follow(tokens, is_finite, draft)
 
+    def eager_walk(pick: Any, draft: Any, requests: Any) -> Any:
+        layout = draft.layout
+        child = torch.full_like(layout.up, -1)
+        child[layout.parent_rows[layout.is_alive]] = draft.token_ids[layout.is_alive]
+
+        def pick_a_child(rows: Any, of: Any, depths: Any) -> Any:
+            tokens, is_finite = pick(rows, of, depths)
+            return torch.where(child[rows] >= 0, child[rows], tokens), is_finite
+
+        return walk(pick_a_child, draft, requests)
+
     patch.setattr(greedy, "follow", eager)
     patch.setattr(chosen, "follow", eager)
+    patch.setattr(chosen, "walk", eager_walk)
 
 
 def noise_is_shared_by_all_depths(patch: Patch) -> None:

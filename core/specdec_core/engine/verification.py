@@ -20,7 +20,7 @@ from specdec_core.plugins import Plugins
 from specdec_core.sampling.constraints import ConstrainedRows
 from specdec_core.sampling.process import process_logits
 from specdec_core.sampling.random import CounterRandom
-from specdec_core.verifiers.accepted_and_bonus import follow
+from specdec_core.verifiers.chosen import draw_path
 
 
 @frozen
@@ -150,14 +150,11 @@ def _with_own_tokens(
     verdict: Verdict, is_plain: torch.Tensor, logits: torch.Tensor, draft: Draft, random: RandomSource
 ) -> Verdict:
     """Replace the verdict of the requests in `is_plain` (bool [batch]). For these, the target's own token is drawn at
-    each root and draft token, and the draft tokens that equal the drawn token are accepted."""
-    layout = draft.layout
-    rows = is_plain[layout.row_requests].nonzero().squeeze(1)
-    if not len(rows):
+    the root and each accepted draft token, and the draft tokens that equal the drawn tokens are accepted."""
+    requests = is_plain.nonzero().squeeze(1)
+    if not len(requests):
         return verdict
-    tokens = torch.zeros_like(layout.row_requests)
-    tokens[rows] = random.target_token(logits[rows].softmax(dim=-1), layout.row_requests[rows], layout.row_depths[rows])
-    own, verdict = follow(tokens, logits.amax(dim=-1).isfinite(), draft), verdict.on_host()
+    own, verdict = draw_path(logits, draft, random, requests).on_host(), verdict.on_host()
     is_plain = is_plain.cpu()
     at = is_plain.unsqueeze(1)
     return Verdict(

@@ -1,11 +1,14 @@
 """Makes a verdict from a verifier's decisions: the accepted draft tokens, then the recovered or bonus token.
 
 The last token is drawn from the row of target logits at which acceptance ends. It is the bonus token if no draft token
-follows that row, else the recovered token. `greedy` and `chosen` pick a token at every row, and `follow` keeps those on
-the accepted path. The other verifiers draw a token only at the path's end, and `trace` appends it to the accepted ones.
+follows that row, else the recovered token. `greedy` and `chosen` pick a token at every row of the accepted path:
+`follow` finds the path in tokens picked at all rows, and `walk` picks tokens along the path only. The other verifiers
+draw a token only at the path's end, and `trace` appends it to the accepted ones.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -45,6 +48,52 @@ def follow(tokens: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdi
         rows=torch.from_numpy(rows.astype(np.int32)),
         num_accepted=torch.from_numpy(num_accepted.astype(np.int32)),
     )
+
+
+def walk(
+    pick: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    draft: Draft,
+    requests: torch.Tensor,
+) -> Verdict:
+    """Return the verdict of `follow` for some requests, but pick tokens only at the rows of their accepted paths, depth
+    by depth: of a tree with dozens of nodes, a path has a few. The verdict of other requests is empty.
+
+    pick: called with rows, requests and depths, each int64 [n], for one row of each request. Returns the tokens picked
+        there, int64 [n], and whether the rows' logits are finite, bool [n].
+    requests: int64, indices into the batch, ascending.
+
+    On a CPU a request whose path has ended is not asked about again. On a GPU it is, at its last row and without
+    effect, since the host does not know.
+    """
+    layout, can_leave = draft.layout, requests.device.type == "cpu"
+    num_rows, width = len(layout.up), draft.max_depth + 1
+    node_requests = layout.row_requests[layout.node_rows]
+    at = layout.root_rows  # [batch]   the last row of each request's path so far
+    rows = at.unsqueeze(1).repeat(1, width)
+    token_ids, token = torch.full_like(rows, -1), torch.full_like(at, -1)
+    is_walking, failed = torch.zeros((2, draft.batch_size), dtype=torch.bool, device=at.device)
+    is_walking[requests] = True
+    for depth in range(width):
+        picked, is_finite = pick(at[requests], requests, torch.full_like(requests, depth))
+        goes_on = is_walking[requests]
+        token[requests] = picked
+        token_ids[requests, depth] = picked.masked_fill(~goes_on, -1)
+        failed[requests] |= goes_on & ~is_finite
+        if depth + 1 == width:
+            break
+        matches = layout.is_alive & is_walking[node_requests] & (draft.token_ids == token[node_requests])
+        nodes = layout.node_rows.masked_fill(~(matches & (layout.parent_rows == at[node_requests])), num_rows)
+        child = torch.full_like(at, num_rows).scatter_reduce_(0, node_requests, nodes, "amin")  # the first sibling
+        is_walking = child < num_rows
+        at = torch.where(is_walking, child, at)
+        rows[:, depth + 1 :] = at.unsqueeze(1)
+        if can_leave:
+            requests = is_walking.nonzero().squeeze(1)
+            if not len(requests):
+                break
+    token_ids.masked_fill_(failed.unsqueeze(1), -1)
+    num_accepted = ((token_ids >= 0).sum(1) - 1).clamp(min=0)
+    return Verdict(token_ids, rows.to(torch.int32), num_accepted.to(torch.int32))
 
 
 def trace(ends: torch.Tensor, token_ids: torch.Tensor, probs: torch.Tensor, draft: Draft) -> Verdict:

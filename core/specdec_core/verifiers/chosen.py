@@ -6,12 +6,12 @@ import torch
 
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.verifier import RandomSource, Verdict
-from specdec_core.verifiers.accepted_and_bonus import follow
+from specdec_core.verifiers.accepted_and_bonus import follow, walk
 
 
 class ChosenVerifier:
-    """Draws the target's own token after the root (a request's last token) and after every draft token, and accepts the
-    child that equals it.
+    """Draws the target's own token after the root (a request's last token) and after every accepted draft token, and
+    accepts the child that equals it.
 
     Random numbers are keyed by the seed and the drawn token's absolute index, so the output equals plain decoding token
     for token, whatever the tree, max_draft_tokens or the batch. `Draft.q` is ignored. So a tree with sampled tokens can
@@ -20,5 +20,21 @@ class ChosenVerifier:
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         layout = draft.layout
-        tokens = random.target_token(logits.softmax(dim=-1), layout.row_requests, layout.row_depths)
-        return follow(tokens, logits.amax(dim=-1).isfinite(), draft)
+        if not draft.num_nodes or (draft.is_chain and logits.device.type != "cpu"):  # no row is saved by walking
+            tokens = random.target_token(logits.softmax(dim=-1), layout.row_requests, layout.row_depths)
+            return follow(tokens, logits.amax(dim=-1).isfinite(), draft)
+        return draw_path(logits, draft, random, torch.arange(draft.batch_size, device=logits.device))
+
+
+def draw_path(logits: torch.Tensor, draft: Draft, random: RandomSource, requests: torch.Tensor) -> Verdict:
+    """Verify the drafts of some requests as `ChosenVerifier` does. The verdict of other requests is empty.
+
+    logits: [num_rows, vocab], as a verifier gets them.
+    requests: int64, indices into the batch, ascending.
+    """
+
+    def pick(rows: torch.Tensor, of: torch.Tensor, depths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        own = logits.index_select(0, rows)
+        return random.target_token(own.softmax(dim=-1), of, depths), own.amax(dim=-1).isfinite()
+
+    return walk(pick, draft, requests)

@@ -97,7 +97,7 @@ def parents(draw: Any, most: int = 12) -> tuple[int, ...]:
 
 @st.composite
 def requests(draw: Any) -> Request:
-    num_known = draw(st.sampled_from([1, 1, 1, 2, 9, 20]))
+    num_known = draw(st.sampled_from([1, 1, 1, 2, 9, 20, 70]))
     return Request(draw(st.integers(0, 300)), num_known, draw(parents()))
 
 

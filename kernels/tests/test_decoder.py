@@ -213,15 +213,14 @@ def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype, data: Any) -> 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @settings(max_examples=3, deadline=None)
 @given(data=st.data())
-def test_a_long_prompt_is_computed_and_changes_no_bit_of_others(dtype: torch.dtype, data: Any) -> None:
+def test_a_token_of_a_long_prompt_gets_the_bits_that_it_gets_when_decoded_alone(dtype: torch.dtype, data: Any) -> None:
     run = Run(data, dtype, [Request(20, 1, TREE), Request(7, 90), Request(5, 2)])
     found = run.fused()
     error = (found.double() - run.exact()).abs()
     assert error.max() <= (0.2 if dtype == torch.bfloat16 else 1e-4)
-    for request, start in ((0, 0), (2, 99)):
-        assert torch.equal(run.alone(request, 1), found[start + 1])
-    run = Run(data, dtype, [Request(7, 90)])
-    assert (run.fused().double() - run.exact()).abs().max() <= (0.2 if dtype == torch.bfloat16 else 1e-4)
+    start = len(found) - 92
+    for request, token, row in ((0, 1, 1), (1, 0, start), (1, 63, start + 63), (1, 89, start + 89), (2, 1, start + 91)):
+        assert torch.equal(run.alone(request, token), found[row])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -235,8 +234,7 @@ def test_outputs_of_some_tokens_are_those_of_all(dtype: torch.dtype, data: Any) 
     plan = evolve(plan, metadata=evolve(plan.metadata, slot_mapping=run.slots[:-3]))
     fused = OPS["fuse_layers"](run.drawn.layers)
     found = fused(run.hidden, run.ropes, caches, run.slots, plan, None, run.entering, lasts, plan.of_rows(lasts))
-    assert torch.equal(found[[0, 2]], expected[[1, 103]])
-    torch.testing.assert_close(found[1], expected[91], rtol=0.05, atol=0.05)  # its request is long: torch's attention
+    assert torch.equal(found[:3], expected[[1, 91, 103]])
     for ours, theirs in zip(caches, stored, strict=True):
         assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(ours, theirs, strict=True))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import is_not
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,7 @@ class FusedLayers:
     def __init__(self, layers: Sequence[DecoderLayer]) -> None:
         self._layers = tuple(layers)
         self._kept: list[Any] = []  # whose addresses are in the table
+        self._placed: list[Any] = []  # the same of the caches, after their dtype
         self._table = np.zeros(len(layers), dtype=LAYER)
         for row, layer in zip(self._table, layers, strict=True):
             self._fill(row, layer)
@@ -141,21 +143,28 @@ class FusedLayers:
 
     def _place(self, caches: Sequence[Cache], slots: torch.Tensor, dtype: torch.dtype) -> None:
         """Write the addresses of the caches to the table. Raises ValueError if compiled code would write elsewhere."""
-        lowest, highest = (int(slots.min()), int(slots.max())) if len(slots) else (0, 0)
-        for row, layer, cache in zip(self._table, self._layers, caches, strict=True):
-            for tensor in cache:
-                is_row = tensor.dim() == 3 and tensor.stride()[1:] == (layer.head_dim, 1) and tensor.dtype == dtype
-                if not is_row or tensor.shape[1:] != (layer.num_kv_heads, layer.head_dim):
-                    raise ValueError(
-                        f"a KV cache is {tensor.dtype} {list(tensor.shape)} with strides {tensor.stride()}: give "
-                        f"{dtype} [num_slots, {layer.num_kv_heads}, {layer.head_dim}] with contiguous rows"
-                    )
-                if not -len(tensor) <= lowest <= highest < len(tensor):
-                    raise ValueError(f"slots from {lowest} to {highest} in a KV cache of {len(tensor)}: give its own")
-            keys, values = cache
-            row["num_slots"] = len(keys)
-            row["keys"], row["key_stride"] = keys.data_ptr(), keys.stride(0)
-            row["values"], row["value_stride"] = values.data_ptr(), values.stride(0)
+        placed = [dtype, *(tensor for cache in caches for tensor in cache)]
+        if len(placed) != len(self._placed) or any(map(is_not, placed, self._placed)):  # other caches than last time
+            for row, layer, cache in zip(self._table, self._layers, caches, strict=True):
+                self._place_layer(row, layer, cache, dtype)
+            self._placed = placed
+        if len(slots):
+            lowest, highest, num_slots = int(slots.min()), int(slots.max()), int(self._table["num_slots"].min())
+            if not -num_slots <= lowest <= highest < num_slots:
+                raise ValueError(f"slots from {lowest} to {highest} in a KV cache of {num_slots}: give its own")
+
+    def _place_layer(self, row: Any, layer: DecoderLayer, cache: Cache, dtype: torch.dtype) -> None:
+        for tensor in cache:
+            is_row = tensor.dim() == 3 and tensor.stride()[1:] == (layer.head_dim, 1) and tensor.dtype == dtype
+            if not is_row or tensor.shape[1:] != (layer.num_kv_heads, layer.head_dim):
+                raise ValueError(
+                    f"a KV cache is {tensor.dtype} {list(tensor.shape)} with strides {tensor.stride()}: give "
+                    f"{dtype} [num_slots, {layer.num_kv_heads}, {layer.head_dim}] with contiguous rows"
+                )
+        keys, values = cache
+        row["num_slots"] = min(keys.shape[0], values.shape[0])
+        row["keys"], row["key_stride"] = keys.data_ptr(), keys.stride(0)
+        row["values"], row["value_stride"] = values.data_ptr(), values.stride(0)
 
 
 @frozen(eq=False)

@@ -18,9 +18,6 @@ from numba.extending import intrinsic
 LIKE = {torch.float32: np.empty(0, dtype=np.float32), torch.bfloat16: np.empty(0, dtype=np.uint16)}
 """An array of each type that the compiled operations take, for `array_at`."""
 
-FAST = {"reassoc", "contract", "nsz", "arcp"}
-"""Sums may be reordered, always in the same way. NaN and infinity stay what they are: they fail their request."""
-
 _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 

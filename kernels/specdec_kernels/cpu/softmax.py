@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from specdec_kernels.cpu.bits import FAST, bits_to_float, inner
-from specdec_kernels.cpu.tiles import TILE, multiply_add, sum_of
+from specdec_kernels.cpu.bits import bits_to_float, inner
+from specdec_kernels.cpu.tiles import TILE, highest_of, multiply_add, sum_of
 
 _LOG2_E = np.float32(1.4426950408889634)
 _LOWEST, _HIGHEST = np.float32(-87.0), np.float32(87.0)
@@ -29,22 +29,16 @@ def exp_and_sum(scores, first, end, softcap, sink):
     if softcap > 0:
         for j in range(len(seen)):
             seen[j] = np.float32(softcap * np.tanh(seen[j] / softcap))
-    highest = _highest(seen, sink)
+    first_tile = first // TILE * TILE
+    scores[first_tile:first] = -np.inf
+    scores[end:] = -np.inf
+    highest = highest_of(scores, first_tile, len(scores), sink)
     for j in range(len(seen)):
         seen[j] = _exp(seen[j] - highest)
-    first_tile = first // TILE * TILE
     scores[first_tile:first] = 0
     scores[end:] = 0
     total = sum_of(scores, first_tile, len(scores))
     return total + _exp(sink - highest) if sink > -np.inf else total
-
-
-@inner(fastmath=FAST | {"nnan"})
-def _highest(row, highest):
-    """Return the largest of `highest` and the scores in `row`. NaN is ignored here, and appears in the sums instead."""
-    for score in row:
-        highest = max(highest, score)
-    return highest
 
 
 @inner()

@@ -228,6 +228,31 @@ def sum_of(typing_context, numbers, start, end):
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def highest_of(typing_context, numbers, start, end, least):
+    """Return the largest of `least` and the float32 numbers[start:end]; end - start is a multiple of LANES. NaN is
+    ignored."""
+
+    def larger(builder: Any, a: Any, b: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data, highest = array_data(context, builder, signature, args, 0), variable(builder, spread(builder, args[3]))
+        step = args[1].type(LANES)
+        with cgutils.for_range_slice(builder, args[1], args[2], step, args[1].type) as (i, _):
+            builder.store(larger(builder, load_floats(builder, data, i), builder.load(highest)), highest)
+        lanes = builder.load(highest)
+        for distance in (8, 4, 2, 1):
+            lanes = larger(builder, lanes, builder.shuffle_vector(lanes, lanes, _neighbors(distance)))
+        return builder.extract_element(lanes, I32(0))
+
+    return types.float32(numbers, types.intp, types.intp, types.float32), generate
+
+
+def _neighbors(distance: int) -> Any:
+    return ir.Constant(INTS, [i ^ distance for i in range(LANES)])
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def sum_of_squares(typing_context, numbers, start, end):
     """Return the sum of the squares of numbers[start:end], float32 or bfloat16, in the order of `sum_of`."""
     load_lanes = loader(numbers)

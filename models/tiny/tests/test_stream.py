@@ -74,7 +74,10 @@ def test_drills_rename_every_word_of_the_name_and_weigh_only_what_follows(seed, 
     if "rename" in task:
         old, new = task.split("`")[1::2]
         assert old in before
-        assert re.sub(rf"\b{old}\b", new, before) == after
+        changed = [(a, b) for a, b in zip(re.split(r"\b", before), re.split(r"\b", after), strict=True) if a != b]
+        assert changed
+        assert set(changed) == {(old, new)}
+        assert f".{new}" not in after
     else:
         assert before == after
     encoding = Tokenizer.from_file(str(Path(model_path()) / "tokenizer.json")).encode(document.text)

@@ -153,7 +153,7 @@ def repeat(code: str, tree: ast.Module, rng: random.Random, names: list[str]) ->
 
 
 KINDS: list[tuple[Callable[..., Edit | None], int]] = [
-    (rename, 55),
+    (rename, 75),
     (remove_comments, 10),
     (remove_docstrings, 7),
     (replace_constant, 10),
@@ -231,15 +231,35 @@ def drill(code: str, rng: random.Random, names: list[str]) -> str | None:
     the edit gets it right.
     """
     words = re.findall(r"\w+\W+", code)
-    words = rng.choices(rng.sample(words, min(len(words), rng.randint(8, 60))), k=rng.randint(16, 100))
-    old, new = rng.choice(words), rng.choice(names)
+    few = rng.sample(words, min(len(words), rng.randint(8, 60)))
+    old, new = rng.choice(few), rng.choice(names)
+    words = rng.choices([*few, *_relatives(old, rng)] if rng.random() < 0.5 else few, k=rng.randint(16, 100))
+    words.insert(rng.randrange(len(words)), old)
     task, before, after = REPEAT, "".join(words), "".join(words)
     if rng.random() < 0.75:
         name = re.match(r"[A-Za-z_]\w*", old)
         if name is None or new in before:
             return None
-        task, after = f"rename `{name[0]}` to `{new}`", re.sub(rf"\b{name[0]}\b", new, before)
+        task, after = f"rename `{name[0]}` to `{new}`", rename_word(before, name[0], new)
     return f"# Task: {task}\n{before}{RESULT}{after}"
+
+
+def rename_word(text: str, old: str, new: str) -> str:
+    """Rename a word of a drill, but not attributes (`self.word`) and keywords of calls (`f(word=1)`), which `rename`
+    leaves as they are, too."""
+    return re.sub(rf"(?<![.\w]){old}(?!\w|=[^=])", new, text)
+
+
+def _relatives(old: str, rng: random.Random) -> list[str]:
+    """Return words that share a part with `old`, or have its name as an attribute or a keyword: a rename leaves these
+    as they are."""
+    name = re.match(r"\w+", old)
+    if name is None or len(name[0]) < 2:
+        return []
+    word, rest = name[0], old[name.end() :]
+    cut = rng.randrange(1, len(word))
+    parts = word[:cut], word[cut:], f"{word}_{word[:cut]}", f"{word}s"
+    return [*(part + rest for part in parts), f"self.{word} = {old}", f"{word}={old}"]
 
 
 def drills(documents: list[Document], seed: int = 0, share: float = DRILL_SHARE) -> Iterator[Document]:

@@ -75,6 +75,16 @@ def truncate_history(path: Path, tokens: int) -> None:
         path.write_text("".join(line + "\n" for line in lines))
 
 
+def reopen(work: Path) -> None:
+    """Let a finished run go on after its decay, with another one at its end."""
+    state = torch.load(work / "checkpoint.pt", weights_only=True)
+    state["progress"] |= {"decay_from": None, "decay_tokens": 0}
+    torch.save(state, work / "checkpoint.partial")
+    (work / "checkpoint.partial").replace(work / "checkpoint.pt")
+    for name in ("decay", "finished"):
+        (work / name).unlink(missing_ok=True)
+
+
 def rewind(work: Path) -> None:
     """Replace the latest checkpoint by the one from before the learning rate decay, so that a longer run can continue
     from it."""

@@ -62,7 +62,7 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
-STREAMS = {"train": (1.0, SHARE, DRILL_SHARE), "decay": (0.1, 0.65, 0.33)}
+STREAMS = {"train": (1.0, SHARE, DRILL_SHARE), "decay": (0.12, 0.65, 0.36)}
 """The streams to train on, the second one while the learning rate decays. Each has a share of the documents, and edit
 documents and drills made from these, as shares of all characters (see edits.py). A model learns best what it sees last,
 and this one is to show what drafts gain on edits."""

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from .data import BATCH_UNITS, UNIT, Units, spread_units
 from .model import Trainee
-from .state import Progress, restore, rewind, save, start_from, truncate_history
+from .state import Progress, reopen, restore, rewind, save, start_from, truncate_history
 
 WARM_UP_STEPS = 100
 STABLE_LENGTHS = ((0.6, 512), (1.0, 2048))
@@ -196,13 +196,17 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--seen", type=float, default=0, help="tokens that this model was trained on")
     options.add_argument("--seed", type=int, default=0, help="of the order of the training data")
     options.add_argument("--rewind", action="store_true", help="continue a finished run from before its decay")
+    options.add_argument("--reopen", action="store_true", help="continue a finished run after its decay")
     return options
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Train with the given command-line options; with --rewind, first go back to the checkpoint before the decay."""
+    """Train with the given command-line options; with --rewind, first go back to the checkpoint before the decay.
+    With --reopen, a decayed run goes on, for which half the peak learning rate is enough."""
     if arguments.rewind:
         rewind(arguments.work)
+    if arguments.reopen:
+        reopen(arguments.work)
     numbers = int(arguments.tokens), int(arguments.decay_tokens), arguments.peak
     train(arguments.work, *numbers, arguments.start, int(arguments.seen), arguments.seed)
 

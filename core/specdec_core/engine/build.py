@@ -128,7 +128,7 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
             draft_groups.append(group)
         with _explaining(method.config, method.spec, plugins):
             drafters.append(_drafter(method, design, target, of_draft))
-    warm_up(target, config.block_size)
+    warm_up(target, design.memory.num_blocks, config.block_size)
     token_texts = TokenTexts(tokenizer)
     return Parts(
         target=target,

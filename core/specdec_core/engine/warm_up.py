@@ -11,24 +11,26 @@ from specdec_core.models import Model
 PROMPT = 64
 
 
-def warm_up(target: Model, block_size: int) -> None:
-    """Run the target on one token and on a prompt, which operations may compute in other ways."""
-    for num_tokens in (1, min(PROMPT, target.info.max_model_len)):
+def warm_up(target: Model, num_blocks: int, block_size: int) -> None:
+    """Run the target on one token and on a prompt, which operations may compute in other ways. Their keys and values
+    are in the first blocks, which no request holds yet.
+
+    num_blocks, block_size: of the KV cache.
+    """
+    for num_tokens in (1, min(PROMPT, target.info.max_model_len, num_blocks * block_size)):
         _run(target, num_tokens, block_size)
 
 
 @torch.inference_mode()
 def _run(target: Model, num_tokens: int, block_size: int) -> None:
-    """Run the target on tokens whose keys and values go where those of padding go. They attend to the first block,
-    whatever it holds, since the result is not used."""
     num_padded, device = target.attention.padded(num_tokens), target.info.device
     positions = torch.zeros(num_padded, dtype=torch.int64, device=device)
     positions[:num_tokens] = torch.arange(num_tokens, device=device)
     metadata = KVMetadata(
         starts=(0,),
         lengths=(num_tokens,),
-        block_tables=torch.zeros(1, -(-num_tokens // block_size), dtype=torch.int64, device=device),
-        slot_mapping=torch.full((num_tokens,), -1, device=device),
+        block_tables=torch.arange(-(-num_tokens // block_size), device=device).unsqueeze(0),
+        slot_mapping=positions[:num_tokens],
         block_size=block_size,
     )
     last = torch.tensor([num_tokens - 1], device=device)

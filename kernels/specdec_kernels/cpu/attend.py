@@ -280,16 +280,18 @@ def _add(weights, row_len, first, i, end, cache, count, attended, width):
         if end - i >= 8:
             add_tile(weights, w, row_len, values, places, place, stride, offset, count, attended, a, width, 8)
             i += 8
-            continue
-        if end - i >= 4:
+        elif end - i >= 4:
             add_tile(weights, w, row_len, values, places, place, stride, offset, count, attended, a, width, 4)
-        elif end - i == 3:
+            i += 4
+        elif end - i >= 3:
             add_tile(weights, w, row_len, values, places, place, stride, offset, count, attended, a, width, 3)
-        elif end - i == 2:
+            i += 3
+        elif end - i >= 2:
             add_tile(weights, w, row_len, values, places, place, stride, offset, count, attended, a, width, 2)
+            i += 2
         else:
             add_tile(weights, w, row_len, values, places, place, stride, offset, count, attended, a, width, 1)
-        i += 4
+            i += 1
 
 
 @inner(error_model="numpy")  # a token that attends to nothing gets NaN, not an exception

@@ -10,6 +10,7 @@ import random_tree
 import torch
 
 from specdec_core import SamplingParams
+from specdec_core.models import Model
 
 lanes = pytest.importorskip("specdec_kernels.cpu.lanes")
 
@@ -54,20 +55,42 @@ def test_trees_change_no_bit(
         assert min(len(features[request]), len(features_with_trees[request])) >= n
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("model_dir", ["embedded"], indirect=True)
-def test_chunks_of_prompts_change_no_bit(dtype: str, model_dir: Any, make_llm: Any, generate: Any) -> None:
-    if not lanes.is_supported(getattr(torch, dtype)):
-        pytest.skip("this CPU lacks the instructions")
-    prompts = [[(7 * i + k) % 8000 for i in range(n)] for k, n in enumerate([150, 90, 5])]
+PROMPTS = [[(7 * i + k) % 8000 for i in range(n)] for k, n in enumerate([150, 90, 5])]
 
-    def run(max_num_batched_tokens: int) -> dict[str, torch.Tensor]:
+
+@pytest.fixture
+def features_in_chunks(make_llm: Any, generate: Any) -> Any:
+    """Return a function that computes PROMPTS and 4 more tokens, and returns the requests' hidden states in order."""
+
+    def run(model_dir: Any, dtype: str, max_num_batched_tokens: int) -> list[torch.Tensor]:
+        if not lanes.is_supported(getattr(torch, dtype)):
+            pytest.skip("this CPU lacks the instructions")
         random_tree.forget_everything()
         options = {"keep_features": True, "max_depth": 0}
         sizes = {"dtype": dtype, "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": 256}
-        generate(make_llm(model_dir, "random_tree", options=options, **sizes), prompts, SamplingParams(max_tokens=4))
-        return {request: torch.cat(found) for request, found in random_tree.FEATURES.items()}
+        generate(make_llm(model_dir, "random_tree", options=options, **sizes), PROMPTS, SamplingParams(max_tokens=4))
+        return [torch.cat(found) for _, found in sorted(random_tree.FEATURES.items())]
 
-    whole, chunks = run(1024), run(40)
-    assert [len(whole[request]) for request in sorted(whole)] == [len(prompt) + 3 for prompt in prompts]
-    assert all(torch.equal(whole[request], chunks[request]) for request in whole)
+    return run
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model_dir", ["embedded"], indirect=True)
+def test_chunks_of_prompts_change_no_bit(dtype: str, model_dir: Any, features_in_chunks: Any) -> None:
+    whole, chunks = features_in_chunks(model_dir, dtype, 1024), features_in_chunks(model_dir, dtype, 40)
+    assert [len(each) for each in whole] == [len(prompt) + 3 for prompt in PROMPTS]
+    assert all(map(torch.equal, whole, chunks))
+
+
+@pytest.mark.parametrize("model_dir", ["embedded"], indirect=True)
+def test_a_wrong_position_in_later_chunks_is_noticed(
+    model_dir: Any, features_in_chunks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, forward = features_in_chunks(model_dir, "bfloat16", 1024), Model.forward
+
+    def shifted(model: Model, token_ids: torch.Tensor, positions: torch.Tensor, *args: Any, **kw: Any) -> Any:
+        return forward(model, token_ids, positions + (positions >= 40), *args, **kw)
+
+    monkeypatch.setattr(Model, "forward", shifted)
+    chunks = features_in_chunks(model_dir, "bfloat16", 40)
+    assert [torch.equal(*pair) for pair in zip(whole, chunks, strict=True)] == [False, False, True]

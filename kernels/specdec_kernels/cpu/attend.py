@@ -13,7 +13,7 @@ from specdec_kernels.cpu.bits import array_at, as_stored, inner
 from specdec_kernels.cpu.calls import address_of, call_at
 from specdec_kernels.cpu.lanes import LANES
 from specdec_kernels.cpu.softmax import exp_and_sum
-from specdec_kernels.cpu.tiles import DOT_STEP, TILE, add_tile, dot_tile, prefetch_tile
+from specdec_kernels.cpu.tiles import DOT_STEP, TILE, add_tile, dot_tile, prefetch_tile, turn_tile
 
 AHEAD = 4
 """How many tiles ahead memory is prefetched."""
@@ -67,6 +67,7 @@ def attend_part(
     queries = np.zeros(most_queries * _up(key_dim, DOT_STEP), dtype=like.dtype)
     attended = np.empty(most_queries * _up(value_dim, LANES), dtype=np.float32)
     scores = np.empty(most_queries * most_keys, dtype=np.float32)
+    weights = np.empty(most_queries * most_keys, dtype=like.dtype)
     sums = np.empty(most_queries, dtype=np.float32)
     item = start
     while item < end:
@@ -74,9 +75,9 @@ def attend_part(
         heads = first_head, min(num_kv_heads - first_head, end - item), groups
         _gather(query, strides[0], key_dim, chunk, heads, queries)
         _score(queries, keys, values, chunk, heads, paths, places, window, np.float32(scaling), scores)
-        _weigh(scores, chunk, heads, paths, window, softcap, sinks, sums)
+        _weigh(scores, chunk, heads, paths, window, softcap, sinks, weights, sums)
         attended[:] = 0
-        _sum_up(scores, values, chunk, heads, paths, places, window, attended)
+        _sum_up(weights, values, chunk, heads, paths, places, window, attended)
         _store(attended, sums, chunk, heads, output)
         item += heads[1]
 
@@ -174,6 +175,7 @@ def _score(queries, keys, values, chunk, heads, paths, places, window, scaling, 
     width, row_len, num_rows = _up(key_dim, DOT_STEP), _up(chunk[4], TILE), chunk[2]
     first, end, shared, num_shared = _tiles(chunk, paths, window)
     padded, in_order = np.zeros(TILE * width, dtype=numbers.dtype), np.arange(TILE)
+    turned = np.empty(TILE * width, dtype=numbers.dtype)
     for t in range(first, end):
         for h in range(num_heads):
             _prefetch(keys, t + AHEAD, num_shared, chunk, first_head + h, places)
@@ -184,9 +186,10 @@ def _score(queries, keys, values, chunk, heads, paths, places, window, scaling, 
                 if count > 0:
                     cache = numbers, stride, (first_head + h) * key_dim, places, place
                     if width > key_dim:
-                        cache = _padded(cache, key_dim, width, count, padded), width, 0, in_order, 0
+                        cache = _padded(cache, key_dim, width, padded), width, 0, in_order, 0
+                    turn_tile(cache[0], cache[3], cache[4], cache[1], cache[2], width, turned)
                     i = (h * num_rows + row) * groups
-                    _dot(queries, width, i, i + together * groups, cache, scaling, scores, row_len, t * TILE)
+                    _dot(queries, width, i, i + together * groups, turned, scaling, scores, row_len, t * TILE)
                 row += together
 
 
@@ -200,11 +203,10 @@ def _prefetch(cache, t, num_shared, chunk, head, places):
 
 
 @inner()
-def _padded(cache, dim, width, count, padded):
-    """Copy the first `count` keys or values of a tile to `padded`, each padded with zeros to `width`. Returns
-    `padded`."""
+def _padded(cache, dim, width, padded):
+    """Copy the keys or values of a tile to `padded`, each padded with zeros to `width`. Returns `padded`."""
     numbers, stride, offset, places, place = cache
-    for j in range(count):
+    for j in range(TILE):
         start, to = places[place + j] * stride + offset, j * width
         for i in range(dim):
             padded[to + i] = numbers[start + i]
@@ -212,27 +214,30 @@ def _padded(cache, dim, width, count, padded):
 
 
 @inner()
-def _dot(queries, width, i, end, cache, scaling, scores, row_len, first):
+def _dot(queries, width, i, end, turned, scaling, scores, row_len, first):
     """Compute the scores of queries i to end - 1 with the keys of a tile, and write them to `scores` from column
     `first` on."""
-    keys, stride, offset, places, place = cache
     while i < end:
         q, s = i * width, i * row_len + first
-        if end - i >= 4:
-            dot_tile(queries, q, width, keys, places, place, stride, offset, scaling, scores, s, row_len, 4)
-        elif end - i == 3:
-            dot_tile(queries, q, width, keys, places, place, stride, offset, scaling, scores, s, row_len, 3)
-        elif end - i == 2:
-            dot_tile(queries, q, width, keys, places, place, stride, offset, scaling, scores, s, row_len, 2)
+        if end - i >= 8:
+            dot_tile(queries, q, width, turned, scaling, scores, s, row_len, 8)
+            i += 8
+        elif end - i >= 4:
+            dot_tile(queries, q, width, turned, scaling, scores, s, row_len, 4)
+            i += 4
+        elif end - i >= 2:
+            dot_tile(queries, q, width, turned, scaling, scores, s, row_len, 2)
+            i += 2
         else:
-            dot_tile(queries, q, width, keys, places, place, stride, offset, scaling, scores, s, row_len, 1)
-        i += 4
+            dot_tile(queries, q, width, turned, scaling, scores, s, row_len, 1)
+            i += 1
 
 
 @inner()
-def _weigh(scores, chunk, heads, paths, window, softcap, sinks, sums):
-    """Replace scores in place by softmax weights that are not normalized yet. The sum of each query's weights, by which
-    its result is divided later, is written to sums [num_queries]."""
+def _weigh(scores, chunk, heads, paths, window, softcap, sinks, weights, sums):
+    """Compute softmax weights of the scores, not normalized yet, and round them to the dtype of weights
+    [num_queries, keys]. The sum of each query's weights, by which its result is divided later, is written to sums
+    [num_queries]."""
     first_head, num_heads, groups = heads
     row_len, i = _up(chunk[4], TILE), 0
     for head in range(first_head, first_head + num_heads):
@@ -241,8 +246,8 @@ def _weigh(scores, chunk, heads, paths, window, softcap, sinks, sums):
             first = max(length - window, 0) if window > 0 else 0
             for group in range(groups):
                 sink = sinks[head * groups + group] if len(sinks) else np.float32(-np.inf)
-                row = scores[i * row_len : i * row_len + _up(length, TILE)]
-                sums[i] = exp_and_sum(row, first, length, softcap, sink)
+                start, end = i * row_len, i * row_len + _up(length, TILE)
+                sums[i] = exp_and_sum(scores[start:end], first, length, softcap, sink, weights[start:end])
                 i += 1
 
 
@@ -264,7 +269,7 @@ def _sum_up(weights, values, chunk, heads, paths, places, window, attended):
                 if count > 0:
                     cache = numbers, stride, (first_head + h) * value_dim, places, place
                     if width > value_dim:
-                        cache = _padded(cache, value_dim, width, count, padded), width, 0, in_order, 0
+                        cache = _padded(cache, value_dim, width, padded), width, 0, in_order, 0
                     i = (h * num_rows + row) * groups
                     _add(weights, row_len, t * TILE, i, i + together * groups, cache, count, attended, width)
                 row += together
@@ -283,9 +288,6 @@ def _add(weights, row_len, first, i, end, cache, count, attended, width):
         elif end - i >= 4:
             add_tile(weights, w, row_len, values, places, place, stride, offset, count, attended, a, width, 4)
             i += 4
-        elif end - i >= 3:
-            add_tile(weights, w, row_len, values, places, place, stride, offset, count, attended, a, width, 3)
-            i += 3
         elif end - i >= 2:
             add_tile(weights, w, row_len, values, places, place, stride, offset, count, attended, a, width, 2)
             i += 2

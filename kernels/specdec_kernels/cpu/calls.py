@@ -3,9 +3,10 @@ function that is called by address is compiled once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -34,3 +35,17 @@ def call_at(typing_context: Any, address: Any, args: Any) -> Any:
         return context.get_dummy_value()
 
     return types.none(types.intp, args), generate
+
+
+def call_once(builder: Any, name: str, body: Callable[..., None], *args: Any) -> None:
+    """Generate a call of a function named `name`, whose code `body` generates. The function is not inlined, so that it
+    is compiled only once."""
+    kind = ir.FunctionType(ir.VoidType(), [each.type for each in args])
+    function = cgutils.get_or_insert_function(builder.module, kind, f"specdec_{name}")
+    if function.is_declaration:
+        function.linkage = "linkonce_odr"
+        function.attributes.add("noinline")
+        own_builder = ir.IRBuilder(function.append_basic_block())
+        body(own_builder, *function.args)
+        own_builder.ret_void()
+    builder.call(function, args)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from attrs import frozen
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
@@ -40,6 +41,11 @@ PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 ZERO = ir.Constant(FLOATS, [0.0] * LANES)
 
 
+def array_data(context: Any, builder: Any, signature: Any, args: Any, i: int) -> Any:
+    """Return an LLVM pointer to the elements of argument number i, which is an array."""
+    return context.make_array(signature.args[i])(context, builder, args[i]).data
+
+
 def variable(builder: Any, value: Any = ZERO) -> Any:
     """Generate code that allocates a variable for a vector and stores `value` in the variable."""
     made = cgutils.alloca_once(builder, FLOATS)
@@ -64,6 +70,43 @@ def load_halves(builder: Any, data: Any, i: Any) -> Any:
 def load_pairs(builder: Any, data: Any, i: Any) -> Any:
     """Load 2 * LANES bfloat16 from data[i] on, for `multiply_add_pairs`."""
     return builder.load(lanes_at(builder, data, i, PAIRS), align=2)
+
+
+@frozen
+class Step:
+    """What one step of a sum of products takes of each factor in each lane: a float32, or a pair of bfloat16."""
+
+    size: int  # numbers for each lane
+    load: Callable[[Any, Any, Any], Any]  # for each lane, its own
+    add_product: Callable[[Any, Any, Any, Any], Any]  # to the third argument
+
+
+def step_of(array: Any) -> Step:
+    """Return the step for factors in arrays of this type."""
+    if array.dtype == types.uint16:
+        return Step(2, load_pairs, multiply_add_pairs)
+    return Step(1, load_floats, multiply_add)
+
+
+def spread_step(builder: Any, data: Any, i: Any, step: Step) -> Any:
+    """Load one step from data[i] on, and broadcast it to all lanes."""
+    kind = I32 if step.size == 2 else ir.FloatType()
+    number = builder.load(builder.bitcast(builder.gep(data, [i]), kind.as_pointer()), align=2)
+    return builder.bitcast(spread(builder, number), PAIRS if step.size == 2 else FLOATS)
+
+
+def interleaved(builder: Any, rows: Sequence[Any], i: Any, num_vectors: int, step: Step) -> list[Any]:
+    """Load num_vectors * LANES elements from index i on of each row, as many rows as a step has numbers, and put those
+    of a lane together."""
+    if step.size == 1:
+        return [load_floats(builder, rows[0], builder.add(i, i.type(v * LANES))) for v in range(num_vectors)]
+    width = num_vectors * LANES
+    whole = ir.VectorType(ir.IntType(16), width)
+    first, second = (builder.load(lanes_at(builder, row, i, whole), align=2) for row in rows)
+    order = [lane + row * width for lane in range(width) for row in range(2)]
+    parts = [order[start : start + 2 * LANES] for start in range(0, 2 * width, 2 * LANES)]
+    places = [ir.Constant(ir.VectorType(I32, 2 * LANES), part) for part in parts]
+    return [builder.bitcast(builder.shuffle_vector(first, second, each), PAIRS) for each in places]
 
 
 def loader(array: Any) -> Callable[[Any, Any, Any], Any]:
@@ -114,7 +157,13 @@ def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 def multiply_add_pairs(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """Generate c + a[even] * b[even] + a[odd] * b[odd] in each lane, of pairs of bfloat16 and a float32 vector."""
-    return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, c, a, b)
+    if is_supported(torch.bfloat16):
+        return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, c, a, b)
+    sixteen, upper = (ir.Constant(INTS, [number] * LANES) for number in (16, 0xFFFF0000))
+    a, b = builder.bitcast(a, INTS), builder.bitcast(b, INTS)
+    for half in (lambda bits: builder.shl(bits, sixteen), lambda bits: builder.and_(bits, upper)):
+        c = multiply_add(builder, *(builder.bitcast(half(bits), FLOATS) for bits in (a, b)), c)
+    return c
 
 
 def call(builder: Any, name: str, returned: Any, *args: Any) -> Any:

@@ -8,7 +8,7 @@ import torch
 from specdec_core import compiled, ops
 from specdec_kernels.cpu.bits import LIKE, array_at, as_stored, inner, load
 from specdec_kernels.cpu.lanes import LANES
-from specdec_kernels.cpu.tiles import multiply_add, sum_of_squares
+from specdec_kernels.cpu.reductions import multiply_add, sum_of_squares
 
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

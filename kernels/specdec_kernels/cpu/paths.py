@@ -14,7 +14,7 @@ from specdec_core import compiled
 from specdec_kernels.cpu.bits import inner
 from specdec_kernels.cpu.tiles import TILE
 
-MAX_ROWS = 8
+MAX_ROWS = 16
 """Most tokens of a request that share the work of reading keys and values."""
 
 

@@ -14,23 +14,22 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from specdec_kernels.cpu.calls import call_once
 from specdec_kernels.cpu.lanes import (
     FLOATS,
     HALVES,
     I32,
     LANES,
-    PAIRS,
+    array_data,
     call,
     load_floats,
-    load_pairs,
-    multiply_add,
-    multiply_add_pairs,
     narrowed,
     spread,
+    spread_step,
+    step_of,
     variable,
     widened,
 )
-from specdec_kernels.cpu.tiles import array_data, call_once
 
 MOST_ROWS, MOST_STRIPS = 6, 4
 """So many sums fit into vector registers beside a row's input and the weights."""
@@ -53,14 +52,13 @@ def multiply(
 
     All arrays are contiguous. Each row is summed in the order of its inputs, independently of the other rows.
     """
-    is_pairs = weight.dtype == types.uint16
-    load, add_product = (load_pairs, multiply_add_pairs) if is_pairs else (load_floats, multiply_add)
+    step = step_of(weight)
 
     def body(builder: Any, weight_data: Any, num_steps: Any, strip: Any, *args: Any) -> None:
         rows_data, last_row, row, biases_data, output_data, width, to_row, to_column, is_added = args
         index = num_steps.type
-        strip_len = builder.mul(num_steps, index(2 * LANES if is_pairs else LANES))
-        row_len = builder.mul(num_steps, index(2)) if is_pairs else num_steps
+        row_len = builder.mul(num_steps, index(step.size))
+        strip_len = builder.mul(row_len, index(LANES))
         strips = [
             builder.gep(weight_data, [builder.mul(builder.add(strip, index(s)), strip_len)])
             for s in range(num_strips.literal_value)
@@ -72,13 +70,12 @@ def multiply(
             for given, place in zip(is_row, places, strict=True)
         ]
         totals = [[variable(builder) for _ in strips] for _ in inputs]
-        with cgutils.for_range(builder, num_steps) as loop:
-            step = builder.mul(loop.index, index(2 * LANES if is_pairs else LANES))
-            factors = [load(builder, each, step) for each in strips]
+        with cgutils.for_range_slice(builder, index(0), row_len, index(step.size), index) as (i, _):
+            factors = [step.load(builder, each, builder.mul(i, index(LANES))) for each in strips]
             for each, row_totals in zip(inputs, totals, strict=True):
-                given = _spread(builder, each, loop.index, is_pairs)
+                given = spread_step(builder, each, i, step)
                 for factor, total in zip(factors, row_totals, strict=True):
-                    builder.store(add_product(builder, given, factor, builder.load(total)), total)
+                    builder.store(step.add_product(builder, given, factor, builder.load(total)), total)
         first_bias = builder.mul(strip, index(LANES))
         for s in range(len(strips)):
             column = builder.add(to_column, index(s * LANES))
@@ -88,7 +85,7 @@ def multiply(
                 with builder.if_then(is_row[i]):
                     place = builder.add(builder.mul(builder.add(to_row, index(i)), width), column)
                     result = builder.fadd(builder.load(row_totals[s]), bias)
-                    _store(builder, result, is_added, mask, builder.gep(output_data, [place]), is_pairs)
+                    _store(builder, result, is_added, mask, builder.gep(output_data, [place]), step.size == 2)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         weight_data, rows_data, biases_data, output_data = (
@@ -107,13 +104,6 @@ def multiply(
     places = types.intp, types.intp, types.boolean
     kinds = weight, types.intp, rows, types.intp, biases, output, *places, num_rows, num_strips
     return types.void(*kinds), generate
-
-
-def _spread(builder: Any, inputs: Any, step: Any, is_pairs: bool) -> Any:
-    """Load the input of a step (in bfloat16, a pair of inputs) and broadcast it to all lanes of a vector."""
-    place = builder.gep(inputs, [builder.mul(step, step.type(2 if is_pairs else 1))])
-    number = builder.load(builder.bitcast(place, (I32 if is_pairs else ir.FloatType()).as_pointer()), align=2)
-    return builder.bitcast(spread(builder, number), PAIRS) if is_pairs else spread(builder, number)
 
 
 def _first_lanes(builder: Any, count: Any) -> Any:

@@ -11,8 +11,7 @@ from numba.extending import intrinsic
 
 from specdec_core import compiled, ops
 from specdec_kernels.cpu.bits import LIKE, array_at, as_stored, inner, load
-from specdec_kernels.cpu.lanes import LANES, loader, narrowed, store_rounded, widened
-from specdec_kernels.cpu.tiles import array_data
+from specdec_kernels.cpu.lanes import LANES, array_data, loader, narrowed, store_rounded, widened
 
 
 def rotary(

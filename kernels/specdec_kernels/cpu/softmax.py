@@ -6,7 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from specdec_kernels.cpu.bits import bits_to_float, inner
-from specdec_kernels.cpu.tiles import TILE, highest_of, multiply_add, sum_of
+from specdec_kernels.cpu.reductions import highest_of, multiply_add, sum_and_store
+from specdec_kernels.cpu.tiles import TILE
 
 _LOG2_E = np.float32(1.4426950408889634)
 _LOWEST, _HIGHEST = np.float32(-87.0), np.float32(87.0)
@@ -14,12 +15,13 @@ _LOWEST, _HIGHEST = np.float32(-87.0), np.float32(87.0)
 
 
 @inner()
-def exp_and_sum(scores, first, end, softcap, sink):
-    """Replace scores[first:end] in place by softmax weights before the division. The softcap is applied to the scores,
-    then each becomes exp(score - highest score). Scores from `end` on become 0, and so do those before `first` in the
-    same tile. Returns the sum of the weights, including the attention sink's.
+def exp_and_sum(scores, first, end, softcap, sink, weights):
+    """Compute the softmax weights, before the division, of scores[first:end]. The softcap is applied to scores, then
+    each becomes exp(score - highest score). Weights from `end` on are 0, and so are those before `first` in the same
+    tile. Returns their sum, including the attention sink's.
 
-    scores: float32, whole tiles.
+    scores: float32, whole tiles; overwritten.
+    weights: written, rounded to their dtype; as long as the scores.
     softcap: scores become softcap * tanh(scores / softcap). 0: no softcap.
     sink: the score of the attention sink. -inf: no sink.
 
@@ -37,7 +39,7 @@ def exp_and_sum(scores, first, end, softcap, sink):
         seen[j] = _exp(seen[j] - highest)
     scores[first_tile:first] = 0
     scores[end:] = 0
-    total = sum_of(scores, first_tile, len(scores))
+    total = sum_and_store(scores, first_tile, len(scores), weights, first_tile)
     return total + _exp(sink - highest) if sink > -np.inf else total
 
 

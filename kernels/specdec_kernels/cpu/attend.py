@@ -17,6 +17,8 @@ from specdec_kernels.cpu.tiles import DOT_STEP, TILE, add_tile, dot_tile, prefet
 
 AHEAD = 4
 """How many tiles ahead memory is prefetched."""
+MOST_SCORES = 2**16
+"""As many fit into a processor's own cache together with their weights."""
 
 
 @compiled(parallel=True)
@@ -60,19 +62,20 @@ def attend_part(
     groups = num_heads // num_kv_heads
     start, end = _cut(chunks, num_kv_heads, part, num_parts), _cut(chunks, num_kv_heads, part + 1, num_parts)
 
-    most_queries, most_keys = 0, 0
+    most_queries, most_scores = 0, 0
     for chunk in chunks[start // num_kv_heads : (end - 1) // num_kv_heads + 1]:
-        most_queries = max(most_queries, min(end - start, num_kv_heads) * chunk[2] * groups)
-        most_keys = max(most_keys, _up(chunk[4], TILE))
+        num_queries = _heads_at_once(chunk, groups, min(end - start, num_kv_heads)) * chunk[2] * groups
+        most_queries = max(most_queries, num_queries)
+        most_scores = max(most_scores, num_queries * _up(chunk[4], TILE))
     queries = np.zeros(most_queries * _up(key_dim, DOT_STEP), dtype=like.dtype)
     attended = np.empty(most_queries * _up(value_dim, LANES), dtype=np.float32)
-    scores = np.empty(most_queries * most_keys, dtype=np.float32)
-    weights = np.empty(most_queries * most_keys, dtype=like.dtype)
+    scores = np.empty(most_scores, dtype=np.float32)
+    weights = np.empty(most_scores, dtype=like.dtype)
     sums = np.empty(most_queries, dtype=np.float32)
     item = start
     while item < end:
         chunk, first_head = chunks[item // num_kv_heads], item % num_kv_heads
-        heads = first_head, min(num_kv_heads - first_head, end - item), groups
+        heads = first_head, _heads_at_once(chunk, groups, min(num_kv_heads - first_head, end - item)), groups
         _gather(query, strides[0], key_dim, chunk, heads, queries)
         _score(queries, keys, values, chunk, heads, paths, places, window, np.float32(scaling), scores)
         _weigh(scores, chunk, heads, paths, window, softcap, sinks, weights, sums)
@@ -85,6 +88,13 @@ def attend_part(
 @inner()
 def _up(number, multiple):
     return (number + multiple - 1) // multiple * multiple
+
+
+@inner()
+def _heads_at_once(chunk, groups, num_heads):
+    """Return how many KV heads to compute at once: as many as MOST_SCORES allow, of num_heads. Their keys lie side by
+    side in memory."""
+    return max(1, min(num_heads, MOST_SCORES // (chunk[2] * groups * _up(chunk[4], TILE))))
 
 
 @inner()

@@ -127,8 +127,17 @@ def widened(builder: Any, halves: Any) -> Any:
     return builder.bitcast(bits, FLOATS)
 
 
+def rounded(builder: Any, numbers: Any, is_bfloat: bool) -> Any:
+    """Round float32 to bfloat16 if is_bfloat."""
+    return widened(builder, narrowed(builder, numbers)) if is_bfloat else numbers
+
+
 def narrowed(builder: Any, numbers: Any) -> Any:
-    """Round float32 to bfloat16 as `bits.as_stored` does."""
+    """Round float32 to bfloat16 as `bits.as_stored` does, except that the instruction turns denormal numbers, below
+    1.2e-38, into 0."""
+    if is_supported(torch.bfloat16):
+        name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
+        return builder.bitcast(call(builder, name, ir.VectorType(_BFloat(), LANES), numbers), HALVES)
 
     def everywhere(number: int) -> Any:
         return ir.Constant(INTS, [number] * LANES)

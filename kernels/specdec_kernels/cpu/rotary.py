@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 from specdec_core import compiled, ops
 from specdec_kernels.cpu.bits import LIKE, array_at, as_stored, inner, load
-from specdec_kernels.cpu.lanes import LANES, array_data, loader, narrowed, store_rounded, widened
+from specdec_kernels.cpu.lanes import LANES, array_data, loader, rounded, store_rounded
 
 
 def rotary(
@@ -105,9 +105,6 @@ def _rotate_lanes(typing_context, given, start, cos, sin, output, output_start, 
     """Do what `rotate_row` does for the first `end` numbers of each half, LANES at a time."""
     load_lanes, is_bfloat = loader(given), given.dtype == types.uint16
 
-    def rounded(builder: Any, numbers: Any) -> Any:
-        return widened(builder, narrowed(builder, numbers)) if is_bfloat else numbers
-
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         given_data, cos_data, sin_data, output_data = (
             array_data(context, builder, signature, args, i) for i in (0, 2, 3, 4)
@@ -118,8 +115,8 @@ def _rotate_lanes(typing_context, given, start, cos, sin, output, output_start, 
             places = i, builder.add(i, half)
             left, right = (load_lanes(builder, given_data, builder.add(start, each)) for each in places)
             for place, own, other in zip(places, (left, right), (builder.fneg(right), left), strict=True):
-                turned = rounded(builder, builder.fmul(other, load_lanes(builder, sin_data, place)))
-                kept = rounded(builder, builder.fmul(own, load_lanes(builder, cos_data, place)))
+                turned = rounded(builder, builder.fmul(other, load_lanes(builder, sin_data, place)), is_bfloat)
+                kept = rounded(builder, builder.fmul(own, load_lanes(builder, cos_data, place)), is_bfloat)
                 at = builder.add(output_start, place)
                 store_rounded(builder, builder.fadd(kept, turned), output_data, at, is_bfloat)
         return context.get_dummy_value()

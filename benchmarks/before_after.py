@@ -11,7 +11,10 @@ machine slows both sides alike. The first round warms up. The time of a turn is 
 
 For each setting the script sums up the times of each side's turns, and reports the ratio of the sums, after / before. A
 ratio below 1 means that the change made specdec faster. The script also reports whether both sides generated the same
-tokens.
+tokens. Ways of drafting and batch sizes can be chosen: --ways plain "eagle3, chain" --batches 1 8.
+
+A level of EAGLE-3's head costs a quarter of the difference between a draft of "eagle3, chain", with five tokens, and of
+"eagle3, one", at batch 1.
 """
 
 from __future__ import annotations
@@ -36,12 +39,13 @@ Setting = tuple[str, int, float]  # way, batch, temperature
 BATCHES, TEMPERATURES = (1, 16), (0, 1)
 NUM_ALONE = 4  # requests, one after the other, of a batch of 1
 MAX_TOKENS = 64
-STEPS_OF_TURN = 4
+STEPS_OF_TURN = 16  # after a few, the other side's threads have stopped spinning
 EAGLE3 = {"method": "eagle3", "eagle_topk": 1, "num_speculative_tokens": 5}
 WAYS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "ngram": {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 5},
     "eagle3, chain": EAGLE3,
+    "eagle3, one": EAGLE3 | {"num_speculative_tokens": 1},
     "eagle3, tree": EAGLE3 | {"eagle_topk": 4, "eagle_depth": 4, "num_speculative_tokens": 15},
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 5},
 }
@@ -52,7 +56,7 @@ def work() -> None:
 
     A run begins with a line of JSON on standard input: [way, batch size, temperature]. `way` is a key of WAYS, the
     speculative configurations. For each further line the worker runs STEPS_OF_TURN engine steps and prints how many
-    milliseconds they took. When all requests are finished, the worker prints a digest of their output tokens instead,
+    milliseconds they took, and each draft. When all requests are finished, the worker prints a digest of their output tokens instead,
     and the run ends.
     """
     answers = os.fdopen(os.dup(1), "w")  # libraries print to standard output, too
@@ -84,11 +88,21 @@ def work() -> None:
             while turn := list(islice(outputs, STEPS_OF_TURN * batch)):  # a request has one in every step
                 yield [(first + output.prompt_index, output) for output in turn]
 
+    def drafting(way: str) -> tuple[float, float]:
+        """Return the seconds that drafting took and the number of drafts, of all runs."""
+        found = {metric.name: metric.value for metric in llms[way].get_metrics() if hasattr(metric, "value")}
+        seconds, number = (
+            next((value for name, value in found.items() if name.endswith(ending)), 0.0)
+            for ending in ("spec_decode_draft_seconds", "spec_decode_num_drafts")
+        )
+        return seconds, number
+
     def run(way: str, batch: int, temperature: float) -> str:
         written: dict[int, list[int]] = {}
         remaining = turns(way, batch, temperature)
         while True:
             sys.stdin.readline()
+            before = drafting(way) if way in llms else (0.0, 0.0)
             started = perf_counter()
             turn = next(remaining, None)
             milliseconds = (perf_counter() - started) * 1e3
@@ -96,7 +110,8 @@ def work() -> None:
                 return sha256(json.dumps(sorted(written.items())).encode()).hexdigest()
             for number, output in turn:
                 written.setdefault(number, []).extend(piece.token_id for piece in output.pieces)
-            answer(milliseconds)
+            seconds, drafts = (after - each for after, each in zip(drafting(way), before, strict=True))
+            answer([milliseconds, seconds * 1e3 / drafts if drafts else 0.0])
 
     for line in sys.stdin:
         answer(run(*json.loads(line)))
@@ -116,9 +131,11 @@ class Side:
         assert self._process.stdin is not None
         print(line, file=self._process.stdin, flush=True)
 
-    def answer(self) -> float | str:
+    def answer(self) -> list[float] | str:
         assert self._process.stdout is not None
-        found: float | str = json.loads(self._process.stdout.readline() or sys.exit(f"it ended: {self._process.args}"))
+        found: list[float] | str = json.loads(
+            self._process.stdout.readline() or sys.exit(f"it ended: {self._process.args}")
+        )
         return found
 
     def close(self) -> None:
@@ -128,6 +145,7 @@ class Side:
 @dataclass
 class Run:
     turns: list[float] = field(default_factory=list)  # milliseconds of each
+    drafts: list[float] = field(default_factory=list)  # milliseconds that a draft took, in each turn
     digest: str = ""
 
 
@@ -150,7 +168,8 @@ def run(sides: Mapping[str, Side], setting: Setting) -> dict[str, Run]:
                 runs[name].digest = answer
                 order.remove(name)
             else:
-                runs[name].turns.append(answer)
+                runs[name].turns.append(answer[0])
+                runs[name].drafts.append(answer[1])
         order.reverse()
     return runs
 
@@ -165,6 +184,10 @@ def compare(rounds: Sequence[Mapping[str, Run]]) -> dict[str, Any]:
     }
     return {
         "ratio": round(sum(turns["after"]) / sum(turns["before"]), 4),
+        "median_ms_of_a_step": {side: round(median(times) / STEPS_OF_TURN, 3) for side, times in turns.items()},
+        "median_ms_of_a_draft": {
+            side: round(median(ms for each in rounds for ms in each[side].drafts), 3) for side in SIDES
+        },
         "same_tokens": len({each[side].digest for each in rounds for side in SIDES}) == 1,
         "median_ms_of_turns": turns,
     }
@@ -175,6 +198,9 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", metavar="PYTHON")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
+    parser.add_argument("--temperatures", nargs="+", type=int, choices=TEMPERATURES, default=TEMPERATURES)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--out", type=Path, default=RESULTS / "before_after.json")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
@@ -186,12 +212,16 @@ def main() -> None:
         parser.error("name the other Python: --before DIR/bin/python")
     sides = dict(zip(SIDES, (Side(args.before), Side(sys.executable)), strict=True))
     results = {}
-    for setting in product(WAYS, BATCHES, TEMPERATURES):
+    for setting in product(args.ways, args.batches, args.temperatures):
         way, batch, temperature = setting
         _, *counted = (run(sides, setting) for _ in range(args.rounds + 1))
         name = f"{way}, batch {batch}, temperature {temperature}"
         results[name] = found = compare(counted)
-        print(f"{name:45} {found['ratio']:.3f}{'' if found['same_tokens'] else '  other tokens'}", flush=True)
+        note = "" if found["same_tokens"] else "  other tokens"
+        print(
+            f"{name:45} {found['ratio']:.3f} {found['median_ms_of_a_step']} {found['median_ms_of_a_draft']}{note}",
+            flush=True,
+        )
     for side in sides.values():
         side.close()
     record = {"command": command("before_after.py"), "rounds": args.rounds, "machine": machine(), "results": results}

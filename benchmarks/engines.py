@@ -4,7 +4,7 @@
 
 Each engine runs in a process of its own (engine_worker.py); two processes take turns, so that other load on the machine
 affects both. vLLM compiles the model with torch's inductor, its default. Prefix caching is off in both. All is greedy
-and in bfloat16, on two threads.
+and in bfloat16, on two threads. The results so far are written after each model and method.
 
 - decode: milliseconds per step after prompts of 256 tokens, for several batch sizes: the difference between completions
   of 65 tokens and of 1 token.
@@ -157,15 +157,15 @@ def methods(model: str) -> dict[str, dict[str, Any]]:
     return configs
 
 
-def measure_methods(pythons: dict[str, str], model: str, rounds: int) -> dict[str, Any]:
-    """Return {method: {number of draft tokens: {cell: {engine: tokens per second of each run}}}}."""
+def measure_methods(pythons: dict[str, str], model: str, rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each method with {number of draft tokens: {cell: {engine: tokens per second of each run}}}."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     texts = {"code": list(heldout.texts())[:NUM_HELDOUT], "edits": list(edit_prompts().values())}
     prompts = {
         kind: [tokenizer(text).input_ids[:MOST_PROMPT_TOKENS] for text in found] for kind, found in texts.items()
     }
-    results: dict[str, Any] = {}
     for method, configs in methods(model).items():
+        results: dict[str, Any] = {}
         for number in NUMBERS:
             numbered = {name: config | {"num_speculative_tokens": number} for name, config in configs.items()}
             with engines(pythons, model, numbered) as started:
@@ -176,9 +176,9 @@ def measure_methods(pythons: dict[str, str], model: str, rounds: int) -> dict[st
                             return len(given) * NUM_TOKENS / engine.seconds(given, NUM_TOKENS, batch)
 
                         found = in_turn(started, rounds, speed)
-                        results.setdefault(method, {}).setdefault(str(number), {})[f"{kind}, batch {batch}"] = found
+                        results.setdefault(str(number), {})[f"{kind}, batch {batch}"] = found
                         print(method, number, kind, batch, {n: round(median(v)) for n, v in found.items()}, flush=True)
-    return results
+        yield method, results
 
 
 def main() -> None:
@@ -190,10 +190,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS / "engines.json")
     args = parser.parse_args()
     pythons = {"specdec": sys.executable, "vllm": args.vllm_python}
-    results: dict[str, Any] = {}
+    record = {"command": command("engines.py"), "machine": machine(), "models": {}}
     with tempfile.TemporaryDirectory() as folder:
         for name, model in models(args.models, Path(folder)).items():
-            found = results.setdefault(name, {})
+            found = record["models"].setdefault(name, {})
             with engines(pythons, model, {}) as started:
                 found["engines"] = {engine: worker.about for engine, worker in started.items()}
                 for batch in BATCHES if "decode" in args.parts else ():
@@ -206,9 +206,11 @@ def main() -> None:
                     found.setdefault("prefill_tokens_per_s", {})[str(length)] = measured
                     print(name, "prefill", length, {n: round(median(v)) for n, v in measured.items()}, flush=True)
             found["copy_bytes_per_s"] = copy_bandwidth()
+            write(record, args.output)
             if name == "tiny" and "methods" in args.parts:
-                found["methods_tokens_per_s"] = measure_methods(pythons, model, args.rounds)
-    write({"command": command("engines.py"), "machine": machine(), "models": results}, args.output)
+                for method, measured in measure_methods(pythons, model, args.rounds):
+                    found.setdefault("methods_tokens_per_s", {})[method] = measured
+                    write(record, args.output)
 
 
 if __name__ == "__main__":

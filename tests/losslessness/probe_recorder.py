@@ -42,8 +42,8 @@ class Recorder(Proposer):
     """Wraps a proposer. It records the drafts, and asserts that the engine calls the proposer in torch's inference
     mode."""
 
-    def __init__(self, proposer: Proposer, journal: Journal) -> None:
-        self.proposer, self.journal = proposer, journal
+    def __init__(self, proposer: Proposer, journal: Journal, vocab_size: int) -> None:
+        self.proposer, self.journal, self._vocab_size = proposer, journal, vocab_size
 
     def start(self, request: RequestView) -> None:
         assert torch.is_inference_mode_enabled()
@@ -82,10 +82,16 @@ class Recorder(Proposer):
                 batch.max_draft_tokens[i],
                 request.id in self.journal.num_reset,
                 *draft.tree(i),
-                [None if draft.q is None or row < 0 else draft.q[row] for row in rows],
+                [self._q(draft, row) for row in rows],
             )
             self.journal.drafts.append(drafted)
         return draft
+
+    def _q(self, draft: Draft, row: int) -> torch.Tensor | None:
+        """Return a row of q, over the target's vocabulary if the row has token ids of its own."""
+        if draft.q is None or row < 0 or draft.q_ids is None:
+            return None if draft.q is None or row < 0 else draft.q[row]
+        return draft.q.new_zeros(self._vocab_size).scatter_(0, draft.q_ids[row], draft.q[row])
 
 
 class RecordingPlugins:
@@ -97,7 +103,10 @@ class RecordingPlugins:
 
     def proposer(self, name: str) -> Any:
         spec = PROBE if name == PROBE.name else self._installed.proposer(name)
-        return attrs.evolve(spec, build=lambda *args: Recorder(spec.build(*args), self._journal))
+        return attrs.evolve(spec, build=self._recorded(spec.build))
+
+    def _recorded(self, build: Any) -> Any:
+        return lambda config, context: Recorder(build(config, context), self._journal, context.target.vocab_size)
 
     def ops(self, device_type: str) -> OfferedOps:
         return OfferedOps(())  # core's own, whatever is installed

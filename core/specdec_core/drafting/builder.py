@@ -32,7 +32,8 @@ class DraftBuilder:
 
     method: "greedy": a node's children are the likeliest next tokens. "probabilistic": children are drawn without
         replacement at the request's temperature, or chosen as with "greedy" if that is 0.
-    q_to_target: int64 [draft_vocab], maps draft token ids to target token ids; None if they are the same.
+    q_to_target: int64 [draft_vocab] or [batch, draft_vocab], maps draft token ids to target token ids, for all requests
+        or for each; None if they are the same.
 
     Attributes: is_sampled bool [batch], the requests whose nodes are drawn; room int64 [batch], how many more nodes
     each request may get.
@@ -50,6 +51,7 @@ class DraftBuilder:
         # Of each level: requests, parents (numbers within the request; -1: the root), token_ids, q_rows, scores.
         self._levels: list[tuple[torch.Tensor, ...]] = []
         self._q: list[torch.Tensor] = []
+        self._q_requests: list[torch.Tensor] = []  # of each row of q
 
     def grow(
         self, logits: torch.Tensor, requests: torch.Tensor, parents: torch.Tensor, num_children: int | torch.Tensor = 1
@@ -87,6 +89,7 @@ class DraftBuilder:
             columns[drawn], is_drawn = self._draw(q, requests[drawn], keys, most)
             exists[drawn] &= is_drawn
             self._q.append(q)
+            self._q_requests.append(requests[drawn])
             self._num_keys.index_add_(0, requests, wanted)
 
         row, child = exists.nonzero(as_tuple=True)
@@ -94,7 +97,7 @@ class DraftBuilder:
         nodes = self._num_nodes[request] + _rank(request)
         added = torch.bincount(request, minlength=len(self.room))
         self.room, self._num_nodes = self.room - added, self._num_nodes + added
-        token_ids = column if self._q_to_target is None else self._q_to_target[column]
+        token_ids = column if self._q_to_target is None else to_target(self._q_to_target, request, column)
         scores = probs[row, column]
         self._levels.append((request, parents[row], token_ids, q_rows[row], scores))
         return Grown(row, nodes, token_ids, scores)
@@ -107,6 +110,10 @@ class DraftBuilder:
         requests, parents, token_ids, q_rows, scores = (torch.cat(each) for each in zip(*self._levels, strict=True))
         order = requests.argsort(stable=True)
         parents = parents[order]
+        q_to_target = self._q_to_target if self._q else None
+        q_ids = None
+        if q_to_target is not None and q_to_target.dim() == 2:
+            q_ids, q_to_target = q_to_target[torch.cat(self._q_requests)], None
         return Draft(
             token_ids=token_ids[order],
             parents=parents.to(torch.int32),
@@ -114,7 +121,8 @@ class DraftBuilder:
             max_depth=min(sum(len(level[0]) > 0 for level in self._levels), max(counts)),
             q=torch.cat(self._q) if self._q else None,
             q_rows=q_rows[order].to(torch.int32) if self._q else None,
-            q_to_target=self._q_to_target if self._q else None,
+            q_to_target=q_to_target,
+            q_ids=q_ids,
             with_replacement=False,
             scores=scores[order],
             is_chain=bool((parents == _rank(requests[order]) - 1).all()),
@@ -136,6 +144,12 @@ class DraftBuilder:
             is_drawn.append(left.sum(dim=-1) > 0)
             drawn.append(self._batch.random.categorical(left, Stream.DRAFT, requests, keys + child))
         return torch.stack(drawn, dim=1), torch.stack(is_drawn, dim=1)
+
+
+def to_target(q_to_target: torch.Tensor, requests: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Return the target's ids of a draft model's token ids. q_to_target: see `DraftBuilder`. requests: int64, of each
+    token, indices into the batch."""
+    return q_to_target[token_ids] if q_to_target.dim() == 1 else q_to_target[requests, token_ids]
 
 
 def _rank(ascending: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,8 @@ import torch
 
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import ProposerBatch
+from specdec_core.drafting.acceptance import on_host
+from specdec_core.drafting.builder import to_target
 from specdec_core.drafting.level import Level, may_shrink
 from specdec_core.drafting.stop import Stopping
 
@@ -26,7 +28,8 @@ class DynamicTree:
     its path from the root. The nodes that are kept stay in the order in which they were grown; of equally likely nodes,
     the one grown first is kept. No token is sampled. A node whose logits are not finite keeps no children.
 
-    q_to_target: int64 [draft_vocab], maps draft token ids to target token ids; None if they are the same.
+    q_to_target: int64 [draft_vocab] or [batch, draft_vocab], maps draft token ids to target token ids, for all requests
+        or for each; None if they are the same.
     stopping: the result of `DraftStop.begin`, or None. It decides which requests get no more nodes, and which nodes are
         dropped because verifying them costs more than they gain.
     min_prob: a request gets no more nodes once all paths to its newest nodes have a lower probability than this. Give
@@ -127,14 +130,21 @@ class DynamicTree:
         Returns log probabilities [batch, width, num_children], IMPOSSIBLE for stopped requests, and token ids [batch,
         width * num_children].
         """
-        best = logits.log_softmax(dim=-1, dtype=torch.float32).topk(min(self._top_k, logits.shape[-1]), dim=-1)
-        token_ids = best.indices if self._q_to_target is None else self._q_to_target[best.indices]
-        shape = len(self._growing), self._frontier.shape[1], -1
-        values, ids = best.values.cpu().numpy().reshape(shape), token_ids.cpu().numpy().reshape(len(self._growing), -1)
-        values = np.where(np.isfinite(values), values, IMPOSSIBLE)  # a row that is not finite is all NaN
+        log_probs = logits.log_softmax(dim=-1, dtype=torch.float32)
+        if self._top_k == 1:
+            values, token_ids = log_probs.max(dim=-1, keepdim=True)  # faster than topk
+        else:
+            values, token_ids = log_probs.topk(min(self._top_k, logits.shape[-1]), dim=-1)
+        width = self._frontier.shape[1]
+        if self._q_to_target is not None:
+            requests = torch.from_numpy(self._growing.repeat(width)).to(self._device)
+            token_ids = to_target(self._q_to_target, requests.unsqueeze(1), token_ids)
+        shape = len(self._growing), width, -1
+        scores, ids = on_host(values).reshape(shape), on_host(token_ids).reshape(len(self._growing), -1)
+        scores = np.where(np.isfinite(scores), scores, IMPOSSIBLE)  # a row that is not finite is all NaN
         if not self._goes.all():
-            values[~self._goes] = IMPOSSIBLE
-        return self._of_all(values, IMPOSSIBLE), self._of_all(ids, 0)
+            scores[~self._goes] = IMPOSSIBLE
+        return self._of_all(scores, IMPOSSIBLE), self._of_all(ids, 0)
 
     def _of_growing(self, of_all: np.ndarray) -> np.ndarray:
         """Select the rows of requests that still grow: [num_growing, ...] from [batch, ...]."""

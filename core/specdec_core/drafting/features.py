@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch.nn.functional import pad
 
 from specdec_core.config.draft_options import DraftHeadConfig
 from specdec_core.contracts.draft import Draft
@@ -14,6 +13,7 @@ from specdec_core.contracts.proposer import BuildContext, Observation, Proposer,
 from specdec_core.drafting.level import DraftPass, Level, TreeGrower, grow
 from specdec_core.drafting.rows import RequestTensors
 from specdec_core.drafting.stop import DraftStop
+from specdec_core.ops.padding import padded_to
 
 
 class FeatureProposer(Proposer):
@@ -94,7 +94,7 @@ class FeatureProposer(Proposer):
             observation.positions,
         )
         batch = len(observation.requests)
-        last_rows = pad(observation.last_rows, (0, self._attention.padded(batch) - batch))
+        last_rows = padded_to(self._attention.padded(batch), observation.last_rows)
         outputs, next_features = self._forward(passed, self.fuse(features), last_rows)
         self._last.put(observation.requests, outputs[:batch], next_features[:batch])
         filled = zip(observation.starts, observation.host_num_valid, strict=True)
@@ -119,7 +119,6 @@ class FeatureProposer(Proposer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the head on the slots of one forward pass, with `features` [num_tokens, hidden]. Returns what `run` does;
         there may be padding rows at the end."""
-        if passed.num_tokens < len(passed.token_ids):
-            features = pad(features, (0, 0, 0, len(passed.token_ids) - passed.num_tokens))
+        features = padded_to(passed.token_ids.shape[0], features)
         with self._attention.forwarding(passed.metadata, passed.visibility, window=self._window):
             return self.run(self.embed(passed.token_ids, passed.positions), features, passed.positions, rows)

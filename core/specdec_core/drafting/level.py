@@ -112,9 +112,10 @@ class DraftPass:
         """Prepare a causal forward pass over the KV-cache slots [start, start + length) of each request. token_ids,
         positions: int64 [sum of lengths]."""
         metadata = attention.metadata(requests, starts, lengths)
-        num_padded = attention.padded(len(token_ids))
+        num_tokens = token_ids.shape[0]
+        num_padded = attention.padded(num_tokens)
         padded = padded_to(num_padded, positions)
-        return cls(metadata, Visibility(padded, padded + 1), padded_to(num_padded, token_ids), len(token_ids))
+        return cls(metadata, Visibility(padded, padded + 1), padded_to(num_padded, token_ids), num_tokens)
 
     @classmethod
     def over_level(
@@ -132,11 +133,10 @@ class DraftPass:
         else:
             starts = [first + start for first, start in zip(first_slots, level.starts, strict=True)]
         metadata = attention.metadata(batch.requests, starts, lengths)
-        num_entries = len(level.token_ids)
+        num_entries = level.token_ids.shape[0]
         num_padded = attention.padded(num_entries)
-        first_of_each = np.zeros(num_padded, dtype=np.int64)
-        first_of_each[:num_entries] = np.array(first_slots)[level.requests].repeat(level.width)
-        first = torch.from_numpy(first_of_each).to(level.token_ids.device)
+        first_of_each = np.array(first_slots)[level.requests].repeat(level.width)
+        first = padded_to(num_padded, torch.from_numpy(first_of_each).to(level.token_ids.device))
         positions, more_slots = first + (level.depth - 1), None
         if level.is_alive is not None:  # at its depth, a dead entry could be past the last position
             positions = torch.where(padded_to(num_padded, level.is_alive), positions, first)

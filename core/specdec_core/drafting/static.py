@@ -34,7 +34,8 @@ class StaticTree:
 
     method: "greedy": a node's children are the likeliest next tokens. "probabilistic": children are drawn without
         replacement at the request's temperature, or chosen as with "greedy" if that is 0.
-    q_to_target: int64 [draft_vocab], maps draft token ids to target token ids; None if they are the same.
+    q_to_target: int64 [draft_vocab] or [batch, draft_vocab], maps draft token ids to target token ids, for all requests
+        or for each; None if they are the same.
     stopping: the result of `DraftStop.begin`, or None. Requests that it stops get no more nodes.
     """
 

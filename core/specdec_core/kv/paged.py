@@ -69,7 +69,7 @@ class PagedKVManager:
                     f"[{start}, {start + length}): from the root's slot on, a draft may use its plan's scratch_slots"
                 )
         tables, size = self._pool.tables(ids := list(request_ids)), self._pool.block_size
-        owner = np.repeat(np.arange(len(lengths)), lengths)
+        owner = np.arange(len(lengths)).repeat(lengths)
         begins = np.asarray(starts) - (np.cumsum(lengths) - lengths)  # start, minus the tokens before in the flat batch
         local = np.arange(len(owner)) + begins[owner]
         slots = tables[owner, local // size] * size + local % size

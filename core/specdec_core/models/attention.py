@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 from torch import nn
 from transformers.modeling_utils import AttentionInterface
 
@@ -79,12 +79,14 @@ class PagedAttention:
         self._window: int | None = None
 
     def of_group(self, group: int, num_layers: int, ops: Mapping[str, Callable[..., Any]]) -> PagedAttention:
-        """Make a `PagedAttention` for a draft model or draft head, with the same KV manager and padding as this one.
+        """Make a `PagedAttention` for a draft model or draft head, with the same KV manager. Its forward passes are not
+        padded: what rounds differently there changes drafts, not the target's tokens.
 
         group: the index of a KV group. Its layers are those of the draft model or draft head.
         ops: {name of an operation: operation}, with at least `paged_attention` and `store_kv`.
         """
-        return PagedAttention(self._kv, [(group, layer) for layer in range(num_layers)], ops, self._padding)
+        places = [(group, layer) for layer in range(num_layers)]
+        return PagedAttention(self._kv, places, ops, evolve(self._padding, rows=1))
 
     def padded(self, num_tokens: int) -> int:
         """Return the length to which a flat batch of num_tokens tokens is padded. With this padding, a token's result

@@ -35,5 +35,5 @@ def round_up(number: int, multiple: int) -> int:
 
 def padded_to(length: int, rows: torch.Tensor, value: int = 0) -> torch.Tensor:
     """Pad rows [n, ...] at the end with `value`, up to `length` rows. Returns `rows` itself if n is `length`."""
-    missing = length - len(rows)
+    missing = length - rows.shape[0]
     return torch.nn.functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing), value=value) if missing else rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from operator import is_not
 from typing import Any
 
@@ -33,7 +34,7 @@ Cache = tuple[torch.Tensor, torch.Tensor]
 Angles = tuple[torch.Tensor, torch.Tensor]
 """cos and sin."""
 HEADS = 1
-"""Index of `_Tokens.buffers`."""
+"""Index of `_Tokens.starts`."""
 
 ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
 PRODUCTS = ("query_key_value", "attention_output", "gate_and_up", "down")
@@ -70,6 +71,7 @@ class FusedLayers:
         for row, layer in zip(self._table, layers, strict=True):
             self._fill(row, layer)
         self._windows = self._table["window"].copy()
+        self._window: int | None = None  # of the last forward pass
         products: Any = [[getattr(layer, name) for name in PRODUCTS] for layer in layers]
         width = products[0][1].num_out
         columns = max(heads.num_out for heads, *_ in products), max(output.num_in for _, output, *_ in products)
@@ -116,42 +118,44 @@ class FusedLayers:
         rows: torch.Tensor | None = None,
         plan_of_rows: AttentionPlan | None = None,
     ) -> torch.Tensor:
-        slots = slot_mapping.contiguous()
-        self._place(caches, slots[: sum(plan.metadata.lengths)], hidden.dtype)
-        self._table["window"] = self._windows
-        if window is not None:
-            self._table["window"] = np.where(self._windows, np.minimum(self._windows, window), window)
+        self._place(caches, hidden.dtype)
+        self._set_window(window)
         self._check(hidden, entering)
-        tokens = _Tokens.of(hidden.clone(), self._sizes, slots, ropes, plan, entering)
+        tokens = _Tokens.of(hidden.clone(), self._sizes, slot_mapping.contiguous(), ropes, plan, entering)
         if rows is None or plan_of_rows is None:
             tokens.run_stages(self._table, BEFORE_ATTENTION, END)
             return tokens.hidden
         tokens.run_stages(self._table[:-1], BEFORE_ATTENTION, END)
         tokens.run_stages(self._table[-1:], BEFORE_ATTENTION, ATTENTION)
-        chosen = tokens.only(rows, plan_of_rows, self._layers[-1])
+        chosen = tokens.only(rows, plan_of_rows, self._layers[-1], self._sizes)
         chosen.run_stages(self._table[-1:], ATTENTION, END)
         return chosen.hidden
 
     def _check(self, hidden: torch.Tensor, entering: torch.Tensor | None) -> None:
+        if self._layers[0].input_norm is not None:
+            return
         num_in = self._layers[0].query_key_value.num_in  # type: ignore[attr-defined]
         shape = None if entering is None else (entering.dtype, entering.shape)
-        if self._layers[0].input_norm is None and shape != (hidden.dtype, (len(hidden), num_in)):
+        if shape != (hidden.dtype, (len(hidden), num_in)):
             raise ValueError(
                 f"the first layer has no norm, and entering is {shape}: give the input of query, key and value, "
                 f"{hidden.dtype} [{len(hidden)}, {num_in}]"
             )
 
-    def _place(self, caches: Sequence[Cache], slots: torch.Tensor, dtype: torch.dtype) -> None:
-        """Write the addresses of the caches to the table. Raises ValueError if compiled code would write elsewhere."""
+    def _set_window(self, window: int | None) -> None:
+        """Limit each layer's window to that of the forward pass."""
+        if window != self._window:
+            self._window = window
+            limit = np.int64(2**62) if window is None else window
+            self._table["window"] = np.where(self._windows, np.minimum(self._windows, limit), window or 0)
+
+    def _place(self, caches: Sequence[Cache], dtype: torch.dtype) -> None:
+        """Write the addresses of the caches to the table."""
         placed = [dtype, *(tensor for cache in caches for tensor in cache)]
         if len(placed) != len(self._placed) or any(map(is_not, placed, self._placed)):  # other caches than last time
             for row, layer, cache in zip(self._table, self._layers, caches, strict=True):
                 self._place_layer(row, layer, cache, dtype)
             self._placed = placed
-        if len(slots):
-            lowest, highest, num_slots = int(slots.min()), int(slots.max()), int(self._table["num_slots"].min())
-            if not -num_slots <= lowest <= highest < num_slots:
-                raise ValueError(f"slots from {lowest} to {highest} in a KV cache of {num_slots}: give its own")
 
     def _place_layer(self, row: Any, layer: DecoderLayer, cache: Cache, dtype: torch.dtype) -> None:
         for tensor in cache:
@@ -171,13 +175,15 @@ class FusedLayers:
 class _Tokens:
     """The tokens of a forward pass, and memory for what layers compute of them.
 
-    buffers: as for `run_stages`, flat: of normed rows, heads, attended, gated, and outputs to be normed.
+    memory: buffers as for `run_stages`, one after the other: of normed rows, heads, attended, gated, and outputs to be
+        normed.
+    starts: where each buffer begins.
     ropes: (cos, sin) of each rotary embedding, [num_tokens, head_dim].
     """
 
     hidden: torch.Tensor  # [num_tokens, width], padding included
-    sizes: Sequence[int]  # of a token in each buffer
-    buffers: Sequence[torch.Tensor]
+    memory: torch.Tensor
+    starts: Sequence[int]
     slots: torch.Tensor
     ropes: Sequence[Angles]
     plan: AttentionPlan
@@ -193,34 +199,40 @@ class _Tokens:
         plan: AttentionPlan,
         entering: torch.Tensor | None,
     ) -> _Tokens:
-        buffers = [hidden.new_empty(len(hidden) * size) for size in sizes]
+        """sizes: of a token in each buffer."""
+        *starts, total = accumulate((hidden.shape[0] * size for size in sizes), initial=0)
         ropes = [(cos.contiguous(), sin.contiguous()) for cos, sin in ropes]
-        return cls(hidden, sizes, buffers, slots, ropes, plan, hidden if entering is None else entering.contiguous())
+        entering = hidden if entering is None else entering.contiguous()
+        return cls(hidden, hidden.new_empty(total), starts, slots, ropes, plan, entering)
 
-    def only(self, rows: torch.Tensor, plan: AttentionPlan, layer: DecoderLayer) -> _Tokens:
+    def only(self, rows: torch.Tensor, plan: AttentionPlan, layer: DecoderLayer, sizes: Sequence[int]) -> _Tokens:
         """Return some of the tokens, int64 [n], before a layer's attention. plan: that of these tokens alone."""
-        hidden = self.hidden.index_select(0, rows)
-        chosen = _Tokens.of(hidden, self.sizes, self.slots, self.ropes, plan, None)
+        chosen = _Tokens.of(self.hidden.index_select(0, rows), sizes, self.slots, self.ropes, plan, None)
         width = layer.query_key_value.num_out  # type: ignore[attr-defined]
-        chosen._dense(HEADS, width).copy_(self._dense(HEADS, width).index_select(0, rows))
+        chosen._heads(width).copy_(self._heads(width).index_select(0, rows))
         return chosen
 
     def run_stages(self, table: np.ndarray, *stages: int) -> None:
         paths, like = paths_of(self.plan), LIKE[self.hidden.dtype]
-        addresses = [tensor.data_ptr() for tensor in (self.hidden, *self.buffers, self.entering)]
-        in_parallel(
+        memory, size = self.memory.data_ptr(), self.memory.itemsize
+        buffers = [memory + start * size for start in self.starts]
+        is_run = in_parallel(
             run_stages,
             addresses_of(like.dtype),
             torch.get_num_threads(),
             like,
             table,
             stages,
-            tuple(addresses),
-            (sum(self.plan.metadata.lengths), self.sizes[0], self.slots.data_ptr()),
+            (self.hidden.data_ptr(), *buffers, self.entering.data_ptr()),
+            (sum(self.plan.metadata.lengths), self.hidden.shape[1], self.slots.data_ptr()),
             np.array([[cos.data_ptr(), sin.data_ptr()] for cos, sin in self.ropes]),
             (paths.chunks, paths.paths, paths.places),
         )
+        if not is_run:
+            num_slots = table["num_slots"].min()
+            raise ValueError(f"a slot of {self.slots.tolist()} is not one of the {num_slots} of the KV cache")
 
-    def _dense(self, index: int, width: int) -> torch.Tensor:
-        """Return a buffer as the compiled stages of a layer use it: its first numbers, as [num_tokens, width]."""
-        return self.buffers[index][: len(self.hidden) * width].view(len(self.hidden), width)
+    def _heads(self, width: int) -> torch.Tensor:
+        """Return the buffer of heads as the stages of a layer use it, [num_tokens, width]."""
+        start, num_tokens = self.starts[HEADS], self.hidden.shape[0]
+        return self.memory[start : start + num_tokens * width].view(num_tokens, width)

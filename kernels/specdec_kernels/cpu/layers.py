@@ -55,12 +55,20 @@ def run_stages(functions, num_parts, like, layers, stages, buffers, tokens, rope
     tokens: their number n, the width, and the address of their cache rows, int64 [n].
     ropes: addresses of cos and sin [n, head_dim] of each rotary embedding, int64 [number, 2].
     paths: the arrays chunks, paths and places of `lay_out`.
+
+    Returns False, and runs nothing, if a layer's KV cache lacks one of the rows.
     """
+    slots = array_at(tokens[2], (tokens[0],), _INTS)
+    for layer in range(len(layers)):
+        for slot in slots:
+            if not -layers[layer]["num_slots"] <= slot < layers[layer]["num_slots"]:
+                return False
     for layer in range(len(layers)):
         for stage in range(stages[0], stages[1]):
             for part in prange(num_parts):
                 where = np.int64(stage), np.int64(part), num_parts, functions[1], layers[layer : layer + 1]
                 call_at(functions[0], (*where, like, buffers, tokens, ropes, *paths))
+    return True
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Lock, local
+from typing import Any
 
 import numba
 import torch
@@ -16,13 +17,13 @@ _OF_THIS_THREAD = local()
 """num_threads: the number last given to numba, since asking numba costs more."""
 
 
-def in_parallel(loop: Callable[..., None], *args: object) -> None:
-    """Call a loop, a function compiled with parallel=True, on as many threads as torch uses. If another Python thread
-    is in such a call, wait for it to finish."""
+def in_parallel(loop: Callable[..., Any], *args: object) -> Any:
+    """Call a loop, a function compiled with parallel=True, on as many threads as torch uses, and return its result. If
+    another Python thread is in such a call, wait for it to finish."""
     num_threads = torch.get_num_threads()
     if getattr(_OF_THIS_THREAD, "num_threads", None) != num_threads:
         _OF_THIS_THREAD.num_threads = num_threads
         numba.set_num_threads(min(num_threads, numba.config.NUMBA_NUM_THREADS))
         torch.set_num_threads(num_threads)  # numba's OpenMP layer changes it as it starts
     with _ONE_AT_A_TIME:
-        loop(*args)
+        return loop(*args)

@@ -18,13 +18,16 @@ from specdec_core import RequestView
 
 class ContextVocabulary:
     """Tracks the most recent tokens of each request that the head's vocabulary lacks, and adds their logits to the
-    head's logits.
+    head's logits. While a request has fewer than num_tokens, other tokens have their places, with logits of -inf.
 
     own_ids: int64 [draft_vocab], the target's id of each token in the head's vocabulary.
     vocab_size: size of the target's vocabulary.
     num_tokens: largest number of tokens to add for a request.
     rows_of: a function that takes token ids, int64 [...], and returns their rows of the target's LM head, [...,
         hidden].
+
+    Attribute to_target: int64 [batch, draft_vocab + num_tokens], for each request of the draft the target's id of each
+    column of `logits`.
     """
 
     def __init__(
@@ -34,14 +37,16 @@ class ContextVocabulary:
         num_tokens: int,
         rows_of: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
-        self._own_ids, self._vocab_size, self._rows_of = own_ids, vocab_size, rows_of
+        self._own_ids, self._rows_of = own_ids, rows_of
         self._num_tokens = min(num_tokens, vocab_size - len(own_ids))
         self._lacks = np.ones(vocab_size, dtype=bool)
         self._lacks[own_ids.cpu().numpy()] = False
+        self._others = dict.fromkeys(np.flatnonzero(self._lacks)[: self._num_tokens].tolist())
         self._recent: dict[str, dict[int, None]] = {}  # token ids by request, the least recent first
         self._num_read: dict[str, int] = {}
-        self._ids = torch.empty(0)  # int64 [batch, num_tokens], filled up with vocab_size
-        self._rows = torch.empty(0)  # float32 [batch, num_tokens, hidden]
+        self._rows = torch.empty(0)  # float32 [batch, hidden, num_tokens]
+        self._biases = torch.empty(0)  # float32 [batch, 1, num_tokens], 0 or -inf
+        self.to_target = torch.empty(0, dtype=torch.int64)
 
     def finish(self, request: RequestView) -> None:
         self._recent.pop(request.id, None)  # absent if nothing was drafted for the request
@@ -50,13 +55,14 @@ class ContextVocabulary:
     def begin(self, requests: Sequence[RequestView]) -> None:
         """Prepare the next draft: read the requests' new tokens, and fetch the target's LM-head rows of the tokens to
         add."""
-        ids = np.full((len(requests), self._num_tokens), self._vocab_size)
-        for row, request in zip(ids, requests, strict=True):
-            recent = self._read(request)
-            row[: len(recent)] = list(recent)
-        self._ids = torch.from_numpy(ids).to(self._own_ids.device)
+        recent = [self._read(request) for request in requests]
+        ids = torch.tensor([list(each | self._others)[: self._num_tokens] for each in recent]).to(self._own_ids.device)
+        num_recent = torch.tensor([len(each) for each in recent]).to(ids.device)
+        is_recent = torch.arange(self._num_tokens, device=ids.device) < num_recent.unsqueeze(1)
         # float32, as small matrix products in bfloat16 are slower on a CPU
-        self._rows = self._rows_of(self._ids.clamp(max=self._vocab_size - 1)).float()
+        self._rows = self._rows_of(ids).float().mT
+        self._biases = self._rows.new_zeros(ids.shape).masked_fill(~is_recent, -torch.inf).unsqueeze(1)
+        self.to_target = torch.cat([self._own_ids.expand(len(ids), -1), ids], dim=1)
 
     def _read(self, request: RequestView) -> dict[int, None]:
         recent = self._recent.setdefault(request.id, {})
@@ -70,19 +76,16 @@ class ContextVocabulary:
         return recent
 
     def logits(self, own: torch.Tensor, outputs: torch.Tensor, requests: np.ndarray) -> torch.Tensor:
-        """Return logits over the target's vocabulary, [n, vocab]. They are -inf for tokens that cannot be drafted.
+        """Add the logits of the added tokens to the head's. Returns [n, draft_vocab + num_tokens].
 
         own: [n, draft_vocab], the logits that the head's LM head computed.
         outputs: [n, hidden], the inputs of the head's LM head. Each request has equally many rows.
         requests: int64 [num_requests], the requests' indices in the batch, ascending.
         """
-        ids, rows = self._ids, self._rows
-        if len(requests) < len(ids):
-            where = torch.from_numpy(requests).to(ids.device)
-            ids, rows = ids.index_select(0, where), rows.index_select(0, where)
-        width = len(outputs) // max(1, len(requests))
-        by_request = outputs.float().view(len(requests), width, outputs.shape[1])
-        added = torch.bmm(by_request, rows.mT).flatten(0, 1).to(own.dtype)
-        found = own.new_full((len(own), self._vocab_size + 1), -torch.inf)  # the last column is padding
-        found.scatter_(1, self._own_ids.expand(len(own), -1), own)
-        return found.scatter_(1, ids if width == 1 else ids.repeat_interleave(width, 0), added)[:, :-1]
+        rows, biases = self._rows, self._biases
+        if len(requests) < rows.shape[0]:
+            where = torch.from_numpy(requests).to(rows.device)
+            rows, biases = rows.index_select(0, where), biases.index_select(0, where)
+        num_each = outputs.shape[0] // max(1, len(requests))
+        by_request = outputs.float().view(len(requests), num_each, outputs.shape[1])
+        return torch.cat([own, torch.baddbmm(biases, by_request, rows).flatten(0, 1).to(own.dtype)], dim=1)

@@ -36,7 +36,7 @@ class EagleProposer(FeatureProposer):
         super().__init__(config, context, head.taps, head.layer.hidden_size, config.draft_window)
         self._config, self._head = config, module
         self._vocabulary = _context_vocabulary(config, context, head, to_target)
-        self._to_target = to_target if self._vocabulary is None else None  # target ids of the columns of `logits`
+        self._own_ids = to_target
         self._depth = config.depth(context.num_speculative_tokens)
         self._shape = config.shape(context.num_speculative_tokens)
         context.speed_up(module)
@@ -56,9 +56,10 @@ class EagleProposer(FeatureProposer):
 
     def grower(self, batch: ProposerBatch) -> TreeGrower:
         config, stopping = self._config, self._stop.begin(batch)
+        to_target = self._own_ids if self._vocabulary is None else self._vocabulary.to_target
         if config.is_dynamic:
-            return DynamicTree(batch, config.top_k, self._depth, self._to_target, stopping, config.min_prob)
-        return StaticTree(batch, self._shape, config.draft_sample_method, self._to_target, stopping)
+            return DynamicTree(batch, config.top_k, self._depth, to_target, stopping, config.min_prob)
+        return StaticTree(batch, self._shape, config.draft_sample_method, to_target, stopping)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         return self._head.fuse(features)
@@ -74,8 +75,8 @@ class EagleProposer(FeatureProposer):
         return self._head(embedded, features, rotation, self._attention.attend, rows)
 
     def logits(self, outputs: torch.Tensor, requests: np.ndarray) -> torch.Tensor:
-        """Return the logits of the next draft tokens over the head's vocabulary. If tokens outside this vocabulary can
-        be drafted too, the logits are over the target's vocabulary."""
+        """Return the logits of the next draft tokens over the head's vocabulary, followed by those of tokens outside of
+        it that can be drafted, too."""
         lm_head = self._head.lm_head
         own = self._context.output_head(outputs) if lm_head is None else lm_head(outputs)
         if self._vocabulary is None:

@@ -56,8 +56,8 @@ def work() -> None:
 
     A run begins with a line of JSON on standard input: [way, batch size, temperature]. `way` is a key of WAYS, the
     speculative configurations. For each further line the worker runs STEPS_OF_TURN engine steps and prints how many
-    milliseconds they took, and each draft. When all requests are finished, the worker prints a digest of their output tokens instead,
-    and the run ends.
+    milliseconds they took, and how many a draft took. When all requests are finished, the worker prints a digest of
+    their output tokens instead, and the run ends.
     """
     answers = os.fdopen(os.dup(1), "w")  # libraries print to standard output, too
     os.dup2(2, 1)

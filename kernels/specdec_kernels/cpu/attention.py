@@ -105,17 +105,17 @@ class Paths:
     @classmethod
     def of(cls, plan: AttentionPlan) -> Paths:
         metadata, seen = plan.metadata, plan.visibility
-        ends = accumulate(metadata.lengths)
-        lengths = enumerate(zip(metadata.lengths, ends, strict=True))
-        spans = [(request, end - n, end) for request, (n, end) in lengths if n > 0]
-        chunks, paths, places = lay_out(
+        *starts, num_tokens = accumulate(metadata.lengths, initial=0)
+        lengths = enumerate(zip(starts, metadata.lengths, strict=True))
+        spans = [(request, start, start + n) for request, (start, n) in lengths if n > 0]
+        chunks, paths, places, num_pairs = lay_out(
             np.array(spans, dtype=np.int64).reshape(-1, 3),
             seen.prefix_lens.numpy(),
             _NO_SLOTS if seen.more_slots is None else seen.more_slots.numpy(),
             metadata.block_tables.numpy(),
             metadata.block_size,
         )
-        return cls(sum(metadata.lengths), int(paths[:, 0].sum()), chunks, paths, places)
+        return cls(num_tokens, num_pairs, chunks, paths, places)
 
 
 _NO_SLOTS = np.empty((1, 0), dtype=np.int64)

@@ -224,7 +224,7 @@ class _Tokens:
             table,
             stages,
             (self.hidden.data_ptr(), *buffers, self.entering.data_ptr()),
-            (sum(self.plan.metadata.lengths), self.hidden.shape[1], self.slots.data_ptr()),
+            (paths.num_tokens, self.hidden.shape[1], self.slots.data_ptr()),
             np.array([[cos.data_ptr(), sin.data_ptr()] for cos, sin in self.ropes]),
             (paths.chunks, paths.paths, paths.places),
         )

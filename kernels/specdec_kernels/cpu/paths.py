@@ -26,7 +26,7 @@ def lay_out(
     block_tables,  # int64 [batch, max_blocks]
     block_size,
 ):
-    """Compute the paths of all tokens. Returns the arrays chunks, paths and places.
+    """Compute the paths of all tokens. Returns the arrays chunks, paths and places, and the sum of the paths' lengths.
 
     chunks: int64 [num_chunks, 5]. A chunk is a group of up to MAX_ROWS tokens of a request. Columns: the index in
         `places` at which the request's prefix begins, the index of the first token, the number of tokens, the number of
@@ -35,7 +35,7 @@ def lay_out(
         index in `places` at which its tail begins.
     places: int64 [...], row numbers in the KV cache. A tail repeats its last row until its last tile is full.
     """
-    num_chunks, num_places = 0, 0
+    num_chunks, num_places, num_pairs = 0, 0, 0
     paths = np.zeros((len(prefix_lens), 3), dtype=np.int64)
     prefixes = np.zeros((len(spans), 2), dtype=np.int64)  # tiles within any prefix, where they begin in places
     for span in range(len(spans)):
@@ -45,6 +45,7 @@ def lay_out(
             num_tiles = prefix_lens[token] // TILE
             paths[token, 0] = prefix_lens[token] + _num_more(prefix_lens[token], more_slots, token % len(more_slots))
             paths[token, 1], paths[token, 2] = num_tiles, num_places
+            num_pairs += paths[token, 0]
             num_places += _rounded_up(paths[token, 0] - num_tiles * TILE)
             prefixes[span, 0] = max(prefixes[span, 0], num_tiles)
         prefixes[span, 1] = num_places
@@ -64,7 +65,7 @@ def lay_out(
             chunks[chunk, 0], chunks[chunk, 1], chunks[chunk, 2] = prefixes[span, 1], first, past - first
             chunks[chunk, 3], chunks[chunk, 4] = shared, longest
             chunk += 1
-    return chunks, paths, places
+    return chunks, paths, places, num_pairs
 
 
 @inner()

@@ -21,7 +21,7 @@ from specdec_core import DecoderLayer, DecoderStack, Linears, Norm
 from specdec_proposer_eagle.head_config import HeadConfig
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines, [1, n, head_dim] each."""
+"""Cosines and sines, [n, head_dim] each."""
 Attend = Callable[..., torch.Tensor]
 """`LayerAttention.attend`: (layer, query [n, num_heads, head_dim], key and value [n, num_kv_heads, head_dim], rows)."""
 Rows = torch.Tensor | None
@@ -49,7 +49,7 @@ class Attention(nn.Module):
             for projected in (self.q_proj, self.k_proj, self.v_proj)
         )
         query, key = (heads.transpose(0, 1).unsqueeze(0) for heads in (self.q_norm(query), self.k_norm(key)))
-        query, key = apply_rotary_pos_emb(query, key, *rotation)
+        query, key = apply_rotary_pos_emb(query, key, *(table.unsqueeze(0) for table in rotation))
         attended = attend(self._layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value, rows=rows)
         return self.o_proj(attended.flatten(-2))
 
@@ -160,10 +160,10 @@ class Head(nn.Module):
         return self.fc(self.input_norm(features))
 
     def rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
-        """Cosines and sines of the rotary embedding, [1, n, head_dim] each. positions: int64 [n]."""
+        """Cosines and sines of the rotary embedding, [n, head_dim] each. positions: int64 [n]."""
         like = torch.empty(0, dtype=dtype, device=positions.device)
         cosines, sines = self.rotary(like, positions.unsqueeze(0))
-        return cosines, sines
+        return cosines[0], sines[0]
 
     def forward(
         self, embedded: torch.Tensor, feature: torch.Tensor, rotation: Rotation, attend: Attend, rows: Rows = None
@@ -188,7 +188,7 @@ class Head(nn.Module):
             hidden = self.fc(torch.cat(both, dim=-1))
         if self.stack.is_fused:
             residual, entering = self.layers[0].inputs(embedded, hidden)
-            hidden = self.stack(residual, rotation[0][0], rotation[1][0], entering, rows)
+            hidden = self.stack(residual, *rotation, entering, rows)
         else:
             for i, layer in enumerate(self.layers):
                 hidden = layer(embedded, hidden, rotation, attend, rows if i + 1 == len(self.layers) else None)

@@ -71,7 +71,7 @@ class EagleProposer(FeatureProposer):
     def run(
         self, embedded: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rotation = tuple(table.index_select(1, positions) for table in self._rotation)
+        rotation = tuple(table.index_select(0, positions) for table in self._rotation)
         return self._head(embedded, features, rotation, self._attention.attend, rows)
 
     def logits(self, outputs: torch.Tensor, requests: np.ndarray) -> torch.Tensor:

@@ -67,18 +67,20 @@ class DraftBuilder:
         earlier = wanted.cumsum(0) - wanted
         before = earlier - earlier[torch.searchsorted(requests, requests)]  # of the request's earlier rows in this call
         allowed = torch.minimum(self.room[requests] - before, wanted.clamp(max=logits.shape[-1])).clamp(min=0)
-        is_sound = logits.amax(dim=-1).isfinite()
-        allowed, logits = allowed * is_sound, logits.masked_fill(~is_sound.unsqueeze(1), 0)
-        most = int(allowed.max()) if len(allowed) else 0
-        if not most:
-            nothing = allowed.new_empty(0)
-            return Grown(nothing, nothing, nothing, logits.new_empty(0))
         if self._draws:  # scores of chosen nodes are probabilities at temperature 1
             temperature = self._batch.temperature.masked_fill(~self.is_sampled, 1)
             probs = (logits.float() / temperature[requests].unsqueeze(1)).softmax(dim=-1)
         else:
             probs = logits.softmax(dim=-1, dtype=torch.float32)
-        columns = probs.topk(most, dim=-1).indices
+        is_sound = probs[:, 0].isfinite()  # else the whole row is NaN
+        allowed = allowed * is_sound
+        most = int(allowed.max()) if len(allowed) else 0
+        if not most:
+            nothing = allowed.new_empty(0)
+            return Grown(nothing, nothing, nothing, logits.new_empty(0))
+        if self._draws:
+            probs = probs.masked_fill(~is_sound.unsqueeze(1), 0)
+        columns = probs.argmax(dim=-1, keepdim=True) if most == 1 else probs.topk(most, dim=-1).indices
         exists = torch.arange(most, device=logits.device) < allowed.unsqueeze(1)
         q_rows = torch.full_like(requests, -1)
         if self._draws:

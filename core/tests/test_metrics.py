@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from specdec_core import Counter, DraftCounts, Gauge, StepReport, Vector
+from specdec_core import Counter, DraftCounts, Gauge, PluginError, StepReport, Vector
 from specdec_core.engine.metrics import Load, Metrics
 
 REPORT = StepReport(
@@ -90,6 +90,19 @@ def test_the_line_in_the_log_has_the_load(caplog: pytest.LogCaptureFixture) -> N
     assert line.endswith(
         "; 3 running and 2 waiting requests, 46% of the KV cache in use, mine_cache_bytes 12,345, mine_cache_hits 6"
     )
+
+
+def test_a_proposers_mistake_in_its_metrics_does_not_end_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics(5)
+
+    def load() -> Load:
+        raise PluginError("mine: metrics failed")
+
+    with caplog.at_level(logging.INFO, "specdec_core.engine.metrics"):
+        metrics.update(REPORT, 10.0, load)
+    warning, line = caplog.messages
+    assert warning == "specdec: mine: metrics failed"
+    assert "tokens/s" in line
 
 
 def test_the_last_line_has_the_totals(caplog: pytest.LogCaptureFixture) -> None:

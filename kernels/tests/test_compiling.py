@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from llvmlite import binding
 
 import specdec_kernels
 from specdec_core import KVLayout, OpsContext, Plugins, compiled
@@ -34,8 +35,8 @@ def resolved(dtype: torch.dtype, dtype_of_cache: torch.dtype) -> dict:
 
 @pytest.mark.parametrize("dtype", lanes.DTYPES, ids=str)
 def test_it_is_used_for_the_types_that_it_takes(dtype: torch.dtype) -> None:
-    expected = OPS if lanes.is_supported(dtype) else OPS | {"pack_linear": REFERENCE["pack_linear"]}
-    assert resolved(dtype, dtype) == expected
+    needing = () if lanes.is_supported(dtype) else ("pack_linear", "fuse_layers")
+    assert resolved(dtype, dtype) == OPS | {name: REFERENCE[name] for name in needing}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
@@ -59,6 +60,37 @@ def test_it_compiles_where_nothing_can_be_cached() -> None:
 def test_listing_plugins_compiles_nothing() -> None:
     script = "import sys, specdec_kernels; assert not {'torch', 'numba'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("dropped", ["avx512bf16", pytest.param("avx512f", marks=pytest.mark.nightly)])
+def test_it_runs_without_the_newest_instructions(dropped: str, tmp_path: Path) -> None:
+    script = """
+        import torch
+        from passes import Request, make_pass
+        from specdec_core.ops import REFERENCE
+        from specdec_kernels.cpu import OPS
+
+        for dtype in (torch.float32, torch.bfloat16):
+            made = make_pass([Request(30, 20), Request(40, 1, (-1, 0, -1))], dtype=dtype)
+            found, expected = (ops["paged_attention"](*made.features, 0.3) for ops in (OPS, REFERENCE))
+            torch.testing.assert_close(found, expected, rtol=2**-6, atol=2e-2)
+            torch.testing.assert_close(*(ops["rms_norm"](made.query, torch.ones(16, dtype=dtype), 1e-5)
+                                         for ops in (OPS, REFERENCE)))
+        print("ran")
+    """
+    features = (name for name, has in binding.get_host_cpu_features().items() if has and not name.startswith(dropped))
+    if dropped == "avx512f":
+        features = (name for name in features if "avx512" not in name)
+    settings = {
+        "NUMBA_CPU_NAME": binding.get_host_cpu_name(),
+        "NUMBA_CPU_FEATURES": ",".join([*(f"+{name}" for name in features), f"-{dropped}"]),
+        "NUMBA_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": str(Path(__file__).parent),
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], check=True, env=os.environ | settings, capture_output=True
+    )
+    assert ran.stdout == b"ran\n"
 
 
 def test_threads_may_share_numbas_simplest_threading_layer() -> None:

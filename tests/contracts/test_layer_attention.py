@@ -91,8 +91,6 @@ class Layered(Proposer):
         lengths = np.diff(observation.offsets).tolist()
         starts: Any = torch.tensor(observation.starts) if self.config.starts_are_tensors else observation.starts
         metadata = self.attention.metadata(observation.requests, starts, lengths)
-        num_more = self.attention.padded(len(token_ids)) - len(token_ids)
-        token_ids, positions = (torch.nn.functional.pad(each, (0, num_more)) for each in (token_ids, positions))
         rows = torch.nn.functional.pad(observation.last_rows, (0, 1))
         query = vectors(0, token_ids, HEADS)
         key, value = (vectors(kind, token_ids, KV_HEADS) for kind in (1, 2))

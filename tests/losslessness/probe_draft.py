@@ -160,21 +160,8 @@ class Probe(Proposer):
         visibility: Visibility,
         metadata: KVMetadata,
     ) -> torch.Tensor:
-        num_tokens = len(tokens)
-        num_more = self.attention.padded(num_tokens) - num_tokens
-
-        def padded(tensor: torch.Tensor) -> torch.Tensor:
-            return torch.cat([tensor, tensor.new_zeros(num_more, *tensor.shape[1:])])
-
-        more_slots = visibility.more_slots
-        visibility = Visibility(
-            padded(visibility.positions),
-            padded(visibility.prefix_lens),
-            None if more_slots is None else padded(more_slots),
-        )
         with self.attention.forwarding(metadata, visibility):
-            embedded = self.context.embed(padded(tokens))
-            return self.model(embedded, padded(feature), padded(positions), self.attention)[:num_tokens]
+            return self.model(self.context.embed(tokens), feature, positions, self.attention)
 
     def _draft(
         self,

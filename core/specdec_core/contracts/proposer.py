@@ -195,9 +195,8 @@ class LayerAttention(Protocol):
     """Attention of a draft model's or head's layers over their KV cache, computed by the same code as the target's.
 
     A forward pass covers the KV-cache slots [start, start + length) of each request. The tokens form a flat batch,
-    request after request, padded to `padded(num_tokens)`. From a request's root (its last token) on,
-    `Plan.scratch_slots` slots are scratch: the proposer may overwrite them at any time. Stored keys and values are
-    never moved, unless the layout has keeps_nodes.
+    request after request. From a request's root (its last token) on, `Plan.scratch_slots` slots are scratch: the
+    proposer may overwrite them at any time. Stored keys and values are never moved, unless the layout has keeps_nodes.
 
     `Proposer.observe` may store keys and values for all rows, from slot `starts` on: invalid rows fall on scratch
     slots. Write to all slots before `start + length`, masked ones too. The forward pass reads them all: a masked slot
@@ -209,8 +208,6 @@ class LayerAttention(Protocol):
 
     def bind(self, modules: Sequence[torch.nn.Module]) -> None:
         """Make transformers' attention modules call `attend`. modules: those of all draft layers, in layer order."""
-
-    def padded(self, num_tokens: int) -> int: ...
 
     def fill(self, requests: Sequence[RequestView], num_tokens: Sequence[int]) -> None:
         """Record that the draft layers' KV cache holds the first num_tokens[i] tokens of request i.
@@ -276,9 +273,9 @@ class CausalLM(Protocol):
         *,
         window: int | None = None,
     ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """Run a forward pass over int64 token_ids and positions [num_tokens], padded to `LayerAttention.padded`. rows:
-        int64 [num_rows], the tokens whose logits are wanted. window: sliding window of all layers, in positions.
-        Returns logits [num_rows, vocab] and an empty mapping."""
+        """Run a forward pass over int64 token_ids and positions [num_tokens]. rows: int64 [num_rows], the tokens whose
+        logits are wanted. window: sliding window of all layers, in positions. Returns logits [num_rows, vocab] and an
+        empty mapping."""
 
 
 class Embedding(Protocol):

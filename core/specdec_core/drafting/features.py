@@ -13,7 +13,6 @@ from specdec_core.contracts.proposer import BuildContext, Observation, Proposer,
 from specdec_core.drafting.level import DraftPass, Level, TreeGrower, grow
 from specdec_core.drafting.rows import RequestTensors
 from specdec_core.drafting.stop import DraftStop
-from specdec_core.ops.padding import padded_to
 
 
 class FeatureProposer(Proposer):
@@ -93,10 +92,8 @@ class FeatureProposer(Proposer):
             observation.following_token_ids,
             observation.positions,
         )
-        batch = len(observation.requests)
-        last_rows = padded_to(self._attention.padded(batch), observation.last_rows)
-        outputs, next_features = self._forward(passed, self.fuse(features), last_rows)
-        self._last.put(observation.requests, outputs[:batch], next_features[:batch])
+        outputs, next_features = self._forward(passed, self.fuse(features), observation.last_rows)
+        self._last.put(observation.requests, outputs, next_features)
         filled = zip(observation.starts, observation.host_num_valid, strict=True)
         self._attention.fill(observation.requests, [start + num_valid for start, num_valid in filled])
 
@@ -108,17 +105,15 @@ class FeatureProposer(Proposer):
         def forward(level: Level) -> torch.Tensor:
             nonlocal features
             passed = DraftPass.over_level(self._attention, batch, first_slots, level)
-            outputs, next_features = self._forward(passed, features.index_select(0, level.rows))
-            features = next_features[: passed.num_tokens]
-            return self.logits(outputs[: passed.num_tokens], level.requests)
+            outputs, features = self._forward(passed, features.index_select(0, level.rows))
+            return self.logits(outputs, level.requests)
 
         return grow(grower, self.logits(outputs, np.array(grower.roots, dtype=np.int64)), forward)
 
     def _forward(
         self, passed: DraftPass, features: torch.Tensor, rows: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the head on the slots of one forward pass, with `features` [num_tokens, hidden]. Returns what `run` does;
-        there may be padding rows at the end."""
-        features = padded_to(passed.token_ids.shape[0], features)
+        """Run the head on the slots of one forward pass, with `features` [num_tokens, hidden]. Returns what `run`
+        does."""
         with self._attention.forwarding(passed.metadata, passed.visibility, window=self._window):
             return self.run(self.embed(passed.token_ids, passed.positions), features, passed.positions, rows)

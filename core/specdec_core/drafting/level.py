@@ -12,7 +12,6 @@ from attrs import frozen
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.kv import KVMetadata, Visibility
 from specdec_core.contracts.proposer import LayerAttention, ProposerBatch, RequestView
-from specdec_core.ops.padding import padded_to
 
 
 @frozen(eq=False)
@@ -86,17 +85,16 @@ def grow(grower: TreeGrower, logits: torch.Tensor, forward: Callable[[Level], to
 
 @frozen(eq=False)
 class DraftPass:
-    """The inputs of one forward pass of a draft model or head, padded to `LayerAttention.padded`. Its tokens are known
-    tokens or a level of draft tokens."""
+    """The inputs of one forward pass of a draft model or head. Its tokens are known tokens or a level of draft
+    tokens."""
 
     metadata: KVMetadata
     visibility: Visibility
-    token_ids: torch.Tensor  # int64 [num_padded]
-    num_tokens: int
+    token_ids: torch.Tensor  # int64 [num_tokens]
 
     @property
     def positions(self) -> torch.Tensor:
-        """int64 [num_padded]   the position of each token in its request."""
+        """int64 [num_tokens]   the position of each token in its request."""
         return self.visibility.positions
 
     @classmethod
@@ -111,11 +109,7 @@ class DraftPass:
     ) -> DraftPass:
         """Prepare a causal forward pass over the KV-cache slots [start, start + length) of each request. token_ids,
         positions: int64 [sum of lengths]."""
-        metadata = attention.metadata(requests, starts, lengths)
-        num_tokens = token_ids.shape[0]
-        num_padded = attention.padded(num_tokens)
-        padded = padded_to(num_padded, positions)
-        return cls(metadata, Visibility(padded, padded + 1), padded_to(num_padded, token_ids), num_tokens)
+        return cls(attention.metadata(requests, starts, lengths), Visibility(positions, positions + 1), token_ids)
 
     @classmethod
     def over_level(
@@ -133,18 +127,15 @@ class DraftPass:
         else:
             starts = [first + start for first, start in zip(first_slots, level.starts, strict=True)]
         metadata = attention.metadata(batch.requests, starts, lengths)
-        num_entries = level.token_ids.shape[0]
-        num_padded = attention.padded(num_entries)
         first_of_each = np.array(first_slots)[level.requests].repeat(level.width)
-        first = padded_to(num_padded, torch.from_numpy(first_of_each).to(level.token_ids.device))
+        first = torch.from_numpy(first_of_each).to(level.token_ids.device)
         positions, more_slots = first + (level.depth - 1), None
         if level.is_alive is not None:  # at its depth, a dead entry could be past the last position
-            positions = torch.where(padded_to(num_padded, level.is_alive), positions, first)
+            positions = torch.where(level.is_alive, positions, first)
         if not level.is_chain:
-            prefix_lens, more_slots = first, first.unsqueeze(1) + padded_to(num_padded, level.ancestors.flip(1))
+            prefix_lens, more_slots = first, first.unsqueeze(1) + level.ancestors.flip(1)
         elif level.is_alive is None:
             prefix_lens = positions + 1
         else:
-            prefix_lens = first + padded_to(num_padded, level.ancestors[:, -1] + 1)
-        visibility = Visibility(positions, prefix_lens, more_slots)
-        return cls(metadata, visibility, padded_to(num_padded, level.token_ids), num_entries)
+            prefix_lens = first + level.ancestors[:, -1] + 1
+        return cls(metadata, Visibility(positions, prefix_lens, more_slots), level.token_ids)

@@ -16,6 +16,7 @@ from itertools import zip_longest
 from attrs import define, evolve, field, frozen
 
 from specdec_core.contracts.report import StepReport
+from specdec_core.errors import PluginError
 
 LOG_INTERVAL_S = 10.0
 
@@ -224,7 +225,7 @@ class Metrics:
         self._since_logged.add(report, step_s)
         if self._since_logged.step_s >= self._log_interval_s:
             line, self._since_logged = self._since_logged.log_line(), Totals()
-            logger.info("specdec: %s", line if load is None else f"{line}; {load()}")
+            logger.info("specdec: %s%s", line, "" if load is None else _described(load))
 
     def close(self) -> None:
         """Write the last line to the log, with the sums of all steps, however little time they took. Writes nothing if
@@ -268,3 +269,11 @@ class Metrics:
             Gauge(f"{self._prefix}:num_requests_waiting", load.num_waiting),
             Gauge(f"{self._prefix}:kv_cache_usage_perc", load.kv_usage),
         )
+
+
+def _described(load: Callable[[], Load]) -> str:
+    try:
+        return f"; {load()}"
+    except PluginError as error:  # a proposer's metrics: no reason to end what runs
+        logger.warning("specdec: %s", error)
+        return ""

@@ -80,7 +80,8 @@ class PagedAttention:
 
     def of_group(self, group: int, num_layers: int, ops: Mapping[str, Callable[..., Any]]) -> PagedAttention:
         """Make a `PagedAttention` for a draft model or draft head, with the same KV manager. Its forward passes are not
-        padded: what rounds differently there changes drafts, not the target's tokens.
+        padded. So drafts may round differently in another batch, which changes no token of a chosen draft's output, and
+        no distribution of a sampled one's.
 
         group: the index of a KV group. Its layers are those of the draft model or draft head.
         ops: {name of an operation: operation}, with at least `paged_attention` and `store_kv`.

@@ -51,7 +51,7 @@ def _cache_class() -> type:
             self._line = function.__code__.co_firstlineno
             package = _package(file)
             self._digest = _digest(package)
-            self._folder = _cache_folder() / f"{package.name}-{self._digest[:16]}"
+            self._folder = _cache_folder() / f"{package.name}-{self._digest[:16]}-{_compiler()}"
 
         def get_cache_path(self) -> str:
             return str(self._folder)
@@ -100,6 +100,14 @@ def _cache_folder() -> Path:
     from numba.misc.appdirs import AppDirs
 
     return Path(config.CACHE_DIR or AppDirs(appname="specdec", appauthor=False).user_cache_dir) / "specdec-kernels"
+
+
+def _compiler() -> str:
+    """The versions that machine code depends on: numba takes code of another one for damaged."""
+    import llvmlite
+    import numba
+
+    return f"{numba.__version__}-{llvmlite.__version__}"
 
 
 def _package(file: Path) -> Path:

@@ -18,7 +18,7 @@ from specdec_kernels.cpu.tiles import DOT_STEP, TILE, add_tile, dot_tile, prefet
 AHEAD = 4
 """How many tiles ahead memory is prefetched."""
 MOST_SCORES = 2**16
-"""As many fit into a processor's own cache together with their weights."""
+"""So many are computed at once: they fit into a processor's own cache together with their weights."""
 
 
 @compiled(parallel=True)
@@ -64,9 +64,9 @@ def attend_part(
 
     most_queries, most_scores = 0, 0
     for chunk in chunks[start // num_kv_heads : (end - 1) // num_kv_heads + 1]:
-        num_queries = _heads_at_once(chunk, groups, min(end - start, num_kv_heads)) * chunk[2] * groups
-        most_queries = max(most_queries, num_queries)
-        most_scores = max(most_scores, num_queries * _up(chunk[4], TILE))
+        num_heads, num_tokens = _at_once(chunk, groups, min(end - start, num_kv_heads))
+        most_queries = max(most_queries, num_heads * num_tokens * groups)
+        most_scores = max(most_scores, num_heads * num_tokens * groups * _up(chunk[4], TILE))
     queries = np.zeros(most_queries * _up(key_dim, DOT_STEP), dtype=like.dtype)
     attended = np.empty(most_queries * _up(value_dim, LANES), dtype=np.float32)
     scores = np.empty(most_scores, dtype=np.float32)
@@ -74,15 +74,18 @@ def attend_part(
     sums = np.empty(most_queries, dtype=np.float32)
     item = start
     while item < end:
-        chunk, first_head = chunks[item // num_kv_heads], item % num_kv_heads
-        heads = first_head, _heads_at_once(chunk, groups, min(num_kv_heads - first_head, end - item)), groups
-        _gather(query, strides[0], key_dim, chunk, heads, queries)
-        _score(queries, keys, values, chunk, heads, paths, places, window, np.float32(scaling), scores)
-        _weigh(scores, chunk, heads, paths, window, softcap, sinks, weights, sums)
-        attended[:] = 0
-        _sum_up(weights, values, chunk, heads, paths, places, window, attended)
-        _store(attended, sums, chunk, heads, output)
-        item += heads[1]
+        whole, first_head = chunks[item // num_kv_heads], item % num_kv_heads
+        num_heads, num_tokens = _at_once(whole, groups, min(num_kv_heads - first_head, end - item))
+        heads, past = (first_head, num_heads, groups), whole[1] + whole[2]
+        for token in range(whole[1], past, num_tokens):
+            chunk = whole[0], token, min(num_tokens, past - token), whole[3], whole[4]
+            _gather(query, strides[0], key_dim, chunk, heads, queries)
+            _score(queries, keys, values, chunk, heads, paths, places, window, np.float32(scaling), scores)
+            _weigh(scores, chunk, heads, paths, window, softcap, sinks, weights, sums)
+            attended[:] = 0
+            _sum_up(weights, values, chunk, heads, paths, places, window, attended)
+            _store(attended, sums, chunk, heads, output)
+        item += num_heads
 
 
 @inner()
@@ -91,10 +94,11 @@ def _up(number, multiple):
 
 
 @inner()
-def _heads_at_once(chunk, groups, num_heads):
-    """Return how many KV heads to compute at once: as many as MOST_SCORES allow, of num_heads. Their keys lie side by
-    side in memory."""
-    return max(1, min(num_heads, MOST_SCORES // (chunk[2] * groups * _up(chunk[4], TILE))))
+def _at_once(chunk, groups, num_heads):
+    """Return how many KV heads, of num_heads, and how many of a chunk's tokens to compute at once: as many as
+    MOST_SCORES allow, and at least one. All tokens, if there are several heads."""
+    most = MOST_SCORES // (groups * max(1, _up(chunk[4], TILE)))  # pairs of a head and a token
+    return max(1, min(num_heads, most // chunk[2])), max(1, min(chunk[2], most))
 
 
 @inner()
@@ -306,7 +310,7 @@ def _add(weights, row_len, first, i, end, cache, count, attended, width):
             i += 1
 
 
-@inner(error_model="numpy")  # a token that attends to nothing gets NaN, not an exception
+@inner(error_model="numpy")  # a check for division by zero would keep loops from being vectorized
 def _store(attended, sums, chunk, heads, output):
     first_head, num_heads, groups = heads
     width, i = _up(output.shape[2], LANES), 0

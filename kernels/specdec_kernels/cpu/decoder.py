@@ -72,6 +72,7 @@ class FusedLayers:
             self._fill(row, layer)
         self._windows = self._table["window"].copy()
         self._window: int | None = None  # of the last forward pass
+        self._rope_widths = {layer.rope: layer.head_dim for layer in layers}
         products: Any = [[getattr(layer, name) for name in PRODUCTS] for layer in layers]
         width = products[0][1].num_out
         columns = max(heads.num_out for heads, *_ in products), max(output.num_in for _, output, *_ in products)
@@ -120,8 +121,15 @@ class FusedLayers:
     ) -> torch.Tensor:
         self._place(caches, hidden.dtype)
         self._set_window(window)
-        self._check(hidden, entering)
-        tokens = _Tokens.of(hidden.clone(), self._sizes, slot_mapping.contiguous(), ropes, plan, entering)
+        self._check(hidden, ropes, entering)
+        tokens = _Tokens.of(
+            hidden.clone(memory_format=torch.contiguous_format),
+            self._sizes,
+            slot_mapping.contiguous(),
+            ropes,
+            plan,
+            entering,
+        )
         if rows is None or plan_of_rows is None:
             tokens.run_stages(self._table, BEFORE_ATTENTION, END)
             return tokens.hidden
@@ -131,15 +139,22 @@ class FusedLayers:
         chosen.run_stages(self._table[-1:], ATTENTION, END)
         return chosen.hidden
 
-    def _check(self, hidden: torch.Tensor, entering: torch.Tensor | None) -> None:
+    def _check(self, hidden: torch.Tensor, ropes: Sequence[Angles], entering: torch.Tensor | None) -> None:
+        dtype, num_tokens = hidden.dtype, hidden.shape[0]
+        for rope, width in self._rope_widths.items():
+            for table in ropes[rope]:
+                if table.dtype != dtype or table.shape != (num_tokens, width):
+                    raise ValueError(
+                        f"cos or sin is {table.dtype} {list(table.shape)}: give {dtype} [{num_tokens}, {width}]"
+                    )
         if self._layers[0].input_norm is not None:
             return
         num_in = self._layers[0].query_key_value.num_in  # type: ignore[attr-defined]
-        shape = None if entering is None else (entering.dtype, entering.shape)
-        if shape != (hidden.dtype, (len(hidden), num_in)):
+        given = None if entering is None else (entering.dtype, entering.shape)
+        if given != (dtype, (num_tokens, num_in)):
             raise ValueError(
-                f"the first layer has no norm, and entering is {shape}: give the input of query, key and value, "
-                f"{hidden.dtype} [{len(hidden)}, {num_in}]"
+                f"the first layer has no norm, and entering is {given}: give the input of query, key and value, "
+                f"{dtype} [{num_tokens}, {num_in}]"
             )
 
     def _set_window(self, window: int | None) -> None:

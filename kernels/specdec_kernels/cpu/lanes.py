@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from attrs import frozen
 from llvmlite import binding, ir
-from numba import types
+from numba import config, types
 from numba.core import cgutils
 
 LANES = 16
 
-_FEATURES = binding.get_host_cpu_features()
 DTYPES = {torch.float32: "avx512f", torch.bfloat16: "avx512bf16"}
 """The instructions that each dtype needs for products."""
 
 
 def is_supported(dtype: torch.dtype) -> bool:
-    return _FEATURES.get(DTYPES.get(dtype, ""), False)
+    """Whether the processor that numba compiles for has the instructions."""
+    return DTYPES.get(dtype) in _features()
+
+
+@cache
+def _features() -> frozenset[str]:
+    if config.CPU_FEATURES is not None:  # NUMBA_CPU_FEATURES, as +avx512f,-avx512bf16
+        return frozenset(each[1:] for each in config.CPU_FEATURES.split(",") if each.startswith("+"))
+    return frozenset(name for name, has in binding.get_host_cpu_features().items() if has)
 
 
 class _BFloat(ir.types.Type):

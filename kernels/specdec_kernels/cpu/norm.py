@@ -43,7 +43,7 @@ def _rms_norm(like, hidden_address, shape, weight_address, eps, output_address):
         norm_row(hidden, row * width, weight, eps, True, output, row * width)
 
 
-@inner()
+@inner(error_model="numpy")  # a row of zeros gets NaN with eps 0, not an exception
 def norm_row(given, start, weight, eps, rounds_first, output, output_start):
     """Normalize the row of `given` that begins at index `start`, and write it to `output` from output_start on.
 

@@ -48,7 +48,7 @@ def _exp(x):
     """Return exp(x) in float32 for x <= 87, with a relative error below 3e-7. It is computed as 2**n times a Taylor
     polynomial of degree 7 on [-ln 2 / 2, ln 2 / 2], without branches, so that compilers can vectorize it."""
     x = min(max(x, _LOWEST), _HIGHEST)
-    n = np.int32(x * _LOG2_E - np.float32(0.5))
+    n = np.int32(x * _LOG2_E + np.float32(127.5)) - np.int32(127)  # the nearest: conversion rounds towards 0
     r = multiply_add(np.float32(n), np.float32(-0.693359375), x)
     r = multiply_add(np.float32(n), np.float32(2.12194440e-4), r)
     p = np.float32(1.0 / 5040.0)

@@ -134,7 +134,7 @@ class DraftModelProposer(Proposer):
         for b in level.requests.tolist():  # a request without nodes at this depth cannot have any accepted there
             self._stored[batch.requests[b].id].num_levels += 1
         passed = DraftPass.over_level(self._attention, batch, first_slots, level)
-        return self._forward(passed, torch.arange(passed.num_tokens, device=self._device))
+        return self._forward(passed, torch.arange(len(level.token_ids), device=self._device))
 
     def _forward(self, passed: DraftPass, rows: torch.Tensor) -> torch.Tensor:
         """Map the target's token ids to the draft model's, then run the draft model on them. Returns logits over the

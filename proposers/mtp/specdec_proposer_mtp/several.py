@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from attrs import evolve
-from torch.nn.functional import pad
 
 from specdec_core import (
     BuildContext,
@@ -102,11 +101,9 @@ class SeveralModules(MTPProposer):
     def _run_depth(self, depth: int, passed: DraftPass, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the module of one depth on the slots of a forward pass, with `features` [num_tokens, hidden]. Returns
         inputs of the LM head, and features for the next depth, [num_tokens, hidden] each."""
-        features = pad(features, (0, 0, 0, len(passed.token_ids) - passed.num_tokens))
         with self._attention.forwarding(passed.metadata, passed.visibility, window=self._window):
             embedded = self.embed(passed.token_ids, passed.positions)
-            outputs, following = self._modules[depth].drafting(embedded, features, passed.positions)
-        return outputs[: passed.num_tokens], following[: passed.num_tokens]
+            return self._modules[depth].drafting(embedded, features, passed.positions)
 
 
 def _rows_with_slots(observation: Observation, depth: int) -> tuple[torch.Tensor, list[int]]:

@@ -22,7 +22,7 @@ from specdec_core.models.attention import PagedAttention, attention_sites
 from specdec_core.models.embedding_and_head import EmbeddingAndHead
 from specdec_core.models.families import ATTENTION_KEYWORDS
 from specdec_core.models.packed_linear import PackedLinear, product_of
-from specdec_core.ops.decoder import ACTIVATIONS, DecoderLayer, Linears, Norm, Run
+from specdec_core.ops.decoder import ACTIVATIONS, PRODUCTS, DecoderLayer, Linears, Norm, Run
 
 PATTERN = re.compile(r"N(?:L(?P<q>N?)L(?P<k>N?)L|LLL(?P<both>NN)|L)AL(?P<attention>N?)NLFL?L(?P<down>N?)")
 """The calls in a layer: N is a norm, L a linear layer, A attention, F an activation."""
@@ -110,7 +110,7 @@ class Decoder:
 def with_products(layer: DecoderLayer, packed: Mapping[nn.Module, PackedLinear]) -> DecoderLayer | None:
     """Replace a recorded layer's `Linears` by their packed products. None if one of them was not packed as a whole."""
     products: dict[str, Any] = {}
-    for name in ("query_key_value", "attention_output", "gate_and_up", "down"):
+    for name in PRODUCTS:
         linears: Any = getattr(layer, name)
         products[name] = product_of(linears.layers, packed)
     return None if None in products.values() else evolve(layer, **products)

@@ -10,7 +10,7 @@ from torch import nn
 from specdec_core.models.attention import PagedAttention
 from specdec_core.models.decoder import with_products
 from specdec_core.models.packed_linear import PackedLinear
-from specdec_core.ops.decoder import DecoderLayer, Linears, Run
+from specdec_core.ops.decoder import PRODUCTS, DecoderLayer, Linears, Run
 
 
 class DecoderStack(nn.Module):
@@ -57,8 +57,7 @@ class DecoderStack(nn.Module):
     def shared_inputs(self) -> list[list[nn.Linear]]:
         """Return the groups of linear layers to be packed as one product."""
         self._layers = self._describe()
-        products = ("query_key_value", "attention_output", "gate_and_up", "down")
-        found = [getattr(layer, name) for layer in self._layers for name in products]
+        found = [getattr(layer, name) for layer in self._layers for name in PRODUCTS]
         return [list(linears.layers) for linears in found if isinstance(linears, Linears)]
 
     def fuse(

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +104,8 @@ def _cache_folder() -> Path:
 
 
 def _compiler() -> str:
-    """The versions that machine code depends on: numba takes code of another one for damaged."""
-    import llvmlite
-    import numba
-
-    return f"{numba.__version__}-{llvmlite.__version__}"
+    """The versions that machine code depends on. numba overwrites code of another one."""
+    return "-".join(version(name) for name in ("numba", "llvmlite"))
 
 
 def _package(file: Path) -> Path:

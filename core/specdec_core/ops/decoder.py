@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from attrs import frozen
 from torch import nn
 from torch.nn.functional import gelu, silu
 
+from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_core.ops.elementwise import rms_norm, rotary
 
+PRODUCTS = ("query_key_value", "attention_output", "gate_and_up", "down")
+NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "down_norm")
+"""Names of the linear layers and of the norms of a `DecoderLayer`."""
+
 Product = Callable[[torch.Tensor], torch.Tensor]
-Run = Callable[..., torch.Tensor]
-"""What `fuse_layers` returns."""
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -120,20 +123,40 @@ class DecoderLayer:
         return hidden + (output if self.down_norm is None else self.down_norm(output))
 
 
-def fuse_layers(layers: Sequence[DecoderLayer]) -> None:
-    """The reference has nothing faster than the model's own modules.
+Pair = tuple[torch.Tensor, torch.Tensor]
 
-    A plugin's `fuse_layers` returns None for layers that it does not support, or else a function that runs all of them:
-    run(hidden [num_tokens, width], ropes, caches, slot_mapping, plan, window, entering, rows, plan_of_rows) ->
-    [num_tokens or n, width].
 
-    ropes: (cos, sin) of each rotary embedding, [num_tokens, head_dim].
-    caches: (keys, values) of each layer, as for `store_kv`.
-    slot_mapping, plan: as for `store_kv` and `paged_attention`.
-    window: sliding window of all layers, in tokens. A layer whose own window is smaller keeps its own.
-    entering: [num_tokens, any width], for a first layer without `input_norm`; else None.
-    rows: int64 [n], the tokens whose outputs are wanted; None: all.
-    plan_of_rows: the plan of these tokens alone; None: all.
+class Run(Protocol):
+    """Runs fused layers: what a plugin's `fuse_layers` returns."""
 
-    The products of the layers are those that `pack_linear` returned.
-    """
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        ropes: Sequence[Pair],
+        caches: Sequence[Pair],
+        slot_mapping: torch.Tensor,
+        plan: AttentionPlan,
+        window: int | None,
+        entering: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
+        plan_of_rows: AttentionPlan | None = None,
+    ) -> torch.Tensor:
+        """Run all layers on a flat batch of tokens. Returns [num_tokens or n, width].
+
+        hidden: [num_tokens, width].
+        ropes: (cos, sin) of each rotary embedding, [num_tokens, head_dim].
+        caches: (keys, values) of each layer, as for `store_kv`.
+        slot_mapping, plan: as for `store_kv` and `paged_attention`.
+        window: sliding window of all layers, in tokens. A layer whose own window is smaller keeps its own.
+        entering: [num_tokens, any width], for a first layer without `input_norm`; else None.
+        rows: int64 [n], the tokens whose outputs are wanted; None: all.
+        plan_of_rows: the plan of these tokens alone; None: all.
+        """
+        ...
+
+
+def fuse_layers(layers: Sequence[DecoderLayer]) -> Run | None:
+    """Return None, since the reference has nothing faster than the model's own modules. A plugin's `fuse_layers`
+    returns None for layers that it does not support. The products of the layers are those that `pack_linear`
+    returned."""
+    return None

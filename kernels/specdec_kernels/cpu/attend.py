@@ -13,7 +13,7 @@ from specdec_kernels.cpu.bits import array_at, as_stored, inner
 from specdec_kernels.cpu.calls import address_of, call_at
 from specdec_kernels.cpu.lanes import LANES
 from specdec_kernels.cpu.softmax import exp_and_sum
-from specdec_kernels.cpu.tiles import DOT_STEP, TILE, add_tile, dot_tile, prefetch_tile, turn_tile
+from specdec_kernels.cpu.tiles import DOT_STEP, TILE, add_tile, dot_tile, prefetch_tile, transpose_tile
 
 AHEAD = 4
 """How many tiles ahead memory is prefetched."""
@@ -189,7 +189,7 @@ def _score(queries, keys, values, chunk, heads, paths, places, window, scaling, 
     width, row_len, num_rows = _up(key_dim, DOT_STEP), _up(chunk[4], TILE), chunk[2]
     first, end, shared, num_shared = _tiles(chunk, paths, window)
     padded, in_order = np.zeros(TILE * width, dtype=numbers.dtype), np.arange(TILE)
-    turned = np.empty(TILE * width, dtype=numbers.dtype)
+    transposed = np.empty(TILE * width, dtype=numbers.dtype)
     for t in range(first, end):
         for h in range(num_heads):
             _prefetch(keys, t + AHEAD, num_shared, chunk, first_head + h, places)
@@ -198,12 +198,15 @@ def _score(queries, keys, values, chunk, heads, paths, places, window, scaling, 
             while row < num_rows:
                 together, place, count = _tile(t, chunk[1] + row, chunk, paths, window, shared, num_shared)
                 if count > 0:
-                    cache = numbers, stride, (first_head + h) * key_dim, places, place
-                    if width > key_dim:
-                        cache = _padded(cache, key_dim, width, padded), width, 0, in_order, 0
-                    turn_tile(cache[0], cache[3], cache[4], cache[1], cache[2], width, turned)
+                    where = places, place, stride, (first_head + h) * key_dim
+                    if width == key_dim:
+                        transpose_tile(numbers, where, width, transposed)
+                    else:
+                        _pad(numbers, where, key_dim, width, padded)
+                        transpose_tile(padded, (in_order, 0, width, 0), width, transposed)
                     i = (h * num_rows + row) * groups
-                    _dot(queries, width, i, i + together * groups, turned, scaling, scores, row_len, t * TILE)
+                    past = i + together * groups
+                    dot_tile(queries, width, i, past, transposed, scaling, scores, row_len, t * TILE)
                 row += together
 
 
@@ -213,38 +216,17 @@ def _prefetch(cache, t, num_shared, chunk, head, places):
     of the chunk do not all share."""
     numbers, stride, dim = cache
     if 0 <= t < num_shared:
-        prefetch_tile(numbers, places, chunk[0] + t * TILE, stride, head * dim, dim)
+        prefetch_tile(numbers, (places, chunk[0] + t * TILE, stride, head * dim), dim)
 
 
 @inner()
-def _padded(cache, dim, width, padded):
-    """Copy the keys or values of a tile to `padded`, each padded with zeros to `width`. Returns `padded`."""
-    numbers, stride, offset, places, place = cache
+def _pad(numbers, where, dim, width, padded):
+    """Copy the keys or values of a tile to `padded`, whose rows of `width` numbers end with zeros."""
+    places, place, stride, offset = where
     for j in range(TILE):
         start, to = places[place + j] * stride + offset, j * width
         for i in range(dim):
             padded[to + i] = numbers[start + i]
-    return padded
-
-
-@inner()
-def _dot(queries, width, i, end, turned, scaling, scores, row_len, first):
-    """Compute the scores of queries i to end - 1 with the keys of a tile, and write them to `scores` from column
-    `first` on."""
-    while i < end:
-        q, s = i * width, i * row_len + first
-        if end - i >= 8:
-            dot_tile(queries, q, width, turned, scaling, scores, s, row_len, 8)
-            i += 8
-        elif end - i >= 4:
-            dot_tile(queries, q, width, turned, scaling, scores, s, row_len, 4)
-            i += 4
-        elif end - i >= 2:
-            dot_tile(queries, q, width, turned, scaling, scores, s, row_len, 2)
-            i += 2
-        else:
-            dot_tile(queries, q, width, turned, scaling, scores, s, row_len, 1)
-            i += 1
 
 
 @inner()
@@ -281,33 +263,13 @@ def _sum_up(weights, values, chunk, heads, paths, places, window, attended):
             while row < num_rows:
                 together, place, count = _tile(t, chunk[1] + row, chunk, paths, window, shared, num_shared)
                 if count > 0:
-                    cache = numbers, stride, (first_head + h) * value_dim, places, place
+                    cache, where = numbers, (places, place, stride, (first_head + h) * value_dim)
                     if width > value_dim:
-                        cache = _padded(cache, value_dim, width, padded), width, 0, in_order, 0
+                        _pad(numbers, where, value_dim, width, padded)
+                        cache, where = padded, (in_order, 0, width, 0)
                     i = (h * num_rows + row) * groups
-                    _add(weights, row_len, t * TILE, i, i + together * groups, cache, count, attended, width)
+                    add_tile(weights, row_len, t * TILE, i, i + together * groups, cache, where, count, attended, width)
                 row += together
-
-
-@inner()
-def _add(weights, row_len, first, i, end, cache, count, attended, width):
-    """Compute the weighted sum of a tile's first `count` values for each of the queries i to end - 1. Adds it to the
-    query's row of `attended`. The weights for the tile begin at column `first` of `weights`."""
-    values, stride, offset, places, place = cache
-    while i < end:
-        w, a = i * row_len + first, i * width
-        if end - i >= 8:
-            add_tile(weights, w, row_len, values, places, place, stride, offset, count, attended, a, width, 8)
-            i += 8
-        elif end - i >= 4:
-            add_tile(weights, w, row_len, values, places, place, stride, offset, count, attended, a, width, 4)
-            i += 4
-        elif end - i >= 2:
-            add_tile(weights, w, row_len, values, places, place, stride, offset, count, attended, a, width, 2)
-            i += 2
-        else:
-            add_tile(weights, w, row_len, values, places, place, stride, offset, count, attended, a, width, 1)
-            i += 1
 
 
 @inner(error_model="numpy")  # a check for division by zero would keep loops from being vectorized

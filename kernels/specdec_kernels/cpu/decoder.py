@@ -12,7 +12,7 @@ import torch
 from attrs import frozen
 
 from specdec_core.ops.attention_plan import AttentionPlan
-from specdec_core.ops.decoder import DecoderLayer, Norm
+from specdec_core.ops.decoder import NORMS, PRODUCTS, DecoderLayer, Norm
 from specdec_kernels.cpu.attention import paths_of
 from specdec_kernels.cpu.bits import LIKE
 from specdec_kernels.cpu.lanes import LANES
@@ -37,8 +37,6 @@ HEADS = 1
 """Index of `_Tokens.starts`."""
 
 ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
-PRODUCTS = ("query_key_value", "attention_output", "gate_and_up", "down")
-NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "down_norm")
 
 
 def fuse_layers(layers: Sequence[DecoderLayer]) -> Callable[..., torch.Tensor] | None:

@@ -12,6 +12,7 @@ import numpy as np
 from numba import prange, typeof, types
 
 from specdec_core import compiled
+from specdec_core.ops.decoder import NORMS, PRODUCTS
 from specdec_kernels.cpu.attend import address_of_attend
 from specdec_kernels.cpu.bits import array_at, as_stored, inner, load
 from specdec_kernels.cpu.calls import address_of, call_at
@@ -30,8 +31,8 @@ LAYER = np.dtype(
     + [(name, np.int64) for name in ("num_slots", "keys", "key_stride", "values", "value_stride")]
     + [(name, np.int64) for name in ("sinks", "num_sinks")]
     + [(name, np.float64) for name in ("scaling", "softcap")]
-    + [(name, PRODUCT) for name in ("query_key_value", "attention_output", "gate_and_up", "down")]
-    + [(name, NORM) for name in ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "down_norm")]
+    + [(name, PRODUCT) for name in PRODUCTS]
+    + [(name, NORM) for name in NORMS]
 )
 """A layer's sizes and addresses. keys, values: those of its KV cache, each with the stride from row to row."""
 

@@ -123,8 +123,8 @@ def multiply_some(strips, strip, num_strips, rows, row, biases, output, to_row, 
     num_left = len(rows) - row
     if num_strips > 1:
         if num_left > 4:
-            multiply(strips, strip, rows, row, biases, output, to_row, to_column, is_added, 6, MOST_STRIPS)
-            return min(num_left, 6)
+            multiply(strips, strip, rows, row, biases, output, to_row, to_column, is_added, MOST_ROWS, MOST_STRIPS)
+            return min(num_left, MOST_ROWS)
         if num_left > 2:
             multiply(strips, strip, rows, row, biases, output, to_row, to_column, is_added, 4, MOST_STRIPS)
             return num_left

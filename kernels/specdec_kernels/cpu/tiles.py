@@ -11,6 +11,7 @@ One instruction multiplies and adds pairs of bfloat16. Weights are therefore rou
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -46,36 +47,37 @@ _CACHE_LINE = 64
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def turn_tile(typing_context, cache, places, first_place, stride, offset, width, turned):
-    """Transpose the TILE keys of a tile: write them to `turned` as one strip of `products.multiply`, in which each step
-    has the numbers of all keys side by side.
+def transpose_tile(typing_context, cache, where, width, transposed):
+    """Transpose the TILE keys of a tile: write them to `transposed` as one strip of `products.multiply`, in which each
+    step has the numbers of all keys side by side.
 
-    cache: float32 or bfloat16. Key j has `width` elements, from index places[first_place + j] * stride + offset on.
+    cache: float32 or bfloat16. Key j has `width` elements.
+    where: places, first_place, stride and offset: key j begins at index places[first_place + j] * stride + offset.
     width: a multiple of DOT_STEP.
-    turned: as the cache, [TILE * width].
+    transposed: as the cache, [TILE * width].
     """
     step = step_of(cache)
 
     def body(builder: Any, cache_data: Any, places_data: Any, *args: Any) -> None:
-        stride, offset, width, turned_data = args
+        stride, offset, width, transposed_data = args
         index = width.type
         keys = [_at(builder, cache_data, places_data, index(j), stride, offset) for j in range(TILE)]
         with cgutils.for_range_slice(builder, index(0), width, index(step.size * LANES), index) as (d, _):
             start = builder.mul(d, index(TILE))
-            for i, lanes in enumerate(_turned(builder, [load_floats(builder, key, d) for key in keys])):
+            for i, lanes in enumerate(_transposed(builder, [load_floats(builder, key, d) for key in keys])):
                 to = builder.add(start, index(i * step.size * LANES))
-                builder.store(lanes, lanes_at(builder, turned_data, to), align=4)
+                builder.store(lanes, lanes_at(builder, transposed_data, to), align=4)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        cache_data, places_data, turned_data = (array_data(context, builder, signature, args, i) for i in (0, 1, 6))
-        places_data = builder.gep(places_data, [args[2]])
-        call_once(builder, f"turn_tile_{cache.dtype}", body, cache_data, places_data, *args[3:6], turned_data)
+        cache_data, transposed_data = (array_data(context, builder, signature, args, i) for i in (0, 3))
+        located = _unpacked(context, builder, where, args[1])
+        call_once(builder, f"transpose_tile_{cache.dtype}", body, cache_data, *located, args[2], transposed_data)
         return context.get_dummy_value()
 
-    return types.void(cache, places, *[types.intp] * 4, turned), generate
+    return types.void(cache, where, types.intp, transposed), generate
 
 
-def _turned(builder: Any, rows: list[Any]) -> list[Any]:
+def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
     """Transpose a square of LANES vectors: swap quarters of ever larger squares."""
     distance = 1
     while distance < LANES:
@@ -90,81 +92,67 @@ def _turned(builder: Any, rows: list[Any]) -> list[Any]:
     return rows
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def dot_tile(typing_context, queries, first_query, width, turned, scaling, scores, first, row_len, n):
-    """Compute the scores (dot products times `scaling`) of n queries with the TILE keys of a tile. The score of query q
-    and key j is written to scores[first + q * row_len + j].
+@intrinsic  # type: ignore[untyped-decorator]
+def dot_tile(typing_context, queries, width, start, end, transposed, scaling, scores, row_len, column):
+    """Compute the scores (dot products times `scaling`) of queries start to end - 1 with the TILE keys of a tile. The
+    score of query q and key j is written to scores[q * row_len + column + j].
 
-    queries: as the keys. Query q has `width` elements, from index first_query + q * width on.
-    turned: the keys as `turn_tile` writes them.
-    n: a literal, at most MOST_QUERIES.
+    queries: as the keys. Query q has `width` elements, from index q * width on.
+    transposed: the keys as `transpose_tile` writes them.
     """
-    num_queries, step = n.literal_value, step_of(turned)
+    step = step_of(transposed)
 
-    def body(builder: Any, query_data: Any, width: Any, turned_data: Any, *args: Any) -> None:
+    def some_queries(number: int, builder: Any, query_data: Any, width: Any, transposed_data: Any, *args: Any) -> None:
         scaling, scores_data, row_len = args
         index = width.type
-        queries = [builder.gep(query_data, [builder.mul(width, index(q))]) for q in range(num_queries)]
+        queries = [builder.gep(query_data, [builder.mul(width, index(q))]) for q in range(number)]
         sums = [(variable(builder), variable(builder)) for _ in queries]  # of even and odd steps, added in parallel
         with cgutils.for_range_slice(builder, index(0), width, index(2 * step.size), index) as (d, _):
             for half in range(2):
                 at = builder.add(d, index(half * step.size))
-                keys = step.load(builder, turned_data, builder.mul(at, index(TILE)))
+                keys = step.load(builder, transposed_data, builder.mul(at, index(TILE)))
                 for query, totals in zip(queries, sums, strict=True):
-                    total = step.add_product(
-                        builder, spread_step(builder, query, at, step), keys, builder.load(totals[half])
-                    )
-                    builder.store(total, totals[half])
-        factor = spread(builder, scaling)
+                    factor, total = spread_step(builder, query, at, step), builder.load(totals[half])
+                    builder.store(step.add_product(builder, factor, keys, total), totals[half])
+        scalings = spread(builder, scaling)
         for q, (even, odd) in enumerate(sums):
-            score = builder.fmul(builder.fadd(builder.load(even), builder.load(odd)), factor)
+            score = builder.fmul(builder.fadd(builder.load(even), builder.load(odd)), scalings)
             builder.store(score, lanes_at(builder, scores_data, builder.mul(row_len, index(q))), align=4)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        query_data, turned_data, scores_data = (
-            builder.gep(array_data(context, builder, signature, args, i), [start])
-            for i, start in ((0, args[1]), (3, args[2].type(0)), (5, args[6]))
-        )
-        name = f"dot_tile_{turned.dtype}_{num_queries}"
-        call_once(builder, name, body, query_data, args[2], turned_data, args[4], scores_data, args[7])
+        _, width, start, end, _, scaling, _, row_len, column = args
+        queries, transposed_data, scores = (array_data(context, builder, signature, args, i) for i in (0, 4, 6))
+
+        def call(number: int, i: Any) -> None:
+            first = builder.gep(queries, [builder.mul(i, width)])
+            to = builder.gep(scores, [builder.add(builder.mul(i, row_len), column)])
+            name, body = f"dot_tile_{transposed.dtype}_{number}", partial(some_queries, number)
+            call_once(builder, name, body, first, width, transposed_data, scaling, to, row_len)
+
+        _in_groups(builder, start, end, call)
         return context.get_dummy_value()
 
-    ints = types.intp, types.intp
-    return types.void(queries, *ints, turned, types.float32, scores, *ints, n), generate
+    ints = [types.intp] * 3
+    return types.void(queries, *ints, transposed, types.float32, scores, *ints[:2]), generate
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def add_tile(
-    typing_context,
-    weights,
-    first,
-    row_len,
-    cache,
-    places,
-    first_place,
-    stride,
-    offset,
-    num_values,
-    output,
-    start,
-    width,
-    n,
-):
-    """For n queries, add the weighted sum of a tile's first num_values values to each query's output. Values are added
-    in order, in bfloat16 two at a time: if their number is odd, the next one is added, too, and has to have weight 0.
+@intrinsic  # type: ignore[untyped-decorator]
+def add_tile(typing_context, weights, row_len, column, start, end, cache, where, num_values, output, width):
+    """For queries start to end - 1, add the weighted sum of a tile's first num_values values to each query's output.
+    Values are added in order, in bfloat16 two at a time: if their number is odd, the next one is added, too, and has to
+    have weight 0.
 
-    weights: as the cache. The weight of value j for query q is weights[first + q * row_len + j].
-    cache: float32 or bfloat16. Value j has `width` elements, from index places[first_place + j] * stride + offset on.
-    output: float32. The output of query q has `width` elements, from index start + q * width on.
-    n: a literal, at most MOST_QUERIES.
+    weights: as the cache. The weight of value j for query q is weights[q * row_len + column + j].
+    cache, where: as for `transpose_tile`, of values.
+    output: float32. The output of query q has `width` elements, from index q * width on.
     """
-    num_queries, step = n.literal_value, step_of(cache)
+    step = step_of(cache)
 
-    def body(builder: Any, weights_data: Any, row_len: Any, cache_data: Any, *args: Any) -> None:
+    def some_queries(number: int, builder: Any, weights_data: Any, row_len: Any, cache_data: Any, *args: Any) -> None:
         places_data, stride, offset, num_values, output_data, width = args
         index = width.type
         rows, outputs = (
-            [builder.gep(data, [builder.mul(length, index(q))]) for q in range(num_queries)]
+            [builder.gep(data, [builder.mul(length, index(q))]) for q in range(number)]
             for data, length in ((weights_data, row_len), (output_data, width))
         )
 
@@ -174,33 +162,47 @@ def add_tile(
             with cgutils.for_range_slice(builder, index(0), num_values, index(step.size), index) as (j, _):
                 places = [builder.add(j, index(i)) for i in range(step.size)]
                 data = [_at(builder, cache_data, places_data, place, stride, offset) for place in places]
-                values = interleaved(builder, data, d, num_vectors, step)
+                found = interleaved(builder, data, d, num_vectors, step)
                 for row, row_totals in zip(rows, totals, strict=True):
                     weight = spread_step(builder, row, j, step)
-                    for value, total in zip(values, row_totals, strict=True):
+                    for value, total in zip(found, row_totals, strict=True):
                         builder.store(step.add_product(builder, weight, value, builder.load(total)), total)
             for each, row_totals in zip(outputs, totals, strict=True):
                 for at, total in zip(steps, row_totals, strict=True):
                     builder.store(builder.load(total), lanes_at(builder, each, at), align=4)
 
-        strip = _STRIP[num_queries]
+        strip = _STRIP[number]
         whole = builder.sub(width, builder.srem(width, index(strip * LANES)))
         _for_strips(builder, index(0), whole, strip, add_strip)
         _for_strips(builder, whole, width, 1, add_strip)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        weights_data, cache_data, places_data, output_data = (
-            builder.gep(array_data(context, builder, signature, args, i), [start])
-            for i, start in ((0, args[1]), (3, args[2].type(0)), (4, args[5]), (9, args[10]))
-        )
-        name = f"add_tile_{cache.dtype}_{num_queries}"
-        call_once(
-            builder, name, body, weights_data, args[2], cache_data, places_data, *args[6:9], output_data, args[11]
-        )
+        _, row_len, column, start, end, _, _, num_values, _, width = args
+        weights_data, cache_data, output_data = (array_data(context, builder, signature, args, i) for i in (0, 5, 8))
+        located = _unpacked(context, builder, where, args[6])
+
+        def call(number: int, i: Any) -> None:
+            first = builder.gep(weights_data, [builder.add(builder.mul(i, row_len), column)])
+            to = builder.gep(output_data, [builder.mul(i, width)])
+            name, body = f"add_tile_{cache.dtype}_{number}", partial(some_queries, number)
+            call_once(builder, name, body, first, row_len, cache_data, *located, num_values, to, width)
+
+        _in_groups(builder, start, end, call)
         return context.get_dummy_value()
 
     ints = [types.intp] * 4
-    return types.void(weights, *ints[:2], cache, places, *ints, output, *ints[:2], n), generate
+    return types.void(weights, *ints, cache, where, types.intp, output, types.intp), generate
+
+
+def _in_groups(builder: Any, start: Any, end: Any, call: Callable[[int, Any], None]) -> None:
+    """Generate calls for queries start to end - 1: for MOST_QUERIES at a time, then for half as many, and so on."""
+    number = MOST_QUERIES
+    while number:
+        size = start.type(number)
+        past = builder.add(start, builder.mul(builder.sdiv(builder.sub(end, start), size), size))
+        with cgutils.for_range_slice(builder, start, past, size, start.type) as (i, _):
+            call(number, i)
+        start, number = past, number // 2
 
 
 def _for_strips(builder: Any, start: Any, stop: Any, num_vectors: int, body: Callable[[Any, int], None]) -> None:
@@ -209,9 +211,8 @@ def _for_strips(builder: Any, start: Any, stop: Any, num_vectors: int, body: Cal
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def prefetch_tile(typing_context, cache, places, first_place, stride, offset, width):
-    """Prefetch the TILE keys or values of a tile from memory. Key or value j has `width` elements, from index
-    places[first_place + j] * stride + offset of `cache` on."""
+def prefetch_tile(typing_context, cache, where, width):
+    """Prefetch the TILE keys or values of a tile from memory. cache, where: as for `transpose_tile`."""
     step = _CACHE_LINE // (cache.dtype.bitwidth // 8)
 
     def body(builder: Any, cache_data: Any, places_data: Any, stride: Any, offset: Any, width: Any) -> None:
@@ -225,12 +226,19 @@ def prefetch_tile(typing_context, cache, places, first_place, stride, offset, wi
                 builder.call(prefetch, [line, I32(0), I32(2), I32(1)])
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        cache_data, places_data = (array_data(context, builder, signature, args, i) for i in (0, 1))
-        places_data = builder.gep(places_data, [args[2]])
-        call_once(builder, f"prefetch_tile_{cache.dtype}", body, cache_data, places_data, *args[3:])
+        cache_data = array_data(context, builder, signature, args, 0)
+        located = _unpacked(context, builder, where, args[1])
+        call_once(builder, f"prefetch_tile_{cache.dtype}", body, cache_data, *located, args[2])
         return context.get_dummy_value()
 
-    return types.void(cache, places, *[types.intp] * 4), generate
+    return types.void(cache, where, types.intp), generate
+
+
+def _unpacked(context: Any, builder: Any, kinds: Any, where: Any) -> tuple[Any, Any, Any]:
+    """Return a pointer to the place of a tile's first key or value, the stride and the offset."""
+    places, first_place, stride, offset = cgutils.unpack_tuple(builder, where, 4)
+    data = context.make_array(kinds[0])(context, builder, places).data
+    return builder.gep(data, [first_place]), stride, offset
 
 
 def _at(builder: Any, cache_data: Any, places_data: Any, i: Any, stride: Any, offset: Any) -> Any:

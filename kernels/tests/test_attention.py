@@ -185,6 +185,15 @@ def test_pieces_of_a_fused_product_are_taken_as_they_lie(dtype: torch.dtype) -> 
     assert torch.equal(values[slots], made.query[2:4, 2:])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_stride_of_a_single_token_does_not_matter(dtype: torch.dtype) -> None:
+    made = make_pass([Request(20, 1)], dtype=dtype)
+    num_heads, dim = made.query.shape[1:]
+    strange = made.query.as_strided((1, num_heads, dim), (dim, dim, 1))
+    expected = attention(*made.features, 0.3)
+    assert torch.equal(attention(strange, made.keys, made.values, made.fresh_plan(), 0.3), expected)
+
+
 @pytest.mark.parametrize("slot", [11, -12])
 def test_nothing_is_written_where_there_is_no_slot(slot: int) -> None:
     caches, given = [torch.zeros(11, 2, 7) for _ in range(2)], torch.ones(2, 2, 7)

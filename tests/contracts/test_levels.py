@@ -88,7 +88,7 @@ class Levels(Proposer):
     def _attend(self, passed: DraftPass) -> torch.Tensor:
         query, key, value = (vectors(kind, passed.token_ids) for kind in range(3))
         with self.attention.forwarding(passed.metadata, passed.visibility, window=self.config.pass_window):
-            return self.attention.attend(0, query, key, value, window=self.config.window)[: passed.num_tokens]
+            return self.attention.attend(0, query, key, value, window=self.config.window)
 
     def propose(self, batch: ProposerBatch) -> Draft:
         texts = [request.token_ids.tolist() for request in batch.requests]

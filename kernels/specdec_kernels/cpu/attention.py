@@ -89,6 +89,8 @@ def _rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     if inner != [tensor.shape[2], 1]:
         tensor = tensor.contiguous()
         stride = tensor.stride(0)
+    if len(tensor) == 1:  # torch may give any stride where there is only one
+        stride = tensor.shape[1] * tensor.shape[2]
     return tensor, stride
 
 

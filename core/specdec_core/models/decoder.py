@@ -22,14 +22,12 @@ from specdec_core.models.attention import PagedAttention, attention_sites
 from specdec_core.models.embedding_and_head import EmbeddingAndHead
 from specdec_core.models.families import ATTENTION_KEYWORDS
 from specdec_core.models.packed_linear import PackedLinear, product_of
-from specdec_core.ops.decoder import ACTIVATIONS, PRODUCTS, DecoderLayer, Linears, Norm, Run
+from specdec_core.ops.decoder import ACTIVATIONS, PRODUCTS, Angles, DecoderLayer, Linears, Norm, Run
 
 PATTERN = re.compile(r"N(?:L(?P<q>N?)L(?P<k>N?)L|LLL(?P<both>NN)|L)AL(?P<attention>N?)NLFL?L(?P<down>N?)")
 """The calls in a layer: N is a norm, L a linear layer, A attention, F an activation."""
 
 NUM_TRIALS = 5
-Angles = tuple[torch.Tensor, torch.Tensor]
-"""cos and sin."""
 
 
 @frozen(eq=False)

@@ -17,6 +17,10 @@ PRODUCTS = ("query_key_value", "attention_output", "gate_and_up", "down")
 NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "down_norm")
 """Names of the linear layers and of the norms of a `DecoderLayer`."""
 
+Angles = tuple[torch.Tensor, torch.Tensor]
+"""cos and sin of a rotary embedding."""
+Cache = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values of a layer."""
 Product = Callable[[torch.Tensor], torch.Tensor]
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -123,17 +127,14 @@ class DecoderLayer:
         return hidden + (output if self.down_norm is None else self.down_norm(output))
 
 
-Pair = tuple[torch.Tensor, torch.Tensor]
-
-
 class Run(Protocol):
     """Runs fused layers: what a plugin's `fuse_layers` returns."""
 
     def __call__(
         self,
         hidden: torch.Tensor,
-        ropes: Sequence[Pair],
-        caches: Sequence[Pair],
+        ropes: Sequence[Angles],
+        caches: Sequence[Cache],
         slot_mapping: torch.Tensor,
         plan: AttentionPlan,
         window: int | None,

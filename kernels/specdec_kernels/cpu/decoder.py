@@ -12,7 +12,7 @@ import torch
 from attrs import frozen
 
 from specdec_core.ops.attention_plan import AttentionPlan
-from specdec_core.ops.decoder import NORMS, PRODUCTS, DecoderLayer, Norm
+from specdec_core.ops.decoder import NORMS, PRODUCTS, Angles, Cache, DecoderLayer, Norm
 from specdec_kernels.cpu.attention import paths_of
 from specdec_kernels.cpu.bits import LIKE
 from specdec_kernels.cpu.lanes import LANES
@@ -29,10 +29,6 @@ from specdec_kernels.cpu.layers import (
 from specdec_kernels.cpu.linear import PackedProduct
 from specdec_kernels.cpu.threads import in_parallel
 
-Cache = tuple[torch.Tensor, torch.Tensor]
-"""Keys and values of a layer."""
-Angles = tuple[torch.Tensor, torch.Tensor]
-"""cos and sin."""
 HEADS = 1
 """Index of `_Tokens.starts`."""
 

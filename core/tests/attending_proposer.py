@@ -40,10 +40,7 @@ class Attending(Proposer):
 
         token_ids, positions: int64 [sum of lengths]. following: the token after each of token_ids, in the same shape.
         """
-        import torch
-
         passed = self.pass_over(requests, starts, lengths, token_ids, positions)
-        following = torch.nn.functional.pad(following, (0, len(passed.token_ids) - passed.num_tokens))
         states = (self.own[passed.token_ids] + self.following[following]).unsqueeze(1)
         with self.attention.forwarding(passed.metadata, passed.visibility):
             self.attention.store(0, states, states)
@@ -60,7 +57,7 @@ class Attending(Proposer):
         states, queries = (table[passed.token_ids].unsqueeze(1) for table in (self.own, self.queries))
         with self.attention.forwarding(passed.metadata, passed.visibility):
             attended = self.attention.attend(0, queries, states, states, scaling=0.1)  # to all, not to the best alone
-        logits = attended[: passed.num_tokens].flatten(1) @ self.outputs.T
+        logits = attended.flatten(1) @ self.outputs.T
         best = logits.topk(max(batch.max_draft_tokens)).indices.tolist()
         trees = [DraftTree(tokens[:n], [-1] * n) for tokens, n in zip(best, batch.max_draft_tokens, strict=True)]
         return Draft.from_trees(trees, self.context.device)

@@ -133,19 +133,6 @@ def nodes_see_their_siblings(patch: Patch) -> None:
     patch.setattr(PagedAttention, "forwarding", seeing)
 
 
-def padding_is_stored_in_the_first_slot(patch: Patch) -> None:
-    forwarding = PagedAttention.forwarding
-
-    @contextmanager
-    def storing(self: Any, metadata: Any, visibility: Any, **more: Any) -> Iterator[None]:
-        with forwarding(self, metadata, visibility, **more):
-            if self._places[0][0] != 0:
-                self._slot_mapping = self._slot_mapping.clamp(min=0)
-            yield
-
-    patch.setattr(PagedAttention, "forwarding", storing)
-
-
 def what_follows_a_slot_is_ignored(patch: Patch) -> None:
     """A deliberate fault: the prefix cache ignores `lookahead`, so the last entry of a shared block may have been
     computed from the next token of another request."""
@@ -208,5 +195,4 @@ FAULTS: list[Callable[[Patch], None]] = [
     preemption_is_ignored,
     refused_nodes_are_observed,
     nodes_see_their_siblings,
-    padding_is_stored_in_the_first_slot,
 ]

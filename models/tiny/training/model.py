@@ -61,13 +61,14 @@ def blocked_attention(
     values = value.reshape(batch * groups, length, width)
     outputs = []
     for start in range(0, length, block):
-        end = start + block
-        rows = grouped[:, :, :, start:end].reshape(batch * groups, share * block, width)
-        scores = torch.bmm(rows, keys[:, :end].transpose(1, 2)).view(batch * groups, share, block, end)
+        end = min(start + block, length)
+        size = end - start
+        rows = grouped[:, :, :, start:end].reshape(batch * groups, share * size, width)
+        scores = torch.bmm(rows, keys[:, :end].transpose(1, 2)).view(batch * groups, share, size, end)
         future = torch.arange(end)[None, :] > torch.arange(start, end)[:, None]
         weights = torch.softmax(scores.float().masked_fill(future, -1e9), -1).to(query.dtype)
-        mixed = torch.bmm(weights.view(batch * groups, share * block, end), values[:, :end])
-        outputs.append(mixed.view(batch, groups, share, block, width))
+        mixed = torch.bmm(weights.view(batch * groups, share * size, end), values[:, :end])
+        outputs.append(mixed.view(batch, groups, share, size, width))
     return torch.cat(outputs, 3).view(batch, heads, length, width).transpose(1, 2), None
 
 

@@ -18,7 +18,7 @@ from specdec_core.ops.decoder import DecoderLayer, Norm
 from specdec_kernels.cpu import OPS, lanes
 from specdec_kernels.cpu.lanes import is_supported
 
-WIDTH, LONGEST = 48, 400
+WIDTH, ENTERING, LONGEST = 48, 32, 400
 TREE = (-1, -1, 0, 0, DEAD, 1, 2, 2)
 DTYPES = [
     pytest.param(dtype, marks=pytest.mark.skipif(not is_supported(dtype), reason=f"this CPU lacks {feature}"))
@@ -36,7 +36,8 @@ class Drawn:
         self.dtype = dtype
         self.heads = Heads(data.draw(st.sampled_from([1, 2, 3])), data.draw(st.integers(1, 3)), 16, 16)
         self._flags = {
-            name: data.draw(st.booleans()) for name in ("bias", "head_norm", "rounds_first", "output_norm", "enters")
+            name: data.draw(st.booleans())
+            for name in ("bias", "head_norm", "rounds_first", "output_norm", "enters", "enters_normed", "input_norm")
         }
         self._activation = data.draw(st.sampled_from(["silu", "gelu_tanh"]))
         features = {"window": st.none() | st.integers(1, 90), "softcap": st.none() | st.just(3.0)}
@@ -54,11 +55,12 @@ class Drawn:
         num_kv_heads, dim = self.heads.num_kv_heads, self.heads.key_dim
         num_heads, inner = num_kv_heads * self.heads.groups, 32
         parts: dict[str, tuple[Any, ...]] = {
-            "query_key_value": self._product((num_heads + 2 * num_kv_heads) * dim, 2 * WIDTH if enters else WIDTH),
+            "query_key_value": self._product((num_heads + 2 * num_kv_heads) * dim, WIDTH + (ENTERING if enters else 0)),
             "attention_output": self._product(WIDTH, num_heads * dim),
             "gate_and_up": self._product(2 * inner, WIDTH),
             "down": self._product(WIDTH, inner),
-            "input_norm": (None,) * 3 if enters else self._norm(WIDTH),
+            "entering_norm": self._norm(ENTERING) if enters and self._flags["enters_normed"] else (None,) * 3,
+            "input_norm": self._norm(WIDTH) if self._flags["input_norm"] else (None,) * 3,
             "mlp_norm": self._norm(WIDTH),
         }
         for name, flag in (("query_norm", "head_norm"), ("key_norm", "head_norm")):
@@ -98,7 +100,7 @@ class Run:
         self.made: Pass = make_pass(batch, self.drawn.heads, data.draw(st.sampled_from([3, 16])), dtype, num_padding=3)
         lengths = self.made.plan.metadata.lengths
         self.hidden = self.drawn.normal(sum(lengths) + 3, WIDTH)
-        self.entering = self.drawn.normal(len(self.hidden), 2 * WIDTH) if self.drawn.enters else None
+        self.entering = self.drawn.normal(len(self.hidden), ENTERING) if self.drawn.enters else None
         self.caches = [
             [self.drawn.normal(*each.shape).where(each.isfinite(), each) for each in (self.made.keys, self.made.values)]
             for _ in self.drawn.layers
@@ -151,6 +153,7 @@ class Run:
 
             attend = partial(self._attend, keys, values, plan, partial(REFERENCE["paged_attention"], **features))
             hidden = layer.forward(hidden, cos, sin, partial(attend, layer.scaling), entering)
+            entering = None
         return hidden[0, :-3]
 
     def _attend(
@@ -173,6 +176,7 @@ def test_they_agree_with_the_reference_in_float64(dtype: torch.dtype, data: Any,
 
 
 PARTS = {
+    "entering_norm": lambda norm: evolve(norm, weight=-norm.weight),
     "input_norm": lambda norm: evolve(norm, eps=0.5),
     "mlp_norm": lambda norm: evolve(norm, weight=-norm.weight),
     "query_norm": lambda norm: None,
@@ -191,11 +195,13 @@ PARTS = {
 @given(data=st.data())
 def test_each_part_matters(part: str, data: Any) -> None:
     run = Run(data, torch.float32, [Request(20, 9), Request(40, 1, TREE)])
-    first, second = run.drawn.layers
+    _, second = layers = list(run.drawn.layers)
+    at = 0 if part == "entering_norm" else 1
     assume((second.features["window"] or 9) > 3)  # a token that attends only to itself is scaled to no effect
-    if getattr(second, part) is not None:
+    if getattr(layers[at], part) is not None:
         found = run.fused()
-        run.drawn.layers = first, evolve(second, **{part: PARTS[part](getattr(second, part))})
+        layers[at] = evolve(layers[at], **{part: PARTS[part](getattr(layers[at], part))})
+        run.drawn.layers = layers
         assert (run.fused() - found).abs().max() > 1e-3
 
 
@@ -283,7 +289,7 @@ def test_what_does_not_fit_is_refused(data: Any) -> None:
     if run.drawn.enters:
         entering = run.entering
         for run.entering in (None, entering.double(), entering[:, :9], entering[1:]):
-            with pytest.raises(ValueError, match="the first layer has no norm"):
+            with pytest.raises(ValueError, match="the input of query, key and value begins with 32 columns"):
                 run.fused()
         run.entering = entering
     for cache in (
@@ -314,6 +320,6 @@ def test_layers_that_it_does_not_know_are_left_to_the_model(data: Any) -> None:
     fuse, (layer, other) = OPS["fuse_layers"], Drawn(data, torch.float32).layers
     assert fuse([layer, other]) is not None
     assert fuse([layer, evolve(other, down=lambda rows: rows)]) is None
-    assert fuse([layer, evolve(other, input_norm=None)]) is None
+    assert fuse([evolve(other, entering_norm=Norm(torch.ones(WIDTH), 1e-5, True))]) is None  # nothing enters
     assert fuse([layer, evolve(other, num_heads=other.num_heads + 1)]) is None
     assert REFERENCE["fuse_layers"]([layer, other]) is None

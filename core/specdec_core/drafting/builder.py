@@ -99,7 +99,7 @@ class DraftBuilder:
         nodes = self._num_nodes[request] + _rank(request)
         added = torch.bincount(request, minlength=len(self.room))
         self.room, self._num_nodes = self.room - added, self._num_nodes + added
-        token_ids = column if self._q_to_target is None else to_target(self._q_to_target, request, column)
+        token_ids = self._to_target(request, column)
         scores = probs[row, column]
         self._levels.append((request, parents[row], token_ids, q_rows[row], scores))
         return Grown(row, nodes, token_ids, scores)
@@ -130,6 +130,13 @@ class DraftBuilder:
             is_chain=bool((parents == _rank(requests[order]) - 1).all()),
         )
 
+    def _to_target(self, requests: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the target's ids of draft token ids [n]. requests: int64 [n]."""
+        table = self._q_to_target
+        if table is None:
+            return token_ids
+        return table[token_ids] if table.dim() == 1 else table[requests, token_ids]
+
     def _draw(
         self, left: torch.Tensor, requests: torch.Tensor, keys: torch.Tensor, num_children: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,12 +153,6 @@ class DraftBuilder:
             is_drawn.append(left.sum(dim=-1) > 0)
             drawn.append(self._batch.random.categorical(left, Stream.DRAFT, requests, keys + child))
         return torch.stack(drawn, dim=1), torch.stack(is_drawn, dim=1)
-
-
-def to_target(q_to_target: torch.Tensor, requests: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Return the target's ids of a draft model's token ids. q_to_target: see `DraftBuilder`. requests: int64, of each
-    token, indices into the batch."""
-    return q_to_target[token_ids] if q_to_target.dim() == 1 else q_to_target[requests, token_ids]
 
 
 def _rank(ascending: torch.Tensor) -> torch.Tensor:

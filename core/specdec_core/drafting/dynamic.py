@@ -12,7 +12,6 @@ import torch
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import ProposerBatch
 from specdec_core.drafting.acceptance import on_host
-from specdec_core.drafting.builder import to_target
 from specdec_core.drafting.level import Level, may_shrink
 from specdec_core.drafting.stop import Stopping
 
@@ -135,16 +134,23 @@ class DynamicTree:
             values, token_ids = log_probs.max(dim=-1, keepdim=True)  # faster than topk
         else:
             values, token_ids = log_probs.topk(min(self._top_k, logits.shape[-1]), dim=-1)
-        width = self._frontier.shape[1]
-        if self._q_to_target is not None:
-            requests = torch.from_numpy(self._growing.repeat(width)).to(self._device)
-            token_ids = to_target(self._q_to_target, requests.unsqueeze(1), token_ids)
-        shape = len(self._growing), width, -1
-        scores, ids = on_host(values).reshape(shape), on_host(token_ids).reshape(len(self._growing), -1)
-        scores = np.where(np.isfinite(scores), scores, IMPOSSIBLE)  # a row that is not finite is all NaN
+        scores = on_host(values).reshape(len(self._growing), self._frontier.shape[1], -1)
+        scores = np.fmax(scores, IMPOSSIBLE)  # a row that is not finite is all NaN, which fmax leaves out
         if not self._goes.all():
             scores[~self._goes] = IMPOSSIBLE
+        ids = on_host(self._to_target(token_ids.view(len(self._growing), -1)))
         return self._of_all(scores, IMPOSSIBLE), self._of_all(ids, 0)
+
+    def _to_target(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the target's ids of draft token ids [num_growing, n]."""
+        table = self._q_to_target
+        if table is None:
+            return token_ids
+        if table.dim() == 1:
+            return table[token_ids]
+        if len(self._growing) < self._size:
+            table = table[torch.from_numpy(self._growing).to(self._device)]
+        return table.gather(1, token_ids)
 
     def _of_growing(self, of_all: np.ndarray) -> np.ndarray:
         """Select the rows of requests that still grow: [num_growing, ...] from [batch, ...]."""

@@ -105,6 +105,16 @@ class BlockPool:
         """How many KV-cache slots the request's blocks have."""
         return len(self._tables[request_id]) * self.block_size
 
+    def places(self, request_id: str, start: int, end: int) -> list[int]:
+        """Return where the slots [start, end) of a request are in the storage. Raises IndexError if its blocks have
+        fewer."""
+        table, size = self._tables[request_id], self.block_size
+        places: list[int] = []
+        for index in range(start // size, -(-end // size)):
+            shift = (table[index] - index) * size
+            places += range(max(start, index * size) + shift, min(end, (index + 1) * size) + shift)
+        return places
+
     def tables(self, request_ids: list[str]) -> np.ndarray:
         """Return the block tables of these requests, int64 [batch, max_blocks], padded with block 0: an array that all
         forward passes of a step share. Do not modify it. It is valid until a request's blocks change."""

@@ -61,6 +61,7 @@ class PagedKVManager:
         self._pool.grow(request_id, num_tokens + num_scratch)
 
     def metadata(self, request_ids: Sequence[str], starts: Sequence[int], lengths: Sequence[int]) -> KVMetadata:
+        places: list[int] = []
         for request_id, start, length in zip(request_ids, starts, lengths, strict=True):
             # Past a request's own blocks, its table is padded with a block that another request may own.
             if start + length > (held := self._pool.num_slots(request_id)):
@@ -68,17 +69,13 @@ class PagedKVManager:
                     f"request {request_id!r} holds {held} KV slots, and a forward pass is to use the slots "
                     f"[{start}, {start + length}): from the root's slot on, a draft may use its plan's scratch_slots"
                 )
-        tables, size = self._pool.tables(ids := list(request_ids)), self._pool.block_size
-        owner = np.arange(len(lengths)).repeat(lengths)
-        begins = np.asarray(starts) - (np.cumsum(lengths) - lengths)  # start, minus the tokens before in the flat batch
-        local = np.arange(len(owner)) + begins[owner]
-        slots = tables[owner, local // size] * size + local % size
+            places += self._pool.places(request_id, start, start + length)
         return KVMetadata(
             starts=tuple(starts),
             lengths=tuple(lengths),
-            block_tables=self._tables.of(ids),
-            slot_mapping=torch.from_numpy(slots).to(self._device),
-            block_size=size,
+            block_tables=self._tables.of(list(request_ids)),
+            slot_mapping=torch.tensor(places, dtype=torch.int64, device=self._device),
+            block_size=self._pool.block_size,
         )
 
     def compact(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:

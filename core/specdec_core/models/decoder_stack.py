@@ -45,7 +45,8 @@ class DecoderStack(nn.Module):
         """Run all layers on a flat batch of tokens, inside of `LayerAttention.forwarding`.
 
         hidden: [num_tokens, width]. cos, sin: [num_tokens, head_dim].
-        entering: [num_tokens, any width], the input of query, key and value in a first layer without `input_norm`.
+        entering: [num_tokens, any width], what the first layer's input of query, key and value begins with; None:
+            nothing.
         rows: as for `LayerAttention.attend`, the tokens whose outputs are wanted; None: all.
 
         Returns [num_tokens or n, width].

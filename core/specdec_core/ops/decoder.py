@@ -14,7 +14,7 @@ from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_core.ops.elementwise import rms_norm, rotary
 
 PRODUCTS = ("query_key_value", "attention_output", "gate_and_up", "down")
-NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "down_norm")
+NORMS = ("entering_norm", "input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "down_norm")
 """Names of the linear layers and of the norms of a `DecoderLayer`."""
 
 Angles = tuple[torch.Tensor, torch.Tensor]
@@ -70,8 +70,8 @@ class DecoderLayer:
     `attention_norm`; plus the layer's input. Then `mlp_norm`; `gate_and_up` [..., 2 * intermediate]; activation of the
     first half, times the second; `down`; `down_norm`; plus the MLP's input. Norms that are None are left out.
 
-    Each result is rounded to the model's dtype. In a draft head, the input of `query_key_value` may be another one than
-    the layer's normed input, as in EAGLE-3: then `input_norm` is None.
+    Each result is rounded to the model's dtype. In a draft head, the input of `query_key_value` may be wider than the
+    layer's, as in EAGLE-3: then it begins with other rows, to which `entering_norm` is applied.
 
     rope: index of the layer's rotary embedding: families may have one for each type of layer.
     scaling, features: as for `paged_attention`.
@@ -94,6 +94,7 @@ class DecoderLayer:
     activation: str  # a key of ACTIVATIONS
     down: Product
     down_norm: Norm | None
+    entering_norm: Norm | None = None
 
     def forward(
         self,
@@ -108,13 +109,14 @@ class DecoderLayer:
         cos, sin: [1, num_tokens, head_dim].
         attend: gets query, key and value [1, heads, num_tokens, head_dim], returns [1, num_tokens, num_heads *
             head_dim].
-        entering: [1, num_tokens, any width], the input of `query_key_value` in a layer without `input_norm`.
+        entering: [1, num_tokens, any width], what the input of `query_key_value` begins with; None: nothing.
         """
-        if self.input_norm is not None:
-            entering = self.input_norm(hidden)
-        assert entering is not None
+        given = hidden if self.input_norm is None else self.input_norm(hidden)
+        if entering is not None:
+            ahead = entering if self.entering_norm is None else self.entering_norm(entering)
+            given = torch.cat([ahead, given], dim=-1)
         sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
-        heads = self.query_key_value(entering)
+        heads = self.query_key_value(given)
         heads = heads.view(*heads.shape[:-1], sum(sizes), self.head_dim)
         query, key, value = torch.split(heads, sizes, dim=-2)
         query = query if self.query_norm is None else self.query_norm(query)
@@ -149,7 +151,8 @@ class Run(Protocol):
         caches: (keys, values) of each layer, as for `store_kv`.
         slot_mapping, plan: as for `store_kv` and `paged_attention`.
         window: sliding window of all layers, in tokens. A layer whose own window is smaller keeps its own.
-        entering: [num_tokens, any width], for a first layer without `input_norm`; else None.
+        entering: [num_tokens, any width], what the first layer's input of `query_key_value` begins with; None:
+            nothing.
         rows: int64 [n], the tokens whose outputs are wanted; None: all.
         plan_of_rows: the plan of these tokens alone; None: all.
         """

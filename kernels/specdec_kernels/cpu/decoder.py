@@ -38,8 +38,13 @@ ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
 def fuse_layers(layers: Sequence[DecoderLayer]) -> Callable[..., torch.Tensor] | None:
     """The compiled form of `specdec_core.ops.decoder.fuse_layers`. None if not all products are this package's, or if
     sizes are no whole vectors."""
-    is_normed = all(layer.input_norm is not None for layer in layers[1:])
-    return FusedLayers(layers) if is_normed and all(map(_is_supported, layers)) else None
+    is_fitting = all(map(_is_supported, layers)) and not any(map(_num_entering, layers[1:]))
+    return FusedLayers(layers) if is_fitting else None
+
+
+def _num_entering(layer: DecoderLayer) -> int:
+    """Return how many columns of the input of query, key and value are not those of the layer's own input."""
+    return layer.query_key_value.num_in - layer.attention_output.num_out  # type: ignore[attr-defined, no-any-return]
 
 
 def _is_supported(layer: DecoderLayer) -> bool:
@@ -48,9 +53,11 @@ def _is_supported(layer: DecoderLayer) -> bool:
         return False
     num_heads = layer.num_heads + 2 * layer.num_kv_heads
     width, inner = products[1].num_out, products[3].num_in
-    first = products[0].num_in if layer.input_norm is None else width
+    first = max(products[0].num_in, width)
+    norm = layer.entering_norm
     sizes = [(num_heads * layer.head_dim, first), (width, layer.num_heads * layer.head_dim), (2 * inner, width)]
     is_fitting = [(product.num_out, product.num_in) for product in products] == [*sizes, (width, inner)]
+    is_fitting = is_fitting and (norm is None or len(norm.weight) == _num_entering(layer))
     return is_fitting and layer.head_dim % 2 == 0 and inner % LANES == 0 and layer.activation in ACTIVATIONS
 
 
@@ -70,7 +77,12 @@ class FusedLayers:
         products: Any = [[getattr(layer, name) for name in PRODUCTS] for layer in layers]
         width = products[0][1].num_out
         columns = max(heads.num_out for heads, *_ in products), max(output.num_in for _, output, *_ in products)
-        self._sizes = [width, *columns, max(down.num_in for *_, down in products), width]  # of a row of each buffer
+        self._sizes = [
+            max(heads.num_in for heads, *_ in products),
+            *columns,
+            max(down.num_in for *_, down in products),
+            width,
+        ]  # of a row of each buffer
 
     def _fill(self, row: Any, layer: DecoderLayer) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim", "rope", "scaling"):
@@ -141,14 +153,12 @@ class FusedLayers:
                     raise ValueError(
                         f"cos or sin is {table.dtype} {list(table.shape)}: give {dtype} [{num_tokens}, {width}]"
                     )
-        if self._layers[0].input_norm is not None:
-            return
-        num_in = self._layers[0].query_key_value.num_in  # type: ignore[attr-defined]
+        width = _num_entering(self._layers[0])
         given = None if entering is None else (entering.dtype, entering.shape)
-        if given != (dtype, (num_tokens, num_in)):
+        if given != ((dtype, (num_tokens, width)) if width else None):
             raise ValueError(
-                f"the first layer has no norm, and entering is {given}: give the input of query, key and value, "
-                f"{dtype} [{num_tokens}, {num_in}]"
+                f"entering is {given}: the input of query, key and value begins with {width} columns of it; give "
+                + (f"{dtype} [{num_tokens}, {width}]" if width else "None")
             )
 
     def _set_window(self, window: int | None) -> None:
@@ -184,7 +194,7 @@ class FusedLayers:
 class _Tokens:
     """The tokens of a forward pass, and memory for what layers compute of them.
 
-    memory: buffers as for `run_stages`, one after the other: of normed rows, heads, attended, gated, and outputs to be
+    memory: buffers as for `run_stages`, one after the other: of inputs, heads, attended, gated, and outputs to be
         normed.
     starts: where each buffer begins.
     ropes: (cos, sin) of each rotary embedding, [num_tokens, head_dim].

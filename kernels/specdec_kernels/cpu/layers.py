@@ -49,10 +49,10 @@ def run_stages(functions, num_parts, like, layers, stages, buffers, tokens, rope
     like: an array with the dtype of all numbers.
     layers: array of LAYER.
     stages: the first stage, and the one past the last.
-    buffers: addresses of hidden [n, width], which is changed in place, and of memory for normed rows [n, width], query,
-        key and value [n, columns of that product], attended [n, inputs of the next], gated [n, inputs of `down`] and
-        an output that has to be normed [n, width]. Then the address of the input of query, key and value of a layer
-        without a norm before them.
+    buffers: addresses of hidden [n, width], which is changed in place, and of memory for inputs of products [n, inputs
+        of `query_key_value`], query, key and value [n, columns of that product], attended [n, inputs of the next],
+        gated [n, inputs of `down`] and an output that has to be normed [n, width]. Then the address of what the first
+        layer's input of query, key and value begins with [n, what `width` leaves of that input].
     tokens: their number n, the width, and the address of their cache rows, int64 [n].
     ropes: addresses of cos and sin [n, head_dim] of each rotary embedding, int64 [number, 2].
     paths: the arrays chunks, paths and places of `lay_out`.
@@ -87,19 +87,19 @@ def _run_stage(stage, part, num_parts, attend, layers, like, buffers, tokens, ro
     num_tokens, width, slots = tokens
     hidden_at, normed_at, heads_at, attended_at, gated_at, output_at, entering_at = buffers
     hidden = array_at(hidden_at, (num_tokens, width), like)
+    inputs = array_at(normed_at, (num_tokens, layer["query_key_value"]["num_in"]), like)
     normed = array_at(normed_at, (num_tokens, width), like)
     heads = array_at(heads_at, (num_tokens, layer["query_key_value"]["num_out"]), like)
     attended = array_at(attended_at, (num_tokens, layer["num_heads"] * layer["head_dim"]), like)
     gated = array_at(gated_at, (num_tokens, layer["gate_and_up"]["num_out"] // 2), like)
     output = array_at(output_at, (num_tokens, width), like)
-    entering = array_at(entering_at, (num_tokens, layer["query_key_value"]["num_in"]), like)
+    entering = array_at(entering_at, (num_tokens, inputs.shape[1] - width), like)
     rows = num_tokens * part // num_parts, num_tokens * (part + 1) // num_parts
     if stage == 0:
-        if layer["input_norm"]["width"] > 0:
-            _norm_rows(layer["input_norm"], hidden, rows, normed)
+        _enter(layer["entering_norm"], entering, rows, inputs, 0)
+        _enter(layer["input_norm"], hidden, rows, inputs, entering.shape[1])
     elif stage == 1:
-        given = normed if layer["input_norm"]["width"] > 0 else entering
-        _product(layer["query_key_value"], like, given, part, num_parts, False, heads)
+        _product(layer["query_key_value"], like, inputs, part, num_parts, False, heads)
     elif stage == 2:
         _rotate_and_store(layer, like, heads, rows, slots, ropes)
     elif stage == ATTENTION:
@@ -109,7 +109,7 @@ def _run_stage(stage, part, num_parts, attend, layers, like, buffers, tokens, ro
         _add_product(layer["attention_output"], norm, like, attended, part, num_parts, hidden, output)
     elif stage == 5:
         _add_normed(layer["attention_norm"], output, rows, hidden)
-        _norm_rows(layer["mlp_norm"], hidden, rows, normed)
+        _norm_rows(layer["mlp_norm"], hidden, rows, normed, 0)
     elif stage == 6:
         _gate(layer["gate_and_up"], layer["activation"], like, normed, part, num_parts, gated)
     elif stage == 7:
@@ -124,16 +124,27 @@ def _weight(norm):
 
 
 @inner()
-def _norm_rows(norm, given, rows, output):
+def _enter(norm, given, rows, output, column):
+    """Write rows to `output`, from a column on: normed, or as they are without a norm."""
+    if norm["width"] > 0:
+        _norm_rows(norm, given, rows, output, column)
+    else:
+        for row in range(rows[0], rows[1]):
+            for i in range(given.shape[1]):
+                output[row, column + i] = given[row, i]
+
+
+@inner()
+def _norm_rows(norm, given, rows, output, column):
     for row in range(rows[0], rows[1]):
-        norm_row(given[row], 0, _weight(norm), norm["eps"], norm["rounds_first"], output[row], 0)
+        norm_row(given[row], 0, _weight(norm), norm["eps"], norm["rounds_first"], output[row], column)
 
 
 @inner()
 def _add_normed(norm, given, rows, hidden):
     """Norm the rows of `given` in place, and add them to `hidden`. Does nothing without a norm."""
     if norm["width"] > 0:
-        _norm_rows(norm, given, rows, given)
+        _norm_rows(norm, given, rows, given, 0)
         for row in range(rows[0], rows[1]):
             for i in range(hidden.shape[1]):
                 hidden[row, i] = as_stored(hidden, load(hidden[row, i]) + load(given[row, i]))

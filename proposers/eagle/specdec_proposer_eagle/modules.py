@@ -61,31 +61,33 @@ class Layer(nn.Module):
     def __init__(self, head: HeadConfig, layer: int) -> None:
         super().__init__()
         size, eps = head.layer.hidden_size, head.layer.rms_norm_eps
-        self._takes_both, self._config = head.is_eagle3 and layer == 0, head.layer
-        self._norm_before_residual = head.norm_before_residual
-        self.self_attn = Attention(head, layer, 2 * size if self._takes_both else size)
+        self.takes_both, self._config = head.is_eagle3 and layer == 0, head.layer
+        self._norms_residual = self.takes_both and head.norm_before_residual
+        self.self_attn = Attention(head, layer, 2 * size if self.takes_both else size)
         self.input_layernorm = LlamaRMSNorm(size, eps) if head.is_eagle3 or layer > 0 else nn.Identity()
-        self.hidden_norm = LlamaRMSNorm(size, eps) if self._takes_both else nn.Identity()
+        self.hidden_norm = LlamaRMSNorm(size, eps) if self.takes_both else nn.Identity()
         self.post_attention_layernorm = LlamaRMSNorm(size, eps)
         self.mlp = LlamaMLP(head.layer)
 
-    def inputs(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the input of the residual connection, and that of attention."""
-        if not self._takes_both:
-            return hidden, self.input_layernorm(hidden)
-        normed = self.hidden_norm(hidden)
-        both = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
-        return normed if self._norm_before_residual else hidden, both
+    def residual(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the input of the residual connection, which attention's input is computed from."""
+        return self.hidden_norm(hidden) if self._norms_residual else hidden
+
+    def _norms(self) -> tuple[nn.Module | None, nn.Module]:
+        """Return the norms of the two parts of attention's input: of the embedding, if it is one, and of `residual`."""
+        if not self.takes_both:
+            return None, self.input_layernorm
+        return self.input_layernorm, nn.Identity() if self._norms_residual else self.hidden_norm
 
     def described(self) -> DecoderLayer:
-        """Return what `forward` computes, as data. Without an input norm, or with EAGLE-3's two, attention's input is
-        that of `inputs`."""
+        """Return what `forward` computes, as data, from the result of `residual` on."""
         config, attention, mlp = self._config, self.self_attn, self.mlp
+        of_embedding, of_residual = self._norms()
         return DecoderLayer(
             num_heads=config.num_attention_heads,
             num_kv_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
-            input_norm=None if self._takes_both else _norm(self.input_layernorm),
+            input_norm=_norm(of_residual),
             query_key_value=Linears((attention.q_proj, attention.k_proj, attention.v_proj)),
             query_norm=_norm(attention.q_norm),
             key_norm=_norm(attention.k_norm),
@@ -99,6 +101,7 @@ class Layer(nn.Module):
             activation=config.hidden_act,
             down=Linears((mlp.down_proj,)),
             down_norm=None,
+            entering_norm=None if of_embedding is None else _norm(of_embedding),
         )
 
     def forward(
@@ -109,7 +112,11 @@ class Layer(nn.Module):
         attend: Attend,
         rows: Rows,
     ) -> torch.Tensor:
-        residual, entering = self.inputs(embedded, hidden)
+        of_embedding, of_residual = self._norms()
+        residual = self.residual(hidden)
+        entering = of_residual(residual)
+        if of_embedding is not None:
+            entering = torch.cat([of_embedding(embedded), entering], dim=-1)
         if rows is not None:
             residual = residual.index_select(0, rows)
         hidden = residual + self.self_attn(entering, rotation, attend, rows)
@@ -187,8 +194,8 @@ class Head(nn.Module):
             both = self.embedding_layernorm(embedded), self.hidden_states_layernorm(feature)
             hidden = self.fc(torch.cat(both, dim=-1))
         if self.stack.is_fused:
-            residual, entering = self.layers[0].inputs(embedded, hidden)
-            hidden = self.stack(residual, *rotation, entering, rows)
+            first = self.layers[0]
+            hidden = self.stack(first.residual(hidden), *rotation, embedded if first.takes_both else None, rows)
         else:
             for i, layer in enumerate(self.layers):
                 hidden = layer(embedded, hidden, rotation, attend, rows if i + 1 == len(self.layers) else None)

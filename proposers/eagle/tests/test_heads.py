@@ -80,7 +80,8 @@ class AsData(torch.nn.Module):
 
         for layer in self._layers:
             given = (each.unsqueeze(0) for each in (hidden, cos, sin))
-            (hidden,) = layer.forward(*given, attend, entering.unsqueeze(0))
+            (hidden,) = layer.forward(*given, attend, None if entering is None else entering.unsqueeze(0))
+            entering = None
         return hidden if rows is None else hidden[rows]
 
 

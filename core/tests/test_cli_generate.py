@@ -174,7 +174,8 @@ def process(checkpoint, bigram_site):
     """A process that runs the installed command and is in the middle of a long completion."""
     command = [Path(sys.executable).with_name("spec-decode"), "generate", "--model", checkpoint]
     options = ["--method", "bigram", "--max-tokens", "4000", "--temperature", "2", PROMPT]
-    env = {**os.environ, "PYTHONPATH": str(bigram_site)}
+    # Without compiled kernels: a first compilation is announced on stderr.
+    env = {**os.environ, "PYTHONPATH": str(bigram_site), "SPECDEC_DISABLE": "kernels"}
     pipe = subprocess.PIPE
     # Background jobs of a shell ignore interrupts, and so would their child processes.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

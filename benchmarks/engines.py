@@ -1,10 +1,10 @@
-"""Compares specdec with vLLM on a CPU: plain decoding, prefill, and the same drafts.
+"""Compares specdec with vLLM and transformers on a CPU: plain decoding, prefill, and the same drafts.
 
     python benchmarks/engines.py --vllm-python DIR/bin/python [--models tiny 82M 0.4B] [--parts decode prefill methods]
 
-Each engine runs in a process of its own (engine_worker.py); two processes take turns, so that other load on the machine
-affects both. vLLM compiles the model with torch's inductor, its default. Prefix caching is off in both. All is greedy
-and in bfloat16, on two threads. The results so far are written after each model and method.
+Each engine runs in a process of its own (engine_worker.py); the processes take turns, so that other load on the machine
+affects all. vLLM compiles the model with torch's inductor, its default. Prefix caching is off. All is greedy and in
+bfloat16, on two threads. The results so far are written after each model and method.
 
 - decode: milliseconds per step after prompts of 256 tokens, for several batch sizes: the difference between completions
   of 65 tokens and of 1 token.
@@ -31,10 +31,9 @@ from typing import Any
 import heldout
 import torch
 from measuring import RESULTS, command, machine, write
-from plain import save_random_llama
-from plain_worker import prompt
 from prompts import edit_prompts
-from transformers import AutoConfig, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from random_models import prompt, save_llama, save_qwen3
+from transformers import AutoConfig, AutoTokenizer
 from worker import Worker
 
 from specdec_core import resolve_model
@@ -47,19 +46,21 @@ METHOD_BATCHES = (1, 8)
 NUM_HELDOUT, NUM_TOKENS = 16, 128
 MOST_PROMPT_TOKENS = 768
 NUM_THREADS = 2
-MAX_MODEL_LEN = 2048
+MAX_MODEL_LEN, MAX_NUM_SEQS = 2048, 32
 
 
 class Engine(Worker):
     """A worker process with one engine, model and speculative configuration."""
 
     def __init__(self, name: str, python: str, **settings: Any) -> None:
-        settings |= {"threads": NUM_THREADS, "max_model_len": MAX_MODEL_LEN}
+        settings |= {"threads": NUM_THREADS, "dtype": "bfloat16", "disable_log_stats": True}
+        settings |= {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": MAX_NUM_SEQS}
         super().__init__(python, "engine_worker.py", name, json.dumps(settings))
 
     def seconds(self, prompts: Sequence[Sequence[int]], max_tokens: int, batch: int | None = None) -> float:
         """Complete the prompts in batches, one after the other; None: all at once."""
-        return float(self.ask({"prompts": prompts, "max_tokens": max_tokens, "batch": batch or len(prompts)}))
+        asked = {"prompts": prompts, "max_tokens": max_tokens, "batch": batch or len(prompts)}
+        return float(self.ask(asked)["seconds"])
 
 
 @contextmanager
@@ -92,27 +93,9 @@ def prefill_speed(engine: Engine, length: int) -> float:
     return length / engine.seconds([prompt(length, 0)], 1)
 
 
-def save_random_qwen3(folder: Path) -> None:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=8192,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        initializer_range=0.05,
-        eos_token_id=None,
-    )
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-
-
 def models(names: Sequence[str], folder: Path) -> dict[str, str]:
     """Return the folder of each model; the random ones are written to `folder`."""
-    saved: dict[str, Callable[[Path], None]] = {"82M": save_random_llama, "0.4B": save_random_qwen3}
+    saved: dict[str, Callable[[Path], None]] = {"82M": save_llama, "0.4B": save_qwen3}
     for name in set(names) & set(saved):
         saved[name](folder / name)
     return {name: str(folder / name) if name in saved else str(resolve_model(name)) for name in names}
@@ -194,13 +177,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, model in models(args.models, Path(folder)).items():
             found = record["models"].setdefault(name, {})
-            with engines(pythons, model, {}) as started:
+            with engines(pythons | {"transformers": sys.executable}, model, {}) as started:
                 found["engines"] = {engine: worker.about for engine, worker in started.items()}
                 for batch in BATCHES if "decode" in args.parts else ():
                     measured = in_turn(started, args.rounds, lambda engine, n=batch: decode_ms(engine, n))
                     found.setdefault("decode_ms", {})[str(batch)] = measured
                     found.setdefault("bytes_per_step", {})[str(batch)] = bytes_per_step(model, batch)
                     print(name, "decode", batch, {n: round(median(v), 2) for n, v in measured.items()}, flush=True)
+                started = {engine: started[engine] for engine in pythons}
                 for length in PREFILLS if "prefill" in args.parts else ():
                     measured = in_turn(started, args.rounds, lambda engine, n=length: prefill_speed(engine, n))
                     found.setdefault("prefill_tokens_per_s", {})[str(length)] = measured

@@ -33,8 +33,8 @@ from typing import Any
 import torch
 from attrs import evolve
 from measuring import DISTRIBUTIONS, RESULTS, command, machine, write
-from plain_worker import prompt
 from prompts import edit_prompts, plain_prompts
+from random_models import prompt
 from safetensors.torch import save_file
 from torch.autograd import DeviceType
 from torch.profiler import profile, record_function

@@ -27,6 +27,7 @@ KINDS = {
 }
 
 
+MODELS = {"tiny": "embedded", "82M": "Llama, 82M", "0.4B": "Qwen3, 0.4B"}
 PROMPTS = {"edits": "edits of code", "held-out": "new code"}
 SUFFIX_KINDS = {
     "edit": KINDS["edit"],
@@ -117,11 +118,21 @@ def identity(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def plain(record: dict[str, Any]) -> str:
-    engines = list(record["engines"])
-    lines = [f"| batch | {' | '.join(engines)} |", "|---|" + "---|" * len(engines)]
-    for batch, ms in record["ms_per_token"].items():
-        lines.append(f"| {batch} | " + " | ".join(f"{median(ms[engine]):.1f}" for engine in engines) + " |")
+def engines_decode(record: dict[str, Any]) -> str:
+    return _engines(record, "decode_ms", "batch", "{:.1f}")
+
+
+def engines_prefill(record: dict[str, Any]) -> str:
+    return _engines(record, "prefill_tokens_per_s", "prompt tokens", "{:,.0f}")
+
+
+def _engines(record: dict[str, Any], part: str, column: str, shown: str) -> str:
+    cells = [(name, size, runs) for name, found in record["models"].items() for size, runs in found[part].items()]
+    engines = list(cells[0][2])
+    lines = [f"| model | {column} | {' | '.join(engines)} |", "|---|---|" + "---|" * len(engines)]
+    for name, size, runs in cells:
+        figures = " | ".join(shown.format(median(runs[engine])) for engine in engines)
+        lines.append(f"| {MODELS.get(name, name)} | {size} | {figures} |")
     return "\n".join(lines)
 
 
@@ -256,7 +267,8 @@ TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("docs/performance.md", "proposers", proposers),
     ("docs/losslessness.md", "identity", identity),
     ("docs/losslessness.md", "verifiers", verifiers),
-    ("docs/performance.md", "plain", plain),
+    ("docs/performance.md", "engines, decode", engines_decode),
+    ("docs/performance.md", "engines, prefill", engines_prefill),
     ("docs/performance.md", "step_profile", step_profile),
     ("docs/benchmarks.md", "learned", learned),
     ("docs/performance.md", "learned, by position", learned_positions),

@@ -4,8 +4,8 @@
 
 A variant is an engine with some of the optimizations. Each of VARIANTS has one optimization more than the variant
 before it. The result of a variant is the milliseconds per step. One process holds the engines of all variants. The
-engines step in turn, so that other load on the machine affects all. The model is the random 82M Llama of plain.py, in
-bfloat16.
+engines step in turn, so that other load on the machine affects all. The model is a Llama of 82M random
+weights in bfloat16, after prompts of 465 tokens.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from typing import Any
 
 import torch
 from attrs import evolve, frozen
-from measuring import machine
-from plain import HERE, PROMPT_TOKENS, save_random_llama
-from plain_worker import NUM_THREADS, prompt
+from measuring import RESULTS, machine
+from random_models import prompt, save_llama
 
 from specdec_core import Plugins, SamplingParams
 from specdec_core.config.engine import EngineConfig
@@ -32,6 +31,8 @@ from specdec_core.engine.engine import Engine
 from specdec_core.models import model as target_model
 from specdec_core.plugins.operations import OfferedOps
 
+NUM_THREADS = 2
+PROMPT_TOKENS = 465
 BATCHES = (1, 4, 16)
 NUM_STEPS = 60
 NUM_WARM = 10
@@ -150,12 +151,12 @@ def measure(engines: Mapping[str, Engine], batch: int) -> dict[str, list[tuple[f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "step_profile.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "step_profile.json")
     args = parser.parse_args()
     torch.set_num_threads(NUM_THREADS)
     results: dict[str, dict[str, list[tuple[float, float]]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        save_random_llama(Path(folder))
+        save_llama(Path(folder))
         engines = {variant.name: engine_of(variant, folder) for variant in VARIANTS}
         for batch in BATCHES:
             results[str(batch)] = measure(engines, batch)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from statistics import median
@@ -32,22 +33,17 @@ from worker import Worker
 from specdec_core import resolve_model
 from specdec_tools.files import read_prompts
 
-MOST_PROMPT_TOKENS = 768
+MOST_PROMPT_TOKENS, MAX_MODEL_LEN = 768, 1024
 
 
 class Engine(Worker):
-    """A worker process (acceptance_worker.py) that completes all prompts each time `run` is called.
-
-    name: "specdec" or "vllm".
-    python: path of a Python interpreter that has the engine installed.
-    settings: what the worker runs: the folders of model and EAGLE-3 head, the prompts, the dtype and other options.
-    """
+    """A worker process (engine_worker.py) that completes prompts, one at a time."""
 
     def __init__(self, name: str, python: str, settings: dict[str, Any]) -> None:
-        super().__init__(python, "acceptance_worker.py", name, json.dumps(settings))
+        super().__init__(python, "engine_worker.py", name, json.dumps(settings))
 
-    def run(self) -> dict[str, Any]:
-        answer: dict[str, Any] = self.ask({})
+    def run(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> dict[str, Any]:
+        answer: dict[str, Any] = self.ask({"prompts": prompts, "max_tokens": max_tokens, "batch": 1})
         return answer
 
 
@@ -89,31 +85,34 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
     given = [prompt.text for prompt in read_prompts(args.prompts)] if args.prompts else [*heldout.texts()]
     texts = given[: args.num_prompts]
-    settings = {
-        "model": str(model),
-        "head": str(args.head or model / "drafts" / "eagle3"),
-        "num_speculative_tokens": args.num_speculative_tokens,
-        "dtype": args.dtype,
-        "threads": args.threads,
-        "prompts": [tokenizer(text).input_ids[:MOST_PROMPT_TOKENS] for text in texts],
-        "max_tokens": args.max_tokens,
-    }
+    prompts = [tokenizer(text).input_ids[:MOST_PROMPT_TOKENS] for text in texts]
+    settings = {"model": str(model), "dtype": args.dtype, "threads": args.threads, "disable_log_stats": False}
+    settings |= {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 1}
+    eagle3 = {"method": "eagle3", "model": str(args.head or model / "drafts" / "eagle3")}
+    eagle3["num_speculative_tokens"] = args.num_speculative_tokens
+    chain = eagle3 | {"eagle_topk": 1}
     pythons = {"specdec": sys.executable, "vllm": args.vllm_python}
-    kinds = {"eagle3": {"context_tokens": 0}, "eagle3 and context": {"context_tokens": None}, "plain": {"head": None}}
-    engines = {
-        f"{name}, {kind}": Engine(name, python, settings | own)
-        for name, python in pythons.items()
-        for kind, own in kinds.items()
-        if (name, kind) != ("vllm", "eagle3 and context")
+    configs = {
+        "specdec, eagle3": chain | {"eagle_context_tokens": 0},
+        "specdec, eagle3 and context": chain,
+        "specdec, plain": None,
+        "vllm, eagle3": eagle3,
+        "vllm, plain": None,
     }
-    rounds = [{name: engine.run() for name, engine in engines.items()} for _ in range(args.rounds + 1)][1:]
+    engines = {
+        name: Engine(name.partition(",")[0], pythons[name.partition(",")[0]], settings | {"speculative_config": config})
+        for name, config in configs.items()
+    }
+    rounds = [
+        {name: engine.run(prompts, args.max_tokens) for name, engine in engines.items()} for _ in range(args.rounds + 1)
+    ][1:]
     for engine in engines.values():
         engine.close()
     outputs = {name: rounds[0][name]["outputs"] for name in engines}
     record = {
         "command": command("vllm_acceptance.py"),
         "processor": processor(),
-        **{name: settings[name] for name in ("num_speculative_tokens", "dtype", "threads", "max_tokens")},
+        **{name: getattr(args, name) for name in ("num_speculative_tokens", "dtype", "threads", "max_tokens")},
         "num_prompts": len(texts),
         "engines": {name: engine.about for name, engine in engines.items()},
         "results": {name: figures([run[name] for run in rounds]) for name in engines},

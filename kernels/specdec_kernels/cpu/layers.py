@@ -37,7 +37,9 @@ LAYER = np.dtype(
 """A layer's sizes and addresses. keys, values: those of its KV cache, each with the stride from row to row."""
 
 SILU, GELU_TANH = 0, 1
-BEFORE_ATTENTION, ATTENTION, END = 0, 3, 9
+NORM_INPUT, QUERY_KEY_VALUE, ROTATE_AND_STORE, ATTENTION, ATTENTION_OUTPUT = range(5)
+NORM_BETWEEN, GATE_AND_UP, DOWN, NORM_OUTPUT, END = range(5, 10)
+"""The stages of a layer, in order."""
 _FLOATS, _INTS = np.empty(0, np.float32), np.empty(0, np.int64)
 
 
@@ -95,24 +97,24 @@ def _run_stage(stage, part, num_parts, attend, layers, like, buffers, tokens, ro
     output = array_at(output_at, (num_tokens, width), like)
     entering = array_at(entering_at, (num_tokens, inputs.shape[1] - width), like)
     rows = num_tokens * part // num_parts, num_tokens * (part + 1) // num_parts
-    if stage == 0:
+    if stage == NORM_INPUT:
         _enter(layer["entering_norm"], entering, rows, inputs, 0)
         _enter(layer["input_norm"], hidden, rows, inputs, entering.shape[1])
-    elif stage == 1:
+    elif stage == QUERY_KEY_VALUE:
         _product(layer["query_key_value"], like, inputs, part, num_parts, False, heads)
-    elif stage == 2:
+    elif stage == ROTATE_AND_STORE:
         _rotate_and_store(layer, like, heads, rows, slots, ropes)
     elif stage == ATTENTION:
         _attend(attend, layer, part, num_parts, like, heads_at, attended_at, num_tokens, chunks, paths, places)
-    elif stage == 4:
+    elif stage == ATTENTION_OUTPUT:
         norm = layer["attention_norm"]
         _add_product(layer["attention_output"], norm, like, attended, part, num_parts, hidden, output)
-    elif stage == 5:
+    elif stage == NORM_BETWEEN:
         _add_normed(layer["attention_norm"], output, rows, hidden)
         _norm_rows(layer["mlp_norm"], hidden, rows, normed, 0)
-    elif stage == 6:
+    elif stage == GATE_AND_UP:
         _gate(layer["gate_and_up"], layer["activation"], like, normed, part, num_parts, gated)
-    elif stage == 7:
+    elif stage == DOWN:
         _add_product(layer["down"], layer["down_norm"], like, gated, part, num_parts, hidden, output)
     else:
         _add_normed(layer["down_norm"], output, rows, hidden)

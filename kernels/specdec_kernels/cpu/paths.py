@@ -20,7 +20,7 @@ MAX_ROWS = 16
 
 @compiled()
 def lay_out(
-    spans,  # int64 [n, 3]   request, first token, token past the last
+    lengths,  # int64 [batch]   each request's number of tokens
     prefix_lens,  # int64 [num_tokens]
     more_slots,  # int64 [num_tokens, n] or [1, 0]   from the token itself up to its root's slot, which repeats
     block_tables,  # int64 [batch, max_blocks]
@@ -37,9 +37,10 @@ def lay_out(
     """
     num_chunks, num_places, num_pairs = 0, 0, 0
     paths = np.zeros((len(prefix_lens), 3), dtype=np.int64)
-    prefixes = np.zeros((len(spans), 2), dtype=np.int64)  # tiles within any prefix, where they begin in places
-    for span in range(len(spans)):
-        start, end = spans[span, 1], spans[span, 2]
+    prefixes = np.zeros((len(lengths), 2), dtype=np.int64)  # tiles within any prefix, where they begin in places
+    end = 0
+    for request in range(len(lengths)):
+        start, end = end, end + lengths[request]
         num_chunks += (end - start + MAX_ROWS - 1) // MAX_ROWS
         for token in range(start, end):
             num_tiles = prefix_lens[token] // TILE
@@ -47,22 +48,23 @@ def lay_out(
             paths[token, 1], paths[token, 2] = num_tiles, num_places
             num_pairs += paths[token, 0]
             num_places += _rounded_up(paths[token, 0] - num_tiles * TILE)
-            prefixes[span, 0] = max(prefixes[span, 0], num_tiles)
-        prefixes[span, 1] = num_places
-        num_places += prefixes[span, 0] * TILE
+            prefixes[request, 0] = max(prefixes[request, 0], num_tiles)
+        prefixes[request, 1] = num_places
+        num_places += prefixes[request, 0] * TILE
     places = np.empty(num_places, dtype=np.int64)
     chunks = np.empty((num_chunks, 5), dtype=np.int64)
     chunk = 0
-    for span in range(len(spans)):
-        request, start, end = spans[span, 0], spans[span, 1], spans[span, 2]
-        _add_slots(places, prefixes[span, 1], 0, prefixes[span, 0] * TILE, block_tables, request, block_size)
+    end = 0
+    for request in range(len(lengths)):
+        start, end = end, end + lengths[request]
+        _add_slots(places, prefixes[request, 1], 0, prefixes[request, 0] * TILE, block_tables, request, block_size)
         for first in range(start, end, MAX_ROWS):
             past = min(first + MAX_ROWS, end)
-            shared, longest = prefixes[span, 0], 0
+            shared, longest = prefixes[request, 0], 0
             for token in range(first, past):
                 _add_tail(places, paths, prefix_lens[token], more_slots, token, block_tables, request, block_size)
                 shared, longest = min(shared, paths[token, 1]), max(longest, paths[token, 0])
-            chunks[chunk, 0], chunks[chunk, 1], chunks[chunk, 2] = prefixes[span, 1], first, past - first
+            chunks[chunk, 0], chunks[chunk, 1], chunks[chunk, 2] = prefixes[request, 1], first, past - first
             chunks[chunk, 3], chunks[chunk, 4] = shared, longest
             chunk += 1
     return chunks, paths, places, num_pairs

@@ -158,8 +158,8 @@ class Trainee:
         return loss
 
     def unlikelihood(self, ids: Tensor, unwanted: Tensor) -> Tensor:
-        """Compute the unlikelihood of the tokens that are not wanted: the mean of -log(1 - probability of the token)
-        (Welleck et al. 2020, equation 4).
+        """Compute the unlikelihood of the tokens that are not wanted: -log(1 - probability of the token) (Welleck et
+        al. 2020, equation 4), summed and divided by the number of all tokens, so that it matters less as they get rare.
 
         ids [B, T + 1]: sequences of token ids. unwanted: bool [B, T], of ids[:, 1:].
         """
@@ -167,7 +167,7 @@ class Trainee:
         hidden = self.model.model(inputs_embeds=inputs, use_cache=False).last_hidden_state[unwanted]
         logits = torch.mm(hidden, self.embedding.to(torch.bfloat16).t()).float()
         shares = logits.softmax(1).gather(1, ids[:, 1:][unwanted][:, None])
-        return -torch.log1p(-shares.clamp(max=1 - 1e-5)).mean()
+        return -torch.log1p(-shares.clamp(max=1 - 1e-5)).sum() / unwanted.numel()
 
     def collect_gradients(self) -> None:
         """Move the gradients of the bf16 weights to the master weights, as float32. The embedding's gradient is there

@@ -1,7 +1,8 @@
 """Teach the tiny model not to repeat itself under greedy decoding: unlikelihood training (Welleck et al. 2020).
 
 A model of this size, once it repeats a few tokens, goes on repeating them. Here it continues excerpts of the corpus
-greedily, and the tokens that complete an n-gram a second time become less likely; batches of the corpus keep the rest.
+greedily, and the tokens of long n-grams that are there a second time become less likely; batches of the corpus keep the
+rest. Short n-grams are left alone, since code repeats them for good reasons.
 The run begins with a finished ``checkpoint.pt`` of the work folder and replaces it.
 """
 
@@ -24,7 +25,7 @@ from .model import Trainee
 from .state import restore, save
 from .train import make_optimizers, update
 
-NGRAM = 4
+NGRAM = 12
 LENGTH = 256
 TEXTS, ROWS = 512, 8
 """Texts that the model writes at once, and how many of them are in a batch."""
@@ -34,7 +35,8 @@ SEQUENCE = 1024
 
 
 def repeats(texts: np.ndarray, starts: np.ndarray, result: list[int]) -> np.ndarray:
-    """Return which tokens complete an n-gram that the continuation already has, bool in the shape of ``texts``.
+    """Return which tokens repeat an n-gram of the continuation, all but the n-gram's first, bool in the shape of
+    ``texts``.
 
     texts: token ids, int32 [number, length], padded with -1. starts: int64 [number], where each continuation begins.
     result: token ids of the line after which an edit document repeats its code; from there on, none is returned.
@@ -46,7 +48,8 @@ def repeats(texts: np.ndarray, starts: np.ndarray, result: list[int]) -> np.ndar
             ngram = tuple(text[end - NGRAM : end])
             if text[end - len(result) : end] == result:
                 break
-            found[row, end - 1] = ngram in seen and -1 not in ngram
+            if ngram in seen and -1 not in ngram:
+                found[row, end - NGRAM + 1 : end] = True
             seen.add(ngram)
     return found
 

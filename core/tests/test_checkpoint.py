@@ -86,7 +86,7 @@ FAULTS: dict[str, tuple[Callable[[Tensors], Any], str]] = {
     "twice": (_set("first.bias", torch.zeros(2)), r"is one tensor too many for first.bias"),
     "quantized": (_set("norm.weight", torch.zeros(2, dtype=torch.int8)), "not floating-point numbers: norm.weight"),
     "nan": (_set("norm.weight", torch.tensor([0.0, torch.nan])), "not finite in norm.weight"),
-    "too large": (_set("fc.bias", torch.tensor([0.0, 1e39], dtype=torch.float64)), "not finite in first.bias"),
+    "too large": (_set("fc.bias", torch.tensor([0.0, 1e39], dtype=torch.float64)), "cannot hold in first.bias"),
 }
 
 

@@ -71,8 +71,8 @@ def _described(option: Option) -> str:
 
 
 class Setting(click.ParamType["tuple[str, Any]"]):
-    """The click type of an option's value KEY=VALUE. VALUE is parsed as a YAML scalar (number, true, null or text); any
-    other YAML value, such as a list, stays text."""
+    """The click type of an option's value KEY=VALUE. VALUE is parsed as a YAML scalar (number, true, null or text) or a
+    list of numbers, or of such lists; any other YAML value stays text."""
 
     name = "key=value"
 
@@ -86,7 +86,15 @@ class Setting(click.ParamType["tuple[str, Any]"]):
             scalar = load_yaml(text)
         except (yaml.YAMLError, ValueError):
             return key, text
-        return key, scalar if scalar is None or isinstance(scalar, bool | int | float | str) else text
+        is_kept = scalar is None or isinstance(scalar, bool | int | float | str) or _is_of_numbers(scalar)
+        return key, scalar if is_kept else text
+
+
+def _is_of_numbers(value: Any) -> bool:
+    """Whether a value is a list of numbers, or of such lists."""
+    if not isinstance(value, list):
+        return False
+    return all(_is_of_numbers(each) or type(each) in (int, float) for each in value)
 
 
 @frozen

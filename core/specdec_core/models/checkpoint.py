@@ -25,6 +25,8 @@ from specdec_core.models.hub import unreachable
 from specdec_core.models.load import refuse_revision
 
 CONFIG = "config.json"
+MOST_FAULTS = 10
+"""How many faults of a checkpoint an error message lists."""
 WEIGHT_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -108,9 +110,10 @@ class Checkpoint:
             found[name] = shape
         faults += [f"{name} {list(shape)} is missing" for name, shape in expected.items() if name not in found]
         if faults:
+            more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
             raise CompatibilityError(
                 f"the draft {self.name!r} does not fit this target or its own config.json: "
-                f"{'; '.join(sorted(faults))}. Use a complete one that was trained for this target"
+                f"{'; '.join(sorted(faults)[:MOST_FAULTS])}{more}. Use a complete one that was trained for this target"
             )
 
     def load_into(self, module: nn.Module, rename: Rename = str, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -137,9 +140,11 @@ class Checkpoint:
         module.load_state_dict(ours)
         infinite = [name for name, tensor in module.state_dict().items() if not tensor.isfinite().all()]
         if infinite:
+            fits = all(ours[name].isfinite().all() for name in infinite if name in ours)
             raise CompatibilityError(
-                f"the draft {self.name!r} has numbers that are not finite in {', '.join(infinite)}: download or save "
-                f"it again"
+                f"the draft {self.name!r} has numbers that {f'{dtype} cannot hold' if fits else 'are not finite'} in "
+                f"{', '.join(infinite[:MOST_FAULTS])}: "
+                + ("use a dtype of a larger range, such as bfloat16" if fits else "download or save it again")
             )
 
     @cached_property

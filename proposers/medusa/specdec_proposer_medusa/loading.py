@@ -22,6 +22,7 @@ from specdec_proposer_medusa.module import HeadSizes, MedusaHeads
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors", "pytorch_model.bin")
 PREFIXES = ("medusa_heads.", "medusa_head.")
 TOKEN_MAP = "token_map"
+LARGEST_SCALE = 1e6
 LAYOUTS = (
     (re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)"), r"heads.\1.\2.\3"),
     (re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)"), r"heads.\1.\2.\3"),
@@ -88,11 +89,12 @@ def load(found: Found, target: TargetInfo) -> tuple[MedusaHeads, torch.Tensor | 
     tables = [*found.checkpoint.load([name for name in found.checkpoint.shapes if name.endswith(TOKEN_MAP)]).values()]
     if found.sizes.num_mapped is None or not tables:
         return module, None
-    ids = tables[0].to(torch.int64)
-    if int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size or len(ids.unique()) < len(ids):
+    is_whole = not (tables[0].is_floating_point() or tables[0].is_complex() or tables[0].dtype == torch.bool)
+    ids = tables[0].to(torch.int64) if is_whole else tables[0].new_empty(0)
+    if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size or len(ids.unique()) < len(ids):
         raise CompatibilityError(
-            f"{TOKEN_MAP} of {found.checkpoint.name!r} does not map to {len(ids)} different ids below "
-            f"{target.vocab_size}: the heads were trained for another target, or are damaged"
+            f"{TOKEN_MAP} of {found.checkpoint.name!r}, {tables[0].dtype} {list(tables[0].shape)}, does not map to "
+            f"different ids below {target.vocab_size}: the heads were trained for another target, or are damaged"
         )
     module.keep_tokens(ids.to(target.device))
     return module, ids.to(target.device)
@@ -131,14 +133,23 @@ def _num_heads(checkpoint: Checkpoint) -> int:
             f"{checkpoint.name!r} has no Medusa heads: its tensors are {shown(sorted(checkpoint.shapes))}. Name the "
             f"method that it is for"
         )
-    return 1 + max(numbers)
+    num_heads = len(set(numbers))
+    if max(numbers) >= num_heads:
+        raise CompatibilityError(
+            f"{checkpoint.name!r} has tensors of {num_heads} Medusa heads, and one of them has the number "
+            f"{max(numbers)}: use a checkpoint whose heads are numbered from 0 on without gaps"
+        )
+    return num_heads
 
 
 def _sizes(checkpoint: Checkpoint, target: TargetInfo) -> HeadSizes:
     found, num_heads = _names(checkpoint), _num_heads(checkpoint)
     scale = checkpoint.config.get("logit_scale", 1.0)
-    if type(scale) not in (int, float):
-        raise CompatibilityError(f"logit_scale in config.json of {checkpoint.name!r} is {shown(scale)}: give a number")
+    if type(scale) not in (int, float) or not 0 < scale < LARGEST_SCALE:
+        raise CompatibilityError(
+            f"logit_scale in config.json of {checkpoint.name!r} is {shown(scale)}: give a number above 0 and below "
+            f"{LARGEST_SCALE:g}"
+        )
     output_rows = [shape[0] for name, shape in found.items() if name.startswith("lm_heads.") and len(shape) == 2]
     is_shared = checkpoint.config.get("original_lm_head") is True or any(
         name.endswith("lm_head.weight") for name in checkpoint.shapes

@@ -57,6 +57,7 @@ MISFITS: dict[str, tuple[Layout, Change, str]] = {
         lambda config, tensors: [tensors.pop(f"lm_heads.{i}.weight") for i in (1, 2)],
         r"lm_heads.1.weight .* is missing",
     ),
+    "a gap": (VLLM, _tensor("lm_heads.300000.weight", torch.zeros(48, 32)), "has the number 300000"),
     "an unknown tensor": (AUTHORS, _tensor("fc.weight", torch.zeros(3)), r"fc.weight \[3\] is not known"),
     "a layer too many": (VLLM, _tensor("blocks.1.layers.2.weight", SQUARE), r"heads.1.2.weight .* is not known"),
     "two output layers of a head": (
@@ -93,9 +94,10 @@ def test_heads_that_do_not_fit_are_refused(name, target, tmp_path):
 @pytest.mark.parametrize(
     ("layout", "change", "message"),
     [
-        (SOME, _tensor("token_map", torch.full((20,), 48)), "does not map to 20 different ids below 48"),
-        (SOME, _tensor("token_map", torch.zeros(20, dtype=torch.int64)), "does not map to 20 different ids below 48"),
-        (SOME, _tensor("token_map", torch.arange(20) - 1), "does not map to 20 different ids below 48"),
+        (SOME, _tensor("token_map", torch.full((20,), 48)), "does not map to different ids below 48"),
+        (SOME, _tensor("token_map", torch.zeros(20, dtype=torch.int64)), "does not map to different ids below 48"),
+        (SOME, _tensor("token_map", torch.arange(20) - 1), "does not map to different ids below 48"),
+        (SOME, _tensor("token_map", torch.arange(20) + 0.7), "float32 .* does not map to different ids below 48"),
         (AUTHORS, _tensor("0.0.linear.bias", torch.full((32,), torch.inf)), "not finite in heads.0.0.bias"),
         (AUTHORS, _tensor("0.0.linear.weight", SQUARE.to(torch.int8)), "heads.0.0.weight torch.int8"),
     ],

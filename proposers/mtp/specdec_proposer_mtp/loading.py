@@ -59,10 +59,11 @@ def find(options: MTPConfig, target: TargetInfo, num_speculative_tokens: int) ->
         )
     num_modules, depth = _number(checkpoint.name, family, stated), options.shape(num_speculative_tokens).depth
     if depth > num_modules and depth % num_modules:
+        below = depth - depth % num_modules
         raise ConfigError(
             f"with num_speculative_tokens={num_speculative_tokens}, drafts are {depth} tokens deep, and "
             f"{checkpoint.name!r} has {num_modules} MTP modules, which draft one token each in turn: draft up to "
-            f"{num_modules} tokens in a row, or a multiple of {num_modules}, such as {depth - depth % num_modules}"
+            f"{num_modules} tokens in a row, or a multiple of {num_modules}, as are {below} and {below + num_modules}"
         )
     if checkpoint.config.get("quantization_config"):
         raise CompatibilityError(

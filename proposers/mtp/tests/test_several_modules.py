@@ -52,7 +52,7 @@ def test_the_depth_is_up_to_the_number_of_modules_or_a_multiple(tmp_path: Path) 
     assert planned(folder, speculative_token_tree="[(0,), (1,), (0, 0)]").lookahead == 2  # 3 tokens, 2 deep
     message = (
         "with num_speculative_tokens=5, drafts are 5 tokens deep, and '.*' has 2 MTP modules, which draft one token "
-        "each in turn: draft up to 2 tokens in a row, or a multiple of 2, such as 4"
+        "each in turn: draft up to 2 tokens in a row, or a multiple of 2, as are 4 and 6"
     )
     with pytest.raises(ConfigError, match=message):
         planned(folder, num_speculative_tokens=5)

@@ -74,7 +74,8 @@ class Layer(nn.Module):
         return self.hidden_norm(hidden) if self._norms_residual else hidden
 
     def _norms(self) -> tuple[nn.Module | None, nn.Module]:
-        """Return the norms of the two parts of attention's input: of the embedding, if it is one, and of `residual`."""
+        """Return the norm of the embedding, None if attention does not read the embedding, and that of what `residual`
+        returns."""
         if not self.takes_both:
             return None, self.input_layernorm
         return self.input_layernorm, nn.Identity() if self._norms_residual else self.hidden_norm

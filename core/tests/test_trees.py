@@ -98,6 +98,26 @@ def tokens_of(draft: Draft, request: int) -> list[Path]:
 
 
 @pytest.mark.parametrize("of_fixed_size", [False, True])
+def test_a_dynamic_tree_maps_each_requests_tokens_by_its_own_table(of_fixed_size):
+    budgets, min_prob = [9] * 6, 0.15
+    tables = torch.stack([torch.randperm(VOCAB, generator=torch.Generator().manual_seed(b)) for b in range(6)])
+    own = tables.argsort(dim=1).tolist()  # the draft model's id of each of the target's
+
+    def model(request: int, path: Path) -> torch.Tensor:
+        return logits_after(request, tuple(own[request][token] for token in path))
+
+    batch = batch_of(budgets, [0.0] * 6)
+    with levels(of_fixed_size=of_fixed_size):
+        plain = grown(DynamicTree(batch, 2, 3, min_prob=min_prob), 6)
+        mapped = grown(DynamicTree(batch, 2, 3, tables, min_prob=min_prob), 6, model)
+    depths = {max(map(len, tokens_of(plain, b))) for b in range(6)}
+    assert len(depths) > 1, "no request stopped before another"
+    for b in range(6):
+        expected = [tuple(tables[b, token].item() for token in path) for path in tokens_of(plain, b)]
+        assert tokens_of(mapped, b) == expected
+
+
+@pytest.mark.parametrize("of_fixed_size", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("budgets", [[100], [100, 100, 3], [1, 2, 4, 7]])
 def test_a_static_tree_has_the_likeliest_tokens_in_its_shape(shape, budgets, of_fixed_size):

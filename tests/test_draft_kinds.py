@@ -178,6 +178,8 @@ def test_other_names_are_unknown_still() -> None:
     plugins = bare(Plugins.load)
     with pytest.raises(PluginError, match=r"unknown proposer 'medussa'\. Did you mean 'medusa'\?"):
         plugins.proposer("medussa")
+    with pytest.raises(PluginError, match=r"unknown proposer 'mlp'\. Did you mean 'mlp_speculator'\?"):
+        plugins.proposer("mlp")
     with pytest.raises(PluginError, match="unknown verifier 'eagle'"):
         plugins.verifier("eagle")
     with pytest.raises(PluginError, match="kv_manager 'prefix' is not installed: install specdec-kv-prefix"):

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 def reason(error: BaseException) -> str:
     """Return the message of another library's error, or its type if it has none. A final period is removed, so that
     specdec's message can continue after it."""
     return str(error).rstrip(". \n") or type(error).__name__
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that was probably meant: one that begins with `name`, else one that is spelled alike."""
+    names = sorted(known)
+    longer = [each for each in names if name and each.startswith(name)]
+    return next(iter(longer or get_close_matches(name, names, n=1)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?" with the `nearest` name, to follow a sentence; "" if there is none."""
+    found = nearest(name, known)
+    return "" if found is None else f" Did you mean {found!r}?"
 
 
 class SpecdecError(Exception):

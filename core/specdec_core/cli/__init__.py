@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import warnings
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import click
 
 import specdec_core
 from specdec_core.cli.screen import printable
-from specdec_core.errors import SpecdecError
+from specdec_core.errors import SpecdecError, did_you_mean
 
 if TYPE_CHECKING:
     from specdec_core.plugins import Plugins
@@ -50,9 +49,7 @@ class LazyGroup(click.Group):
         name = args[0]
         if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
             known = self.list_commands(ctx)
-            near = get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            ctx.fail(f"No such command {name!r}.{hint} The commands are {', '.join(known)}.")
+            ctx.fail(f"No such command {name!r}.{did_you_mean(name, known)} The commands are {', '.join(known)}.")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

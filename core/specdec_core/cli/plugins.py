@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 import attrs
 import click
@@ -16,7 +15,7 @@ from rich.table import Table
 from specdec_core.cli import COMMANDS
 from specdec_core.cli.options import write_options
 from specdec_core.cli.screen import cell
-from specdec_core.errors import PluginError
+from specdec_core.errors import PluginError, did_you_mean
 from specdec_core.plugins import PluginInfo, Plugins, PluginWarning
 
 WIDE = 10_000
@@ -63,8 +62,7 @@ def _named(plugins: Sequence[PluginInfo], name: str) -> list[PluginInfo]:
             options = {offer: options for offer, options in plugin.options.items() if offers[offer] == name}
             found.append(attrs.evolve(plugin, options=options))
     if not found:
-        near = get_close_matches(name, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, known)
         raise PluginError(f"no plugin is called {name!r}, or provides it.{hint} `spec-decode plugins` lists them all")
     return found
 

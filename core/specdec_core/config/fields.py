@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import suppress
-from difflib import get_close_matches
 from math import inf
 from numbers import Integral, Real
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 from attrs import Attribute, evolve, field, frozen
 
 from specdec_core.config.hashing import UNHASHED, content_digest
-from specdec_core.errors import ConfigError
+from specdec_core.errors import ConfigError, nearest
 
 Validator = Callable[[Any, "Attribute[Any]", Any], None]
 
@@ -243,8 +242,8 @@ def _no_number(value: Any) -> str:
 
 
 def unknown_key(key: object, known: AbstractSet[str], where: str) -> ConfigError:
-    near = get_close_matches(key if type(key) is str else shown(key), known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "remove it."
+    near = nearest(key if type(key) is str else shown(key), known)
+    hint = "remove it." if near is None else f"did you mean {near!r}?"
     keys = f"The keys are {', '.join(sorted(known))}" if known else "There are none"
     return ConfigError(f"{where} has no key {shown(key)}: {hint} {keys}")
 

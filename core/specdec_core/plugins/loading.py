@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import attrs
@@ -19,7 +18,7 @@ from specdec_core.contracts import hooks as hookspecs
 from specdec_core.contracts.kv import TARGET, KVManagerSpec
 from specdec_core.contracts.proposer import PLUGIN_API, ProposerSpec
 from specdec_core.contracts.verifier import VerifierSpec
-from specdec_core.errors import PluginError
+from specdec_core.errors import PluginError, nearest
 from specdec_core.plugins.discovery import GROUP, Plugin, Spec
 
 KINDS: dict[type[Spec], str] = {ProposerSpec: "proposer", VerifierSpec: "verifier", KVManagerSpec: "kv_manager"}
@@ -113,7 +112,7 @@ def _import(plugin: Plugin) -> pluggy.PluginManager:
     try:
         hooks.check_pending()
     except pluggy.PluginValidationError as error:
-        near = [match for name in unknown for match in get_close_matches(name, known, n=1)]
+        near = [match for name in unknown if (match := nearest(name, known))]
         hint = f"did you mean {near[0]}?" if near else f"the hooks are {', '.join(sorted(known))}"
         raise PluginError(f"{plugin.value} implements no hook with {', '.join(unknown)}: {hint}") from error
     return hooks

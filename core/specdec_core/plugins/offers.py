@@ -6,7 +6,6 @@ import importlib.util
 import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -14,7 +13,7 @@ from specdec_core.config.fields import shown
 from specdec_core.contracts.kv import KVManagerSpec
 from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.contracts.verifier import VerifierSpec
-from specdec_core.errors import PluginError
+from specdec_core.errors import PluginError, did_you_mean
 from specdec_core.plugins.discovery import Plugin, Spec, refuse_rivals
 from specdec_core.plugins.loading import KINDS, provides
 
@@ -61,8 +60,7 @@ class Offers:
             raise PluginError(f"{word} {name!r} is not installed: install {package}. {self._installed(kind)}")
         known = {*self.names(kind), *(plugin.name for plugin in self._plugins if plugin.error)}
         known |= {each.removeprefix(f"{word} ") for each in self._packages if each.startswith(f"{word} ")}
-        hint = f" Did you mean {near[0]!r}?" if (near := get_close_matches(name, known, n=1)) else ""
-        raise PluginError(f"unknown {word} {shown(name)}.{hint} {self._installed(kind)}")
+        raise PluginError(f"unknown {word} {shown(name)}.{did_you_mean(name, known)} {self._installed(kind)}")
 
     def names(self, kind: type[S]) -> list[str]:
         """The names of all specs of this class, sorted."""

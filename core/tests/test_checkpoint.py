@@ -82,7 +82,7 @@ def _set(name: str, tensor: torch.Tensor | None) -> Callable[[Tensors], Any]:
 FAULTS: dict[str, tuple[Callable[[Tensors], Any], str]] = {
     "missing": (_set("fc.bias", None), r"first.bias \[2\] is missing"),
     "unknown": (_set("gate", torch.zeros(7)), r"gate \[7\] is not known"),
-    "misshapen": (_set("fc.weight", torch.zeros(3, 2)), r"first.weight is \[3, 2\], not \[2, 3\]"),
+    "misshapen": (_set("fc.weight", torch.zeros(3, 2)), r"fc.weight is \[3, 2\], not \[2, 3\]"),
     "twice": (_set("first.bias", torch.zeros(2)), r"is one tensor too many for first.bias"),
     "quantized": (_set("norm.weight", torch.zeros(2, dtype=torch.int8)), "not floating-point numbers: norm.weight"),
     "nan": (_set("norm.weight", torch.tensor([0.0, torch.nan])), "not finite in norm.weight"),
@@ -112,7 +112,7 @@ def test_several_faults_are_named_together(tmp_path: Path) -> None:
     for fault in ("missing", "unknown", "misshapen"):
         FAULTS[fault][0](tensors)
     SAVES["safetensors"](tensors, tmp_path)
-    with pytest.raises(CompatibilityError, match=r"first.bias .* missing; first.weight .* not .*; gate .* not known"):
+    with pytest.raises(CompatibilityError, match=r"fc.weight .* not .*; first.bias .* missing; gate .* not known"):
         Checkpoint(str(tmp_path)).check_shapes(Small(), rename)
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from os.path import isdir
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, TypeVar
 from zipfile import is_zipfile
 
 import torch
@@ -20,7 +20,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from specdec_core.errors import CompatibilityError, ConfigError, reason
+from specdec_core.errors import CompatibilityError, ConfigError, SpecdecError, reason
 from specdec_core.models.hub import unreachable
 from specdec_core.models.load import refuse_revision
 
@@ -38,6 +38,7 @@ WEIGHT_FILES = (
 Shapes = Mapping[str, tuple[int, ...]]
 Rename = Callable[[str], str | None]
 """Maps a tensor's name in a checkpoint to its name in a module; None if it does not belong to the module."""
+Module = TypeVar("Module", bound=nn.Module)
 Read = Callable[[Collection[str]], dict[str, torch.Tensor]]
 """Reads the tensors of these names from a file."""
 
@@ -86,6 +87,27 @@ class Checkpoint:
             found.update(read([name for name in shapes if name in names]))
         return found
 
+    def outline(self, build: Callable[[], Module], rename: Rename = str) -> Module:
+        """Build a module on the meta device, where it takes no memory, and check the checkpoint against it with
+        `check_shapes`. Returns the module.
+
+        build: makes the module as config.json describes it.
+
+        Raises CompatibilityError if that fails, or if the checkpoint does not fit.
+        """
+        try:
+            with torch.device("meta"):
+                module = build()
+        except SpecdecError:
+            raise
+        except Exception as error:  # torch and transformers raise many types for invalid values
+            raise CompatibilityError(
+                f"{CONFIG} of {self.name!r} is not valid: {type(error).__name__}: {reason(error)}. Download or save it "
+                f"again"
+            ) from error
+        self.check_shapes(module, rename)
+        return module
+
     def check_shapes(self, module: nn.Module, rename: Rename = str) -> None:
         """Check that the checkpoint has exactly the module's tensors, in the same shapes.
 
@@ -104,9 +126,9 @@ class Checkpoint:
             if name in found:
                 faults.append(f"{published} is one tensor too many for {name}")
             elif name not in expected:
-                faults.append(f"{name} {list(shape)} is not known")
+                faults.append(f"{published} {list(shape)} is not known")
             elif shape != expected[name]:
-                faults.append(f"{name} is {list(shape)}, not {list(expected[name])}")
+                faults.append(f"{published} is {list(shape)}, not {list(expected[name])}")
             found[name] = shape
         faults += [f"{name} {list(shape)} is missing" for name, shape in expected.items() if name not in found]
         if faults:

@@ -39,8 +39,7 @@ def find(options: EagleConfig, target: TargetInfo, *, is_eagle3: bool) -> Found:
     checkpoint = Checkpoint(str(options.model), options.revision)
     shapes = {name: shape for name, shape in checkpoint.shapes.items() if not name.endswith(IGNORED)}
     head = head_config.read(checkpoint.config, shapes, target, is_eagle3=is_eagle3)
-    outline = _outline(head)
-    checkpoint.check_shapes(outline, _name_in_module)
+    outline = checkpoint.outline(lambda: Head(head), _name_in_module)
     _check_embedding_and_head(checkpoint.name, target, head)
     _check_tables(checkpoint.name, head, shapes)
     return Found(options.on(target.device), head, checkpoint, sum(each.numel() for each in outline.parameters()))
@@ -59,18 +58,6 @@ def load(found: Found, target: TargetInfo) -> tuple[Head, torch.Tensor | None]:
 
 def _name_in_module(published: str) -> str | None:
     return None if published in TABLES or published.endswith(IGNORED) else our_name(published)
-
-
-def _outline(head: HeadConfig) -> Head:
-    """Build the head's modules on the meta device, where they take no memory. Raises CompatibilityError if the head's
-    configuration is not valid."""
-    try:
-        with torch.device("meta"):
-            return Head(head)
-    except Exception as error:  # transformers raises many types for invalid values
-        raise CompatibilityError(
-            f"the draft head's config.json is not valid: {type(error).__name__}: {error}. Download or save it again"
-        ) from error
 
 
 def _check_embedding_and_head(model: str, target: TargetInfo, head: HeadConfig) -> None:

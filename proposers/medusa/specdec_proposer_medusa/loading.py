@@ -72,9 +72,7 @@ def find(options: MedusaConfig, target: TargetInfo, num_speculative_tokens: int)
             f"num_speculative_tokens={num_speculative_tokens}, but the tree built from the accuracies of "
             f"{checkpoint.name!r} has {len(shape.paths)} nodes: lower it, or leave it out"
         )
-    with torch.device("meta"):
-        outline = MedusaHeads(sizes)
-    checkpoint.check_shapes(outline, name_in_module)
+    outline = checkpoint.outline(lambda: MedusaHeads(sizes), name_in_module)
     return Found(sizes, shape, checkpoint, sum(each.numel() for each in outline.parameters()))
 
 
@@ -151,9 +149,14 @@ def _sizes(checkpoint: Checkpoint, target: TargetInfo) -> HeadSizes:
             f"{LARGEST_SCALE:g}"
         )
     output_rows = [shape[0] for name, shape in found.items() if name.startswith("lm_heads.") and len(shape) == 2]
-    is_shared = checkpoint.config.get("original_lm_head") is True or any(
-        name.endswith("lm_head.weight") for name in checkpoint.shapes
-    )
+    is_shared = checkpoint.config.get("original_lm_head", False)
+    if type(is_shared) is not bool:
+        raise CompatibilityError(
+            f"original_lm_head in config.json of {checkpoint.name!r} is {shown(is_shared)}: give true or false"
+        )
+    is_shared |= any(name.endswith("lm_head.weight") for name in checkpoint.shapes)
+    # Without output layers, heads in their authors' layout use the target's. vLLM's always have their own.
+    has_outputs = bool(output_rows) or any(name.startswith("blocks.") for name in checkpoint.shapes)
     num_mapped = _num_mapped(checkpoint.config, checkpoint.shapes, target.vocab_size)
     wanted = {target.vocab_size, num_mapped}
     if output_rows and output_rows[0] not in wanted:
@@ -166,7 +169,7 @@ def _sizes(checkpoint: Checkpoint, target: TargetInfo) -> HeadSizes:
         num_layers=len({name for name in found if re.fullmatch(r"heads\.0\.\d+\.weight", name)}),
         hidden_size=target.hidden_size,
         vocab_size=output_rows[0] if output_rows else target.vocab_size,
-        num_outputs=(1 if is_shared else num_heads) if output_rows else 0,
+        num_outputs=(1 if is_shared else num_heads) if has_outputs else 0,
         has_bias=any(re.fullmatch(r"heads\.\d+\.\d+\.bias", name) for name in found),
         num_mapped=num_mapped,
         logit_scale=float(scale),

@@ -57,9 +57,14 @@ MISFITS: dict[str, tuple[Layout, Change, str]] = {
         lambda config, tensors: [tensors.pop(f"lm_heads.{i}.weight") for i in (1, 2)],
         r"lm_heads.1.weight .* is missing",
     ),
+    "vLLM's, no output layers": (
+        VLLM,
+        lambda config, tensors: [tensors.pop(f"lm_heads.{i}.weight") for i in range(3)],
+        r"lm_heads.0.weight .* is missing",
+    ),
     "a gap": (VLLM, _tensor("lm_heads.300000.weight", torch.zeros(48, 32)), "has the number 300000"),
     "an unknown tensor": (AUTHORS, _tensor("fc.weight", torch.zeros(3)), r"fc.weight \[3\] is not known"),
-    "a layer too many": (VLLM, _tensor("blocks.1.layers.2.weight", SQUARE), r"heads.1.2.weight .* is not known"),
+    "a layer too many": (VLLM, _tensor("blocks.1.layers.2.weight", SQUARE), r"blocks.1.layers.2.weight .* not known"),
     "two output layers of a head": (
         AUTHORS,
         _tensor("0.2.weight", torch.zeros(VOCAB_SIZE, HIDDEN_SIZE)),
@@ -74,9 +79,10 @@ MISFITS: dict[str, tuple[Layout, Change, str]] = {
     "another target's tokens in one head": (
         AUTHORS,
         _tensor("3.1.weight", torch.zeros(50, 32)),
-        r"lm_heads.3.weight is \[50, 32\], not \[48, 32\]",
+        r" 3.1.weight is \[50, 32\], not \[48, 32\]",
     ),
     "a scale as text": (VLLM, _set(logit_scale="1"), "logit_scale in .* is '1'"),
+    "a truth value as text": (SOME, _set(original_lm_head="true"), "original_lm_head in .* is 'true'"),
     "no token map": (SOME, _tensor("token_map", None), "truncated_vocab_size in .* is 20, .* it has none"),
     "a token map of another length": (SOME, _tensor("token_map", torch.arange(19)), r"is 20, .* it has \[19\]"),
     "no size of the vocabulary": (SOME, _set(truncated_vocab_size=None), "they have 20 tokens, and this target has 48"),

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from math import prod
 
-import torch
 from attrs import frozen
 
 from specdec_core import Checkpoint, ConfigError, TargetInfo
@@ -42,9 +41,7 @@ def find(options: MLPSpeculatorConfig, target: TargetInfo, num_speculative_token
     head = SpeculatorConfig.read(checkpoint.config)
     head.check_target(target)
     _check_options(options, head, num_speculative_tokens)
-    with torch.device("meta"):
-        outline = Speculator(head)
-    checkpoint.check_shapes(outline, _names(head))
+    outline = checkpoint.outline(lambda: Speculator(head), _names(head))
     return Found(head, checkpoint, sum(each.numel() for each in outline.parameters()))
 
 

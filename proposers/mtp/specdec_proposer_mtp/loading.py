@@ -7,7 +7,6 @@ from copy import deepcopy
 from importlib import import_module
 from typing import Any
 
-import torch
 from attrs import evolve, frozen
 
 from specdec_core import Checkpoint, CompatibilityError, ConfigError, KVLayout, TargetInfo, shown
@@ -48,16 +47,19 @@ def find(options: MTPConfig, target: TargetInfo, num_speculative_tokens: int) ->
     options.check(num_speculative_tokens)
     own = options.model is None
     checkpoint = Checkpoint(str(target.model if own else options.model), target.revision if own else options.revision)
-    stated = checkpoint.config.get("text_config") or checkpoint.config
+    stated = _text_config(checkpoint)
     family = family_of(checkpoint.name, stated.get("model_type"))
-    num_layers = stated.get("num_hidden_layers") or 0  # LongCat has none, and its names have no number of a layer
+    # LongCat has no such key, and its names have no number of a layer.
+    num_layers = _whole_number(checkpoint.name, stated, "num_hidden_layers", 0)
     if (stated.get("hidden_size"), stated.get("vocab_size")) != (target.hidden_size, target.vocab_size):
         raise CompatibilityError(
             f"the MTP module in {checkpoint.name!r} is for another target: hidden_size and vocab_size are "
             f"{shown(stated.get('hidden_size'))} and {shown(stated.get('vocab_size'))}, and this target's are "
             f"{target.hidden_size} and {target.vocab_size}. Leave model out to use the target's own"
         )
-    num_modules, depth = _number(checkpoint.name, family, stated), options.shape(num_speculative_tokens).depth
+    # A config.json that says nothing, or 0, may be of a checkpoint with one.
+    num_modules = max(1, _whole_number(checkpoint.name, stated, family.num_modules or "", 1))
+    depth = options.shape(num_speculative_tokens).depth
     if depth > num_modules and depth % num_modules:
         below = depth - depth % num_modules
         raise ConfigError(
@@ -70,23 +72,22 @@ def find(options: MTPConfig, target: TargetInfo, num_speculative_tokens: int) ->
             f"the checkpoint {checkpoint.name!r} is quantized, and quantized MTP modules are not supported: use one in "
             f"bfloat16"
         )
-    config = layer_config(checkpoint.name, family, stated)
-    with torch.device("meta"):
-        outline = MTPModule(family, config)
     num_depths = 1 if num_modules == 1 else depth
-    for index in range(min(num_modules, num_depths)):
-        rename = names_in_module(family, num_layers, index)
+    renames = [names_in_module(family, num_layers, index) for index in range(min(num_modules, num_depths))]
+    for index, rename in enumerate(renames):
         if not any(rename(name) == "proj.weight" for name in checkpoint.shapes):
             missing = family.part("proj", num_layers, index) + ".weight"
             raise CompatibilityError(
                 f"the checkpoint {checkpoint.name!r} has no MTP module{f' {index + 1}' if index else ''}: {missing} is "
                 f"not in it. Name a checkpoint that has one as model, or choose another method"
             )
+    outline = checkpoint.outline(lambda: MTPModule(family, layer_config(family, stated)), renames[0])
+    for rename in renames[1:]:
         checkpoint.check_shapes(outline, rename)
     # Packed for a CPU, weights that several depths share are there several times.
     num_weights = num_depths * sum(each.numel() for each in outline.parameters())
-    layout = evolve(kv_layout(config, target.dtype), num_layers=num_depths)
-    return Found(family, config, checkpoint, layout, num_weights, num_layers, stated, num_modules, num_depths)
+    layout = evolve(kv_layout(outline.config, target.dtype), num_layers=num_depths)
+    return Found(family, outline.config, checkpoint, layout, num_weights, num_layers, stated, num_modules, num_depths)
 
 
 def load(found: Found, target: TargetInfo, attn_implementation: str) -> list[MTPModule]:
@@ -138,10 +139,10 @@ def family_of(name: str, model_type: object) -> Family:
     name: of the checkpoint, for the error message.
     """
     known = {family.name: family for family in FAMILIES}
-    if model_type in REFUSED:
+    if isinstance(model_type, str) and model_type in REFUSED:
         raise CompatibilityError(
-            f"multi-token prediction of {shown(model_type)} is not supported: {REFUSED[str(model_type)]}. Choose "
-            f"another method"
+            f"multi-token prediction of {shown(model_type)} is not supported: {REFUSED[model_type]}. Choose another "
+            f"method"
         )
     if not isinstance(model_type, str) or model_type not in known:
         raise CompatibilityError(
@@ -151,32 +152,39 @@ def family_of(name: str, model_type: object) -> Family:
     return known[model_type]
 
 
-def layer_config(name: str, family: Family, stated: Mapping[str, Any]) -> Any:
+def layer_config(family: Family, stated: Mapping[str, Any]) -> Any:
     """Return transformers' configuration of the module's decoder layer.
 
-    stated: the target's config.json, or its part for the text model.
-
-    Raises CompatibilityError if transformers refuses a value.
+    stated: the target's config.json, or its part for the text model. transformers raises many types of errors for
+        values that are not valid.
     """
     module, _, prefix = family.classes.partition(".")
     kind = getattr(import_module(f"transformers.models.{module}.configuration_{module}"), prefix + "Config")
     values = {key: value for key, value in stated.items() if key not in ("model_type", "layer_types", "auto_map")}
-    try:
-        config = kind(**values | {"num_hidden_layers": 1} | dict(family.config))
-        config._experts_implementation = "eager"  # transformers chooses one for whole models only
-        return config
-    except Exception as error:  # transformers raises many types for invalid values
+    config = kind(**values | {"num_hidden_layers": 1} | dict(family.config))
+    config._experts_implementation = "eager"  # transformers chooses one for whole models only
+    return config
+
+
+def _text_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The checkpoint's config.json, or its part for the text model."""
+    found = checkpoint.config.get("text_config") or checkpoint.config
+    if not isinstance(found, dict):
         raise CompatibilityError(
-            f"config.json of {name!r} is not valid: {type(error).__name__}: {error}. Download or save it again"
-        ) from error
+            f"text_config in config.json of {checkpoint.name!r} is {shown(found)}, not an object: download or save it "
+            f"again"
+        )
+    return found
 
 
-def _number(name: str, family: Family, stated: Mapping[str, Any]) -> int:
-    """How many MTP modules the checkpoint `name` has; 1 if its config.json does not say, or says 0."""
-    number = stated.get(family.num_modules, 1) if family.num_modules else 1
+def _whole_number(name: str, stated: Mapping[str, Any], key: str, default: int) -> int:
+    """The value of a key of config.json; `default` if it is not there or null. name: of the checkpoint."""
+    number = stated.get(key)
+    if number is None:
+        return default
     if type(number) is not int or number < 0:
         raise CompatibilityError(
-            f"config.json of {name!r} has {family.num_modules}={shown(number)}, and the number of MTP modules must be "
-            f"a whole number of at least 0: download or save it again"
+            f"{key} in config.json of {name!r} is {shown(number)}, and must be a whole number of at least 0: download "
+            f"or save it again"
         )
-    return max(1, number)
+    return number

@@ -35,7 +35,7 @@ class MTPModule(nn.Module):
 
     def __init__(self, family: Family, config: Any) -> None:
         super().__init__()
-        self._family, size = family, config.hidden_size
+        self._family, self.config, size = family, config, config.hidden_size
         module, _, prefix = family.classes.partition(".")
         home = import_module(f"transformers.models.{module}.modeling_{module}")
 

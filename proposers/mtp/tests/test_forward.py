@@ -34,7 +34,7 @@ def tiny(name: str, **changes: Any) -> tuple[dict[str, Any], dict[str, torch.Ten
 
 
 def loaded(family: Family, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> MTPModule:
-    layer = layer_config("tiny", family, stated(config))
+    layer = layer_config(family, stated(config))
     layer._attn_implementation = "eager"
     module, rename = MTPModule(family, layer).double(), names_in_module(family, config["num_hidden_layers"])
     module.load_state_dict({ours: each for name, each in weights.items() if (ours := rename(name)) is not None})

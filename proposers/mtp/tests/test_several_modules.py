@@ -67,8 +67,8 @@ def test_a_missing_module_is_refused(tmp_path: Path) -> None:
         planned(folder, num_speculative_tokens=4)
 
 
-@pytest.mark.parametrize("number", [-1, 1.5, "two", True, None])
+@pytest.mark.parametrize("number", [-1, 1.5, "two", True])
 def test_what_is_no_number_of_modules_is_refused(number: object, tmp_path: Path) -> None:
     folder = with_config(llama_with_modules(tmp_path), num_nextn_predict_layers=number)
-    with pytest.raises(CompatibilityError, match=r"has num_nextn_predict_layers=.* must be a whole number"):
+    with pytest.raises(CompatibilityError, match=r"num_nextn_predict_layers in config.json .* must be a whole number"):
         planned(folder)

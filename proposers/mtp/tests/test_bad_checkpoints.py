@@ -1,0 +1,35 @@
+"""A separate checkpoint whose config.json is not valid is refused with the key or the file named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_mtp import llama_with_modules
+
+from specdec_core import CompatibilityError
+from specdec_core.api.arguments import dry_run
+
+SETTINGS: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 64}
+NOT_VALID = r"config.json of '.*' is not valid: "
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "layers in words": ({"num_hidden_layers": "2"}, "num_hidden_layers in config.json of '.*' is '2', and must be"),
+    "text config": ({"text_config": "x"}, "text_config in config.json of '.*' is 'x', not an object"),
+    "a list as type": ({"model_type": []}, r"'.*' is of type \[\], and multi-token prediction is known for"),
+    "negative width": ({"intermediate_size": -1}, NOT_VALID + "RuntimeError: .*negative"),
+    "huge head": ({"head_dim": 10**18}, NOT_VALID),
+    "activation": ({"hidden_act": "foo"}, NOT_VALID + "KeyError: .*foo"),
+    "rotary": ({"rope_parameters": {"rope_type": "none"}}, NOT_VALID),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_config_that_is_not_valid_is_refused(fault: str, tmp_path: Path) -> None:
+    changes, message = FAULTS[fault]
+    target, draft = (llama_with_modules(tmp_path / name) for name in ("target", "draft"))
+    file = draft / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(CompatibilityError, match=message):
+        dry_run(target, speculative_config={"method": "mtp", "model": str(draft)}, **SETTINGS)

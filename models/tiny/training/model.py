@@ -14,6 +14,8 @@ from .tokenizer import VOCABULARY
 
 QUERY_BLOCK = 128
 LOSS_CHUNK = 1024
+DTYPE = torch.bfloat16 if torch.cpu.get_capabilities().get("avx512_bf16") else torch.float32
+"""Of the computation. Without instructions for bfloat16, a CPU multiplies such matrices a hundred times more slowly."""
 
 
 def config() -> LlamaConfig:
@@ -50,8 +52,8 @@ def blocked_attention(
     """Causal attention in blocks of queries; each block reads only the keys up to its end.
 
     query [batch, heads, length, head size], key and value [batch, KV heads, length, head size]; returns [batch, length,
-    heads, head size]. Forward and backward are twice as fast as the CPU flash kernel for short sequences, since the
-    matrix products run in the bf16 matrix kernels.
+    heads, head size]. In bfloat16, forward and backward are twice as fast as the CPU flash kernel for short sequences,
+    since the matrix products run in the bfloat16 matrix kernels.
     """
     batch, heads, length, width = query.shape
     groups, share = key.shape[1], query.shape[1] // key.shape[1]
@@ -99,7 +101,7 @@ class TiedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, embedding: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
-        """Compute the weighted loss of hidden states [N, width] (bf16) for target token ids [N], with the embedding
+        """Compute the weighted loss of hidden states [N, width] (DTYPE) for target token ids [N], with the embedding
         [vocabulary, width] (float32) as the LM head and the tokens' weights ``shares`` [N]."""
         count, weight = hidden.shape[0], embedding.to(hidden.dtype)
         by_hidden = torch.empty_like(hidden)
@@ -122,7 +124,7 @@ class TiedLoss(torch.autograd.Function):
 
 
 class Trainee:
-    """A Llama in training, with bf16 weights for computing and float32 master weights for the optimizers.
+    """A Llama in training, with weights in DTYPE for computing and float32 master weights for the optimizers.
 
     The layers are compiled, and all of them share the compiled code.
     """
@@ -133,7 +135,7 @@ class Trainee:
         model = LlamaForCausalLM(config()).float()
         self.masters = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
         self.embedding = self.masters["model.embed_tokens.weight"]
-        self.model = model.bfloat16()
+        self.model = model.to(DTYPE)
         # The cast rounds the rotary frequencies too; a loaded model has them in float32.
         self.model.model.rotary_emb = LlamaRotaryEmbedding(config())
         self.model.set_attn_implementation("blocked")
@@ -142,7 +144,7 @@ class Trainee:
         self._working = dict(self.model.named_parameters())
 
     def sync(self) -> None:
-        """Copy the master weights into the bf16 model."""
+        """Copy the master weights into the model."""
         with torch.no_grad():
             for name, master in self.masters.items():
                 self._working[name].copy_(master)
@@ -150,7 +152,7 @@ class Trainee:
     def loss(self, ids: Tensor, weights: Tensor | None = None) -> Tensor:
         """Compute the mean next-token loss in nats of sequences of token ids [B, T + 1], each token's loss times its
         weight, [B, T]. None: 1."""
-        inputs = torch.nn.functional.embedding(ids[:, :-1], self.embedding).to(torch.bfloat16)
+        inputs = torch.nn.functional.embedding(ids[:, :-1], self.embedding).to(DTYPE)
         hidden = self.model.model(inputs_embeds=inputs, use_cache=False).last_hidden_state
         targets = ids[:, 1:].flatten()
         shares = (torch.ones(targets.shape) if weights is None else weights.flatten()) / len(targets)
@@ -163,14 +165,14 @@ class Trainee:
 
         ids [B, T + 1]: sequences of token ids. unwanted: bool [B, T], of ids[:, 1:].
         """
-        inputs = torch.nn.functional.embedding(ids[:, :-1], self.embedding).to(torch.bfloat16)
+        inputs = torch.nn.functional.embedding(ids[:, :-1], self.embedding).to(DTYPE)
         hidden = self.model.model(inputs_embeds=inputs, use_cache=False).last_hidden_state[unwanted]
-        logits = torch.mm(hidden, self.embedding.to(torch.bfloat16).t()).float()
+        logits = torch.mm(hidden, self.embedding.to(DTYPE).t()).float()
         shares = logits.softmax(1).gather(1, ids[:, 1:][unwanted][:, None])
         return -torch.log1p(-shares.clamp(max=1 - 1e-5)).sum() / unwanted.numel()
 
     def collect_gradients(self) -> None:
-        """Move the gradients of the bf16 weights to the master weights, as float32. The embedding's gradient is there
+        """Move the gradients of the weights to the master weights, as float32. The embedding's gradient is there
         already, since the loss uses the embedding's master weights."""
         for name, working in self._working.items():
             if working.grad is not None:

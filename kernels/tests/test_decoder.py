@@ -21,10 +21,10 @@ from specdec_kernels.cpu.lanes import is_supported
 WIDTH, ENTERING, LONGEST = 48, 32, 400
 TREE = (-1, -1, 0, 0, DEAD, 1, 2, 2)
 DTYPES = [
-    pytest.param(dtype, marks=pytest.mark.skipif(not is_supported(dtype), reason=f"this CPU lacks {feature}"))
-    for dtype, feature in lanes.DTYPES.items()
+    pytest.param(dtype, marks=pytest.mark.skipif(not is_supported(dtype), reason=f"this CPU lacks {needed}"))
+    for dtype, needed in lanes.NEEDED.items()
 ]
-needs_float32 = pytest.mark.skipif(not is_supported(torch.float32), reason="this CPU lacks avx512f")
+needs_float32 = pytest.mark.skipif(not is_supported(torch.float32), reason="this CPU lacks avx2 or fma")
 
 
 class Drawn:

@@ -12,8 +12,8 @@ from specdec_kernels.cpu import OPS, lanes
 from specdec_kernels.cpu.lanes import LANES, is_supported
 
 DTYPES = [
-    pytest.param(dtype, marks=pytest.mark.skipif(not is_supported(dtype), reason=f"this CPU lacks {feature}"))
-    for dtype, feature in lanes.DTYPES.items()
+    pytest.param(dtype, marks=pytest.mark.skipif(not is_supported(dtype), reason=f"this CPU lacks {needed}"))
+    for dtype, needed in lanes.NEEDED.items()
 ]
 
 

@@ -21,8 +21,8 @@ OPS = {
 
 def supports(name: str, context: OpsContext) -> bool:
     """Return whether the compiled operation of this name supports the dtypes in `context`. The model's dtype must be
-    float32 or bfloat16. `pack_linear` and `fuse_layers` need a CPU with AVX-512F for float32, or with AVX512-BF16 for
-    bfloat16. All but `pack_linear` need a KV cache of the model's dtype."""
+    float32 or bfloat16. `pack_linear` and `fuse_layers` need a CPU with AVX2 and FMA for float32, and with AVX512-BF16
+    for bfloat16. All but `pack_linear` need a KV cache of the model's dtype."""
     if name in ("pack_linear", "fuse_layers") and not is_supported(context.dtype):
         return False
     return name == "pack_linear" or (context.dtype in LIKE and context.kv_layout.dtype == context.dtype)

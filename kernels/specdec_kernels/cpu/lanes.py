@@ -14,17 +14,18 @@ from numba.core import cgutils
 
 LANES = 16
 
-DTYPES = {torch.float32: "avx512f", torch.bfloat16: "avx512bf16"}
-"""The instructions that each dtype needs for products."""
+NEEDED = {torch.float32: {"avx2", "fma"}, torch.bfloat16: {"avx512bf16"}}
+"""The instructions that products of each dtype need. Without AVX-512F, a vector takes two registers."""
 
 
 def is_supported(dtype: torch.dtype) -> bool:
     """Whether the processor that numba compiles for has the instructions."""
-    return DTYPES.get(dtype) in _features()
+    return dtype in NEEDED and NEEDED[dtype] <= features()
 
 
 @cache
-def _features() -> frozenset[str]:
+def features() -> frozenset[str]:
+    """The instructions of the processor that numba compiles for."""
     if config.CPU_FEATURES is not None:  # NUMBA_CPU_FEATURES, as +avx512f,-avx512bf16
         return frozenset(each[1:] for each in config.CPU_FEATURES.split(",") if each.startswith("+"))
     return frozenset(name for name, has in binding.get_host_cpu_features().items() if has)

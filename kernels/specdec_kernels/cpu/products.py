@@ -22,6 +22,7 @@ from specdec_kernels.cpu.lanes import (
     LANES,
     array_data,
     call,
+    features,
     load_floats,
     narrowed,
     spread,
@@ -31,7 +32,7 @@ from specdec_kernels.cpu.lanes import (
     widened,
 )
 
-MOST_ROWS, MOST_STRIPS = 6, 4
+MOST_ROWS, MOST_STRIPS = 6, 4 if "avx512f" in features() else 1
 """So many sums fit into vector registers beside a row's input and the weights."""
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from specdec_train.muon import Muon
 from specdec_train.settings import Settings
 
 BETAS = (0.9, 0.95)
@@ -15,9 +16,12 @@ MUON_SCALE = 10
 """Muon's learning rate relative to AdamW's: about the best for heads of the embedded model."""
 
 
-def optimizers(trainee: nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
+def optimizers(trainee: nn.Module, settings: Settings, dtype: torch.dtype) -> list[torch.optim.Optimizer]:
     """Create the optimizers for a draft model in training. Each trainable parameter is in exactly one of them. The
-    learning rate of a parameter group is the run's learning rate times the group's `scale`."""
+    learning rate of a parameter group is the run's learning rate times the group's `scale`.
+
+    dtype: the target's. Muon orthogonalizes in bfloat16 if the target is computed in it, else in float32.
+    """
     by_muon = _matrices_of_layers(trainee) if settings.optimizer == "muon" else {}
     rest = [each for each in trainee.parameters() if each.requires_grad and id(each) not in by_muon]
     decay: dict[str, Any] = {"weight_decay": settings.weight_decay}
@@ -30,7 +34,8 @@ def optimizers(trainee: nn.Module, settings: Settings) -> list[torch.optim.Optim
         found.append(torch.optim.AdamW([group for group in groups if group["params"]], betas=BETAS))
     if by_muon:
         matrices = {"params": list(by_muon.values()), "scale": MUON_SCALE}
-        found.append(torch.optim.Muon([matrices], adjust_lr_fn="match_rms_adamw", **decay))
+        by = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+        found.append(Muon([matrices], dtype=by, **decay))
     return found
 
 

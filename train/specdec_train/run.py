@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
@@ -88,8 +89,8 @@ class Run:
         if settings.start is not None:  # the checkpoint of a run that is resumed has the sizes of its start
             start_from(settings.start if saved is None else str(settings.out.resolve()), self._trainee, spec, options)
         self._trainee.to(self._target.info.device)
-        self._optimizers = optimizers(self._trainee, settings)
-        self._step, self._num_tokens, self._seconds = 0, 0, 0.0
+        self._optimizers = optimizers(self._trainee, settings, self._target.info.dtype)
+        self._step, self._saved, self._num_tokens, self._seconds = 0, 0, 0, 0.0
         if saved is not None:
             self._restore(saved)
         self._log = files.Log(settings.out, self._step)
@@ -100,7 +101,7 @@ class Run:
         bar = tqdm(total=settings.steps, initial=self._step, desc=self._method, unit="step")
         if self._step == 0:
             self._evaluate()
-        with bar:
+        with bar, self._reporting_interrupts():
             while self._step < settings.steps:
                 values = self._update()
                 self._step += 1
@@ -116,6 +117,15 @@ class Run:
                     self._evaluate()
                 if is_last or self._step % settings.save_every == 0:
                     self._save()
+
+    @contextmanager
+    def _reporting_interrupts(self) -> Iterator[None]:
+        try:
+            yield
+        except KeyboardInterrupt:
+            then = f"--resume continues after step {self._saved}" if self._saved else "nothing was saved yet"
+            tqdm.write(f"interrupted in step {self._step + 1} of {self._settings.steps}: {then}")
+            raise
 
     def _update(self) -> dict[str, torch.Tensor]:
         """Make one optimizer step and return {name: scalar} for the log. The step depends only on its index, the
@@ -211,6 +221,7 @@ class Run:
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
         }
         files.write_state(out, state)
+        self._saved = self._step
 
     def _saved_state(self) -> dict[str, Any] | None:
         """Return the state of the run to resume. None if the run is new, or has saved nothing yet. Raises ConfigError
@@ -236,7 +247,8 @@ class Run:
         self._trainee.load_state_dict(state["trainee"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self._step, self._num_tokens, self._seconds = state["step"], state["num_tokens"], state["seconds"]
+        self._step = self._saved = state["step"]
+        self._num_tokens, self._seconds = state["num_tokens"], state["seconds"]
 
     def _read_data(self) -> tuple[list[Text], list[Text]]:
         """Return the training texts and the held-out texts. Raises ConfigError if there are too few, or if

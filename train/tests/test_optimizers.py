@@ -10,6 +10,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from specdec_core import ConfigError
+from specdec_train.muon import Muon
 from specdec_train.optimizers import optimizers
 from specdec_train.settings import Settings
 
@@ -19,7 +20,7 @@ def parameters_of(trainee: nn.Module, optimizer: str) -> dict[str, set[str]]:
     value of the setting `optimizer`."""
     names = {id(parameter): name for name, parameter in trainee.named_parameters()}
     settings = Settings(target="any", data=(Path("any"),), out=Path("any"), optimizer=optimizer)
-    found = optimizers(trainee, settings)
+    found = optimizers(trainee, settings, torch.float32)
     return {
         type(each).__name__: {names[id(p)] for group in each.param_groups for p in group["params"]} for each in found
     }
@@ -42,11 +43,12 @@ def test_matrices_alone():
     assert parameters_of(nn.Linear(4, 4, bias=False), "muon") == {"Muon": {"weight"}}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["muon", "adamw"])
-def test_it_learns(name):
+def test_it_learns(name, dtype):
     torch.manual_seed(0)
     layer, wanted = nn.Linear(4, 4), torch.randn(4, 4)
-    found = optimizers(layer, Settings(target="any", data=(Path("any"),), out=Path("any"), optimizer=name))
+    found = optimizers(layer, Settings(target="any", data=(Path("any"),), out=Path("any"), optimizer=name), dtype)
     losses = []
     for _ in range(50):
         loss = (layer(torch.eye(4)) - wanted).square().mean()
@@ -58,6 +60,29 @@ def test_it_learns(name):
             optimizer.step()
             optimizer.zero_grad()
     assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24), (16, 16)])
+def test_muon_is_torchs(shape):
+    """In bfloat16 to the last bit; in float32 with orthogonal updates."""
+    ours, torchs, exact = (nn.Parameter(torch.ones(shape)) for _ in range(3))
+    kinds = (
+        Muon([ours], lr=0.02),
+        torch.optim.Muon([torchs], lr=0.02, adjust_lr_fn="match_rms_adamw"),
+        Muon([exact], lr=0.02, dtype=torch.float32),
+    )
+    for seed in range(4):
+        gradient = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        before = exact.detach().clone()
+        for weight, kind in zip((ours, torchs, exact), kinds, strict=True):
+            weight.grad = gradient.clone()
+            kind.step()
+        assert torch.equal(ours, torchs)
+        torch.testing.assert_close(exact, ours, rtol=0, atol=0.02)
+        update = (exact - before * (1 - 0.02 * 0.1)) / (0.02 * 0.2 * max(shape) ** 0.5)
+        assert torch.linalg.svdvals(update.detach())[:-2].sub(1).abs().max() < 0.4
+    kinds[0].load_state_dict(kinds[1].state_dict())  # checkpoints of the one are taken by the other
+    assert torch.equal(*(kind.state[w]["momentum_buffer"] for kind, w in zip(kinds, (ours, torchs), strict=False)))
 
 
 def test_others_are_refused():

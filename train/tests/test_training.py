@@ -127,11 +127,13 @@ def killed_in(spec: ProposerSpec, num_steps: int) -> ProposerSpec:
 @pytest.mark.parametrize(
     ("method", "killed_after"), [("eagle", 8), pytest.param("draft_model", 3, marks=pytest.mark.nightly)]
 )
-def test_a_run_that_was_killed_ends_the_same(method, killed_after, specs, folder, tmp_path):
+def test_a_run_that_was_killed_ends_the_same(method, killed_after, specs, folder, tmp_path, capsys):
     given = {"steps": 12, "save_every": 5, "evaluate_every": 6, "log_every": 1, "eval_prompts": 2, "eval_tokens": 8}
     run(specs[method], folder, tmp_path / "whole", **given)
     with pytest.raises(KeyboardInterrupt):
         run(killed_in(specs[method], killed_after), folder, tmp_path / "out", **given)
+    then = "--resume continues after step 5" if killed_after > 5 else "nothing was saved yet"
+    assert f"interrupted in step {killed_after + 1} of 12: {then}" in capsys.readouterr().out
     with (tmp_path / "out" / "log.jsonl").open("a") as file:
         file.write('{"step": 9, "lo')  # killed while writing
     (tmp_path / "out" / "state.pt.partial").write_bytes(b"half")

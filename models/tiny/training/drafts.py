@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.torch import load_file
 from tqdm import tqdm
 
@@ -22,6 +23,7 @@ from specdec_train.settings import Settings
 
 from .card import ROOT, replace_section
 from .export import INDEX, SHARDS, WEIGHTS, WHOLE
+from .model import DTYPE
 
 LENGTH = 1024
 """Length of a training text in tokens: heads trained on shorter contexts draft worse in longer ones."""
@@ -158,7 +160,7 @@ def train_draft(work: Path, method: str, threads: int | None) -> None:
         length=LENGTH,
         lr=LEARNING_RATES[method],
         warmup=0.02,
-        autocast=True,
+        autocast=DTYPE is torch.bfloat16,
         threads=threads,
         evaluate_every=1000,
         eval_prompts=32,

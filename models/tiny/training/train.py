@@ -20,8 +20,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from specdec_train.muon import Muon
+
 from .data import BATCH_UNITS, UNIT, Units, spread_units
-from .model import Trainee
+from .model import DTYPE, Trainee
 from .state import Progress, reopen, restore, rewind, save, start_from, truncate_history
 
 WARM_UP_STEPS = 100
@@ -58,7 +60,7 @@ def make_optimizers(trainee: Trainee, peak: float) -> list[torch.optim.Optimizer
     layers = [w for name, w in trainee.masters.items() if w.ndim == 2 and "embed" not in name]
     others = [w for name, w in trainee.masters.items() if w.ndim != 2 or "embed" in name]
     return [
-        torch.optim.Muon(layers, lr=peak, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        Muon(layers, lr=peak, weight_decay=0.1, dtype=DTYPE),
         torch.optim.AdamW(others, lr=peak, betas=(0.9, 0.95), weight_decay=0.01, fused=True),
     ]
 

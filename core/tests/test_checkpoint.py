@@ -84,7 +84,11 @@ FAULTS: dict[str, tuple[Callable[[Tensors], Any], str]] = {
     "unknown": (_set("gate", torch.zeros(7)), r"gate \[7\] is not known"),
     "misshapen": (_set("fc.weight", torch.zeros(3, 2)), r"fc.weight is \[3, 2\], not \[2, 3\]"),
     "twice": (_set("first.bias", torch.zeros(2)), r"is one tensor too many for first.bias"),
-    "quantized": (_set("norm.weight", torch.zeros(2, dtype=torch.int8)), "not floating-point numbers: norm.weight"),
+    "quantized": (_set("norm.weight", torch.zeros(2, dtype=torch.int8)), "quantized, or no .*: norm.weight"),
+    "scaled": (
+        _set("norm.weight", torch.zeros(2, dtype=torch.float8_e4m3fn)),
+        "quantized, or no .*: norm.weight torch.float8_e4m3fn",
+    ),
     "nan": (_set("norm.weight", torch.tensor([0.0, torch.nan])), "not finite in norm.weight"),
     "too large": (_set("fc.bias", torch.tensor([0.0, 1e39], dtype=torch.float64)), "cannot hold in first.bias"),
 }
@@ -105,6 +109,22 @@ def test_what_does_not_fit_is_named(fault: str, tmp_path: Path) -> None:
             Checkpoint(str(tmp_path)).check_shapes(Small(), rename)
     else:
         Checkpoint(str(tmp_path)).check_shapes(Small(), rename)
+
+
+def test_a_missing_tensor_has_its_published_name(tmp_path: Path) -> None:
+    tensors = published()
+    FAULTS["missing"][0](tensors)
+    SAVES["safetensors"](tensors, tmp_path)
+    with pytest.raises(CompatibilityError, match=r"[:;] fc.bias \[2\] is missing"):
+        Checkpoint(str(tmp_path)).outline(Small, rename, lambda name: name.replace("first.", "fc."))
+
+
+def test_nan_is_no_value_of_a_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"time_step_limit": [0.0, Infinity]}')
+    assert Checkpoint(str(tmp_path)).config == {"time_step_limit": [0.0, float("inf")]}, "as in published ones"
+    (tmp_path / "config.json").write_text('{"rms_norm_eps": NaN}')
+    with pytest.raises(ConfigError, match=r"config.json cannot be read: NaN is no value"):
+        _ = Checkpoint(str(tmp_path)).config
 
 
 def test_several_faults_are_named_together(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from specdec_core.models.load import refuse_revision
 CONFIG = "config.json"
 MOST_FAULTS = 10
 """How many faults of a checkpoint an error message lists."""
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""Of weights that need no scales."""
 WEIGHT_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -66,7 +68,7 @@ class Checkpoint:
         if file is None:
             raise ConfigError(f"there is no {CONFIG} in {self.name!r}: give a folder or repository with a draft model")
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
+            found = json.loads(file.read_text(encoding="utf-8"), parse_constant=_constant)
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{file} cannot be read: {reason(error)}. Download or save it again") from error
         if not isinstance(found, dict):
@@ -87,7 +89,7 @@ class Checkpoint:
             found.update(read([name for name in shapes if name in names]))
         return found
 
-    def outline(self, build: Callable[[], Module], rename: Rename = str) -> Module:
+    def outline(self, build: Callable[[], Module], rename: Rename = str, publish: Callable[[str], str] = str) -> Module:
         """Build a module on the meta device, where it takes no memory, and check the checkpoint against it with
         `check_shapes`. Returns the module.
 
@@ -105,15 +107,16 @@ class Checkpoint:
                 f"{CONFIG} of {self.name!r} is not valid: {type(error).__name__}: {reason(error)}. Download or save it "
                 f"again"
             ) from error
-        self.check_shapes(module, rename)
+        self.check_shapes(module, rename, publish)
         return module
 
-    def check_shapes(self, module: nn.Module, rename: Rename = str) -> None:
+    def check_shapes(self, module: nn.Module, rename: Rename = str, publish: Callable[[str], str] = str) -> None:
         """Check that the checkpoint has exactly the module's tensors, in the same shapes.
 
         module: may be on the meta device.
         rename: maps a tensor's name in the checkpoint to its name in the module's state dict, or to None if the tensor
             is to be skipped.
+        publish: maps the name of a tensor that is missing back, for the error message.
 
         Raises CompatibilityError that names each tensor that is missing, unknown or of another shape.
         """
@@ -130,7 +133,7 @@ class Checkpoint:
             elif shape != expected[name]:
                 faults.append(f"{published} is {list(shape)}, not {list(expected[name])}")
             found[name] = shape
-        faults += [f"{name} {list(shape)} is missing" for name, shape in expected.items() if name not in found]
+        faults += [f"{publish(name)} {list(shape)} is missing" for name, shape in expected.items() if name not in found]
         if faults:
             more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
             raise CompatibilityError(
@@ -151,11 +154,11 @@ class Checkpoint:
         self.check_shapes(module, rename)
         names = {published: name for published in self.shapes if (name := rename(published)) is not None}
         ours = {names[published]: tensor for published, tensor in self.load(names).items()}
-        wrong = sorted(f"{name} {tensor.dtype}" for name, tensor in ours.items() if not tensor.dtype.is_floating_point)
+        wrong = sorted(f"{name} {each.dtype}" for name, each in ours.items() if each.dtype not in DTYPES)
         if wrong:
             raise CompatibilityError(
-                f"the draft {self.name!r} has weights that are not floating-point numbers: {', '.join(wrong)}. "
-                f"Quantized ones are not supported here: use a draft in float32, float16 or bfloat16"
+                f"the draft {self.name!r} has weights that are quantized, or no floating-point numbers: "
+                f"{', '.join(wrong[:MOST_FAULTS])}. Use a draft in float32, float16 or bfloat16"
             )
         for parameter in module.to(device).requires_grad_(False).eval().parameters():
             parameter.data = parameter.data.to(dtype)
@@ -247,6 +250,13 @@ class Checkpoint:
             f"the draft model {self.name!r} is not a folder, and {' or '.join(file_names)} of a repository of that "
             f"name is not available: {why}. Check the name, or give a folder"
         )
+
+
+def _constant(text: str) -> float:
+    """Parse what Python's json takes beside JSON's numbers: NaN, Infinity or -Infinity."""
+    if text == "NaN":
+        raise ValueError("NaN is no value")
+    return float(text)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ LAYOUTS = (
     (re.compile(r"(\d+)\.\d+\.weight"), r"lm_heads.\1.weight"),
 )
 """Published names of tensors, and what they are called in `MedusaHeads`."""
+HEAD = re.compile(r"heads\.(\d+)\.(\d+)\.")
 
 
 @frozen(eq=False)
@@ -48,6 +50,14 @@ def name_in_module(published: str) -> str | None:
     if name == TOKEN_MAP:
         return None
     return next((pattern.sub(ours, name) for pattern, ours in LAYOUTS if pattern.fullmatch(name)), name)
+
+
+def published_name(name: str, sizes: HeadSizes, *, is_vllms: bool) -> str:
+    """Return what a tensor of `MedusaHeads` is called in one of the two layouts."""
+    if is_vllms:
+        return HEAD.sub(r"blocks.\1.layers.\2.", name)
+    name = re.sub(r"^lm_heads\.(\d+)\.", rf"\1.{sizes.num_layers}.", name)
+    return HEAD.sub(r"\1.\2.linear.", name)
 
 
 def find(options: MedusaConfig, target: TargetInfo, num_speculative_tokens: int) -> Found:
@@ -72,7 +82,8 @@ def find(options: MedusaConfig, target: TargetInfo, num_speculative_tokens: int)
             f"num_speculative_tokens={num_speculative_tokens}, but the tree built from the accuracies of "
             f"{checkpoint.name!r} has {len(shape.paths)} nodes: lower it, or leave it out"
         )
-    outline = checkpoint.outline(lambda: MedusaHeads(sizes), name_in_module)
+    publish = partial(published_name, sizes=sizes, is_vllms=_is_vllms(checkpoint))
+    outline = checkpoint.outline(lambda: MedusaHeads(sizes), name_in_module, publish)
     return Found(sizes, shape, checkpoint, sum(each.numel() for each in outline.parameters()))
 
 
@@ -113,6 +124,10 @@ def built_tree(options: MedusaConfig, num_nodes: int) -> TokenTree:
 
 def _checkpoint(options: MedusaConfig) -> Checkpoint:
     return Checkpoint(str(options.model), options.revision, FILES)
+
+
+def _is_vllms(checkpoint: Checkpoint) -> bool:
+    return any(name.startswith("blocks.") for name in checkpoint.shapes)
 
 
 def _names(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
@@ -156,7 +171,7 @@ def _sizes(checkpoint: Checkpoint, target: TargetInfo) -> HeadSizes:
         )
     is_shared |= any(name.endswith("lm_head.weight") for name in checkpoint.shapes)
     # Without output layers, heads in their authors' layout use the target's. vLLM's always have their own.
-    has_outputs = bool(output_rows) or any(name.startswith("blocks.") for name in checkpoint.shapes)
+    has_outputs = bool(output_rows) or _is_vllms(checkpoint)
     num_mapped = _num_mapped(checkpoint.config, checkpoint.shapes, target.vocab_size)
     wanted = {target.vocab_size, num_mapped}
     if output_rows and output_rows[0] not in wanted:

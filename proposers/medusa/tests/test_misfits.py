@@ -47,11 +47,16 @@ def _tensor(name: str, value: torch.Tensor | None) -> Change:
 VLLM, SOME = LAYOUTS["vLLM, two layers"], LAYOUTS["vLLM, some tokens"]
 SQUARE = torch.zeros(HIDDEN_SIZE, HIDDEN_SIZE)
 MISFITS: dict[str, tuple[Layout, Change, str]] = {
-    "a missing layer": (AUTHORS, _tensor("1.0.linear.weight", None), r"heads.1.0.weight \[32, 32\] is missing"),
-    "a missing bias": (AUTHORS, _tensor("4.0.linear.bias", None), r"heads.4.0.bias \[32\] is missing"),
-    "a missing output layer": (AUTHORS, _tensor("4.1.weight", None), r"lm_heads.4.weight \[48, 32\] is missing"),
-    "a missing one in between": (AUTHORS, _tensor("1.1.weight", None), r"lm_heads.1.weight \[48, 32\] is missing"),
+    "a missing layer": (AUTHORS, _tensor("1.0.linear.weight", None), r" 1.0.linear.weight \[32, 32\] is missing"),
+    "a missing bias": (AUTHORS, _tensor("4.0.linear.bias", None), r" 4.0.linear.bias \[32\] is missing"),
+    "a missing output layer": (AUTHORS, _tensor("4.1.weight", None), r" 4.1.weight \[48, 32\] is missing"),
+    "a missing one in between": (AUTHORS, _tensor("1.1.weight", None), r" 1.1.weight \[48, 32\] is missing"),
     "vLLM's, a missing output layer": (VLLM, _tensor("lm_heads.2.weight", None), r"lm_heads.2.weight .* is missing"),
+    "vLLM's, a missing layer": (
+        VLLM,
+        _tensor("blocks.1.layers.1.weight", None),
+        r" blocks.1.layers.1.weight .* is missing",
+    ),
     "one output layer left": (
         VLLM,
         lambda config, tensors: [tensors.pop(f"lm_heads.{i}.weight") for i in (1, 2)],

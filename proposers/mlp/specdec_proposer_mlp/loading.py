@@ -8,7 +8,7 @@ from math import prod
 
 from attrs import frozen
 
-from specdec_core import Checkpoint, ConfigError, TargetInfo
+from specdec_core import Checkpoint, CompatibilityError, ConfigError, TargetInfo
 from specdec_proposer_mlp.config import MLPSpeculatorConfig
 from specdec_proposer_mlp.head_config import SpeculatorConfig
 from specdec_proposer_mlp.module import Speculator
@@ -41,12 +41,14 @@ def find(options: MLPSpeculatorConfig, target: TargetInfo, num_speculative_token
     head = SpeculatorConfig.read(checkpoint.config)
     head.check_target(target)
     _check_options(options, head, num_speculative_tokens)
-    outline = checkpoint.outline(lambda: Speculator(head), _names(head))
+    outline = checkpoint.outline(lambda: Speculator(head), _names(head), PREFIX.__add__)
     return Found(head, checkpoint, sum(each.numel() for each in outline.parameters()))
 
 
 def load(found: Found, target: TargetInfo) -> Speculator:
-    """Load a speculator's weights in the target's dtype and onto its device."""
+    """Load a speculator's weights in the target's dtype and onto its device. Raises CompatibilityError if weights that
+    are to be tied differ."""
+    _check_ties(found)
     module = Speculator(found.head)
     found.checkpoint.load_into(module, _names(found.head), dtype=target.dtype, device=target.device)
     return module
@@ -61,6 +63,12 @@ def _check_options(options: MLPSpeculatorConfig, head: SpeculatorConfig, num_spe
             f"num_speculative_tokens={num_speculative_tokens} tokens would be {depth} deep: lower it, or leave it out"
         )
     top_k = options.top_k_tokens_per_head or head.top_k_tokens_per_head
+    if options.n_candidates is not None and num_speculative_tokens > options.n_candidates * head.n_predict:
+        raise ConfigError(
+            f"num_speculative_tokens={num_speculative_tokens}, but n_candidates={options.n_candidates} paths of "
+            f"{head.n_predict} tokens, one for each head, have at most {options.n_candidates * head.n_predict}: lower "
+            f"it, or leave it out"
+        )
     if options.n_candidates is not None and len(top_k) != head.n_predict:
         raise ConfigError(
             f"top_k_tokens_per_head={list(top_k)} has {len(top_k)} numbers, but the MLP speculator "
@@ -71,6 +79,20 @@ def _check_options(options: MLPSpeculatorConfig, head: SpeculatorConfig, num_spe
             f"top_k_tokens_per_head={list(top_k)} makes {prod(top_k)} paths, of which n_candidates="
             f"{options.n_candidates} are drafted: it must make at least as many, and at most {MOST_PATHS}"
         )
+
+
+def _check_ties(found: Found) -> None:
+    """Check that with tied weights, the tensors that a checkpoint has for further heads are the same as the first."""
+    name_in_module = _names(found.head)
+    for published in found.checkpoint.shapes:
+        if name_in_module(published) is None:
+            first = re.sub(r"\d+", "1" if ".proj." in published else "0", published, count=1)
+            one, other = (found.checkpoint.load([name])[name] for name in (first, published))
+            if not one.equal(other):
+                raise CompatibilityError(
+                    f"config.json of the MLP speculator {found.checkpoint.name!r} has tie_weights: true, but "
+                    f"{published} differs from {first}: set it to false, or download the speculator again"
+                )
 
 
 def _names(head: SpeculatorConfig) -> Callable[[str], str | None]:

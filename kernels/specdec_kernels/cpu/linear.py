@@ -133,8 +133,11 @@ def multiply_some(strips, strip, num_strips, rows, row, biases, output, to_row, 
             return 2
         multiply(strips, strip, rows, row, biases, output, to_row, to_column, is_added, 1, MOST_STRIPS)
         return 1
-    if num_left > 1:
+    if num_left > 4 and num_left != 7 and num_left != 8:  # those are twice 4
         multiply(strips, strip, rows, row, biases, output, to_row, to_column, is_added, MOST_ROWS, 1)
         return min(num_left, MOST_ROWS)
+    if num_left > 1:
+        multiply(strips, strip, rows, row, biases, output, to_row, to_column, is_added, 4, 1)
+        return min(num_left, 4)
     multiply(strips, strip, rows, row, biases, output, to_row, to_column, is_added, 1, 1)
     return 1

@@ -80,13 +80,21 @@ def multiply(
         first_bias = builder.mul(strip, index(LANES))
         for s in range(len(strips)):
             column = builder.add(to_column, index(s * LANES))
-            mask = _first_lanes(builder, builder.sub(width, column))
+            left = builder.sub(width, column)
             bias = load_floats(builder, biases_data, builder.add(first_bias, index(s * LANES)))
-            for i, row_totals in enumerate(totals):
-                with builder.if_then(is_row[i]):
-                    place = builder.add(builder.mul(builder.add(to_row, index(i)), width), column)
-                    result = builder.fadd(builder.load(row_totals[s]), bias)
-                    _store(builder, result, is_added, mask, builder.gep(output_data, [place]), step.size == 2)
+
+            def store_rows(mask: Any, s: int = s, column: Any = column, bias: Any = bias) -> None:
+                for i, row_totals in enumerate(totals):
+                    with builder.if_then(is_row[i]):
+                        place = builder.add(builder.mul(builder.add(to_row, index(i)), width), column)
+                        result = builder.fadd(builder.load(row_totals[s]), bias)
+                        _store(builder, result, is_added, mask, builder.gep(output_data, [place]), step.size == 2)
+
+            with builder.if_else(builder.icmp_signed("<", left, index(LANES))) as (is_cut, is_whole):
+                with is_cut:
+                    store_rows(_first_lanes(builder, left))
+                with is_whole:  # masks are slow without AVX-512
+                    store_rows(None)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         weight_data, rows_data, biases_data, output_data = (
@@ -114,14 +122,22 @@ def _first_lanes(builder: Any, count: Any) -> Any:
 
 
 def _store(builder: Any, result: Any, is_added: Any, mask: Any, data: Any, is_bfloat: bool) -> None:
-    """Round LANES results to the dtype and store those in the mask. If is_added, add them to what is there first."""
+    """Round LANES results to the dtype and store those in the mask; None: all. If is_added, add them to what is there
+    first."""
     kind, name = (HALVES, "v16i16.p0v16i16") if is_bfloat else (FLOATS, "v16f32.p0v16f32")
-    data, align = builder.bitcast(data, kind.as_pointer()), I32(2 if is_bfloat else 4)
+    data, align = builder.bitcast(data, kind.as_pointer()), 2 if is_bfloat else 4
     rounded = narrowed(builder, result) if is_bfloat else result
-    before = call(builder, f"llvm.masked.load.{name}", kind, data, align, mask, ir.Constant(kind, ir.Undefined))
+    if mask is None:
+        before = builder.load(data, align=align)
+    else:
+        undefined = ir.Constant(kind, ir.Undefined)
+        before = call(builder, f"llvm.masked.load.{name}", kind, data, I32(align), mask, undefined)
     if is_bfloat:
         sums = narrowed(builder, builder.fadd(widened(builder, before), widened(builder, rounded)))
     else:
         sums = builder.fadd(before, rounded)
     sums = builder.select(is_added, sums, rounded)
-    call(builder, f"llvm.masked.store.{name}", ir.VoidType(), sums, data, align, mask)
+    if mask is None:
+        builder.store(sums, data, align=align)
+    else:
+        call(builder, f"llvm.masked.store.{name}", ir.VoidType(), sums, data, I32(align), mask)

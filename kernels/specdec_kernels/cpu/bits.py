@@ -48,16 +48,6 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 
 
 @intrinsic
-def bits_to_float(typing_context: Any, bits: Any) -> Any:
-    """Reinterpret the bits of an int32 as a float32."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], _F32)
-
-    return types.float32(types.int32), generate
-
-
-@intrinsic
 def load(typing_context: Any, number: Any) -> Any:
     """Convert an element of a float32 array, or of a uint16 array that stores bfloat16, to float32."""
 

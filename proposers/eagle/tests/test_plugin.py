@@ -351,7 +351,7 @@ ODD: dict[str, tuple[Change, str]] = {
     "a number": (lambda config, tensors: tensors.update({"lm_head.weight": torch.tensor(1.0)}), "lm_head.weight"),
     "t2d": (lambda config, tensors: tensors.update({"t2d": torch.tensor(1)}), "the length of t2d is 0"),
     "rope_theta": (lambda config, tensors: config.update(rope_theta=-5.0), "rope_theta is -5.0"),
-    "rms_norm_eps": (lambda config, tensors: config.update(rms_norm_eps=float("nan")), "rms_norm_eps nan"),
+    "rms_norm_eps": (lambda config, tensors: config.update(rms_norm_eps=float("inf")), "rms_norm_eps inf"),
 }
 
 

@@ -56,12 +56,13 @@ class ContextVocabulary:
         """Prepare the next draft: read the requests' new tokens, and fetch the target's LM-head rows of the tokens to
         add."""
         recent = [self._read(request) for request in requests]
-        ids = torch.tensor([list(each | self._others)[: self._num_tokens] for each in recent]).to(self._own_ids.device)
-        num_recent = torch.tensor([len(each) for each in recent]).to(ids.device)
-        is_recent = torch.arange(self._num_tokens, device=ids.device) < num_recent.unsqueeze(1)
+        chosen = np.array([list(each | self._others)[: self._num_tokens] for each in recent])
+        is_recent = np.arange(self._num_tokens) < np.array([len(each) for each in recent])[:, None]
+        biases = np.where(is_recent, np.float32(0), np.float32(-np.inf))[:, None]
+        ids = torch.from_numpy(chosen).to(self._own_ids.device)
         # float32, as small matrix products in bfloat16 are slower on a CPU
         self._rows = self._rows_of(ids).float().mT
-        self._biases = self._rows.new_zeros(ids.shape).masked_fill(~is_recent, -torch.inf).unsqueeze(1)
+        self._biases = torch.from_numpy(biases).to(ids.device)
         self.to_target = torch.cat([self._own_ids.expand(len(ids), -1), ids], dim=1)
 
     def _read(self, request: RequestView) -> dict[int, None]:

@@ -63,6 +63,8 @@ LEARNING_RATES = {
 """EAGLE's layer has neither an input nor an output norm, and diverges at the others' learning rates."""
 STEPS = {"eagle3": 4000, "eagle": 2000, "draft_model": 1800, "mtp": 2000, "mlp_speculator": 3000, "medusa": 2000}
 """Optimizer steps by method."""
+FURTHER = 0.5
+"""Share of these steps, and of the learning rate, for a draft that is trained further."""
 
 
 def build_texts(work: Path) -> list[Path]:
@@ -140,25 +142,29 @@ def continue_excerpts(
     return texts, lengths
 
 
-def train_draft(work: Path, method: str, threads: int | None) -> None:
+def train_draft(work: Path, method: str, threads: int | None, *, further: bool = False) -> None:
     """Train a draft model or draft head, or resume its training, and copy its checkpoint into the package.
 
     method: name of the proposer for which it is trained, such as "eagle3".
     threads: number of CPU threads. None: torch's default.
+    further: start from the packaged draft, if there is one, as after a change of the target's weights.
 
     Raises ValueError if the trained weights are too large to ship.
     """
     spec = Plugins.load().proposer(method)
     out = work / "drafts" / method
+    start = packaged(work, method) if further else None
+    share = 1.0 if start is None else FURTHER
     settings = Settings(
         target=str(WEIGHTS),
         data=tuple(build_texts(work)),
         held_out=(work / "heldout.jsonl",),
         out=out,
-        steps=STEPS[method],
+        start=None if start is None else str(start),
+        steps=round(share * STEPS[method]),
         batch=2,
         length=LENGTH,
-        lr=LEARNING_RATES[method],
+        lr=share * LEARNING_RATES[method],
         warmup=0.02,
         autocast=DTYPE is torch.bfloat16,
         threads=threads,
@@ -178,6 +184,14 @@ def train_draft(work: Path, method: str, threads: int | None) -> None:
         target.mkdir(parents=True, exist_ok=True)
         for name in ("config.json", "model.safetensors"):
             shutil.copy(out / name, target / name)
+
+
+def packaged(work: Path, method: str) -> Path | None:
+    """Return a copy of the packaged draft as it was before its training. None if the package has no such draft."""
+    folder, copy = WEIGHTS / "drafts" / method, work / "drafts" / "before" / method
+    if not copy.exists() and folder.exists():
+        shutil.copytree(folder, copy)
+    return copy if copy.exists() else None
 
 
 def add_shard(module: Path) -> None:
@@ -222,10 +236,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of the corpus")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--further", action="store_true", help="start from the packaged drafts, where there are any")
     parser.add_argument("methods", nargs="*", default=list(OPTIONS), help=f"default: {' '.join(OPTIONS)}")
     arguments = parser.parse_args()
     for method in arguments.methods:
-        train_draft(arguments.work, method, arguments.threads)
+        train_draft(arguments.work, method, arguments.threads, further=arguments.further)
         write_card(arguments.work)
 
 

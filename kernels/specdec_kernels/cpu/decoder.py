@@ -13,16 +13,15 @@ from attrs import frozen
 
 from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_core.ops.decoder import NORMS, PRODUCTS, Angles, Cache, DecoderLayer, Norm
+from specdec_kernels.cpu.activations import ACTIVATIONS
 from specdec_kernels.cpu.attention import paths_of
 from specdec_kernels.cpu.bits import LIKE
 from specdec_kernels.cpu.lanes import LANES
 from specdec_kernels.cpu.layers import (
     ATTENTION,
     END,
-    GELU_TANH,
     LAYER,
     NORM_INPUT,
-    SILU,
     addresses_of,
     run_stages,
 )
@@ -31,8 +30,6 @@ from specdec_kernels.cpu.threads import in_parallel
 
 HEADS = 1
 """Index of `_Tokens.starts`."""
-
-ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
 
 
 def fuse_layers(layers: Sequence[DecoderLayer]) -> Callable[..., torch.Tensor] | None:

@@ -13,6 +13,7 @@ from numba import prange, typeof, types
 
 from specdec_core import compiled
 from specdec_core.ops.decoder import NORMS, PRODUCTS
+from specdec_kernels.cpu.activations import activate
 from specdec_kernels.cpu.attend import address_of_attend
 from specdec_kernels.cpu.bits import array_at, as_stored, inner, load
 from specdec_kernels.cpu.calls import address_of, call_at
@@ -21,7 +22,6 @@ from specdec_kernels.cpu.linear import multiply_some, product_part, strips_at_on
 from specdec_kernels.cpu.norm import norm_row
 from specdec_kernels.cpu.products import MOST_ROWS, MOST_STRIPS
 from specdec_kernels.cpu.rotary import rotate_row
-from specdec_kernels.cpu.softmax import sigmoid
 
 PRODUCT = np.dtype([(name, np.int64) for name in ("strips", "num_strips", "num_steps", "biases", "num_in", "num_out")])
 NORM = np.dtype([("weight", np.int64), ("width", np.int64), ("eps", np.float64), ("rounds_first", np.int64)])
@@ -36,7 +36,6 @@ LAYER = np.dtype(
 )
 """A layer's sizes and addresses. keys, values: those of its KV cache, each with the stride from row to row."""
 
-SILU, GELU_TANH = 0, 1
 NORM_INPUT, QUERY_KEY_VALUE, ROTATE_AND_STORE, ATTENTION, ATTENTION_OUTPUT = range(5)
 NORM_BETWEEN, GATE_AND_UP, DOWN, NORM_OUTPUT, END = range(5, 10)
 """The stages of a layer, in order."""
@@ -223,6 +222,7 @@ def _gate(product, activation, like, given, part, num_parts, gated):
     strips, biases = _strips(product, like, given.shape[1])
     wide = np.empty((2 * MOST_ROWS, MOST_STRIPS * LANES), dtype=like.dtype)
     narrow = np.empty((2 * MOST_ROWS, LANES), dtype=like.dtype)
+    scratch = np.empty(MOST_ROWS * MOST_STRIPS * LANES, dtype=np.float32)
     num_gates = len(strips) // 2
     strip, end = num_gates * part // num_parts, num_gates * (part + 1) // num_parts
     while strip < end:
@@ -232,35 +232,6 @@ def _gate(product, activation, like, given, part, num_parts, gated):
         while row < len(given):
             num_rows = multiply_some(strips, strip, num_strips, given, row, biases, both, 0, 0, False)
             multiply_some(strips, num_gates + strip, num_strips, given, row, biases, both, MOST_ROWS, 0, False)
-            if activation == SILU:
-                _silu(both, num_rows, gated, row, first)
-            else:
-                _gelu_tanh(both, num_rows, gated, row, first)
+            activate(both[:MOST_ROWS], both[MOST_ROWS:], num_rows, activation, scratch, gated, row, first)
             row += num_rows
         strip += num_strips
-
-
-# Simple loops over few arrays, which compilers can vectorize. Each result is rounded to the dtype. `both` has num_rows
-# rows of gates, and as many of `up` from row MOST_ROWS on.
-
-
-@inner()
-def _silu(both, num_rows, gated, row, column):
-    """x * sigmoid(x) (Hendrycks and Gimpel 2016), times `up`."""
-    for i in range(num_rows):
-        for j in range(both.shape[1]):
-            x = load(both[i, j])
-            silu = load(as_stored(gated, x * sigmoid(x)))
-            gated[row + i, column + j] = as_stored(gated, silu * load(both[MOST_ROWS + i, j]))
-
-
-@inner()
-def _gelu_tanh(both, num_rows, gated, row, column):
-    """The tanh approximation of x * Phi(x) (Hendrycks and Gimpel 2016), times `up`: (1 + tanh(y)) / 2 is
-    sigmoid(2 * y)."""
-    for i in range(num_rows):
-        for j in range(both.shape[1]):
-            x = load(both[i, j])
-            twice_y = np.float32(2 * 0.7978845608028654) * (x + np.float32(0.044715) * x * x * x)
-            gelu = load(as_stored(gated, x * sigmoid(twice_y)))
-            gated[row + i, column + j] = as_stored(gated, gelu * load(both[MOST_ROWS + i, j]))

@@ -1,5 +1,4 @@
-"""The part of softmax before the division: exponentials of attention scores, and their sum. And the sigmoid, which
-shares the exponential."""
+"""The part of softmax before the division: exponentials of attention scores, and their sum."""
 
 from __future__ import annotations
 
@@ -37,9 +36,3 @@ def exp_and_sum(scores, first, end, softcap, sink, weights):
     scores[end:] = 0
     total = sum_and_store(scores, first_tile, len(scores), weights, first_tile)
     return total + exp(sink - highest) if sink > -np.inf else total
-
-
-@inner(error_model="numpy")  # a check for division by zero would keep loops from being vectorized
-def sigmoid(x):
-    """Return 1 / (1 + exp(-x)), float32."""
-    return np.float32(1) / (np.float32(1) + exp(-x))

@@ -213,14 +213,15 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def write_card(work: Path, root: Path = ROOT) -> None:
-    """Write a table of the packaged draft model and draft heads into the model card. The table contains their
+    """Write a table of the draft model and draft heads trained in `work` into the model card. The table contains their
     acceptance lengths, measured at the end of training."""
     lines = ["| Draft | MB | Updates | Tokens | Greedy | Temperature 1 |", "|---|---|---|---|---|---|"]
     for method in OPTIONS:
         file = WEIGHTS / SHARDS[1] if method == "mtp" else WEIGHTS / "drafts" / method / "model.safetensors"
-        if not file.exists():
+        log_file = work / "drafts" / method / "log.jsonl"
+        if not file.exists() or not log_file.exists():
             continue
-        log = [json.loads(line) for line in (work / "drafts" / method / "log.jsonl").read_text().splitlines()]
+        log = [json.loads(line) for line in log_file.read_text().splitlines()]
         tokens = max(line.get("tokens", 0) for line in log)
         lengths = [line["acceptance_length"] for line in log if "acceptance_length" in line][-1]
         lines.append(

@@ -105,14 +105,16 @@ class BlockPool:
         """How many KV-cache slots the request's blocks have."""
         return len(self._tables[request_id]) * self.block_size
 
-    def places(self, request_id: str, start: int, end: int) -> list[int]:
-        """Return where the slots [start, end) of a request are in the storage. Raises IndexError if its blocks have
-        fewer."""
-        table, size = self._tables[request_id], self.block_size
-        places: list[int] = []
-        for index in range(start // size, -(-end // size)):
-            shift = (table[index] - index) * size
-            places += range(max(start, index * size) + shift, min(end, (index + 1) * size) + shift)
+    def places(self, request_ids: list[str], starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return where the slots [start, start + length) of each request are in the storage, int64 [sum of lengths].
+        The requests must hold these slots.
+
+        starts, lengths: int64 [batch].
+        """
+        tables, size = self.tables(request_ids), self.block_size
+        of = np.arange(len(lengths)).repeat(lengths)
+        slots = np.arange(len(of)) + (starts - (lengths.cumsum() - lengths)).repeat(lengths)
+        places: np.ndarray = tables[of, slots // size] * size + slots % size
         return places
 
     def tables(self, request_ids: list[str]) -> np.ndarray:

@@ -61,20 +61,19 @@ class PagedKVManager:
         self._pool.grow(request_id, num_tokens + num_scratch)
 
     def metadata(self, request_ids: Sequence[str], starts: Sequence[int], lengths: Sequence[int]) -> KVMetadata:
-        places: list[int] = []
-        for request_id, start, length in zip(request_ids, starts, lengths, strict=True):
+        ids, first, counts = list(request_ids), np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64)
+        for request_id, start, end in zip(ids, starts, (first + counts).tolist(), strict=True):
             # Past a request's own blocks, its table is padded with a block that another request may own.
-            if start + length > (held := self._pool.num_slots(request_id)):
+            if end > (held := self._pool.num_slots(request_id)):
                 raise CapacityError(
                     f"request {request_id!r} holds {held} KV slots, and a forward pass is to use the slots "
-                    f"[{start}, {start + length}): from the root's slot on, a draft may use its plan's scratch_slots"
+                    f"[{start}, {end}): from the root's slot on, a draft may use its plan's scratch_slots"
                 )
-            places += self._pool.places(request_id, start, start + length)
         return KVMetadata(
             starts=tuple(starts),
             lengths=tuple(lengths),
-            block_tables=self._tables.of(list(request_ids)),
-            slot_mapping=torch.tensor(places, dtype=torch.int64, device=self._device),
+            block_tables=self._tables.of(ids),
+            slot_mapping=torch.from_numpy(self._pool.places(ids, first, counts)).to(self._device),
             block_size=self._pool.block_size,
         )
 

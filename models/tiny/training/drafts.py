@@ -64,7 +64,7 @@ LEARNING_RATES = {
 STEPS = {"eagle3": 4000, "eagle": 2000, "draft_model": 1800, "mtp": 2000, "mlp_speculator": 3000, "medusa": 2000}
 """Optimizer steps by method."""
 FURTHER = 0.5
-"""Share of these steps, and of the learning rate, for a draft that is trained further."""
+"""Share of these steps and learning rates with which `--further` trains."""
 
 
 def build_texts(work: Path) -> list[Path]:
@@ -147,13 +147,14 @@ def train_draft(work: Path, method: str, threads: int | None, *, further: bool =
 
     method: name of the proposer for which it is trained, such as "eagle3".
     threads: number of CPU threads. None: torch's default.
-    further: start from the packaged draft, if there is one, as after a change of the target's weights.
+    further: start from the draft in the package, as after a change of the target's weights. Drafts that the package
+        lacks start from new weights, and so does the MTP module, which belongs to the target's checkpoint.
 
     Raises ValueError if the trained weights are too large to ship.
     """
     spec = Plugins.load().proposer(method)
     out = work / "drafts" / method
-    start = packaged(work, method) if further else None
+    start = copy_packaged(work, method) if further else None
     share = 1.0 if start is None else FURTHER
     settings = Settings(
         target=str(WEIGHTS),
@@ -186,8 +187,9 @@ def train_draft(work: Path, method: str, threads: int | None, *, further: bool =
             shutil.copy(out / name, target / name)
 
 
-def packaged(work: Path, method: str) -> Path | None:
-    """Return a copy of the packaged draft as it was before its training. None if the package has no such draft."""
+def copy_packaged(work: Path, method: str) -> Path | None:
+    """Copy the draft in the package into ``work``, unless that was done before: the end of training replaces the
+    original. Returns the folder of the copy; None if the package has no such draft."""
     folder, copy = WEIGHTS / "drafts" / method, work / "drafts" / "before" / method
     if not copy.exists() and folder.exists():
         shutil.copytree(folder, copy)
@@ -237,7 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of the corpus")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--further", action="store_true", help="start from the packaged drafts, where there are any")
+    parser.add_argument("--further", action="store_true", help="start from the drafts in the package (not mtp)")
     parser.add_argument("methods", nargs="*", default=list(OPTIONS), help=f"default: {' '.join(OPTIONS)}")
     arguments = parser.parse_args()
     for method in arguments.methods:

@@ -56,7 +56,7 @@ class ContextVocabulary:
         """Prepare the next draft: read the requests' new tokens, and fetch the target's LM-head rows of the tokens to
         add."""
         recent = [self._read(request) for request in requests]
-        chosen = np.array([list(each | self._others)[: self._num_tokens] for each in recent])
+        chosen = np.array([list(each | self._others)[: self._num_tokens] for each in recent], dtype=np.int64)
         is_recent = np.arange(self._num_tokens) < np.array([len(each) for each in recent])[:, None]
         biases = np.where(is_recent, np.float32(0), np.float32(-np.inf))[:, None]
         ids = torch.from_numpy(chosen).to(self._own_ids.device)

@@ -52,7 +52,7 @@ def load(typing_context: Any, number: Any) -> Any:
     """Convert an element of a float32 array, or of a uint16 array that stores bfloat16, to float32."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _widened(builder, args[0]) if number == types.uint16 else args[0]
+        return widened(builder, args[0]) if number == types.uint16 else args[0]
 
     return types.float32(number), generate
 
@@ -62,20 +62,33 @@ def as_stored(typing_context: Any, array: Any, value: Any) -> Any:
     """Convert a float32 value to the dtype of the array's elements: float32, or bfloat16 stored as uint16."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _narrowed(builder, args[1]) if array.dtype == types.uint16 else args[1]
+        return narrowed(builder, args[1]) if array.dtype == types.uint16 else args[1]
 
     return array.dtype(array, types.float32), generate
 
 
-def _widened(builder: Any, bits: Any) -> Any:
-    return builder.bitcast(builder.shl(builder.zext(bits, _I32), _I32(16)), _F32)
+def widened(builder: Any, bits: Any) -> Any:
+    """Generate code that converts bfloat16 to float32: a number stored as i16, or a vector of them."""
+    wide = _like(bits, _I32)
+    return builder.bitcast(builder.shl(builder.zext(bits, wide), repeated(wide, 16)), _like(bits, _F32))
 
 
-def _narrowed(builder: Any, value: Any) -> Any:
-    """Generate code that rounds a float32 to the nearest bfloat16, ties to even, as torch does. NaN becomes the NaN
-    that torch makes."""
-    bits = builder.bitcast(value, _I32)
-    is_nan = builder.icmp_unsigned(">", builder.and_(bits, _I32(0x7FFFFFFF)), _I32(0x7F800000))
-    is_odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
-    nearest = builder.lshr(builder.add(bits, builder.add(is_odd, _I32(0x7FFF))), _I32(16))
-    return builder.trunc(builder.select(is_nan, _I32(0x7FC0), nearest), _I16)
+def narrowed(builder: Any, numbers: Any) -> Any:
+    """Generate code that rounds float32, a number or a vector of them, to the nearest bfloat16, ties to even, as torch
+    does. NaN becomes the NaN that torch makes."""
+    wide = _like(numbers, _I32)
+    bits = builder.bitcast(numbers, wide)
+    is_nan = builder.icmp_unsigned(">", builder.and_(bits, repeated(wide, 0x7FFFFFFF)), repeated(wide, 0x7F800000))
+    is_odd = builder.and_(builder.lshr(bits, repeated(wide, 16)), repeated(wide, 1))
+    nearest = builder.lshr(builder.add(bits, builder.add(is_odd, repeated(wide, 0x7FFF))), repeated(wide, 16))
+    return builder.trunc(builder.select(is_nan, repeated(wide, 0x7FC0), nearest), _like(numbers, _I16))
+
+
+def repeated(kind: Any, number: float) -> Any:
+    """Return a constant: the number, or a vector in which every element is the number."""
+    return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
+
+
+def _like(value: Any, element: Any) -> Any:
+    """Return the type of as many elements as the value has."""
+    return ir.VectorType(element, value.type.count) if isinstance(value.type, ir.VectorType) else element

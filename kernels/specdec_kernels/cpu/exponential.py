@@ -12,6 +12,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from specdec_kernels.cpu.bits import repeated
 from specdec_kernels.cpu.lanes import FLOATS, I32, INTS, LANES, array_data, lanes_at, load_floats, multiply_add, spread
 
 LARGEST = 87.0
@@ -27,10 +28,10 @@ def exponential(builder: Any, x: Any) -> Any:
     kinds = (FLOATS, INTS) if x.type == FLOATS else (ir.FloatType(), I32)
 
     def number(value: float) -> Any:
-        return _constant(kinds[0], float(np.float32(value)))
+        return repeated(kinds[0], float(np.float32(value)))
 
     def integer(value: int) -> Any:
-        return _constant(kinds[1], value)
+        return repeated(kinds[1], value)
 
     x = builder.select(builder.fcmp_ordered("<", x, number(-LARGEST)), number(-LARGEST), x)
     x = builder.select(builder.fcmp_ordered(">", x, number(LARGEST)), number(LARGEST), x)
@@ -43,10 +44,6 @@ def exponential(builder: Any, x: Any) -> Any:
     for power in reversed(range(_DEGREE)):
         p = multiply_add(builder, p, r, number(1 / factorial(power)))
     return builder.fmul(p, builder.bitcast(builder.shl(exponent, integer(23)), kinds[0]))
-
-
-def _constant(kind: Any, value: float) -> Any:
-    return ir.Constant(kind, [value] * LANES if isinstance(kind, ir.VectorType) else value)
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -12,6 +12,8 @@ from llvmlite import binding, ir
 from numba import config, types
 from numba.core import cgutils
 
+from specdec_kernels.cpu.bits import narrowed as nearest, repeated, widened
+
 LANES = 16
 
 NEEDED = {torch.float32: {"avx2", "fma"}, torch.bfloat16: {"avx512bf16"}}
@@ -52,7 +54,7 @@ class _BFloat(ir.types.Type):
 I32 = ir.IntType(32)
 FLOATS, INTS, HALVES = (ir.VectorType(kind, LANES) for kind in (ir.FloatType(), I32, ir.IntType(16)))
 PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
-ZERO = ir.Constant(FLOATS, [0.0] * LANES)
+ZERO = repeated(FLOATS, 0.0)
 
 
 def array_data(context: Any, builder: Any, signature: Any, args: Any, i: int) -> Any:
@@ -136,11 +138,6 @@ def store_rounded(builder: Any, numbers: Any, data: Any, i: Any, is_bfloat: bool
         builder.store(numbers, lanes_at(builder, data, i), align=4)
 
 
-def widened(builder: Any, halves: Any) -> Any:
-    bits = builder.shl(builder.zext(halves, INTS), ir.Constant(INTS, [16] * LANES))
-    return builder.bitcast(bits, FLOATS)
-
-
 def rounded(builder: Any, numbers: Any, is_bfloat: bool) -> Any:
     """Round float32 to bfloat16 if is_bfloat."""
     return widened(builder, narrowed(builder, numbers)) if is_bfloat else numbers
@@ -152,23 +149,13 @@ def narrowed(builder: Any, numbers: Any) -> Any:
     if is_supported(torch.bfloat16):
         name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
         return builder.bitcast(call(builder, name, ir.VectorType(_BFloat(), LANES), numbers), HALVES)
-
-    def everywhere(number: int) -> Any:
-        return ir.Constant(INTS, [number] * LANES)
-
-    bits = builder.bitcast(numbers, INTS)
-    is_nan = builder.icmp_unsigned(">", builder.and_(bits, everywhere(0x7FFFFFFF)), everywhere(0x7F800000))
-    is_odd = builder.and_(builder.lshr(bits, everywhere(16)), everywhere(1))
-    nearest = builder.lshr(builder.add(bits, builder.add(is_odd, everywhere(0x7FFF))), everywhere(16))
-    return builder.trunc(builder.select(is_nan, everywhere(0x7FC0), nearest), HALVES)
+    return nearest(builder, numbers)
 
 
 def spread(builder: Any, number: Any) -> Any:
     """Broadcast a number to all lanes of a vector."""
     undefined = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
-    return builder.shuffle_vector(
-        builder.insert_element(undefined, number, I32(0)), undefined, ir.Constant(INTS, [0] * LANES)
-    )
+    return builder.shuffle_vector(builder.insert_element(undefined, number, I32(0)), undefined, repeated(INTS, 0))
 
 
 def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
@@ -182,7 +169,7 @@ def multiply_add_pairs(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """Generate c + a[even] * b[even] + a[odd] * b[odd] in each lane, of pairs of bfloat16 and a float32 vector."""
     if is_supported(torch.bfloat16):
         return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, c, a, b)
-    sixteen, upper = (ir.Constant(INTS, [number] * LANES) for number in (16, 0xFFFF0000))
+    sixteen, upper = repeated(INTS, 16), repeated(INTS, 0xFFFF0000)
     a, b = builder.bitcast(a, INTS), builder.bitcast(b, INTS)
     for half in (lambda bits: builder.shl(bits, sixteen), lambda bits: builder.and_(bits, upper)):
         c = multiply_add(builder, *(builder.bitcast(half(bits), FLOATS) for bits in (a, b)), c)

@@ -14,6 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from specdec_kernels.cpu.bits import widened
 from specdec_kernels.cpu.calls import call_once
 from specdec_kernels.cpu.lanes import (
     FLOATS,
@@ -29,7 +30,6 @@ from specdec_kernels.cpu.lanes import (
     spread_step,
     step_of,
     variable,
-    widened,
 )
 
 MOST_ROWS, MOST_STRIPS = 6, 4 if REGISTER == LANES else 1

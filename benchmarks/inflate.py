@@ -2,13 +2,14 @@
 
     python benchmarks/inflate.py FOLDER [--model tiny] [--times 6] [--drafts DRAFTS]
 
-With the copy, draft models and EAGLE heads have the same acceptance rate as with the original, while a forward pass
+With the copy, draft models and heads have the same acceptance rate as with the original, while a forward pass
 costs as much as a larger model's. Layer i becomes layer TIMES * i. The layers added in between have random weights, but
 their output projections are zero, so that they add nothing to the residual stream.
 
 DRAFTS is a folder that has a subfolder of weights for each method, such as eagle3. The default is the model's own
-folder `drafts`. Draft models and EAGLE heads are copied unchanged, except for the configs of EAGLE-3 heads: the hidden
-states that a head reads come from layers with other numbers in the copy.
+folder `drafts`. Draft models and heads are copied unchanged, except for the configs of EAGLE-3 heads: the hidden
+states that a head reads come from layers with other numbers in the copy. MTP modules in the model's own checkpoint are
+copied, too: as layers after its last one, they get other numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ DEFAULT_TIMES = 6
 def inflate(model: Path, folder: Path, times: int, drafts: Path | None = None, seed: int = 0) -> None:
     """Write a copy of a Llama model with several times as many layers into `folder`.
 
-    The draft models and EAGLE heads for this model are copied, too.
+    The draft models and heads for this model are copied, too.
 
     model: folder of the model to copy. Raises SystemExit if it is not a Llama.
     times: factor by which the number of layers grows.
@@ -52,7 +53,7 @@ def inflate(model: Path, folder: Path, times: int, drafts: Path | None = None, s
     deeper = config | {"num_hidden_layers": times * config["num_hidden_layers"]}
     _write(deeper, folder / "config.json")
     save_file(
-        _deeper(checkpoint.load(checkpoint.shapes), times, seed),
+        _deeper(checkpoint.load(checkpoint.shapes), config["num_hidden_layers"], times, seed),
         folder / "model.safetensors",
         metadata={"format": "pt"},
     )
@@ -82,7 +83,7 @@ def inflate_draft(draft: Path, folder: Path, target: TargetInfo, times: int) -> 
     _write(config, folder / "config.json")
 
 
-def _deeper(tensors: Mapping[str, torch.Tensor], times: int, seed: int) -> dict[str, torch.Tensor]:
+def _deeper(tensors: Mapping[str, torch.Tensor], num_layers: int, times: int, seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     deeper: dict[str, torch.Tensor] = {}
     for name, tensor in sorted(tensors.items()):
@@ -90,9 +91,12 @@ def _deeper(tensors: Mapping[str, torch.Tensor], times: int, seed: int) -> dict[
         if match is None:
             deeper[name] = tensor
             continue
-        before, layer, after = match.groups()
-        deeper[f"{before}{times * int(layer)}.{after}"] = tensor
-        for place in range(times * int(layer) + 1, times * (int(layer) + 1)):
+        before, layer, after = match[1], int(match[2]), match[3]
+        if layer >= num_layers:
+            deeper[f"{before}{(times - 1) * num_layers + layer}.{after}"] = tensor
+            continue
+        deeper[f"{before}{times * layer}.{after}"] = tensor
+        for place in range(times * layer + 1, times * (layer + 1)):
             deeper[f"{before}{place}.{after}"] = _added(after, tensor, generator)
     return deeper
 

@@ -1,4 +1,4 @@
-"""Measures draft models and EAGLE heads end to end, with `spec-decode bench`.
+"""Measures every method end to end, with `spec-decode bench`: chains and trees, chosen and sampled.
 
     python benchmarks/learned.py [--drafts DIR] [--humaneval FILE]     # writes benchmarks/results/learned.json
 
@@ -60,6 +60,13 @@ WAYS = (
     Way("EAGLE-3, short chain", {"method": "eagle3", "eagle_topk": 1, "num_speculative_tokens": 3}, GREEDY),
     Way("EAGLE-3, sampled chain", {"method": "eagle3", **CHAIN, **SAMPLED}, ONE),
     Way("EAGLE-3, sampled tree", {"method": "eagle3", "speculative_token_tree": SHAPE, **SAMPLED}, ONE),
+    Way("MTP, chain", {"method": "mtp", **CHAIN}, EITHER),
+    Way("MTP, sampled chain", {"method": "mtp", **CHAIN, **SAMPLED}, ONE),
+    Way("MLP speculator, chain", {"method": "mlp_speculator"}, EITHER),
+    Way("MLP speculator, tree", {"method": "mlp_speculator", "n_candidates": 5}, EITHER),
+    Way("Medusa, default tree", {"method": "medusa"}, EITHER),
+    Way("n-grams", {"method": "ngram", **CHAIN}, EITHER),
+    Way("suffix tree", {"method": "suffix", "suffix_decoding_max_cached_requests": 0}, EITHER),
 )
 
 

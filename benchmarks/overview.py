@@ -44,6 +44,9 @@ ROWS = (
     Row("held-out", {"method": "draft_model"}),
     Row("held-out", {"method": "eagle"}),
     Row("held-out", {"method": "eagle3"}),
+    Row("held-out", {"method": "mtp"}),
+    Row("held-out", {"method": "mlp_speculator"}),
+    Row("held-out", {"method": "medusa"}),
 )
 
 

@@ -15,14 +15,16 @@ import torch
 from recorded_runs import VOCAB_SIZE, save_talkative_model
 
 sys.path.append(str(Path(__file__).parents[2] / "proposers" / "eagle" / "tests"))
+sys.path.append(str(Path(__file__).parents[2] / "proposers" / "mtp" / "tests"))
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from fitted_heads import fitted
 from inflate import inflate
 from tiny_heads import write_eagle, write_specforge
+from tiny_mtp import llama_with_modules
 from tiny_weights import Target
 
-from specdec_core import SamplingParams
+from specdec_core import Checkpoint, SamplingParams
 
 NUM_LAYERS, TIMES = 6, 3
 TAPS = {"eagle": [-1], "eagle3": [2, 3, 5]}
@@ -84,6 +86,23 @@ def test_as_much_is_accepted(
         found[name] = [(output.outputs[0].token_ids, output.speculation) for output in outputs]
     assert found["shallow"] == found["deep"]
     assert sum(counts.num_accepted for _, counts in found["deep"]) > 20
+
+
+def test_mtp_modules_stay_behind_the_last_layer(tmp_path: Path, make_llm: Callable[..., Any]) -> None:
+    inflate(llama_with_modules(tmp_path / "shallow", 2), tmp_path / "deep", TIMES)
+    shallow, deep = (Checkpoint(str(tmp_path / name)) for name in ("shallow", "deep"))
+    num_layers, num_deep = (each.config["num_hidden_layers"] for each in (shallow, deep))
+    assert num_deep == TIMES * num_layers
+    for module in range(2):
+        old, new = f"model.layers.{num_layers + module}.", f"model.layers.{num_deep + module}."
+        names = [name for name in shallow.shapes if name.startswith(old)]
+        assert len(names) > 5
+        before, after = shallow.load(names), deep.load([name.replace(old, new) for name in names])
+        assert all(torch.equal(before[name], after[name.replace(old, new)]) for name in names)
+    assert not [name for name in deep.shapes if name.startswith(f"model.layers.{num_deep + 2}.")]
+    llm = make_llm(tmp_path / "deep", "mtp", options={"num_speculative_tokens": 2}, max_model_len=64)
+    (output,) = llm.generate({"prompt_token_ids": [1, 2, 3]}, SamplingParams(temperature=0, max_tokens=4))
+    assert output.speculation.num_drafts
 
 
 def test_it_is_deterministic(both: dict[str, Path], tmp_path: Path) -> None:

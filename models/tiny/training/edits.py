@@ -20,8 +20,6 @@ from tqdm import tqdm
 
 from .corpus import Document
 
-SHARE = 1 / 3
-DRILL_SHARE = 1 / 4
 RESULT = "\n# Result:\n"
 """Between the code before an edit and the code after it."""
 MIN_CHARS, MAX_CHARS = 150, 2400
@@ -190,12 +188,9 @@ def edit_document(code: str, rng: random.Random, names: list[str]) -> str | None
     return f"# Task: {edit[0]}\n{code}{RESULT}{edit[1]}"
 
 
-def edit_documents(documents: list[Document], seed: int = 0, share: float = SHARE) -> Iterator[Document]:
-    """Yield edit documents made from snippets of ``documents``.
-
-    share: the fraction of all characters that are in edit documents. The others are in ``documents``.
-    """
-    yield from _made(documents, edit_document, "edit", 4, seed, share)
+def edit_documents(documents: list[Document], seed: int, chars: float) -> Iterator[Document]:
+    """Yield edit documents made from snippets of ``documents``, until they have ``chars`` characters in total."""
+    yield from _made(documents, edit_document, "edit", 4, seed, chars)
 
 
 def _made(
@@ -204,11 +199,13 @@ def _made(
     source: str,
     most: int,
     seed: int,
-    share: float,
+    budget: float,
 ) -> Iterator[Document]:
-    """Yield what `make` makes of snippets, at most ``most`` of a document at a time, until it has its share."""
+    """Yield what `make` makes of snippets, at most ``most`` of a document at a time, until ``budget`` is used up.
+
+    budget: number of characters.
+    """
     rng = random.Random(seed)
-    budget = sum(len(d.text) for d in documents) * share / (1 - share)
     names = training_names(rng.sample(documents, min(len(documents), 4000)), rng)
     progress = tqdm(total=int(budget), desc=f"{source} documents", unit="B", unit_scale=True)
     while budget > 0:
@@ -262,12 +259,9 @@ def _relatives(old: str, rng: random.Random) -> list[str]:
     return [*(part + rest for part in parts), f"self.{word} = {old}", f"{word}={old}"]
 
 
-def drills(documents: list[Document], seed: int = 0, share: float = DRILL_SHARE) -> Iterator[Document]:
-    """Yield drills made from snippets of ``documents``.
-
-    share: the fraction of all characters that are in drills. The others are in ``documents``.
-    """
-    yield from _made(documents, drill, "drill", 8, seed, share)
+def drills(documents: list[Document], seed: int, chars: float) -> Iterator[Document]:
+    """Yield drills made from snippets of ``documents``, until they have ``chars`` characters in total."""
+    yield from _made(documents, drill, "drill", 8, seed, chars)
 
 
 def common_names(documents: list[Document], least: int = 3) -> list[str]:

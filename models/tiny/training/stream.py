@@ -12,11 +12,13 @@ from tokenizers import Encoding, Tokenizer
 from tqdm import tqdm
 
 from .corpus import Document
-from .data import UNIT, weights_of
+from .data import weights_of
 from .edits import RESULT
 
 END_OF_TEXT = "<|endoftext|>"
 LINES, WORDS = re.compile(r".*\n|.+"), re.compile(r"\w+|\s+|[^\w\s]")
+ROW = 1024
+"""Tokens of a row, the shorter of the lengths of training sequences (train.py)."""
 DEPARTURE = 4
 """Weight of a token at which an edit departs from the code before it. There are few of them, and without more weight
 a model of this size learns to copy, and not to edit."""
@@ -56,11 +58,11 @@ def weights(document: Document, encoding: Encoding) -> np.ndarray:
 
 
 def lay_out(edits: list[Tokens], other: Tokens) -> Tokens:
-    """Return the stream: rows of UNIT tokens. Each begins with whole edits, as many as keep their share of the stream,
+    """Return the stream: rows of ROW tokens. Each begins with whole edits, as many as keep their share of the stream,
     and goes on with the other text, which is cut at the rows' ends. Once that is used up, edits follow each other, and
     rows may cut them.
 
-    edits: edit documents of at most UNIT tokens; the last ones come first.
+    edits: edit documents of at most ROW tokens; the last ones come first.
     """
     left = list(edits)
     num_edited = sum(len(ids) for ids, _ in edits)
@@ -68,14 +70,14 @@ def lay_out(edits: list[Tokens], other: Tokens) -> Tokens:
     rows: list[Tokens] = []
     num_tokens, num_placed, taken = 0, 0, 0
     while left or taken < len(other[0]):
-        room = UNIT
+        room = ROW
         while left and len(left[-1][0]) <= room and (num_placed <= share * num_tokens or taken >= len(other[0])):
             rows.append(left.pop())
             room -= len(rows[-1][0])
             num_placed += len(rows[-1][0])
         rows.append((other[0][taken : taken + room], other[1][taken : taken + room]))
         taken += room
-        num_tokens += UNIT
+        num_tokens += ROW
     ids, each = (np.concatenate(parts) for parts in zip(*rows, strict=True))
     return ids, each
 
@@ -89,7 +91,7 @@ def encode(tokenizer: Tokenizer, documents: list[Document], path: Path) -> int:
         batch = documents[start : start + 256]
         for document, encoding in zip(batch, tokenizer.encode_batch([each.text for each in batch]), strict=True):
             ids = np.array([*encoding.ids, end], np.uint16)
-            if document.source in ("edit", "drill") and len(ids) <= UNIT:
+            if document.source in ("edit", "drill") and len(ids) <= ROW:
                 edits.append((ids, np.append(weights(document, encoding), np.uint8(1))))
             else:
                 others.append((ids, np.ones(len(ids), np.uint8)))

@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 from .corpus import Document, read_jsonl
-from .edits import DRILL_SHARE, SHARE, drills, edit_documents
+from .edits import drills, edit_documents
 from .stream import END_OF_TEXT, encode
 
 VOCABULARY = 8192
@@ -62,10 +62,11 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
-STREAMS = {"train": (1.0, SHARE, DRILL_SHARE), "decay": (0.12, 0.65, 0.36)}
+STREAMS = {"train": (1.0, 0.5, 0.33), "decay": (0.18, 2.3, 0.55)}
 """The streams to train on, the second one while the learning rate decays. Each has a share of the documents, and edit
-documents and drills made from these, as shares of all characters (see edits.py). A model learns best what it sees last,
-and this one is to show what drafts gain on edits."""
+documents and drills (edits.py), as multiples of these documents' characters. They are made from all documents: the
+more code is copied once, the less can be known by heart. A model learns best what it sees last, and this one is to show
+what drafts gain on edits."""
 
 
 def mix(documents: list[Document], name: str, seed: int) -> list[Document]:
@@ -73,7 +74,8 @@ def mix(documents: list[Document], name: str, seed: int) -> list[Document]:
     share, edits, words = STREAMS[name]
     rng = random.Random(seed)
     chosen = rng.sample(documents, int(len(documents) * share))
-    mixed = [*chosen, *edit_documents(chosen, seed, edits), *drills(chosen, seed, words)]
+    chars = sum(len(document.text) for document in chosen)
+    mixed = [*chosen, *edit_documents(documents, seed, chars * edits), *drills(documents, seed, chars * words)]
     rng.shuffle(mixed)
     return mixed
 

@@ -8,6 +8,7 @@ its content, when not empty, is the number of tokens the decay takes.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -27,31 +28,32 @@ from .model import DTYPE, Trainee
 from .state import Progress, reopen, restore, rewind, save, start_from, truncate_history
 
 WARM_UP_STEPS = 100
-STABLE_LENGTHS = ((0.6, 512), (1.0, 2048))
-DECAY_LENGTH = 2048
-FINAL_SHARE = 0.02
+STABLE_LENGTHS, DECAY_LENGTHS = ((0.6, 512), (1.0, 2048)), ((0.75, 1024), (1.0, 2048))
+"""Lengths of the sequences in tokens, and up to which share of the stable phase, or of the decay, each is used. Shorter
+ones cost less attention."""
 LOG_EVERY, EVALUATE_EVERY = 10, 250
 CHECKPOINT_SECONDS = 180
 HELDOUT_UNITS = 16
 
 
 def sequence_length(progress: Progress, stable_tokens: int) -> int:
-    """Return the length of the next batch's sequences in tokens: short at first, full in the learning rate decay.
+    """Return the length of the next batch's sequences in tokens: short at first, full at the end.
 
     stable_tokens: number of training tokens before the decay.
     """
-    if progress.decay_from is not None:
-        return DECAY_LENGTH
-    done = progress.tokens / stable_tokens
-    return next((length for share, length in STABLE_LENGTHS if done < share), STABLE_LENGTHS[-1][1])
+    if progress.decay_from is None:
+        lengths, done = STABLE_LENGTHS, progress.tokens / stable_tokens
+    else:
+        lengths, done = DECAY_LENGTHS, (progress.tokens - progress.decay_from) / progress.decay_tokens
+    return next((length for share, length in lengths if done < share), lengths[-1][1])
 
 
-def rate(progress: Progress) -> float:
-    """Return the learning rate of the next step as a share of its peak."""
+def rate(progress: Progress, end: float) -> float:
+    """Return the learning rate of the next step as a share of its peak. end: what it is at the decay's end."""
+    left = 1.0
     if progress.decay_from is not None:
-        left = 1 - (progress.tokens - progress.decay_from) / progress.decay_tokens
-        return FINAL_SHARE + (1 - FINAL_SHARE) * max(left, 0.0)
-    return min(1.0, (progress.step + 1) / WARM_UP_STEPS)
+        left -= (progress.tokens - progress.decay_from) / progress.decay_tokens
+    return min(end + (1 - end) * max(left, 0.0), (progress.step + 1) / WARM_UP_STEPS)
 
 
 def make_optimizers(trainee: Trainee, peak: float) -> list[torch.optim.Optimizer]:
@@ -120,19 +122,26 @@ def report(point: dict[str, Any], progress: Progress, tokens: int, step_seconds:
 
 
 def train(
-    work: Path, tokens: int, decay_tokens: int, peak: float, start: Path | None = None, seen: int = 0, seed: int = 0
+    work: Path,
+    tokens: int,
+    decay_tokens: int,
+    peak: float,
+    end: float,
+    start: Path | None = None,
+    seen: int = 0,
+    seed: int = 0,
 ) -> Progress:
     """Train the tiny model on ``tokens`` tokens. The learning rate decays over the last ``decay_tokens`` of these.
 
     work: folder of the corpus and the checkpoints.
-    peak: the highest learning rate.
+    peak: the highest learning rate. end: the last one, as a share of it.
     start: folder of an exported model whose weights a new run begins with; None: random ones.
     seen: number of tokens that this model was trained on. They count as tokens of this run.
     """
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     (work / "pid").write_text(str(os.getpid()))
     trainee = Trainee(seed)
-    stable, decay = Units(work / "train.npy", seed), Units(work / "decay.npy", seed)
+    stream = functools.cache(lambda name: Units(work / f"{name}.npy", seed))
     optimizers = make_optimizers(trainee, peak)
     progress = Progress()
     if (work / "checkpoint.pt").exists():
@@ -155,11 +164,11 @@ def train(
         begun = time.monotonic()
         length = sequence_length(progress, tokens - decay_tokens)
         if progress.decay_from is None:
-            batch = stable.batch(progress.units, length)
+            batch = stream("train").batch(progress.units, length)
         else:
-            batch = decay.batch((progress.tokens - progress.decay_from) // UNIT, length)
+            batch = stream("decay").batch((progress.tokens - progress.decay_from) // UNIT, length)
         loss = trainee.loss(*batch)
-        losses.append(update(trainee, optimizers, loss, peak * rate(progress)))
+        losses.append(update(trainee, optimizers, loss, peak * rate(progress, end)))
         progress.step += 1
         progress.units += BATCH_UNITS
         progress.tokens += BATCH_UNITS * UNIT
@@ -170,7 +179,7 @@ def train(
         bar.update(BATCH_UNITS * UNIT)
         if progress.step % LOG_EVERY == 0:
             point: dict[str, Any] = {"step": progress.step, "tokens": progress.tokens, "length": length}
-            point |= {"loss": round(statistics.fmean(losses), 4), "rate": round(rate(progress), 4)}
+            point |= {"loss": round(statistics.fmean(losses), 4), "rate": round(rate(progress, end), 4)}
             point |= {"seconds": round(progress.seconds, 1)}
             losses.clear()
             if progress.step % EVALUATE_EVERY == 0:
@@ -194,6 +203,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--tokens", type=float, default=18e6, help="tokens to train on")
     options.add_argument("--decay-tokens", type=float, default=3.2e6, help="tokens of the final decay")
     options.add_argument("--peak", type=float, default=3e-3, help="peak learning rate")
+    options.add_argument("--end", type=float, default=0.02, help="last learning rate, as a share of the peak")
     options.add_argument("--start", type=Path, help="folder of an exported model to begin with")
     options.add_argument("--seen", type=float, default=0, help="tokens that this model was trained on")
     options.add_argument("--seed", type=int, default=0, help="of the order of the training data")
@@ -209,7 +219,7 @@ def run(arguments: argparse.Namespace) -> None:
         rewind(arguments.work)
     if arguments.reopen:
         reopen(arguments.work)
-    numbers = int(arguments.tokens), int(arguments.decay_tokens), arguments.peak
+    numbers = int(arguments.tokens), int(arguments.decay_tokens), arguments.peak, arguments.end
     train(arguments.work, *numbers, arguments.start, int(arguments.seen), arguments.seed)
 
 

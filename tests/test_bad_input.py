@@ -321,6 +321,7 @@ SPECULATION = [
     ({**NGRAM, "num_speculative_token": 3}, ConfigError, "did you mean 'num_speculative_tokens'"),
     ({**NGRAM, "prompt_lookup_maxx": 3}, ConfigError, "did you mean 'prompt_lookup_max'"),
     ({**NGRAM, 3: 4}, ConfigError, "has no key 3"),
+    ({"method": "eagle", "max_model_len": 0}, ConfigError, "max_model_len=0 is too small"),
     ({**NGRAM, "model": "x"}, ConfigError, "no key 'model': the method takes no draft model"),
     ({**NGRAM, "prompt_lookup_min": 5, "prompt_lookup_max": 3}, ConfigError, "prompt_lookup_min=5 must be <= "),
     ({**NGRAM, "prompt_lookup_max": 10**30}, ConfigError, "prompt_lookup_max=.* is too large: give an integer from 1"),

@@ -38,6 +38,24 @@ def test_an_option_that_there_is_not_is_noticed() -> None:
     assert unknown_names(TEXT.replace("`draft_window`", "`draft_windows`")) == {"draft_windows"}
 
 
+def speed_up(rate: float, cost: float, number: int) -> float:
+    """Expected tokens of a step that drafts a chain of `number` tokens, over its cost."""
+    return sum(rate**accepted for accepted in range(number + 1)) / (1 + number * cost)
+
+
+def test_best_numbers_are_computed() -> None:
+    """The table of the best number of draft tokens, by acceptance rate and cost."""
+    head, *lines = re.search(r"^\| acceptance rate.*?\n\n", TEXT, re.MULTILINE | re.DOTALL)[0].strip().splitlines()
+    costs = [float(number) for number in re.findall(r"\d\.\d+", head)]
+    assert len(costs) == 7
+    for line in lines[1:]:
+        rate, *cells = line.strip("| ").split(" | ")
+        for cost, cell in zip(costs, cells, strict=True):
+            gains = [round(speed_up(float(rate), cost, number), 9) for number in range(65)]
+            best = gains.index(max(gains))
+            assert cell == f"{best}, {gains[best]:.2f}", (rate, cost)
+
+
 @pytest.mark.parametrize(
     ("method", "batch_size", "temperature"),
     [("eagle3", 1, 0.0), ("eagle3", 1, 1.0), ("eagle3", 16, 0.0), ("ngram", 16, 0.0)],

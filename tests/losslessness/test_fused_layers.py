@@ -13,7 +13,7 @@ from families import FAMILIES, save_family
 from specdec_core import LLM, DecoderStack, SamplingParams
 
 lanes = pytest.importorskip("specdec_kernels.cpu.lanes")
-pytestmark = pytest.mark.skipif(not lanes.is_supported(torch.float32), reason="this CPU lacks AVX-512")
+pytestmark = pytest.mark.skipif(not lanes.is_supported(torch.float32), reason="this CPU lacks AVX2 or FMA")
 
 FUSED = {"gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3"}
 

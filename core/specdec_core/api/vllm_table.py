@@ -127,7 +127,7 @@ ENGINE: Mapping[str, Foreign] = {
         reasoning_parser="",
     ),
     **_all(
-        "nothing is compiled or captured, and plugins choose the operations",
+        "models are not compiled or captured, and plugins choose the operations",
         compilation_config=(0, {}),
         optimization_level=0,
         max_seq_len_to_capture=8192,

@@ -69,7 +69,9 @@ class DraftModelConfig:
         not_yet(1), "Number of GPUs that share each layer of the draft.", default=1, hashed=False
     )
     enforce_eager: bool = idle_option(flag, "there are no CUDA graphs yet", default=False)
-    disable_padded_drafter_batch: bool = idle_option(flag, "drafts are not padded", default=False)
+    disable_padded_drafter_batch: bool = idle_option(
+        flag, "on a CPU drafts are not padded, on a GPU always", default=False
+    )
 
     def checked_max_model_len(self, target_len: int, draft_len: int | None = None) -> int:
         """The longest request, in prompt and output tokens together, that the draft model drafts for: max_model_len if

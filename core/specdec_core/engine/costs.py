@@ -7,7 +7,7 @@ import numpy as np
 from specdec_core.contracts.proposer import StepCosts
 from specdec_core.contracts.report import StepReport
 
-NUM_SKIPPED = 4  # first steps, in which memory is allocated and code compiled
+NUM_SKIPPED = 4  # first steps, which are slower than later ones
 NUM_STEPS = 16
 
 

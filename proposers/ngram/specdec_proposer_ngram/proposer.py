@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specdec_core import Draft, Proposer, ProposerBatch, RequestView
+from specdec_core import Counter, Draft, Proposer, ProposerBatch, RequestView
 from specdec_proposer_ngram import index
 from specdec_proposer_ngram.config import NgramConfig
 from specdec_proposer_ngram.memory import Indexes
@@ -27,6 +27,7 @@ class NgramProposer(Proposer):
         self._most_recent = config.prompt_lookup_match == "last"
         self._indexes = Indexes(max_num_requests, num_lengths=self._longest - self._shortest + 1)
         self._device = device
+        self._num_queries, self._num_hits = 0, 0
 
     def propose(self, batch: ProposerBatch) -> Draft:
         if not batch.requests:
@@ -50,10 +51,16 @@ class NgramProposer(Proposer):
             counts,
         )
         num_nodes = counts.tolist()
+        self._num_queries += len(num_nodes)
+        self._num_hits += np.count_nonzero(counts)
         total = sum(num_nodes)
         return Draft.from_arrays(
             token_ids[:total], parents[:total], num_nodes, max(num_nodes), is_chain=True, device=self._device
         )
+
+    def metrics(self) -> list[Counter]:
+        """For how many requests a match was looked for, once per step, and for how many there was one."""
+        return [Counter("queries", self._num_queries), Counter("hits", int(self._num_hits))]
 
     def finish(self, request: RequestView, reason: str) -> None:
         self._indexes.free(request)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from safetensors.torch import save_file
 
 from specdec_core import LLM, CompatibilityError, ConfigError, PluginError, Plugins
@@ -70,13 +71,24 @@ def test_the_error_begins_with_what_it_is(kind: str, checkpoints: dict[str, Path
         assert error == f"{KINDS[kind]}, not {method!r}, for the draft {str(checkpoints[kind])!r}"
 
 
-def test_a_method_that_recognizes_nothing_adds_its_reason(checkpoints: dict[str, Path], plugins: Plugins) -> None:
-    """`mtp` reads modules of whole models, too, so it is not refused before it has looked."""
-    assert plugins.proposer("mtp").detect is None
+def test_a_method_that_recognizes_nothing_adds_its_reason(
+    checkpoints: dict[str, Path], plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, proposer = evolve(plugins.proposer("mtp"), detect=None), Plugins.proposer
+    monkeypatch.setattr(Plugins, "proposer", lambda self, name: spec if name == "mtp" else proposer(self, name))
     error = refused("mtp", checkpoints["eagle"], plugins)
     assert error.startswith(f"{KINDS['eagle']}, not 'mtp'")
     assert "'mtp' refused it: the checkpoint" in error
     assert "has no MTP module" in error
+
+
+def test_a_whole_model_is_no_other_kind_for_a_method_that_reads_whole_models(
+    checkpoints: dict[str, Path], plugins: Plugins
+) -> None:
+    assert refused("mtp", checkpoints["eagle"], plugins).startswith(KINDS["eagle"])
+    error = refused("mtp", checkpoints["draft_model"], plugins)
+    assert "is for another target: hidden_size and vocab_size are 192 and 8192" in error
+    assert "draft_model'" not in error.replace(str(checkpoints["draft_model"]), "")
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "draft_model"])

@@ -19,6 +19,7 @@ from specdec_core.config.draft_options import (
 from specdec_core.config.engine import EngineConfig as EngineConfig
 from specdec_core.config.fields import (
     check_text as check_text,
+    checked_vocab_size as checked_vocab_size,
     flag as flag,
     number as number,
     one_of as one_of,
@@ -90,13 +91,10 @@ from specdec_core.drafting import (
     TreeGrower as TreeGrower,
     grow as grow,
 )
-from specdec_core.drafting.losses import (
-    most_frequent as most_frequent,
-    soft_cross_entropy as soft_cross_entropy,
-    token_loss as token_loss,
-)
+from specdec_core.drafting.losses import soft_cross_entropy as soft_cross_entropy, token_loss as token_loss
 from specdec_core.drafting.merging import merge_drafts as merge_drafts
 from specdec_core.drafting.unrolling import SlotAttention as SlotAttention, step_weight as step_weight, unroll as unroll
+from specdec_core.drafting.vocabulary import checked_token_map as checked_token_map, most_frequent as most_frequent
 from specdec_core.engine.draft_kind import explain_draft_kind as explain_draft_kind
 from specdec_core.engine.engine import Engine as Engine
 from specdec_core.engine.metrics import (

@@ -36,13 +36,16 @@ def read_texts(paths: Iterable[Path], tokenizer: Any, vocab_size: int) -> list[T
 
     Raises ConfigError if a file cannot be read or has token ids that the target lacks.
     """
-    texts = [text for path in paths for file in files_in(path) for text in _read(file, tokenizer)]
-    for text in texts:
-        if len(text.token_ids) and not 0 <= text.token_ids.min() <= text.token_ids.max() < vocab_size:
+    texts: list[Text] = []
+    for file in (file for path in paths for file in files_in(path)):
+        read = [*_read(file, tokenizer)]
+        highest = max((int(text.token_ids.max()) for text in read if len(text.token_ids)), default=0)
+        if highest >= vocab_size:
             raise ConfigError(
-                f"the data has the token id {text.token_ids.max()}, and the target has {vocab_size} tokens: tokenize "
-                f"the data with the target's tokenizer"
+                f"data {str(file)!r} has the token id {highest}, and the target has {vocab_size} tokens: tokenize "
+                f"it with the target's tokenizer"
             )
+        texts += read
     return texts
 
 

@@ -21,7 +21,7 @@ def acceptance_lengths(
     *,
     dtype: str,
     device: str | None = None,
-    seed: int = 0,
+    seed: int,
 ) -> dict[str, float]:
     """Measure the mean acceptance length (1 + accepted draft tokens per verified draft) for greedy decoding and at
     temperature 1. Returns {"greedy": length, "temperature_1": length}.
@@ -31,6 +31,7 @@ def acceptance_lengths(
     speculative_config: the method and its options, without the draft model's folder.
     prompts: the token ids of each prompt.
     num_tokens: number of tokens generated for each prompt.
+    seed: of the first prompt's draws at temperature 1; the others' follow it.
     """
     block = 16
     longest = max(map(len, prompts)) + num_tokens

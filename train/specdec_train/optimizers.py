@@ -11,7 +11,8 @@ from specdec_train.muon import Muon
 from specdec_train.settings import Settings
 
 BETAS = (0.9, 0.95)
-OUTPUT = "lm_head"
+OUTPUTS = {"lm_head", "lm_heads", "head"}
+"""Names of output layers over the vocabulary, or of lists of these."""
 MUON_SCALE = 10
 """Muon's learning rate relative to AdamW's: about the best for heads of the embedded model."""
 
@@ -45,8 +46,13 @@ def _matrices_of_layers(trainee: nn.Module) -> dict[int, nn.Parameter]:
     by_token = [
         module
         for name, module in trainee.named_modules()
-        if isinstance(module, nn.Embedding) or name.rpartition(".")[2] == OUTPUT
+        if isinstance(module, nn.Embedding) or (isinstance(module, nn.Linear) and _last_word(name) in OUTPUTS)
     ]
     not_these = {id(parameter) for module in by_token for parameter in module.parameters()}
     trained = (each for each in trainee.parameters() if each.requires_grad and each.dim() == 2)
     return {id(each): each for each in trained if id(each) not in not_these}
+
+
+def _last_word(name: str) -> str:
+    """The last part of a module's name that is no number: "lm_heads" of "heads.lm_heads.0"."""
+    return next((part for part in reversed(name.split(".")) if not part.isdigit()), "")

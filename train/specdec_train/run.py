@@ -194,6 +194,7 @@ class Run:
                 min(settings.eval_tokens, self._target.info.max_model_len - max(map(len, prompts))),
                 dtype=settings.dtype,
                 device=settings.device,
+                seed=settings.seed,
             )
             values["acceptance_length"] = {name: round(length, 4) for name, length in lengths.items()}
             measured = ", ".join(f"{length:.2f} {name.replace('_', ' ')}" for name, length in lengths.items())

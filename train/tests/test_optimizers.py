@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from specdec_core import ConfigError
+from specdec_core import ConfigError, Plugins, load_training_target
 from specdec_train.muon import Muon
 from specdec_train.optimizers import optimizers
 from specdec_train.settings import Settings
@@ -37,6 +37,19 @@ def test_muon_has_the_matrices_of_layers():
     assert found["AdamW"] == trained - found["Muon"]
     assert {"transformer.wte.weight", "transformer.wpe.weight", "lm_head.weight"} <= found["AdamW"]
     assert parameters_of(model, "adamw") == {"AdamW": trained}
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "draft_model"])
+def test_muon_has_no_matrix_with_a_row_for_each_token(method):
+    recipe = Plugins.load().proposer(method).train
+    target = load_training_target("tiny", "float32", "cpu")
+    trainee = recipe.make(recipe.options(), target, torch.ones(target.info.vocab_size, dtype=torch.int64))
+    sizes = {name: parameter.shape for name, parameter in trainee.named_parameters()}
+    found = parameters_of(trainee, "muon")
+    assert found["Muon"]
+    assert [name for name in found["Muon"] if target.info.vocab_size in sizes[name]] == []
+    layers = {name for name, size in sizes.items() if len(size) == 2 and target.info.vocab_size not in size}
+    assert layers & found["AdamW"] == set()
 
 
 def test_matrices_alone():

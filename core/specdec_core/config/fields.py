@@ -335,3 +335,11 @@ def callables(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(map(callable, value)):
         raise ConfigError(f"{name}={shown(value)} must be a list of callables (logits, token_ids) -> logits")
     return tuple(value)
+
+
+def checked_vocab_size(option: str, size: int, vocab_size: int) -> int:
+    """Return the size of a draft vocabulary that the user gave. Raises ConfigError if it exceeds vocab_size, the
+    target's. option: its name."""
+    if size > vocab_size:
+        raise ConfigError(f"{option}={size}, but the target has {vocab_size} tokens: give at most as many")
+    return size

@@ -43,12 +43,3 @@ def token_loss(logits: torch.Tensor, wanted: torch.Tensor, counts: torch.Tensor)
     weight = counts / counts.sum().clamp(min=1)
     losses = cross_entropy(logits.flatten(0, 1).float(), wanted.flatten(), reduction="none").view_as(wanted)
     return (losses * weight).sum(), ((logits.argmax(-1) == wanted) * weight).sum()
-
-
-def most_frequent(token_counts: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the ids of the `size` most frequent tokens, ascending. Of equally frequent tokens, the lowest ids are
-    taken.
-
-    token_counts: int64 [vocab], how often each token occurs in the training texts.
-    """
-    return token_counts.cpu().argsort(descending=True, stable=True)[:size].sort().values

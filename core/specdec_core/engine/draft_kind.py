@@ -7,6 +7,8 @@ from contextlib import contextmanager, suppress
 from os.path import isdir
 from typing import Any
 
+from attrs import fields_dict
+
 from specdec_core.config.draft_options import DraftHeadConfig
 from specdec_core.config.fields import names_checkpoint, shown
 from specdec_core.contracts.proposer import ProposerSpec
@@ -55,6 +57,10 @@ def _other_kind(method: ProposerSpec, model: Any, revision: Any, plugins: Plugin
         if names_checkpoint(model) and (isdir(model) or stored_bytes(str(model), revision) is not None):
             checkpoint = Checkpoint(str(model), revision)
             kinds = plugins.recognize(checkpoint.config, checkpoint.shapes)
+    model_option = fields_dict(method.config).get("model")
+    if model_option is not None and model_option.default is None:  # the target's own by default, so any whole model
+        heads = [name for name in kinds if issubclass(plugins.proposer(name).config, DraftHeadConfig)]
+        kinds = {name: kinds[name] for name in heads}
     if not kinds or method.name in kinds:
         return None
     found = " or ".join(f"{kind}: use method {name!r}" for name, kind in kinds.items())

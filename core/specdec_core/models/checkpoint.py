@@ -36,6 +36,7 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 """Names of weight files, in the order in which transformers looks for them."""
+SUFFIXES = (".safetensors", ".bin", ".pt")
 
 Shapes = Mapping[str, tuple[int, ...]]
 Rename = Callable[[str], str | None]
@@ -177,7 +178,10 @@ class Checkpoint:
         found = self._find(*self.weight_files) or self._only_weights()
         if found is None:
             needed = ", ".join(self.weight_files)
-            raise ConfigError(f"there are no weights in {self.name!r}: one of {needed} must be there")
+            raise ConfigError(
+                f"there are no weights in {self.name!r}: one of {needed} must be there, or a single file of another "
+                f"name that ends in {' or '.join(SUFFIXES)}"
+            )
         if not found.name.endswith(".index.json"):
             return [found]
         with _reading(found):
@@ -191,7 +195,7 @@ class Checkpoint:
 
     def _only_weights(self) -> Path | None:
         """The folder's one file of tensors, whatever its name; None if there are none or several."""
-        for suffix in (".safetensors", ".bin", ".pt"):
+        for suffix in SUFFIXES:
             if files := [*Path(self.name).glob(f"*{suffix}")] if isdir(self.name) else []:
                 return files[0] if len(files) == 1 else None
         return None

@@ -1,7 +1,7 @@
 """Train the draft model and the heads (EAGLE, EAGLE-3, MTP, MLP speculator, Medusa) that come with the tiny model.
 
-They are trained on excerpts of the corpus, and on the tiny model's own greedy and sampled continuations of other
-excerpts. Neither kind of text comes from the held-out modules.
+They are trained on excerpts of the corpus, and on the tiny model's own greedy and sampled continuations of excerpts.
+Neither kind of text comes from the held-out modules.
 """
 
 from __future__ import annotations

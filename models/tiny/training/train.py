@@ -180,7 +180,7 @@ def train(
         if progress.step % LOG_EVERY == 0:
             point: dict[str, Any] = {"step": progress.step, "tokens": progress.tokens, "length": length}
             point |= {"loss": round(statistics.fmean(losses), 4), "rate": round(rate(progress, end), 4)}
-            point |= {"seconds": round(progress.seconds, 1)}
+            point |= {"seconds": round(progress.seconds, 1), "decays": progress.decay_from is not None}
             losses.clear()
             if progress.step % EVALUATE_EVERY == 0:
                 point["heldout"] = round(heldout_loss(trainee, work / "heldout.npy"), 4)

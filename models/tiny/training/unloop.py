@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from .data import Units
+from .data import BATCH_UNITS, UNIT, Units
 from .drafts import continue_excerpts, cut
 from .edits import RESULT
 from .export import export
@@ -61,7 +61,7 @@ def unloop(work: Path, rounds: int, steps: int, peak: float) -> None:
     """
     trainee, units = Trainee(seed=0), Units(work / "decay.npy", seed=2)
     optimizers = make_optimizers(trainee, peak)
-    progress = restore(work / "checkpoint.pt", trainee)
+    progress = restore(work / "checkpoint.pt", trainee, optimizers)
     trainee.sync()
     result = Tokenizer.from_file(str(work / "tokenizer" / "tokenizer.json")).encode(RESULT.lstrip()).ids
     corpus = np.load(work / "train.npy", mmap_mode="r")
@@ -78,8 +78,8 @@ def unloop(work: Path, rounds: int, steps: int, peak: float) -> None:
             loss = trainee.loss(*units.batch(progress.units, SEQUENCE))
             loss = loss + WEIGHT * trainee.unlikelihood(ids[rows], marks[rows])
             update(trainee, optimizers, loss, peak * (1 - (turn * steps + step) / (rounds * steps)))
-            progress.units += 4
-            progress.tokens += 4 * 2048
+            progress.units += BATCH_UNITS
+            progress.tokens += BATCH_UNITS * UNIT
         save(work / "checkpoint.pt", trainee, optimizers, progress)
 
 

@@ -88,9 +88,9 @@ def read(config: Mapping[str, Any], shapes: Shapes, target: TargetInfo, *, is_ea
         vocab_size=target.vocab_size,
         draft_vocab_size=_length(ours["lm_head.weight"]) if "lm_head.weight" in ours else target.vocab_size,
         aux_layer_ids=aux_layer_ids,
-        norm_before_residual=bool(flat.get("norm_before_residual", False)),
-        norm_output=bool(flat.get("norm_output", False)),
-        is_aligned=bool(flat.get(ALIGNED, False)),
+        norm_before_residual=_flag(flat, "norm_before_residual"),
+        norm_output=_flag(flat, "norm_output"),
+        is_aligned=_flag(flat, ALIGNED),
     )
     if not head.draft_vocab_size:
         raise CompatibilityError(
@@ -99,6 +99,16 @@ def read(config: Mapping[str, Any], shapes: Shapes, target: TargetInfo, *, is_ea
         )
     _check_target(head, flat, shapes, target)
     return head
+
+
+def _flag(flat: Mapping[str, Any], key: str) -> bool:
+    value = flat.get(key)
+    if value is not None and type(value) is not bool:
+        raise CompatibilityError(
+            f"{key} in the draft head's config.json is {shown(value)}, and should be true or false: download or save "
+            f"it again"
+        )
+    return bool(value)
 
 
 def _length(shape: tuple[int, ...]) -> int:
@@ -114,7 +124,8 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
         part = config.get(name) or {}
         if not isinstance(part, Mapping):
             raise CompatibilityError(
-                f"{name} of the draft head's config.json is {shown(part)}, and should be a mapping"
+                f"{name} of the draft head's config.json is {shown(part)}, and should be a mapping: download or save "
+                f"it again"
             )
         flat |= part
     return flat | {key: value for key, value in config.items() if key not in NESTED}
@@ -155,8 +166,9 @@ def _aux_layer_ids(config: Mapping[str, Any], flat: Mapping[str, Any], num_layer
         ids = aux_layers(num_layers) if nested is None else _following(nested)
     if not isinstance(ids, (list, tuple)) or not all(type(i) is int and 0 <= i <= num_layers for i in ids):
         raise CompatibilityError(
-            f"the draft head reads the inputs of layers {ids}, but the target has {num_layers} layers: the head was "
-            f"trained for another target, or its config.json lacks eagle_aux_hidden_state_layer_ids"
+            f"the draft head reads the inputs of layers {shown(ids)}, and must read a list of numbers from 0 to "
+            f"{num_layers}, since the target has {num_layers} layers: it was trained for another target, or its "
+            f"config.json lacks eagle_aux_hidden_state_layer_ids"
         )
     return tuple(ids)
 

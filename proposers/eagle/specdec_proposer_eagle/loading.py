@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from attrs import frozen
 
-from specdec_core import Checkpoint, CompatibilityError, TargetInfo
+from specdec_core import Checkpoint, CompatibilityError, TargetInfo, checked_token_map
 from specdec_proposer_eagle import head_config
 from specdec_proposer_eagle.config import EagleConfig
 from specdec_proposer_eagle.head_config import TABLES, HeadConfig, our_name
@@ -73,12 +73,12 @@ def _check_tables(model: str, head: HeadConfig, shapes: Mapping[str, tuple[int, 
     if "d2t" not in shapes and not head.has_all_tokens:
         raise CompatibilityError(
             f"the draft head {model!r} has {head.draft_vocab_size} of the target's {head.vocab_size} tokens, but no "
-            f"d2t [{head.draft_vocab_size}] with their ids: the checkpoint is not complete"
+            f"d2t [{head.draft_vocab_size}] with their ids: download or save it again"
         )
     if "d2t" in shapes and shapes["d2t"] != (head.draft_vocab_size,):
         raise CompatibilityError(
             f"d2t of the draft head {model!r} has the shape {list(shapes['d2t'])}, but lm_head.weight needs "
-            f"[{head.draft_vocab_size}]"
+            f"[{head.draft_vocab_size}]: download or save it again"
         )
 
 
@@ -89,10 +89,6 @@ def _to_target(
     no tensor d2t. This tensor holds differences: the target's id minus the head's id."""
     if "d2t" not in tensors:
         return None
-    ids = tensors["d2t"].to(torch.int64) + torch.arange(head.draft_vocab_size)
-    if int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size or len(ids.unique()) < len(ids):
-        raise CompatibilityError(
-            f"d2t of the draft head {model!r} does not map to {len(ids)} different ids below {target.vocab_size}: the "
-            f"head was trained for another target, or is damaged"
-        )
+    table = tensors["d2t"]
+    ids = checked_token_map(table + torch.arange(len(table)).to(table.dtype), f"d2t of {model!r}", target.vocab_size)
     return ids.to(target.device)

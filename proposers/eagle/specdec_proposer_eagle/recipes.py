@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
-from specdec_core import ConfigError, TargetInfo, TrainingRecipe, TrainingTarget, flag, number, shown, whole_number
+from specdec_core import (
+    ConfigError,
+    TargetInfo,
+    TrainingRecipe,
+    TrainingTarget,
+    checked_vocab_size,
+    flag,
+    number,
+    shown,
+    whole_number,
+)
 from specdec_proposer_eagle.config import MOST_LEVELS
 from specdec_proposer_eagle.published import aux_layers
 
@@ -91,12 +101,9 @@ class Eagle3Options(HeadOptions):
     def vocab_size(self, target: TargetInfo) -> int:
         """Return the size of the head's vocabulary. By default this is the smaller of 32000 and the size of the
         target's vocabulary. Raises ConfigError if a given size exceeds the target's."""
-        if self.draft_vocab_size is not None and self.draft_vocab_size > target.vocab_size:
-            raise ConfigError(
-                f"draft_vocab_size={self.draft_vocab_size}, but the target has {target.vocab_size} tokens: give at "
-                f"most as many"
-            )
-        return self.draft_vocab_size or min(MOST_DRAFT_VOCAB, target.vocab_size)
+        if self.draft_vocab_size is None:
+            return min(MOST_DRAFT_VOCAB, target.vocab_size)
+        return checked_vocab_size("draft_vocab_size", self.draft_vocab_size, target.vocab_size)
 
 
 def _numbers(given: str) -> tuple[int, ...]:

@@ -43,9 +43,13 @@ MISFITS: dict[str, tuple[Change, str]] = {
     ),
     "a table beyond the target": (
         _tensor("d2t", torch.full((20,), 40)),
-        "does not map to 20 different ids below 48",
+        "does not map to different ids below 48",
     ),
-    "a table with repetitions": (_tensor("d2t", -torch.arange(20)), "does not map to 20 different ids below 48"),
+    "a table with repetitions": (_tensor("d2t", -torch.arange(20)), "does not map to different ids below 48"),
+    "a table of fractions": (
+        _tensor("d2t", torch.arange(20) + 0.7),
+        "float32 .* does not map to different ids below 48",
+    ),
     "a layer without a number": (_tensor("layers.x.weight", torch.zeros(3)), r"layers.x.weight \[3\] is not known"),
     "a layer far away": (_tensor("layers.999999.weight", torch.zeros(3)), r"layers.999999.weight \[3\] is not known"),
     "layers that are no list": (
@@ -60,7 +64,7 @@ MISFITS: dict[str, tuple[Change, str]] = {
     "an unknown activation": (lambda config, tensors: config.update(hidden_act="loud"), "is not valid: .*loud"),
     "layers that the target lacks": (
         lambda config, tensors: config.update(eagle_aux_hidden_state_layer_ids=[2, 4, 9]),
-        r"reads the inputs of layers \[2, 4, 9\], but the target has 8 layers",
+        r"reads the inputs of layers \[2, 4, 9\], and must read a list of numbers from 0 to 8",
     ),
     "other heads": (lambda config, tensors: config.update(num_attention_heads=8), "k_proj.weight is"),
     "sizes that make no sense": (lambda config, tensors: config.update(hidden_size=-3), "is not valid"),

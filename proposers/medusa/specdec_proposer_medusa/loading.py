@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from specdec_core import Checkpoint, CompatibilityError, ConfigError, TargetInfo, TokenTree, shown
+from specdec_core import Checkpoint, CompatibilityError, ConfigError, TargetInfo, TokenTree, checked_token_map, shown
 from specdec_proposer_medusa.choices import VICUNA_7B, choices_from_accuracies
 from specdec_proposer_medusa.config import MedusaConfig, parse_accuracies
 from specdec_proposer_medusa.module import HeadSizes, MedusaHeads
@@ -46,10 +46,14 @@ class Found:
 
 
 def name_in_module(published: str) -> str | None:
-    name = next((published.removeprefix(p) for p in PREFIXES if published.startswith(p)), published)
+    name = _without_prefix(published)
     if name == TOKEN_MAP:
         return None
     return next((pattern.sub(ours, name) for pattern, ours in LAYOUTS if pattern.fullmatch(name)), name)
+
+
+def _without_prefix(published: str) -> str:
+    return next((published.removeprefix(prefix) for prefix in PREFIXES if published.startswith(prefix)), published)
 
 
 def published_name(name: str, sizes: HeadSizes, *, is_vllms: bool) -> str:
@@ -71,7 +75,7 @@ def find(options: MedusaConfig, target: TargetInfo, num_speculative_tokens: int)
     if options.tree is not None:
         key = "medusa_choices" if options.speculative_token_tree is None else "speculative_token_tree"
         options.tree.check_number(num_speculative_tokens, key)
-    shape = (options.tree or built_tree(options, num_speculative_tokens)).first(num_speculative_tokens)
+    shape = options.tree or _built_tree(options, checkpoint, num_speculative_tokens)
     if shape.depth > sizes.num_heads:
         raise ConfigError(
             f"the draft would be {shape.depth} tokens deep, but {checkpoint.name!r} has {sizes.num_heads} Medusa "
@@ -95,31 +99,40 @@ def load(found: Found, target: TargetInfo) -> tuple[MedusaHeads, torch.Tensor | 
     """
     module = MedusaHeads(found.sizes)
     found.checkpoint.load_into(module, name_in_module, dtype=target.dtype, device=target.device)
-    tables = [*found.checkpoint.load([name for name in found.checkpoint.shapes if name.endswith(TOKEN_MAP)]).values()]
-    if found.sizes.num_mapped is None or not tables:
+    if found.sizes.num_mapped is None:
         return module, None
-    is_whole = not (tables[0].is_floating_point() or tables[0].is_complex() or tables[0].dtype == torch.bool)
-    ids = tables[0].to(torch.int64) if is_whole else tables[0].new_empty(0)
-    if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size or len(ids.unique()) < len(ids):
-        raise CompatibilityError(
-            f"{TOKEN_MAP} of {found.checkpoint.name!r}, {tables[0].dtype} {list(tables[0].shape)}, does not map to "
-            f"different ids below {target.vocab_size}: the heads were trained for another target, or are damaged"
-        )
-    module.keep_tokens(ids.to(target.device))
-    return module, ids.to(target.device)
+    (table,) = found.checkpoint.load([name for name in found.checkpoint.shapes if _is_token_map(name)]).values()
+    ids = checked_token_map(table, f"{TOKEN_MAP} of {found.checkpoint.name!r}", target.vocab_size).to(target.device)
+    module.keep_tokens(ids)
+    return module, ids
 
 
 def built_tree(options: MedusaConfig, num_nodes: int) -> TokenTree:
     """Return a tree built from the accuracies of the heads, or a chain if tokens are sampled; of at most num_nodes
     draft tokens. Raises ConfigError or CompatibilityError if the checkpoint cannot be read."""
-    checkpoint = _checkpoint(options)
+    return _built_tree(options, _checkpoint(options), num_nodes)
+
+
+def _built_tree(options: MedusaConfig, checkpoint: Checkpoint, num_nodes: int) -> TokenTree:
     num_heads = _num_heads(checkpoint)
     if options.draft_sample_method != "greedy":
         return TokenTree.chain(min(num_nodes, num_heads))
     accuracies = options.medusa_head_accuracies
+    if accuracies is not None and len(accuracies) > num_heads:
+        raise ConfigError(
+            f"medusa_head_accuracies has {len(accuracies)} lists, but {checkpoint.name!r} has {num_heads} Medusa "
+            f"heads: give a list for each"
+        )
     if accuracies is None and (stored := checkpoint.config.get("medusa_head_accuracies")) is not None:
-        accuracies = parse_accuracies(stored)
+        try:
+            accuracies = parse_accuracies(stored)
+        except ConfigError as error:
+            raise CompatibilityError(f"in config.json of {checkpoint.name!r}, {error}") from error
     return TokenTree.parse(choices_from_accuracies((accuracies or VICUNA_7B)[:num_heads], num_nodes))
+
+
+def _is_token_map(published: str) -> bool:
+    return _without_prefix(published) == TOKEN_MAP
 
 
 def _checkpoint(options: MedusaConfig) -> Checkpoint:
@@ -127,7 +140,7 @@ def _checkpoint(options: MedusaConfig) -> Checkpoint:
 
 
 def _is_vllms(checkpoint: Checkpoint) -> bool:
-    return any(name.startswith("blocks.") for name in checkpoint.shapes)
+    return any(_without_prefix(name).startswith("blocks.") for name in checkpoint.shapes)
 
 
 def _names(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
@@ -137,7 +150,7 @@ def _names(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
 
 
 def _num_heads(checkpoint: Checkpoint) -> int:
-    """Count the heads by their tensors: published config.json files give other numbers."""
+    """Count the heads by their tensors: config.json files in the authors' layout give other numbers."""
     numbers = [
         int(match[1]) for name in _names(checkpoint) if (match := re.match(r"(?:heads|lm_heads)\.(\d+)\.", name))
     ]
@@ -169,6 +182,14 @@ def _sizes(checkpoint: Checkpoint, target: TargetInfo) -> HeadSizes:
         raise CompatibilityError(
             f"original_lm_head in config.json of {checkpoint.name!r} is {shown(is_shared)}: give true or false"
         )
+    num_layers = len({name for name in found if re.fullmatch(r"heads\.0\.\d+\.weight", name)})
+    counts = {"num_heads": num_heads, "num_hidden_layers": num_layers} if _is_vllms(checkpoint) else {}
+    for key, counted in counts.items():
+        if (stated := checkpoint.config.get(key, counted)) != counted:
+            raise CompatibilityError(
+                f"{key} in config.json of {checkpoint.name!r} is {shown(stated)}, and its tensors are of {counted}: "
+                f"download or save it again"
+            )
     is_shared |= any(name.endswith("lm_head.weight") for name in checkpoint.shapes)
     # Without output layers, heads in their authors' layout use the target's. vLLM's always have their own.
     has_outputs = bool(output_rows) or _is_vllms(checkpoint)
@@ -181,7 +202,7 @@ def _sizes(checkpoint: Checkpoint, target: TargetInfo) -> HeadSizes:
         )
     return HeadSizes(
         num_heads=num_heads,
-        num_layers=len({name for name in found if re.fullmatch(r"heads\.0\.\d+\.weight", name)}),
+        num_layers=num_layers,
         hidden_size=target.hidden_size,
         vocab_size=output_rows[0] if output_rows else target.vocab_size,
         num_outputs=(1 if is_shared else num_heads) if has_outputs else 0,
@@ -193,7 +214,7 @@ def _sizes(checkpoint: Checkpoint, target: TargetInfo) -> HeadSizes:
 
 def _num_mapped(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], vocab_size: int) -> int | None:
     """The number of tokens in the heads' vocabulary if it lacks some of the target's, else None."""
-    table = next((shape for name, shape in shapes.items() if name.endswith(TOKEN_MAP)), None)
+    table = next((shape for name, shape in shapes.items() if _is_token_map(name)), None)
     stated = config.get("truncated_vocab_size")
     if stated is None or stated == vocab_size:
         return None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
-from specdec_core import ConfigError, TargetInfo, TrainingRecipe, TrainingTarget, number, whole_number
+from specdec_core import TargetInfo, TrainingRecipe, TrainingTarget, checked_vocab_size, number, whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -31,12 +31,9 @@ class MedusaOptions:
 
     def vocab_size(self, target: TargetInfo) -> int:
         """Return the size of the heads' vocabulary. Raises ConfigError if it exceeds the target's."""
-        if self.truncated_vocab_size is not None and self.truncated_vocab_size > target.vocab_size:
-            raise ConfigError(
-                f"truncated_vocab_size={self.truncated_vocab_size}, but the target has {target.vocab_size} tokens: "
-                f"give at most as many"
-            )
-        return self.truncated_vocab_size or target.vocab_size
+        if self.truncated_vocab_size is None:
+            return target.vocab_size
+        return checked_vocab_size("truncated_vocab_size", self.truncated_vocab_size, target.vocab_size)
 
 
 def _make(options: MedusaOptions, target: TrainingTarget, token_counts: torch.Tensor) -> Any:

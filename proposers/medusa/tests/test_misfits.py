@@ -44,6 +44,13 @@ def _tensor(name: str, value: torch.Tensor | None) -> Change:
     return change
 
 
+def _only_prefixed_blocks(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    for name in list(tensors):
+        tensor = tensors.pop(name)
+        if name.startswith("blocks."):
+            tensors[f"medusa_heads.{name}"] = tensor
+
+
 VLLM, SOME = LAYOUTS["vLLM, two layers"], LAYOUTS["vLLM, some tokens"]
 SQUARE = torch.zeros(HIDDEN_SIZE, HIDDEN_SIZE)
 MISFITS: dict[str, tuple[Layout, Change, str]] = {
@@ -91,6 +98,20 @@ MISFITS: dict[str, tuple[Layout, Change, str]] = {
     "no token map": (SOME, _tensor("token_map", None), "truncated_vocab_size in .* is 20, .* it has none"),
     "a token map of another length": (SOME, _tensor("token_map", torch.arange(19)), r"is 20, .* it has \[19\]"),
     "no size of the vocabulary": (SOME, _set(truncated_vocab_size=None), "they have 20 tokens, and this target has 48"),
+    "another number of heads": (VLLM, _set(num_heads=5), "num_heads in config.json of .* is 5, .* tensors are of 3"),
+    "a number of heads as text": (VLLM, _set(num_heads="many"), "num_heads in config.json of .* is 'many'"),
+    "another number of layers": (VLLM, _set(num_hidden_layers=7), "num_hidden_layers in .* is 7, .* tensors are of 2"),
+    "a lost head": (
+        VLLM,
+        lambda config, tensors: [tensors.pop(n) for n in [*tensors] if n.startswith(("blocks.2.", "lm_heads.2."))],
+        "num_heads in config.json of .* is 3, .* tensors are of 2",
+    ),
+    "accuracies as text": (
+        AUTHORS,
+        _set(medusa_head_accuracies="high"),
+        "in config.json of .*, medusa_head_accuracies='high' is not a list of lists of numbers",
+    ),
+    "prefixed, no output layers": (VLLM, _only_prefixed_blocks, r"lm_heads.0.weight .* is missing"),
     "a size as text": (SOME, _set(truncated_vocab_size="20"), "truncated_vocab_size in .* is '20'"),
 }
 

@@ -3,10 +3,11 @@ speculator.py: generate_suffixes)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
+from attrs import evolve
 
 from specdec_core import Draft, DraftTree, Level, ProposerBatch
 
@@ -25,6 +26,7 @@ class CandidateTree:
         self.roots: Sequence[int] = range(len(self._budgets))
         self._requests = np.arange(len(self._budgets))
         self._token_ids: list[torch.Tensor] = []  # of each level, int64 [batch, width]
+        self._probs: list[torch.Tensor] = []  # of these tokens, each after its parent, float32 [batch, width]
         self._num_nodes = 0  # of each request, in the levels so far
         self._ancestors = torch.empty(len(self._budgets), 0, dtype=torch.int64, device=self._device)
         self._scores = torch.zeros(len(self._budgets), 1, device=self._device)  # log probabilities of the paths
@@ -37,6 +39,7 @@ class CandidateTree:
         # Where a head's logits are not finite, no path goes on.
         self._scores = scores.nan_to_num(-torch.inf, -torch.inf, -torch.inf).view(batch, -1)
         self._token_ids.append(best.indices.view(batch, -1))
+        self._probs.append(best.values.exp().view(batch, -1))
         if depth + 1 == len(self._top_k):
             return None
         width = self._scores.shape[1]
@@ -48,30 +51,37 @@ class CandidateTree:
 
     def build(self) -> Draft:
         best = self._scores.topk(min(self._num_candidates, self._scores.shape[1]), dim=1)
-        levels, scores = [level.tolist() for level in self._token_ids], best.values.tolist()
-        trees = []
-        for b, leaves in enumerate(best.indices.tolist()):
-            sound = [leaf for leaf, score in zip(leaves, scores[b], strict=True) if score > -np.inf]
-            trees.append(_tree([token_ids[b] for token_ids in levels], sound, self._budgets[b]))
-        return Draft.from_trees(trees, self._device)
+        levels, probs = ([level.tolist() for level in each] for each in (self._token_ids, self._probs))
+        trees: list[DraftTree] = []
+        scores: list[float] = []
+        for b, (leaves, totals) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True)):
+            sound = [leaf for leaf, total in zip(leaves, totals, strict=True) if total > -np.inf]
+            tree, places = _tree([token_ids[b] for token_ids in levels], sound, self._budgets[b])
+            trees.append(tree)
+            scores += [probs[depth][b][place] for depth, place in places]
+        return evolve(Draft.from_trees(trees, self._device), scores=torch.tensor(scores, device=self._device))
 
 
-def _tree(levels: Sequence[Sequence[int]], leaves: Sequence[int], budget: int) -> DraftTree:
-    """Make a tree of the paths to these leaves, of at most `budget` draft tokens.
+def _tree(
+    levels: Sequence[Sequence[int]], leaves: Sequence[int], budget: int
+) -> tuple[DraftTree, Collection[tuple[int, int]]]:
+    """Make a tree of the paths to these leaves, of at most `budget` draft tokens. Returns it and the (level, index in
+    the level) of each of its nodes.
 
     levels: the tokens of each level. All tokens of a level have equally many children in the next one, in order.
     leaves: indices in the last level.
     """
-    tree, numbers = DraftTree([], []), {}
+    tree = DraftTree([], [])
+    numbers: dict[tuple[int, int], int] = {}
     for leaf in leaves:
         parent = -1
         for depth, token_ids in enumerate(levels):
             place = depth, leaf * len(token_ids) // len(levels[-1])
             if place not in numbers:
                 if len(numbers) == budget:
-                    return tree
+                    return tree, numbers.keys()
                 numbers[place] = len(numbers)
                 tree.token_ids.append(token_ids[place[1]])
                 tree.parents.append(parent)
             parent = numbers[place]
-    return tree
+    return tree, numbers.keys()

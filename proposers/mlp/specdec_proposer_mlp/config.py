@@ -11,7 +11,7 @@ from specdec_core import ConfigError, DraftHeadConfig, shown, whole_number
 if TYPE_CHECKING:
     import torch
 
-MOST_CANDIDATES = 1024
+MOST_CANDIDATES, MOST_HEADS = 1024, 64
 
 
 def numbers_of_children(value: Any) -> tuple[int, ...] | None:
@@ -71,9 +71,9 @@ class MLPSpeculatorConfig(DraftHeadConfig):
             )
 
     def default_num_speculative_tokens(self, device: torch.device) -> int:
-        """A token for each of the speculator's heads, or in a tree for each of each path."""
+        """A token for each of the speculator's heads, or all nodes of a tree."""
         if self.speculative_token_tree is not None:
             return super().default_num_speculative_tokens(device)
-        from specdec_proposer_mlp.loading import num_heads
+        from specdec_proposer_mlp.loading import default_num_tokens
 
-        return num_heads(self) * (self.n_candidates or 1)
+        return default_num_tokens(self)

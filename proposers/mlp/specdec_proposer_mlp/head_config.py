@@ -8,6 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from specdec_core import CompatibilityError, TargetInfo, shown
+from specdec_proposer_mlp.config import MOST_HEADS
 
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 32000,
@@ -49,6 +50,8 @@ class SpeculatorConfig:
         for key in ("vocab_size", "emb_dim", "n_predict"):
             if type(found[key]) is not int or found[key] < 1:
                 raise _invalid(key, found[key], "a whole number from 1")
+        if found["n_predict"] > MOST_HEADS:
+            raise _invalid("n_predict", found["n_predict"], f"a whole number from 1 to {MOST_HEADS}")
         if type(found["inner_dim"]) is not int or found["inner_dim"] < 0:
             raise _invalid("inner_dim", found["inner_dim"], "a whole number, 0 for emb_dim")
         for key in ("tie_weights", "scale_input"):

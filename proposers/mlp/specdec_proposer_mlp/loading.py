@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import prod
+from operator import mul
 
 from attrs import frozen
 
@@ -26,9 +28,19 @@ class Found:
     num_weights: int
 
 
-def num_heads(options: MLPSpeculatorConfig) -> int:
-    """Read from a speculator's config.json how many heads it has. Raises ConfigError or CompatibilityError."""
-    return SpeculatorConfig.read(Checkpoint(str(options.model), options.revision).config).n_predict
+def default_num_tokens(options: MLPSpeculatorConfig) -> int:
+    """Return how many tokens a draft has if the user gives no number: one for each of the speculator's heads, or all
+    nodes of the tree. Raises ConfigError or CompatibilityError if its config.json is not valid."""
+    checkpoint = Checkpoint(str(options.model), options.revision)
+    head = SpeculatorConfig.read(checkpoint.config)
+    if options.n_candidates is None:
+        return head.n_predict
+    return most_nodes(options.top_k_tokens_per_head or head.top_k_tokens_per_head, options.n_candidates)
+
+
+def most_nodes(top_k: Sequence[int], num_candidates: int) -> int:
+    """The number of nodes in a tree of num_candidates paths, if no two of them share more than they must."""
+    return sum(min(num_candidates, num_paths) for num_paths in accumulate(top_k, mul))
 
 
 def find(options: MLPSpeculatorConfig, target: TargetInfo, num_speculative_tokens: int) -> Found:
@@ -56,28 +68,31 @@ def load(found: Found, target: TargetInfo) -> Speculator:
 
 def _check_options(options: MLPSpeculatorConfig, head: SpeculatorConfig, num_speculative_tokens: int) -> None:
     options.check(num_speculative_tokens)
-    depth = options.shape(num_speculative_tokens).depth if options.n_candidates is None else 0
-    if depth > head.n_predict:
-        raise ConfigError(
-            f"the MLP speculator {str(options.model)!r} has {head.n_predict} heads, and a draft of "
-            f"num_speculative_tokens={num_speculative_tokens} tokens would be {depth} deep: lower it, or leave it out"
-        )
+    if options.n_candidates is None:
+        depth = options.shape(num_speculative_tokens).depth
+        if depth > head.n_predict:
+            raise ConfigError(
+                f"the MLP speculator {str(options.model)!r} has {head.n_predict} heads, and a draft of "
+                f"num_speculative_tokens={num_speculative_tokens} tokens would be {depth} deep: lower it, or leave it "
+                f"out"
+            )
+        return
     top_k = options.top_k_tokens_per_head or head.top_k_tokens_per_head
-    if options.n_candidates is not None and num_speculative_tokens > options.n_candidates * head.n_predict:
-        raise ConfigError(
-            f"num_speculative_tokens={num_speculative_tokens}, but n_candidates={options.n_candidates} paths of "
-            f"{head.n_predict} tokens, one for each head, have at most {options.n_candidates * head.n_predict}: lower "
-            f"it, or leave it out"
-        )
-    if options.n_candidates is not None and len(top_k) != head.n_predict:
+    if len(top_k) != head.n_predict:
         raise ConfigError(
             f"top_k_tokens_per_head={list(top_k)} has {len(top_k)} numbers, but the MLP speculator "
             f"{str(options.model)!r} has {head.n_predict} heads: give a number for each"
         )
-    if options.n_candidates is not None and not options.n_candidates <= prod(top_k) <= MOST_PATHS:
+    if not options.n_candidates <= prod(top_k) <= MOST_PATHS:
         raise ConfigError(
             f"top_k_tokens_per_head={list(top_k)} makes {prod(top_k)} paths, of which n_candidates="
             f"{options.n_candidates} are drafted: it must make at least as many, and at most {MOST_PATHS}"
+        )
+    most = most_nodes(top_k, options.n_candidates)
+    if num_speculative_tokens > most:
+        raise ConfigError(
+            f"num_speculative_tokens={num_speculative_tokens}, but n_candidates={options.n_candidates} paths by "
+            f"top_k_tokens_per_head={list(top_k)} have at most {most}: lower it, or leave it out"
         )
 
 

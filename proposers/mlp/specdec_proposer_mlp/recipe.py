@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import field, frozen
 
 from specdec_core import TrainingRecipe, TrainingTarget, flag, whole_number
+from specdec_proposer_mlp.config import MOST_HEADS
 
 if TYPE_CHECKING:
     import torch
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class MLPSpeculatorOptions:
-    n_predict: int = field(default=3, validator=whole_number(1, 64), metadata={"help": "Number of heads."})
-    inner_dim: int = field(
-        default=0,
-        validator=whole_number(0),
-        metadata={"help": "Width of the heads. 0: the target's hidden size, or with --start the start's."},
+    n_predict: int = field(default=3, validator=whole_number(1, MOST_HEADS), metadata={"help": "Number of heads."})
+    inner_dim: int | None = field(
+        default=None,
+        validator=whole_number(1, optional=True),
+        metadata={"help": "Width of the heads. Default: the target's hidden size, or with --start the start's."},
     )
     tie_weights: bool = field(
         default=False, validator=flag, metadata={"help": "Whether the heads share their weights."}

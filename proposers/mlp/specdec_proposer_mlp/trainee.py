@@ -58,7 +58,7 @@ class SpeculatorTrainee(nn.Module):
         found = find(MLPSpeculatorConfig(model=model), self._target.info, num_speculative_tokens=1)
         self._config = found.head
         self.speculator = load(found, evolve(self._target.info, dtype=torch.float32)).requires_grad_(True)
-        names = ("n_predict", "tie_weights", "scale_input", *(["inner_dim"] if self._options.inner_dim else []))
+        names = ("n_predict", "inner_dim", "tie_weights", "scale_input")
         return {name: getattr(found.head, name) for name in names}
 
     def save(self, folder: Path) -> None:

@@ -73,6 +73,7 @@ def test_the_plan_is_the_speculators(tied_storage, target, tmp_path):
         ({"draft_sample_method": "probabilistic"}, 3),
         ({"n_candidates": 4}, 12),
         ({"n_candidates": 4, "num_speculative_tokens": 7}, 7),
+        ({"n_candidates": 24}, 4 + 12 + 24),
         ({"speculative_token_tree": TREE}, 5),
         ({"num_speculative_tokens": 2}, 2),
     ],
@@ -142,7 +143,7 @@ def test_the_published_speculator_is_named(tmp_path):
         ({"n_candidates": 7, "top_k_tokens_per_head": [3, 2, 1]}, "makes 6 paths, of which n_candidates=7 are drafted"),
         (
             {"n_candidates": 2, "num_speculative_tokens": 7},
-            "=7, but n_candidates=2 paths of 3 tokens, one for each head, have at most 6",
+            r"=7, but n_candidates=2 paths by top_k_tokens_per_head=\[4, 3, 2\] have at most 6",
         ),
         ({"n_candidates": 2, "top_k_tokens_per_head": [64, 64, 2]}, "makes 8192 paths, .* and at most 4096"),
         ({"n_candidates": 2, "top_k_tokens_per_head": 3}, "top_k_tokens_per_head=3 is not a list"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +45,8 @@ def trees_that_differ(
     hidden = torch.stack([random_hidden(config, generator) for _ in max_draft_tokens])
     roots = torch.randint(VOCAB_SIZE, (len(max_draft_tokens),), generator=generator).tolist()
     options = options or {"n_candidates": case["n_candidates"]}
-    number = case["n_predict"] * options.get("n_candidates", 1)
+    widths = itertools.accumulate(options.get("top_k_tokens_per_head", case["top_k_tokens_per_head"]), operator.mul)
+    number = sum(min(width, options.get("n_candidates", 1)) for width in widths)
     target = target_info(VOCAB_SIZE, HIDDEN_SIZE, torch.float64)
     draft = drafts(
         "mlp_speculator", target, hidden, roots, max_draft_tokens, num_speculative_tokens=number, model=model, **options
@@ -133,13 +137,29 @@ def test_states_of_another_path_are_noticed(tmp_path, monkeypatch):
     assert trees_that_differ(tmp_path, HEADS)
 
 
+def test_scores_along_a_path_multiply_to_its_probability(tmp_path):
+    config, generator = {**SIZES, **HEADS}, torch.Generator().manual_seed(5)
+    weights = random_weights(config, generator)
+    hidden = random_hidden(config, generator)
+    given = {"num_speculative_tokens": 14, "model": write_checkpoint(tmp_path, config, weights), "n_candidates": 5}
+    target = target_info(VOCAB_SIZE, HIDDEN_SIZE, torch.float64)
+    draft = drafts("mlp_speculator", target, hidden[None], [1], [14], **given)
+    tree, scores = draft.tree(0), draft.scores.tolist()
+    for path, log_prob in zip(*candidates(weights, config, hidden, 1), strict=True):
+        node, product = -1, 1.0
+        for token in path:
+            (node,) = (n for n, (t, p) in enumerate(zip(*tree, strict=True)) if (t, p) == (token, node))
+            product *= scores[node]
+        assert product == pytest.approx(math.exp(log_prob), rel=1e-4)
+
+
 def test_a_request_whose_logits_are_not_finite_has_no_draft(tmp_path):
     config, generator = {**SIZES, **HEADS}, torch.Generator().manual_seed(5)
     model = write_checkpoint(tmp_path, config, random_weights(config, generator))
     hidden = torch.stack([random_hidden(config, generator) for _ in range(3)])
     hidden[1] = torch.nan
     target = target_info(VOCAB_SIZE, HIDDEN_SIZE, torch.float64)
-    given = {"num_speculative_tokens": 15, "model": model, "n_candidates": 5}
+    given = {"num_speculative_tokens": 14, "model": model, "n_candidates": 5}
     draft = drafts("mlp_speculator", target, hidden, [1, 2, 3], [15] * 3, **given)
     assert draft.tree(1).token_ids == []
     others = drafts("mlp_speculator", target, hidden[::2], [1, 3], [15] * 2, **given)

@@ -5,11 +5,12 @@ The engine imports this module to list plugins. So only `plan` and `build` impor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from specdec_core import BuildContext, Plan, Proposer, ProposerSpec, TargetInfo, hookimpl
 from specdec_proposer_mtp.config import MTPConfig
-from specdec_proposer_mtp.families import ALIASES
+from specdec_proposer_mtp.families import ALIASES, BY_NAME
 from specdec_proposer_mtp.recipe import RECIPE
 
 __all__ = ["MTPConfig", "specdec_proposers"]
@@ -37,6 +38,18 @@ def build(config: MTPConfig, context: BuildContext) -> Proposer:
     return (MTPProposer if context.state.num_depths == 1 else SeveralModules)(config, context, context.state)
 
 
+def is_mtp_module(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return what a checkpoint is if it has an MTP module and no other layers, by the names of its tensors, else "". A
+    whole model that has a module is a target.
+
+    shapes: the shape of each of the checkpoint's tensors, by the tensor's name.
+    """
+    family, num_layers = BY_NAME.get(str(config.get("model_type"))), config.get("num_hidden_layers")
+    if family is None or type(num_layers) is not int or any(name.startswith("model.layers.0.") for name in shapes):
+        return ""
+    return "an MTP module" if f"{family.part('proj', num_layers)}.weight" in shapes else ""
+
+
 @hookimpl
 def specdec_proposers() -> Sequence[ProposerSpec]:
     spec = ProposerSpec(
@@ -46,6 +59,7 @@ def specdec_proposers() -> Sequence[ProposerSpec]:
         api=1,
         plan=plan,
         num_speculative_tokens=MTPConfig.default_num_speculative_tokens,
+        detect=is_mtp_module,
         aliases=ALIASES,
         train=RECIPE,
     )

@@ -10,6 +10,7 @@ This module imports no torch: the engine reads it to list the plugin.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
@@ -57,6 +58,11 @@ class Family:
     recurs_normed: bool = True
     feature: str = "final"
     zero_first: bool = False
+
+    def of_transformers(self, kind: str, name: str) -> Any:
+        """A class of the family's model in transformers. kind: "modeling" or "configuration"; name: without prefix."""
+        module, _, prefix = self.classes.partition(".")
+        return getattr(import_module(f"transformers.models.{module}.{kind}_{module}"), prefix + name)
 
     def tap(self, num_layers: int) -> str:
         """The name of the hidden states that the module reads (`Plan.taps`)."""
@@ -141,6 +147,7 @@ FAMILIES = (
     Family("llama", "", "llama.Llama", DEEPSEEK, COPIES),
 )
 
+BY_NAME = MappingProxyType({family.name: family for family in FAMILIES})
 REFUSED = MappingProxyType(
     {
         "pangu_ultra_moe": "only vLLM implements its MTP module, and it rotates other channel pairs than two other "

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from importlib import import_module
 from typing import Any
 
 from attrs import evolve, frozen
 
 from specdec_core import Checkpoint, CompatibilityError, ConfigError, KVLayout, TargetInfo, shown
 from specdec_proposer_mtp.config import MTPConfig
-from specdec_proposer_mtp.families import FAMILIES, REFUSED, Family
+from specdec_proposer_mtp.families import BY_NAME, REFUSED, Family
 from specdec_proposer_mtp.module import MTPModule, kv_layout
 
 Rename = Callable[[str], str | None]
@@ -79,7 +78,7 @@ def find(options: MTPConfig, target: TargetInfo, num_speculative_tokens: int) ->
             missing = family.part("proj", num_layers, index) + ".weight"
             raise CompatibilityError(
                 f"the checkpoint {checkpoint.name!r} has no MTP module{f' {index + 1}' if index else ''}: {missing} is "
-                f"not in it. Name a checkpoint that has one as model, or choose another method"
+                f"not in it. Name a checkpoint that has one as model, or train one: spec-decode train mtp"
             )
     publish = published_names(family, num_layers)
     outline = checkpoint.outline(lambda: MTPModule(family, layer_config(family, stated)), renames[0], publish)
@@ -139,18 +138,17 @@ def family_of(name: str, model_type: object) -> Family:
 
     name: of the checkpoint, for the error message.
     """
-    known = {family.name: family for family in FAMILIES}
     if isinstance(model_type, str) and model_type in REFUSED:
         raise CompatibilityError(
             f"multi-token prediction of {shown(model_type)} is not supported: {REFUSED[model_type]}. Choose another "
             f"method"
         )
-    if not isinstance(model_type, str) or model_type not in known:
+    if not isinstance(model_type, str) or model_type not in BY_NAME:
         raise CompatibilityError(
-            f"{name!r} is of type {shown(model_type)}, and multi-token prediction is known for {', '.join(known)}: "
+            f"{name!r} is of type {shown(model_type)}, and multi-token prediction is known for {', '.join(BY_NAME)}: "
             f"choose another method"
         )
-    return known[model_type]
+    return BY_NAME[model_type]
 
 
 def layer_config(family: Family, stated: Mapping[str, Any]) -> Any:
@@ -159,8 +157,7 @@ def layer_config(family: Family, stated: Mapping[str, Any]) -> Any:
     stated: the target's config.json, or its part for the text model. transformers raises many types of errors for
         values that are not valid.
     """
-    module, _, prefix = family.classes.partition(".")
-    kind = getattr(import_module(f"transformers.models.{module}.configuration_{module}"), prefix + "Config")
+    kind = family.of_transformers("configuration", "Config")
     values = {key: value for key, value in stated.items() if key not in ("model_type", "layer_types", "auto_map")}
     config = kind(**values | {"num_hidden_layers": 1} | dict(family.config))
     config._experts_implementation = "eager"  # transformers chooses one for whole models only

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -36,11 +35,9 @@ class MTPModule(nn.Module):
     def __init__(self, family: Family, config: Any) -> None:
         super().__init__()
         self._family, self.config, size = family, config, config.hidden_size
-        module, _, prefix = family.classes.partition(".")
-        home = import_module(f"transformers.models.{module}.modeling_{module}")
 
         def part(name: str, *args: Any, **kwargs: Any) -> Any:
-            return getattr(home, prefix + name)(*args, **kwargs)
+            return family.of_transformers("modeling", name)(*args, **kwargs)
 
         def norm() -> nn.Module:
             made: nn.Module = part("RMSNorm", size, eps=config.rms_norm_eps)

@@ -57,6 +57,7 @@ class MTPTrainee(nn.Module):
         self._num_layers = info.num_layers
         self._family = family_of(info.model, info.model_type)
         self._stated = json.loads(target.config.to_json_string(use_diff=False))
+        self._stated.pop("quantization_config", None)  # the module's weights are not quantized
         config = layer_config(self._family, self._stated)
         config._attn_implementation = ATTENTION
         self.module = MTPModule(self._family, config)

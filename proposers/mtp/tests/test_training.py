@@ -15,8 +15,8 @@ from mtp_training import LENGTH, Case, made
 from safetensors.torch import load_file
 from tiny_mtp import BY_NAME, llama_with_modules, of_the_module
 
-from specdec_core import CompatibilityError, ConfigError, TrainingBatch, load_training_target
-from specdec_proposer_mtp import trainee as training
+from specdec_core import Checkpoint, CompatibilityError, ConfigError, TrainingBatch, load_training_target
+from specdec_proposer_mtp import is_mtp_module, trainee as training
 from specdec_proposer_mtp.config import MTPConfig
 from specdec_proposer_mtp.loading import find, load
 from specdec_proposer_mtp.module import MTPModule
@@ -192,6 +192,17 @@ def test_the_loss_falls(name: str) -> None:
     entropy = float(torch.special.entr(wanted).sum(-1).mean())
     first, *_, last = (loss - entropy for loss in losses_of(case.trainee, case.batch, 40))
     assert last < 0.3 * first
+
+
+def test_what_is_trained_for_a_quantized_target_is_not_quantized(tmp_path: Path) -> None:
+    case = made("llama")
+    config = case.target.config
+    config.quantization_config = {"quant_method": "torchao"}
+    trainee = RECIPE.make(MTPOptions(), case.target, torch.ones(config.vocab_size, dtype=torch.int64))
+    trainee.save(tmp_path)
+    assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
+    find(MTPConfig(model=tmp_path), case.target.info, 1)
+    assert is_mtp_module(json.loads((tmp_path / "config.json").read_text()), Checkpoint(str(tmp_path)).shapes)
 
 
 @pytest.mark.parametrize("name", BY_NAME)

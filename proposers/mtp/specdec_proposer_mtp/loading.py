@@ -59,35 +59,47 @@ def find(options: MTPConfig, target: TargetInfo, num_speculative_tokens: int) ->
     # A config.json that says nothing, or 0, may be of a checkpoint with one.
     num_modules = max(1, _whole_number(checkpoint.name, stated, family.num_modules or "", 1))
     depth = options.shape(num_speculative_tokens).depth
-    if depth > num_modules and depth % num_modules:
-        below = depth - depth % num_modules
-        raise ConfigError(
-            f"with num_speculative_tokens={num_speculative_tokens}, drafts are {depth} tokens deep, and "
-            f"{checkpoint.name!r} has {num_modules} MTP modules, which draft one token each in turn: draft up to "
-            f"{num_modules} tokens in a row, or a multiple of {num_modules}, as are {below} and {below + num_modules}"
-        )
+    _check_depth(checkpoint.name, num_speculative_tokens, depth, num_modules)
     if checkpoint.config.get("quantization_config"):
         raise CompatibilityError(
             f"the checkpoint {checkpoint.name!r} is quantized, and quantized MTP modules are not supported: use one in "
             f"bfloat16"
         )
     num_depths = 1 if num_modules == 1 else depth
-    renames = [names_in_module(family, num_layers, index) for index in range(min(num_modules, num_depths))]
-    for index, rename in enumerate(renames):
-        if not any(rename(name) == "proj.weight" for name in checkpoint.shapes):
-            missing = family.part("proj", num_layers, index) + ".weight"
-            raise CompatibilityError(
-                f"the checkpoint {checkpoint.name!r} has no MTP module{f' {index + 1}' if index else ''}: {missing} is "
-                f"not in it. Name a checkpoint that has one as model, or train one: spec-decode train mtp"
-            )
-    publish = published_names(family, num_layers)
-    outline = checkpoint.outline(lambda: MTPModule(family, layer_config(family, stated)), renames[0], publish)
-    for index, rename in enumerate(renames[1:], 1):
-        checkpoint.check_shapes(outline, rename, published_names(family, num_layers, index))
+    indices = range(min(num_modules, num_depths))
+    for index in indices:
+        _check_module(checkpoint, family, num_layers, index)
+    names = [
+        (names_in_module(family, num_layers, index), published_names(family, num_layers, index)) for index in indices
+    ]
+    outline = checkpoint.outline(lambda: MTPModule(family, layer_config(family, stated)), *names[0])
+    for rename, publish in names[1:]:
+        checkpoint.check_shapes(outline, rename, publish)
     # Packed for a CPU, weights that several depths share are there several times.
     num_weights = num_depths * sum(each.numel() for each in outline.parameters())
     layout = evolve(kv_layout(outline.config, target.dtype), num_layers=num_depths)
     return Found(family, outline.config, checkpoint, layout, num_weights, num_layers, stated, num_modules, num_depths)
+
+
+def _check_depth(name: str, num_speculative_tokens: int, depth: int, num_modules: int) -> None:
+    """Raise ConfigError if drafts are deeper than there are modules, and no multiple. name: of the checkpoint."""
+    if depth > num_modules and depth % num_modules:
+        below = depth - depth % num_modules
+        raise ConfigError(
+            f"with num_speculative_tokens={num_speculative_tokens}, drafts are {depth} tokens deep, and {name!r} has "
+            f"{num_modules} MTP modules, which draft one token each in turn: draft up to {num_modules} tokens in a "
+            f"row, or a multiple of {num_modules}, as are {below} and {below + num_modules}"
+        )
+
+
+def _check_module(checkpoint: Checkpoint, family: Family, num_layers: int, index: int) -> None:
+    """Raise CompatibilityError if the checkpoint lacks module `index`."""
+    missing = family.part("proj", num_layers, index) + ".weight"
+    if missing not in checkpoint.shapes:
+        raise CompatibilityError(
+            f"the checkpoint {checkpoint.name!r} has no MTP module{f' {index + 1}' if index else ''}: {missing} is not "
+            f"in it. Name a checkpoint that has one as model, or train one: spec-decode train mtp"
+        )
 
 
 def load(found: Found, target: TargetInfo, attn_implementation: str) -> list[MTPModule]:

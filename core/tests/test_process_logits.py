@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specdec_core import Draft, SamplingParams
+from specdec_core.sampling import process
 from specdec_core.sampling.process import process_logits
 from specdec_core.sampling.random import CounterRandom
 from specdec_core.verifiers.greedy import GreedyVerifier
@@ -69,6 +70,50 @@ def test_all_tokens_stay_beside_a_request_with_top_p() -> None:
     assert not bool(kept[1].all())
 
 
+def sorted_top_p(logits: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Return which tokens of a row top-p keeps, by sorting all of them; of equal ones, the first come first."""
+    order = logits.argsort(descending=True, stable=True)
+    probs = logits.softmax(-1)[order]
+    kept = probs.cumsum(0) - probs < top_p
+    kept[0] = True
+    return torch.zeros_like(kept).scatter_(0, order, kept)
+
+
+def check_top_p(logits: torch.Tensor, top_ps: list[float]) -> None:
+    params = [SamplingParams(top_p=top_p) for top_p in top_ps]
+    kept = process_logits(logits, np.arange(len(top_ps)), params).isfinite()
+    for row, top_p in enumerate(top_ps):
+        assert torch.equal(kept[row], sorted_top_p(logits[row], top_p)), (row, top_p)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([0.05, 0.5, 0.9, 0.999]), min_size=1, max_size=4), st.integers(0, 2**32), st.booleans())
+def test_top_p_of_the_likeliest_is_that_of_all(top_ps: list[float], seed: int, are_equal: bool) -> None:
+    """In rows with many equal logits, and in rows that need more tokens than are sorted at first."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(top_ps), 3 * process.LIKELIEST, generator=generator)
+    logits *= torch.rand(len(top_ps), 1, generator=generator) * 6
+    check_top_p(logits.round() if are_equal else logits, top_ps)
+
+
+def test_top_p_without_a_second_look_or_with_all_equal_tokens_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = torch.randn(2, 3 * process.LIKELIEST, generator=torch.Generator().manual_seed(0)) / 10
+    equal = torch.zeros(1, 4)
+    check_top_p(flat, [0.9, 0.999])
+    check_top_p(equal, [0.5])
+    cut_at, cumsum = process._cut_at, torch.Tensor.cumsum
+    with monkeypatch.context() as patch:
+        always = torch.ones(2, dtype=torch.bool)
+        patch.setattr(process, "_cut_at", lambda *args: (*cut_at(*args)[:2], always))
+        with pytest.raises(AssertionError):
+            check_top_p(flat, [0.9, 0.999])
+    monkeypatch.setattr(
+        torch.Tensor, "cumsum", lambda self, dim, **dtype: cumsum(self, dim, **dtype) * (self.dtype != torch.bool)
+    )
+    with pytest.raises(AssertionError):
+        check_top_p(equal, [0.5])
+
+
 def test_equal_logits_are_cut_alike() -> None:
     """With top_k, all tokens tied at the k-th place are kept. With top_p, the likeliest token is kept even if its
     probability exceeds top_p."""
@@ -89,16 +134,16 @@ def test_a_row_that_is_not_finite_stays_so(temperature: float) -> None:
 
 
 class Shapes(TorchDispatchMode):
-    """Records the number of rows that each of the costly operations gets."""
+    """Records the number of rows that each call of the costly operations gets."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows: dict[str, int] = {}
+        self.rows: dict[str, list[int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if name in ("sort", "topk", "argmax", "amax"):
-            self.rows[name] = len(args[0])
+            self.rows.setdefault(name, []).append(len(args[0]))
         return func(*args, **(kwargs or {}))
 
 
@@ -113,7 +158,7 @@ def test_only_rows_that_ask_are_sorted() -> None:
     row_requests = np.repeat(np.arange(5), [5, 4, 3, 2, 1])
     with Shapes() as shapes:
         process_logits(torch.randn(15, 40), row_requests, params)
-    assert shapes.rows == {"argmax": 5, "sort": 3, "topk": 2, "amax": 1}
+    assert shapes.rows == {"argmax": [5], "topk": [2], "sort": [3], "amax": [1]}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -141,11 +141,29 @@ def _keep_top_k(logits: torch.Tensor, k: np.ndarray) -> torch.Tensor:
 def _keep_top_p(logits: torch.Tensor, top_p: np.ndarray) -> torch.Tensor:
     """Return a copy of the logits with -inf for all but the smallest set of likeliest tokens whose probability reaches
     top_p [num_rows], below 1."""
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    probs = ordered.softmax(dim=-1)
-    dropped = probs.cumsum(dim=-1) - probs >= _column(top_p, logits)
-    dropped[:, 0] = False
-    return logits.masked_fill(torch.zeros_like(dropped).scatter_(1, order, dropped), -torch.inf)
+    vocab_size = logits.shape[-1]
+    # On a GPU, sorting is cheaper than to wait for the answer whether it is needed.
+    size = min(LIKELIEST, vocab_size) if logits.device.type == "cpu" else vocab_size
+    least, num_least, is_enough = _cut_at(logits, top_p, size)
+    if size < vocab_size and not is_enough.all():
+        rows = (~is_enough).nonzero().squeeze(1)
+        least[rows], num_least[rows], _ = _cut_at(logits[rows], top_p[rows.numpy()], vocab_size)
+    is_least = logits == least
+    is_dropped = (logits < least) | (is_least & (is_least.cumsum(dim=-1, dtype=torch.int32) > num_least))
+    return logits.masked_fill(is_dropped, -torch.inf)
+
+
+def _cut_at(logits: torch.Tensor, top_p: np.ndarray, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Find where top-p cuts each row, by sorting its `size` likeliest tokens.
+
+    Returns the least logit that stays, [num_rows, 1], how many tokens with this logit stay, the first ones, int64
+    [num_rows, 1], and for which rows `size` was enough, bool [num_rows].
+    """
+    best, order = logits.topk(size) if size < logits.shape[-1] else logits.sort(descending=True)
+    probs = logits.softmax(dim=-1).gather(1, order)
+    num_kept = (probs.cumsum(dim=-1) - probs < _column(top_p, logits)).sum(dim=-1, keepdim=True).clamp_(min=1)
+    least = best.gather(1, num_kept - 1)
+    return least, num_kept - (best > least).sum(dim=-1, keepdim=True), num_kept.squeeze(1) < size
 
 
 def _keep_best(logits: torch.Tensor, _: np.ndarray) -> torch.Tensor:
@@ -155,6 +173,8 @@ def _keep_best(logits: torch.Tensor, _: np.ndarray) -> torch.Tensor:
     return torch.full_like(logits, -torch.inf).scatter_(1, best, logits.gather(1, best))
 
 
+LIKELIEST = 256
+"""Tokens of a row that top-p sorts first on a CPU. Few rows need more."""
 TRUNCATIONS: tuple[
     tuple[
         Callable[[SamplingParams], bool],

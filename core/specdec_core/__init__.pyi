@@ -91,7 +91,11 @@ from specdec_core.drafting import (
     TreeGrower as TreeGrower,
     grow as grow,
 )
-from specdec_core.drafting.losses import soft_cross_entropy as soft_cross_entropy, token_loss as token_loss
+from specdec_core.drafting.losses import (
+    accuracy as accuracy,
+    soft_cross_entropy as soft_cross_entropy,
+    token_loss as token_loss,
+)
 from specdec_core.drafting.merging import merge_drafts as merge_drafts
 from specdec_core.drafting.unrolling import SlotAttention as SlotAttention, step_weight as step_weight, unroll as unroll
 from specdec_core.drafting.vocabulary import checked_token_map as checked_token_map, most_frequent as most_frequent

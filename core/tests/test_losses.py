@@ -1,21 +1,63 @@
-"""soft_cross_entropy, a loss for draft models that learn a distribution, equals the same loss computed by torch."""
+"""The losses of training equal those computed by torch, however the logits are divided."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from specdec_core import soft_cross_entropy
+from specdec_core import accuracy, soft_cross_entropy, token_loss
+from specdec_core.drafting import losses
+
+VOCAB_SIZE = 9
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_is_torchs(dtype):
-    torch.manual_seed(0)
-    wanted, weight = torch.randn(3, 4, 9).softmax(-1), torch.rand(3, 4)
-    logits = torch.randn(3, 4, 9, dtype=dtype, requires_grad=True)
-    found = soft_cross_entropy(logits, wanted)
-    expected = -(wanted * logits.float().log_softmax(-1)).sum(-1)
+@pytest.fixture(params=[1, 2, 5], ids=lambda rows: f"{rows} rows at once")
+def rows_at_once(request, monkeypatch):
+    monkeypatch.setitem(losses.NUM_LOGITS, "cpu", request.param * VOCAB_SIZE + 1)
+
+
+def check(found: torch.Tensor, expected: torch.Tensor, logits: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected)
-    (gradient,) = torch.autograd.grad((found * weight).sum(), logits)
-    (wanted_gradient,) = torch.autograd.grad((expected * weight).sum(), logits)
-    torch.testing.assert_close(gradient, wanted_gradient)
+    weight = torch.rand_like(expected)
+    ours, torchs = (torch.autograd.grad((each * weight).sum(), logits)[0] for each in (found, expected))
+    torch.testing.assert_close(ours, torchs)
+
+
+@pytest.mark.usefixtures("rows_at_once")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_soft_cross_entropy_is_torchs(dtype):
+    torch.manual_seed(0)
+    wanted = torch.randn(3, 4, VOCAB_SIZE).softmax(-1)
+    logits = torch.randn(3, 4, VOCAB_SIZE, dtype=dtype, requires_grad=True)
+    check(soft_cross_entropy(logits, wanted), -(wanted * logits.float().log_softmax(-1)).sum(-1), logits)
+
+
+@pytest.mark.usefixtures("rows_at_once")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_token_loss_is_torchs(dtype):
+    torch.manual_seed(0)
+    wanted, counts = torch.randint(VOCAB_SIZE, (3, 4)), torch.rand(3, 4) < 0.7
+    logits = torch.randn(3, 4, VOCAB_SIZE, dtype=dtype, requires_grad=True)
+    loss, share = token_loss(logits, wanted, counts)
+    expected = torch.nn.functional.cross_entropy(logits.float()[counts], wanted[counts])
+    check(loss, expected, logits)
+    assert float(share) == pytest.approx(float((logits.argmax(-1) == wanted)[counts].float().mean()))
+
+
+def test_a_wrong_part_is_noticed(monkeypatch):
+    parts = losses._parts
+    monkeypatch.setattr(losses, "_parts", lambda logits: list(parts(logits))[:-1])
+    with pytest.raises(AssertionError):
+        test_token_loss_is_torchs(torch.float32)
+
+
+def test_accuracy_counts_a_token_that_shares_the_highest_logit():
+    logits = torch.tensor([[[1.0, 1.0, 0.0], [0.0, 1.0, 2.0]]])
+    assert float(accuracy(logits, torch.tensor([[1, 1]]), torch.tensor([[0.75, 0.25]]))) == 0.75
+
+
+def test_no_tokens_have_no_loss():
+    loss, share = token_loss(
+        torch.zeros(2, 0, 5, requires_grad=True), torch.zeros(2, 0, dtype=torch.int64), torch.zeros(2, 0)
+    )
+    assert (float(loss.detach()), float(share)) == (0, 0)

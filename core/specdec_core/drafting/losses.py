@@ -1,45 +1,83 @@
-"""Losses and choices that the training of several draft heads shares."""
+"""Losses that the training of several draft heads shares.
+
+They go through the logits in parts that fit into a processor's cache, since these are the largest tensors of training:
+a text has as many as tokens times entries of the vocabulary.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
+
+NUM_LOGITS = {"cpu": 2**19}
+"""Logits of a part, by the type of device; elsewhere there is one part for each text of a batch."""
 
 
-class _SoftCrossEntropy(torch.autograd.Function):
+class _CrossEntropy(torch.autograd.Function):
+    """Cross entropy of logits [batch, n, vocab] with token ids, int64 [batch, n], or probabilities, float32 [batch, n,
+    vocab]. Keeps the logits for the backward pass, and no copy of them in float32."""
+
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        log_probs = logits.log_softmax(-1, dtype=torch.float32)
-        ctx.save_for_backward(log_probs, wanted)
-        ctx.dtype = logits.dtype
-        loss: torch.Tensor = -torch.linalg.vecdot(log_probs, wanted)
-        return loss
+        ctx.save_for_backward(logits, wanted)
+        losses = logits.new_empty(logits.shape[:-1], dtype=torch.float32)
+        for part in _parts(logits):
+            log_probs = logits[part].log_softmax(-1, dtype=torch.float32)
+            if wanted.dtype == torch.int64:
+                losses[part] = -log_probs.gather(-1, wanted[part].unsqueeze(-1)).squeeze(-1)
+            else:
+                losses[part] = -torch.linalg.vecdot(log_probs, wanted[part])
+        return losses
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        log_probs, wanted = ctx.saved_tensors
-        gradient: torch.Tensor = log_probs.exp().sub_(wanted).mul_(gradients[0].unsqueeze(-1))
-        return gradient.to(ctx.dtype), None
+        logits, wanted = ctx.saved_tensors
+        found = torch.empty_like(logits)
+        for part in _parts(logits):
+            error = logits[part].softmax(-1, dtype=torch.float32)
+            if wanted.dtype == torch.int64:
+                ids = wanted[part].unsqueeze(-1)
+                error.scatter_add_(-1, ids, error.new_full(ids.shape, -1))
+            else:
+                error.sub_(wanted[part])
+            found[part] = error.mul_(gradients[0][part].unsqueeze(-1))
+        return found, None
+
+
+def _parts(logits: torch.Tensor) -> Iterator[tuple[int, slice]]:
+    batch, length, vocab_size = logits.shape
+    size = max(1, NUM_LOGITS.get(logits.device.type, length * vocab_size) // vocab_size)
+    for text in range(batch):
+        for start in range(0, length, size):
+            yield text, slice(start, start + size)
 
 
 def soft_cross_entropy(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Return the cross entropy [...] of the model's logits [..., vocab] with the probabilities `wanted`, float32 [...,
-    vocab]. Only the logits get a gradient.
-
-    Logits in bfloat16 or float16 are converted to float32 here and get gradients of their own dtype.
-    """
-    found: torch.Tensor = _SoftCrossEntropy.apply(logits, wanted)  # type: ignore[no-untyped-call]
+    """Return the cross entropy [batch, n] of the model's logits [batch, n, vocab] with the probabilities `wanted`,
+    float32 [batch, n, vocab], which add up to 1. Only the logits get a gradient, in their own dtype."""
+    found: torch.Tensor = _CrossEntropy.apply(logits, wanted)  # type: ignore[no-untyped-call]
     return found
 
 
 def token_loss(logits: torch.Tensor, wanted: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean cross entropy of logits [batch, n, vocab] with the tokens `wanted`, int64 [batch, n], and the
-    share of these tokens that have the highest logit. Both are over the positions that count.
+    """Return the mean cross entropy of logits [batch, n, vocab] with the tokens `wanted`, int64 [batch, n], and their
+    `accuracy`. Both are over the positions that count.
 
     counts: bool [batch, n]. Elsewhere, `wanted` may be anything below vocab.
     """
     weight = counts / counts.sum().clamp(min=1)
-    losses = cross_entropy(logits.flatten(0, 1).float(), wanted.flatten(), reduction="none").view_as(wanted)
-    return (losses * weight).sum(), ((logits.argmax(-1) == wanted) * weight).sum()
+    losses: torch.Tensor = _CrossEntropy.apply(logits, wanted)  # type: ignore[no-untyped-call]
+    return (losses * weight).sum(), accuracy(logits, wanted, weight)
+
+
+@torch.no_grad()
+def accuracy(logits: torch.Tensor, wanted: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return the share of the tokens `wanted`, int64 [batch, n], that have the highest of the logits [batch, n, vocab],
+    alone or with others.
+
+    weight: of each token, float32 [batch, n], which add up to 1.
+    """
+    is_best = logits.gather(-1, wanted.unsqueeze(-1)).squeeze(-1) >= logits.amax(-1)
+    return (is_best * weight).sum()

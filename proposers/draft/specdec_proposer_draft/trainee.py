@@ -18,6 +18,7 @@ from specdec_core import (
     EngineConfig,
     TrainingBatch,
     TrainingTarget,
+    accuracy,
     load_tokenizer,
     load_training_target,
     soft_cross_entropy,
@@ -56,7 +57,7 @@ class DraftTrainee(nn.Module):
         weight = batch.counts[:, 1:].float()
         weight = weight / weight.sum().clamp(min=1)
         loss = (soft_cross_entropy(logits, wanted) * weight).sum()
-        return loss, {"accuracy": ((logits.argmax(-1) == likeliest) * weight).sum()}
+        return loss, {"accuracy": accuracy(logits, likeliest, weight)}
 
     def load(self, model: str) -> Mapping[str, Any]:
         if self._options.from_layers is not None:

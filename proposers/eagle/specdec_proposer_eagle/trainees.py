@@ -18,6 +18,7 @@ from specdec_core import (
     SlotAttention,
     TrainingBatch,
     TrainingTarget,
+    accuracy,
     most_frequent,
     save_head,
     soft_cross_entropy,
@@ -65,7 +66,7 @@ class EagleTrainee(nn.Module):
                 options.feature_weight * of_feature + options.token_weight * of_tokens
             )
             metrics |= {f"feature_loss_{step}": of_feature, f"token_loss_{step}": of_tokens}
-            metrics[f"accuracy_{step}"] = ((drafted.argmax(-1) == likeliest[:, 1 + step :]) * weight).sum()
+            metrics[f"accuracy_{step}"] = accuracy(drafted, likeliest[:, 1 + step :], weight)
         return total, metrics
 
     def load(self, model: str) -> Mapping[str, Any]:
@@ -125,7 +126,7 @@ class Eagle3Trainee(nn.Module):
                 loss = loss + options.feature_weight * of_feature
                 metrics[f"feature_loss_{step}"] = of_feature
             total = total + options.decay**step * loss
-            metrics[f"accuracy_{step}"] = ((drafted.argmax(-1) == likeliest[:, 1 + step :]) * weight).sum()
+            metrics[f"accuracy_{step}"] = accuracy(drafted, likeliest[:, 1 + step :], weight)
         return total, metrics
 
     def _set_vocabulary(self, ids: torch.Tensor) -> None:

@@ -17,6 +17,7 @@ from specdec_core import (
     SlotAttention,
     TrainingBatch,
     TrainingTarget,
+    accuracy,
     save_head,
     soft_cross_entropy,
     step_weight,
@@ -84,7 +85,7 @@ class MTPTrainee(nn.Module):
             weight, output = step_weight(batch.counts, step), output[:, : -1 - step]
             drafted = self._target.output_head(output.to(final.dtype))
             metrics[f"loss_{step}"] = (soft_cross_entropy(drafted, wanted[:, 1 + step :]) * weight).sum()
-            metrics[f"accuracy_{step}"] = ((drafted.argmax(-1) == likeliest[:, 1 + step :]) * weight).sum()
+            metrics[f"accuracy_{step}"] = accuracy(drafted, likeliest[:, 1 + step :], weight)
             total = total + weights[step] / sum(weights) * metrics[f"loss_{step}"]
         return total, metrics
 

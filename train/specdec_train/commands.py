@@ -32,12 +32,12 @@ class Methods(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
+            why, known = "", ", ".join(self.list_commands(ctx)) or "none that is installed"
             try:
                 _plugins(ctx).proposer(args[0])
             except PluginError as error:
-                ctx.fail(str(error))
-            known = ", ".join(self.list_commands(ctx)) or "none that is installed"
-            ctx.fail(f"{args[0]!r} is not a method with a training recipe. Methods with one: {known}.")
+                why = f" {error}"
+            ctx.fail(f"{args[0]!r} is not a method with a training recipe.{why} Methods with one: {known}.")
         return super().resolve_command(ctx, args)
 
 

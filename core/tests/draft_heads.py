@@ -20,6 +20,22 @@ ROWS_EACH = 4  # of each request in an observation
 Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], object]
 
 
+def state(**values: Any) -> Change:
+    """A change of config.json."""
+    return lambda config, tensors: config.update(values)
+
+
+def put(name: str, value: torch.Tensor | None) -> Change:
+    """A change of one tensor. None: it is missing."""
+
+    def change(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        tensors.pop(name, None)
+        if value is not None:
+            tensors[name] = value
+
+    return change
+
+
 def write_checkpoint(
     folder: Path,
     config: Mapping[str, Any],

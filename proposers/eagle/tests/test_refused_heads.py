@@ -8,26 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from draft_heads import put
 from planned_heads import SETTINGS, SIZES, Change, changed, planned
 from tiny_heads import BIN, SAFETENSORS, write_eagle, write_eagle3
 from tiny_weights import Shape, Target
 
 from specdec_core import LLM, CompatibilityError, ConfigError, SpecdecError
 
-
-def _tensor(name: str, value: torch.Tensor | None) -> Change:
-    def change(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        tensors.pop(name, None)
-        if value is not None:
-            tensors[name] = value
-
-    return change
-
-
 MISFITS: dict[str, tuple[Change, str]] = {
-    "a missing tensor": (_tensor("fc.weight", None), r"fc.weight \[32, 96\] is missing"),
-    "an extra one": (_tensor("fd.weight", torch.zeros(3)), r"fd.weight \[3\] is not known"),
-    "a misshapen one": (_tensor("norm.weight", torch.zeros(31)), r"norm.weight is \[31\], not \[32\]"),
+    "a missing tensor": (put("fc.weight", None), r"fc.weight \[32, 96\] is missing"),
+    "an extra one": (put("fd.weight", torch.zeros(3)), r"fd.weight \[3\] is not known"),
+    "a misshapen one": (put("norm.weight", torch.zeros(31)), r"norm.weight is \[31\], not \[32\]"),
     "several": (
         lambda config, tensors: (tensors.pop("norm.weight"), tensors.pop("midlayer.mlp.up_proj.weight")),
         r"layers.0.mlp.up_proj.weight \[48, 32\] is missing; norm.weight \[32\] is missing",
@@ -36,22 +27,25 @@ MISFITS: dict[str, tuple[Change, str]] = {
         lambda config, tensors: tensors.update({"fc.weight": tensors["fc.weight"].to(torch.int8)}),
         "fc.weight torch.int8",
     ),
-    "no table": (_tensor("d2t", None), r"no d2t \[20\] with their ids"),
+    "no table": (put("d2t", None), r"no d2t \[20\] with their ids"),
     "a table of another length": (
-        _tensor("d2t", torch.zeros(19, dtype=torch.int64)),
+        put("d2t", torch.zeros(19, dtype=torch.int64)),
         r"has the shape \[19\], but lm_head.weight needs \[20\]",
     ),
     "a table beyond the target": (
-        _tensor("d2t", torch.full((20,), 40)),
+        put("d2t", torch.full((20,), 40)),
         "does not map to different ids below 48",
     ),
-    "a table with repetitions": (_tensor("d2t", -torch.arange(20)), "does not map to different ids below 48"),
+    "a table with repetitions": (put("d2t", -torch.arange(20)), "does not map to different ids below 48"),
     "a table of fractions": (
-        _tensor("d2t", torch.arange(20) + 0.7),
+        put("d2t", torch.arange(20) + 0.7),
         "float32 .* does not map to different ids below 48",
     ),
-    "a layer without a number": (_tensor("layers.x.weight", torch.zeros(3)), r"layers.x.weight \[3\] is not known"),
-    "a layer far away": (_tensor("layers.999999.weight", torch.zeros(3)), r"layers.999999.weight \[3\] is not known"),
+    "a layer without a number": (put("layers.x.weight", torch.zeros(3)), r"layers.x.weight \[3\] is not known"),
+    "a layer far away": (
+        put("layers.999999.weight", torch.zeros(3)),
+        r"layers.999999.weight \[3\] is not known",
+    ),
     "layers that are no list": (
         lambda config, tensors: config.update(eagle_aux_hidden_state_layer_ids=4),
         "reads the inputs of layers 4",

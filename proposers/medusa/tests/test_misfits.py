@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from draft_heads import Change
+from draft_heads import Change, put, state
 from tiny_medusa import HIDDEN_SIZE, LAYOUTS, VOCAB_SIZE, Layout, write_medusa
 
 from specdec_core import LLM, CompatibilityError, ConfigError
@@ -31,19 +31,6 @@ def plan(target: Path, model: str) -> None:
     dry_run(str(target), speculative_config={"method": "medusa", "model": model}, skip_tokenizer_init=True)
 
 
-def _set(**values: Any) -> Change:
-    return lambda config, tensors: config.update(values)
-
-
-def _tensor(name: str, value: torch.Tensor | None) -> Change:
-    def change(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        tensors.pop(name, None)
-        if value is not None:
-            tensors[name] = value
-
-    return change
-
-
 def _only_prefixed_blocks(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
     for name in list(tensors):
         tensor = tensors.pop(name)
@@ -54,14 +41,14 @@ def _only_prefixed_blocks(config: dict[str, Any], tensors: dict[str, torch.Tenso
 VLLM, SOME = LAYOUTS["vLLM, two layers"], LAYOUTS["vLLM, some tokens"]
 SQUARE = torch.zeros(HIDDEN_SIZE, HIDDEN_SIZE)
 MISFITS: dict[str, tuple[Layout, Change, str]] = {
-    "a missing layer": (AUTHORS, _tensor("1.0.linear.weight", None), r" 1.0.linear.weight \[32, 32\] is missing"),
-    "a missing bias": (AUTHORS, _tensor("4.0.linear.bias", None), r" 4.0.linear.bias \[32\] is missing"),
-    "a missing output layer": (AUTHORS, _tensor("4.1.weight", None), r" 4.1.weight \[48, 32\] is missing"),
-    "a missing one in between": (AUTHORS, _tensor("1.1.weight", None), r" 1.1.weight \[48, 32\] is missing"),
-    "vLLM's, a missing output layer": (VLLM, _tensor("lm_heads.2.weight", None), r"lm_heads.2.weight .* is missing"),
+    "a missing layer": (AUTHORS, put("1.0.linear.weight", None), r" 1.0.linear.weight \[32, 32\] is missing"),
+    "a missing bias": (AUTHORS, put("4.0.linear.bias", None), r" 4.0.linear.bias \[32\] is missing"),
+    "a missing output layer": (AUTHORS, put("4.1.weight", None), r" 4.1.weight \[48, 32\] is missing"),
+    "a missing one in between": (AUTHORS, put("1.1.weight", None), r" 1.1.weight \[48, 32\] is missing"),
+    "vLLM's, a missing output layer": (VLLM, put("lm_heads.2.weight", None), r"lm_heads.2.weight .* is missing"),
     "vLLM's, a missing layer": (
         VLLM,
-        _tensor("blocks.1.layers.1.weight", None),
+        put("blocks.1.layers.1.weight", None),
         r" blocks.1.layers.1.weight .* is missing",
     ),
     "one output layer left": (
@@ -74,15 +61,23 @@ MISFITS: dict[str, tuple[Layout, Change, str]] = {
         lambda config, tensors: [tensors.pop(f"lm_heads.{i}.weight") for i in range(3)],
         r"lm_heads.0.weight .* is missing",
     ),
-    "a gap": (VLLM, _tensor("lm_heads.300000.weight", torch.zeros(48, 32)), "has the number 300000"),
-    "an unknown tensor": (AUTHORS, _tensor("fc.weight", torch.zeros(3)), r"fc.weight \[3\] is not known"),
-    "a layer too many": (VLLM, _tensor("blocks.1.layers.2.weight", SQUARE), r"blocks.1.layers.2.weight .* not known"),
+    "a gap": (VLLM, put("lm_heads.300000.weight", torch.zeros(48, 32)), "has the number 300000"),
+    "an unknown tensor": (AUTHORS, put("fc.weight", torch.zeros(3)), r"fc.weight \[3\] is not known"),
+    "a layer too many": (
+        VLLM,
+        put("blocks.1.layers.2.weight", SQUARE),
+        r"blocks.1.layers.2.weight .* not known",
+    ),
     "two output layers of a head": (
         AUTHORS,
-        _tensor("0.2.weight", torch.zeros(VOCAB_SIZE, HIDDEN_SIZE)),
+        put("0.2.weight", torch.zeros(VOCAB_SIZE, HIDDEN_SIZE)),
         "0.2.weight is one tensor too many for lm_heads.0.weight",
     ),
-    "another target's width": (AUTHORS, _tensor("0.0.linear.weight", torch.zeros(40, 40)), r"is \[40, 40\], not \[32"),
+    "another target's width": (
+        AUTHORS,
+        put("0.0.linear.weight", torch.zeros(40, 40)),
+        r"is \[40, 40\], not \[32",
+    ),
     "another target's tokens": (
         AUTHORS,
         lambda config, tensors: tensors.update({f"{i}.1.weight": torch.zeros(50, 32) for i in range(5)}),
@@ -90,17 +85,29 @@ MISFITS: dict[str, tuple[Layout, Change, str]] = {
     ),
     "another target's tokens in one head": (
         AUTHORS,
-        _tensor("3.1.weight", torch.zeros(50, 32)),
+        put("3.1.weight", torch.zeros(50, 32)),
         r" 3.1.weight is \[50, 32\], not \[48, 32\]",
     ),
-    "a scale as text": (VLLM, _set(logit_scale="1"), "logit_scale in .* is '1'"),
-    "a truth value as text": (SOME, _set(original_lm_head="true"), "original_lm_head in .* is 'true'"),
-    "no token map": (SOME, _tensor("token_map", None), "truncated_vocab_size in .* is 20, .* it has none"),
-    "a token map of another length": (SOME, _tensor("token_map", torch.arange(19)), r"is 20, .* it has \[19\]"),
-    "no size of the vocabulary": (SOME, _set(truncated_vocab_size=None), "they have 20 tokens, and this target has 48"),
-    "another number of heads": (VLLM, _set(num_heads=5), "num_heads in config.json of .* is 5, .* tensors are of 3"),
-    "a number of heads as text": (VLLM, _set(num_heads="many"), "num_heads in config.json of .* is 'many'"),
-    "another number of layers": (VLLM, _set(num_hidden_layers=7), "num_hidden_layers in .* is 7, .* tensors are of 2"),
+    "a scale as text": (VLLM, state(logit_scale="1"), "logit_scale in .* is '1'"),
+    "a truth value as text": (SOME, state(original_lm_head="true"), "original_lm_head in .* is 'true'"),
+    "no token map": (SOME, put("token_map", None), "truncated_vocab_size in .* is 20, .* it has none"),
+    "a token map of another length": (SOME, put("token_map", torch.arange(19)), r"is 20, .* it has \[19\]"),
+    "no size of the vocabulary": (
+        SOME,
+        state(truncated_vocab_size=None),
+        "they have 20 tokens, and this target has 48",
+    ),
+    "another number of heads": (
+        VLLM,
+        state(num_heads=5),
+        "num_heads in config.json of .* is 5, .* tensors are of 3",
+    ),
+    "a number of heads as text": (VLLM, state(num_heads="many"), "num_heads in config.json of .* is 'many'"),
+    "another number of layers": (
+        VLLM,
+        state(num_hidden_layers=7),
+        "num_hidden_layers in .* is 7, .* tensors are of 2",
+    ),
     "a lost head": (
         VLLM,
         lambda config, tensors: [tensors.pop(n) for n in [*tensors] if n.startswith(("blocks.2.", "lm_heads.2."))],
@@ -108,11 +115,11 @@ MISFITS: dict[str, tuple[Layout, Change, str]] = {
     ),
     "accuracies as text": (
         AUTHORS,
-        _set(medusa_head_accuracies="high"),
+        state(medusa_head_accuracies="high"),
         "in config.json of .*, medusa_head_accuracies='high' is not a list of lists of numbers",
     ),
     "prefixed, no output layers": (VLLM, _only_prefixed_blocks, r"lm_heads.0.weight .* is missing"),
-    "a size as text": (SOME, _set(truncated_vocab_size="20"), "truncated_vocab_size in .* is '20'"),
+    "a size as text": (SOME, state(truncated_vocab_size="20"), "truncated_vocab_size in .* is '20'"),
 }
 
 
@@ -126,12 +133,12 @@ def test_heads_that_do_not_fit_are_refused(name, target, tmp_path):
 @pytest.mark.parametrize(
     ("layout", "change", "message"),
     [
-        (SOME, _tensor("token_map", torch.full((20,), 48)), "does not map to different ids below 48"),
-        (SOME, _tensor("token_map", torch.zeros(20, dtype=torch.int64)), "does not map to different ids below 48"),
-        (SOME, _tensor("token_map", torch.arange(20) - 1), "does not map to different ids below 48"),
-        (SOME, _tensor("token_map", torch.arange(20) + 0.7), "float32 .* does not map to different ids below 48"),
-        (AUTHORS, _tensor("0.0.linear.bias", torch.full((32,), torch.inf)), "not finite in heads.0.0.bias"),
-        (AUTHORS, _tensor("0.0.linear.weight", SQUARE.to(torch.int8)), "heads.0.0.weight torch.int8"),
+        (SOME, put("token_map", torch.full((20,), 48)), "does not map to different ids below 48"),
+        (SOME, put("token_map", torch.zeros(20, dtype=torch.int64)), "does not map to different ids below 48"),
+        (SOME, put("token_map", torch.arange(20) - 1), "does not map to different ids below 48"),
+        (SOME, put("token_map", torch.arange(20) + 0.7), "float32 .* does not map to different ids below 48"),
+        (AUTHORS, put("0.0.linear.bias", torch.full((32,), torch.inf)), "not finite in heads.0.0.bias"),
+        (AUTHORS, put("0.0.linear.weight", SQUARE.to(torch.int8)), "heads.0.0.weight torch.int8"),
     ],
 )
 def test_weights_that_make_no_sense_are_refused(layout, change, message, target, tmp_path):

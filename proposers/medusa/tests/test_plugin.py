@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from draft_heads import BIN, SAFETENSORS, Change
+from draft_heads import Change
 from tiny_medusa import HIDDEN_SIZE, LAYOUTS, NUM_MAPPED, OF_THE_TARGET, VOCAB_SIZE, Layout, write_medusa
 
 from specdec_core import LLM, ConfigError, Plan, SamplingParams
@@ -89,16 +89,8 @@ def test_the_default_tree_is_for_the_engines_device(tmp_path):
     assert sizes == [ON_CPU, ON_GPU] == [7, 63]
 
 
-@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.file in (SAFETENSORS, BIN)])
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.layers])  # others must be named
 def test_heads_tell_their_method(name, target, tmp_path):
-    if LAYOUTS[name].layers == 0:
-        pytest.skip("nothing but a matrix for each head: such heads need the method's name")
-    found = dry(target, model=written(tmp_path, LAYOUTS[name]), draft_tensor_parallel_size=1).speculative
-    assert (found.method, found.num_speculative_tokens) == ("medusa", ON_CPU)
-
-
-@pytest.mark.parametrize("name", ["medusa-vicuna-7b-v1.3", "safetensors"])
-def test_files_of_heads_alone_tell_their_method(name, target, tmp_path):
     found = dry(target, model=written(tmp_path, LAYOUTS[name]), draft_tensor_parallel_size=1).speculative
     assert (found.method, found.num_speculative_tokens) == ("medusa", ON_CPU)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from draft_heads import BIN, CPU, SAFETENSORS, Change, write_checkpoint
+from draft_heads import BIN, CPU, SAFETENSORS, Change, put, state, write_checkpoint
 from mlp_reference import random_weights
 
 from specdec_core import LLM, CompatibilityError, ConfigError, Plan, SamplingParams
@@ -163,37 +163,34 @@ def test_wrong_options_are_explained(options, message, target, tmp_path):
         planned(target, method="mlp_speculator", model=written(tmp_path), **options)
 
 
-def _set(**values: Any) -> Change:
-    return lambda config, tensors: config.update(values)
-
-
-def _tensor(name: str, value: torch.Tensor | None) -> Change:
-    def change(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        tensors.pop(name, None)
-        if value is not None:
-            tensors[name] = value
-
-    return change
-
-
 MISFITS: dict[str, tuple[Change, str]] = {
-    "a missing tensor": (_tensor("speculator.ln.1.bias", None), r"speculator.ln.1.bias \[24\] is missing"),
-    "an unknown one": (_tensor("speculator.fc.weight", torch.zeros(3)), r"fc.weight \[3\] is not known"),
-    "one head too many": (_tensor("speculator.head.3.weight", torch.zeros(48, 24)), r"head.3.weight .* is not known"),
+    "a missing tensor": (put("speculator.ln.1.bias", None), r"speculator.ln.1.bias \[24\] is missing"),
+    "an unknown one": (put("speculator.fc.weight", torch.zeros(3)), r"fc.weight \[3\] is not known"),
+    "one head too many": (
+        put("speculator.head.3.weight", torch.zeros(48, 24)),
+        r"head.3.weight .* is not known",
+    ),
     "a misshapen one": (
-        _tensor("speculator.proj.0.weight", torch.zeros(24, 24)),
+        put("speculator.proj.0.weight", torch.zeros(24, 24)),
         r"proj.0.weight is \[24, 24\], not \[24, 32\]",
     ),
-    "untied weights": (_set(tie_weights=False, n_predict=2), "head.1.weight .* is missing"),
-    "another target's width": (_set(emb_dim=40), "emb_dim is 40, and this target's is 32"),
-    "another target's tokens": (_set(vocab_size=50), "vocab_size is 50, and this target's is 48"),
-    "no number of heads": (_set(n_predict=0), "n_predict in .* is 0, and should be a whole number from 1"),
-    "a number as text": (_set(emb_dim="32"), "emb_dim in .* is '32', and should be a whole number from 1"),
-    "a negative width": (_set(inner_dim=-1), "inner_dim in .* is -1, and should be a whole number, 0 for emb_dim"),
-    "no flag": (_set(tie_weights="yes"), "tie_weights in .* is 'yes', and should be true or false"),
-    "no flag either": (_set(scale_input=1), "scale_input in .* is 1, and should be true or false"),
-    "top_k that is no list": (_set(top_k_tokens_per_head=3), "top_k_tokens_per_head in .* is 3, and should be a list"),
-    "another kind": (_set(method="sum_rnn"), "of another kind, method='sum_rnn'"),
+    "untied weights": (state(tie_weights=False, n_predict=2), "head.1.weight .* is missing"),
+    "another target's width": (state(emb_dim=40), "emb_dim is 40, and this target's is 32"),
+    "another target's tokens": (state(vocab_size=50), "vocab_size is 50, and this target's is 48"),
+    "no number of heads": (state(n_predict=0), "n_predict in .* is 0, and should be a whole number from 1"),
+    "too many heads": (state(n_predict=300000), "n_predict in .* is 300000, and should be a whole number from 1 to 64"),
+    "a number as text": (state(emb_dim="32"), "emb_dim in .* is '32', and should be a whole number from 1"),
+    "a negative width": (
+        state(inner_dim=-1),
+        "inner_dim in .* is -1, and should be a whole number, 0 for emb_dim",
+    ),
+    "no flag": (state(tie_weights="yes"), "tie_weights in .* is 'yes', and should be true or false"),
+    "no flag either": (state(scale_input=1), "scale_input in .* is 1, and should be true or false"),
+    "top_k that is no list": (
+        state(top_k_tokens_per_head=3),
+        "top_k_tokens_per_head in .* is 3, and should be a list",
+    ),
+    "another kind": (state(method="sum_rnn"), "of another kind, method='sum_rnn'"),
 }
 
 
@@ -206,7 +203,7 @@ def test_a_speculator_that_does_not_fit_is_refused(name, target, tmp_path):
 
 
 def test_numbers_that_are_not_finite_are_refused(target, tmp_path):
-    model = written(tmp_path, change=_tensor("speculator.ln.0.weight", torch.full((24,), torch.nan)))
+    model = written(tmp_path, change=put("speculator.ln.0.weight", torch.full((24,), torch.nan)))
     with pytest.raises(CompatibilityError, match=r"not finite in ln.0.weight"):
         LLM(target, speculative_config={"model": model}, dtype="float32", num_kv_blocks=64, skip_tokenizer_init=True)
 

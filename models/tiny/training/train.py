@@ -28,7 +28,7 @@ from .model import DTYPE, Trainee
 from .state import Progress, reopen, restore, rewind, save, start_from, truncate_history
 
 WARM_UP_STEPS = 100
-STABLE_LENGTHS, DECAY_LENGTHS = ((0.6, 512), (1.0, 2048)), ((0.75, 1024), (1.0, 2048))
+STABLE_LENGTHS, DECAY_LENGTHS = ((0.6, 512), (1.0, 2048)), ((0.9, 1024), (1.0, 2048))
 """Lengths of the sequences in tokens, and up to which share of the stable phase, or of the decay, each is used. Shorter
 ones cost less attention."""
 LOG_EVERY, EVALUATE_EVERY = 10, 250

@@ -3,7 +3,9 @@
 A model of this size, once it repeats a few tokens, goes on repeating them. Here it continues excerpts of the corpus
 greedily, and the tokens of long n-grams that are there a second time become less likely; batches of the corpus keep the
 rest. Short n-grams are left alone, since code repeats them for good reasons.
-The run begins with a finished ``checkpoint.pt`` of the work folder and replaces it.
+The run begins with the ``checkpoint.pt`` of the work folder, trained until the learning rate has fallen to a third of
+its peak (`training.train --end 0.3`), takes it to 0, and replaces the checkpoint. After a whole decay, the model
+forgets more of its edits.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ NGRAM = 12
 LENGTH = 256
 TEXTS, ROWS = 512, 8
 """Texts that the model writes at once, and how many of them are in a batch."""
-WEIGHT = 1.0
+WEIGHT = 0.8
 """Of the unlikelihood, beside the loss on the corpus."""
 SEQUENCE = 1024
 
@@ -87,9 +89,9 @@ def main() -> None:
     """The command ``python -m training.unloop``."""
     parser = argparse.ArgumentParser(description="Train a finished model not to repeat itself.")
     parser.add_argument("--work", type=Path, required=True, help="folder of the corpus and the checkpoint")
-    parser.add_argument("--rounds", type=int, default=6, help="how often the model writes new texts")
-    parser.add_argument("--steps", type=int, default=64, help="optimizer steps of a round")
-    parser.add_argument("--peak", type=float, default=3e-4, help="first learning rate")
+    parser.add_argument("--rounds", type=int, default=5, help="how often the model writes new texts")
+    parser.add_argument("--steps", type=int, default=60, help="optimizer steps of a round")
+    parser.add_argument("--peak", type=float, default=6e-4, help="first learning rate")
     arguments = parser.parse_args()
     unloop(arguments.work, arguments.rounds, arguments.steps, arguments.peak)
 

@@ -56,7 +56,8 @@ def test_a_copy_gets_the_heavy_tokens_wrong_and_no_others(kind, training):
     heavy = weights == training.stream.DEPARTURE
     assert heavy.any() == (kind != "repeat")
     assert heavy.mean() < 0.2
-    assert (weights[~heavy] == 1).all()
+    is_result = np.array(encoding.offsets)[:, 0] >= len(text) - len(after)
+    assert (weights[~heavy] == is_result[~heavy]).all()
     kept, before = [], CODE
     for (start, end), departs in zip(encoding.offsets, heavy, strict=True):
         if start >= len(text) - len(after) and not departs:
@@ -88,7 +89,9 @@ def test_drills_rename_every_word_of_the_name_and_weigh_only_what_follows(seed, 
     assert (weights == training.stream.DEPARTURE).any() == ("rename" in task)
 
 
-@pytest.mark.parametrize(("name", "code", "edits", "drills"), [("train", 0.55, 0.27, 0.18), ("decay", 0.26, 0.6, 0.14)])
+@pytest.mark.parametrize(
+    ("name", "code", "edits", "drills"), [("train", 0.55, 0.27, 0.18), ("decay", 0.15, 0.64, 0.21)]
+)
 def test_each_stream_has_its_shares_of_code_edits_and_drills(name, code, edits, drills, training):
     made = Path(training.edits.__file__).parent
     texts = [training.corpus.Document("a", path.name, path.read_text()) for path in sorted(made.glob("*.py"))]

@@ -151,7 +151,7 @@ def repeat(code: str, tree: ast.Module, rng: random.Random, names: list[str]) ->
 
 
 KINDS: list[tuple[Callable[..., Edit | None], int]] = [
-    (rename, 75),
+    (rename, 150),
     (remove_comments, 10),
     (remove_docstrings, 7),
     (replace_constant, 10),

@@ -45,13 +45,13 @@ def departures(before: str, after: str, parts: tuple[re.Pattern[str], ...] = (LI
 
 
 def weights(document: Document, encoding: Encoding) -> np.ndarray:
-    """Return the weight of each token of an edit document, uint8 [number of tokens]: DEPARTURE where the code before
-    the edit does not predict it, 0 in the words of a drill, which nothing predicts, and 1 elsewhere."""
+    """Return the weight of each token of an edit document, uint8 [number of tokens]: 0 before the result, where it is
+    code like any other or the words of a drill, which nothing predicts; DEPARTURE where the code before the edit does
+    not predict a token of the result; and 1 elsewhere."""
     of_chars = np.ones(len(document.text) + 1, np.uint8)
     head, separator, after = document.text.partition(RESULT)
     start = len(head) + len(separator)
-    if document.source == "drill":
-        of_chars[:start] = 0
+    of_chars[:start] = 0
     for begin, end in departures(head.partition("\n")[2], after):
         of_chars[start + begin : start + end] = DEPARTURE
     return np.array([of_chars[begin:end].max() for begin, end in encoding.offsets], np.uint8)

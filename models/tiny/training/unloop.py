@@ -31,7 +31,7 @@ NGRAM = 12
 LENGTH = 256
 TEXTS, ROWS = 512, 8
 """Texts that the model writes at once, and how many of them are in a batch."""
-WEIGHT = 0.8
+WEIGHT = 0.3
 """Of the unlikelihood, beside the loss on the corpus."""
 SEQUENCE = 1024
 
@@ -61,7 +61,9 @@ def unloop(work: Path, rounds: int, steps: int, peak: float) -> None:
 
     steps: optimizer steps of a round. peak: the first step's learning rate.
     """
-    trainee, units = Trainee(seed=0), Units(work / "decay.npy", seed=2)
+    trainee = Trainee(seed=0)
+    # Without code, of which the decay's stream has little, all code becomes unlikely.
+    streams = [Units(work / f"{name}.npy", seed=2) for name in ("train", "decay")]
     optimizers = make_optimizers(trainee, peak)
     progress = restore(work / "checkpoint.pt", trainee, optimizers)
     trainee.sync()
@@ -77,7 +79,7 @@ def unloop(work: Path, rounds: int, steps: int, peak: float) -> None:
         order = torch.randperm(TEXTS, generator=torch.Generator().manual_seed(turn))
         for step in tqdm(range(steps), disable=None):
             rows = order[torch.arange(step * ROWS, (step + 1) * ROWS) % TEXTS]
-            loss = trainee.loss(*units.batch(progress.units, SEQUENCE))
+            loss = trainee.loss(*streams[step % 2].batch(progress.units, SEQUENCE))
             loss = loss + WEIGHT * trainee.unlikelihood(ids[rows], marks[rows])
             update(trainee, optimizers, loss, peak * (1 - (turn * steps + step) / (rounds * steps)))
             progress.units += BATCH_UNITS
@@ -89,8 +91,8 @@ def main() -> None:
     """The command ``python -m training.unloop``."""
     parser = argparse.ArgumentParser(description="Train a finished model not to repeat itself.")
     parser.add_argument("--work", type=Path, required=True, help="folder of the corpus and the checkpoint")
-    parser.add_argument("--rounds", type=int, default=5, help="how often the model writes new texts")
-    parser.add_argument("--steps", type=int, default=60, help="optimizer steps of a round")
+    parser.add_argument("--rounds", type=int, default=4, help="how often the model writes new texts")
+    parser.add_argument("--steps", type=int, default=50, help="optimizer steps of a round")
     parser.add_argument("--peak", type=float, default=6e-4, help="first learning rate")
     arguments = parser.parse_args()
     unloop(arguments.work, arguments.rounds, arguments.steps, arguments.peak)

@@ -180,8 +180,10 @@ def measure(args: argparse.Namespace, folder: Path, record: dict[str, Any]) -> N
         print(*setting.key.values(), sep=", ", flush=True)
         own = setting.way.speculative_config
         config = dict(own)
-        if args.drafts is not None and setting.target == AS_IT_IS:  # the copy has them in its own folder
-            config["model"] = str(args.drafts / own["method"])
+        draft = None if args.drafts is None else args.drafts / own["method"]
+        # The copy has drafts in its own folder, MTP modules are in the target's checkpoint, and some methods have none.
+        if draft is not None and draft.is_dir() and setting.target == AS_IT_IS:
+            config["model"] = str(draft)
         found = bench(models[setting.target], files[setting.prompts], config, setting.temperature)
         per_second = found["total"]["num_tokens"] / found["total"]["speculative_s"]
         row = {**setting.key, "speculative_config": own, "tokens_per_s": round(per_second, 1), **found["total"]}

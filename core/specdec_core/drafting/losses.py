@@ -1,7 +1,7 @@
 """Losses that the training of several draft heads shares.
 
-They go through the logits in parts that fit into a processor's cache, since these are the largest tensors of training:
-a text has as many as tokens times entries of the vocabulary.
+They go through the logits in parts that fit into a processor's cache, since logits are the largest tensors of training:
+[tokens, vocab] for each text.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _parts(logits: torch.Tensor) -> Iterator[tuple[int, slice]]:
+    """Yield the parts of logits [batch, n, vocab], as indices (text, positions)."""
     batch, length, vocab_size = logits.shape
     size = max(1, NUM_LOGITS.get(logits.device.type, length * vocab_size) // vocab_size)
     for text in range(batch):

@@ -42,7 +42,7 @@ def plot(history: list[dict[str, Any]], path: Path) -> None:
     axes.plot(tokens, smooth, linewidth=1, label="training")
     held = [(point["tokens"] / 1e6, point["heldout"]) for point in history if "heldout" in point]
     axes.plot(*zip(*held, strict=True), "o-", markersize=3, linewidth=1, label="held-out modules")
-    decay = next((point["tokens"] / 1e6 for point in history if point["decays"]), None)
+    decay = next((point["tokens"] / 1e6 for point in history if point.get("decays")), None)
     if decay is not None:
         axes.axvline(decay, color="grey", linewidth=0.8, linestyle=":", label="decay begins")
     axes.set(xlabel="tokens seen (millions)", ylabel="loss (nats per token)", ylim=(1, 6))

@@ -89,7 +89,7 @@ def unloop(work: Path, rounds: int, steps: int, peak: float) -> None:
 
 def main() -> None:
     """The command ``python -m training.unloop``."""
-    parser = argparse.ArgumentParser(description="Train a finished model not to repeat itself.")
+    parser = argparse.ArgumentParser(description="Train a model not to repeat itself, at the end of its run.")
     parser.add_argument("--work", type=Path, required=True, help="folder of the corpus and the checkpoint")
     parser.add_argument("--rounds", type=int, default=4, help="how often the model writes new texts")
     parser.add_argument("--steps", type=int, default=50, help="optimizer steps of a round")

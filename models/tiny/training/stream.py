@@ -19,9 +19,10 @@ END_OF_TEXT = "<|endoftext|>"
 LINES, WORDS = re.compile(r".*\n|.+"), re.compile(r"\w+|\s+|[^\w\s]")
 ROW = 1024
 """Tokens of a row, the shorter of the lengths of training sequences (train.py)."""
+RENAMED = re.compile(r"# Task: rename `(\w+)`")
 DEPARTURE = 4
-"""Weight of a token at which an edit departs from the code before it. There are few of them, and without more weight
-a model of this size learns to copy, and not to edit."""
+"""Weight of a token at which an edit departs from the code before it, and of an old name that a rename leaves.
+There are few of them, and without more weight a model of this size learns to copy, and not to edit."""
 Tokens = tuple[np.ndarray, np.ndarray]
 """Token ids, uint16, and the weight of each one's loss, uint8."""
 
@@ -47,13 +48,15 @@ def departures(before: str, after: str, parts: tuple[re.Pattern[str], ...] = (LI
 def weights(document: Document, encoding: Encoding) -> np.ndarray:
     """Return the weight of each token of an edit document, uint8 [number of tokens]: 0 before the result, where it is
     code like any other or the words of a drill, which nothing predicts; DEPARTURE where the code before the edit does
-    not predict a token of the result; and 1 elsewhere."""
+    not predict a token of the result, or where it has the old name of a rename; and 1 elsewhere."""
     of_chars = np.ones(len(document.text) + 1, np.uint8)
     head, separator, after = document.text.partition(RESULT)
     start = len(head) + len(separator)
     of_chars[:start] = 0
     for begin, end in departures(head.partition("\n")[2], after):
         of_chars[start + begin : start + end] = DEPARTURE
+    for left in re.finditer(rf"(?<![A-Za-z]){name[1]}", after) if (name := RENAMED.match(head)) else ():
+        of_chars[start + left.start() : start + left.end()] = DEPARTURE
     return np.array([of_chars[begin:end].max() for begin, end in encoding.offsets], np.uint8)
 
 

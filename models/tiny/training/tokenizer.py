@@ -62,7 +62,7 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
-STREAMS = {"train": (1.0, 0.5, 0.33), "decay": (0.06, 4.2, 1.4)}
+STREAMS = {"train": (1.0, 0.5, 0.33), "decay": (0.15, 1.6, 0.55)}
 """The streams to train on, the second one while the learning rate decays. Each has a share of the documents, and edit
 documents and drills (edits.py), as multiples of these documents' characters. They are made from all documents: the
 more code is copied once, the less can be known by heart. A model learns best what it sees last, and this one is to show

@@ -76,6 +76,14 @@ class Checkpoint:
             raise ConfigError(f"{file} holds {type(found).__name__}, not an object: download or save it again")
         return found
 
+    @contextmanager
+    def reading_config(self) -> Iterator[dict[str, Any]]:
+        """Give the content of config.json, and name the checkpoint in a CompatibilityError about it."""
+        try:
+            yield self.config
+        except CompatibilityError as error:
+            raise CompatibilityError(f"{self.name!r} does not fit: {error}") from error
+
     @cached_property
     def shapes(self) -> Shapes:
         """The shapes of all tensors, {name: shape}, read without loading the tensors."""

@@ -38,7 +38,8 @@ def find(options: EagleConfig, target: TargetInfo, *, is_eagle3: bool) -> Found:
     """
     checkpoint = Checkpoint(str(options.model), options.revision)
     shapes = {name: shape for name, shape in checkpoint.shapes.items() if not name.endswith(IGNORED)}
-    head = head_config.read(checkpoint.config, shapes, target, is_eagle3=is_eagle3)
+    with checkpoint.reading_config() as config:
+        head = head_config.read(config, shapes, target, is_eagle3=is_eagle3)
     outline = checkpoint.outline(lambda: Head(head), _name_in_module)
     _check_embedding_and_head(checkpoint.name, target, head)
     _check_tables(checkpoint.name, head, shapes)

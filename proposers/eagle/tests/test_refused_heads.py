@@ -143,5 +143,6 @@ ODD: dict[str, tuple[Change, str]] = {
 @pytest.mark.parametrize(("change", "message"), ODD.values(), ids=ODD)
 def test_a_head_that_could_say_nothing_is_refused(change, message, target, tmp_path):
     head = changed(write_eagle3(tmp_path, SIZES, file=SAFETENSORS, shape=Shape(draft_vocab_size=20)), change)
-    with pytest.raises(CompatibilityError, match=message):
+    with pytest.raises(CompatibilityError, match=message) as caught:
         LLM(str(target), speculative_config={"method": "eagle3", "model": str(head)}, **SETTINGS)
+    assert repr(str(head)) in str(caught.value)

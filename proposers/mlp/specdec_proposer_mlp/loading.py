@@ -32,7 +32,8 @@ def default_num_tokens(options: MLPSpeculatorConfig) -> int:
     """Return how many tokens a draft has if the user gives no number: one for each of the speculator's heads, or all
     nodes of the tree. Raises ConfigError or CompatibilityError if its config.json is not valid."""
     checkpoint = Checkpoint(str(options.model), options.revision)
-    head = SpeculatorConfig.read(checkpoint.config)
+    with checkpoint.reading_config() as config:
+        head = SpeculatorConfig.read(config)
     if options.n_candidates is None:
         return head.n_predict
     return most_nodes(options.top_k_tokens_per_head or head.top_k_tokens_per_head, options.n_candidates)
@@ -50,8 +51,9 @@ def find(options: MLPSpeculatorConfig, target: TargetInfo, num_speculative_token
     does not fit the target or is incomplete.
     """
     checkpoint = Checkpoint(str(options.model), options.revision)
-    head = SpeculatorConfig.read(checkpoint.config)
-    head.check_target(target)
+    with checkpoint.reading_config() as config:
+        head = SpeculatorConfig.read(config)
+        head.check_target(target)
     _check_options(options, head, num_speculative_tokens)
     outline = checkpoint.outline(lambda: Speculator(head), _names(head), PREFIX.__add__)
     return Found(head, checkpoint, sum(each.numel() for each in outline.parameters()))

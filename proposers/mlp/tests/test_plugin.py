@@ -198,8 +198,9 @@ MISFITS: dict[str, tuple[Change, str]] = {
 def test_a_speculator_that_does_not_fit_is_refused(name, target, tmp_path):
     change, message = MISFITS[name]
     model = written(tmp_path, TIED if name == "untied weights" else HEADS, change=change)
-    with pytest.raises(CompatibilityError, match=message):
+    with pytest.raises(CompatibilityError, match=message) as caught:
         planned(target, method="mlp_speculator", model=model)
+    assert repr(model) in str(caught.value)
 
 
 def test_numbers_that_are_not_finite_are_refused(target, tmp_path):

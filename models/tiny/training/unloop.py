@@ -5,7 +5,8 @@ greedily, and the tokens of long n-grams that are there a second time become les
 rest. Short n-grams are left alone, since code repeats them for good reasons.
 The run begins with the ``checkpoint.pt`` of the work folder, trained until the learning rate has fallen to a third of
 its peak (`training.train --end 0.3`), takes it to 0, and replaces the checkpoint. After a whole decay, the model
-forgets more of its edits.
+forgets more of its edits. The result is a mean of the weights before and after (Wortsman et al. 2022, "Robust
+fine-tuning of zero-shot models"), since the weights after the run predict code and edits less well.
 """
 
 from __future__ import annotations
@@ -56,10 +57,11 @@ def repeats(texts: np.ndarray, starts: np.ndarray, result: list[int]) -> np.ndar
     return found
 
 
-def unloop(work: Path, rounds: int, steps: int, peak: float) -> None:
+def unloop(work: Path, rounds: int, steps: int, peak: float, kept: float) -> None:
     """Train for a number of rounds. Each begins with new continuations; the learning rate falls to 0 over all rounds.
 
     steps: optimizer steps of a round. peak: the first step's learning rate.
+    kept: share of the weights from before in the mean.
     """
     trainee = Trainee(seed=0)
     # Without code, of which the decay's stream has little, all code becomes unlikely.
@@ -67,6 +69,7 @@ def unloop(work: Path, rounds: int, steps: int, peak: float) -> None:
     optimizers = make_optimizers(trainee, peak)
     progress = restore(work / "checkpoint.pt", trainee, optimizers)
     trainee.sync()
+    before = {name: master.detach().clone() for name, master in trainee.masters.items()}
     result = Tokenizer.from_file(str(work / "tokenizer" / "tokenizer.json")).encode(RESULT.lstrip()).ids
     corpus = np.load(work / "train.npy", mmap_mode="r")
     for turn in range(rounds):
@@ -85,6 +88,10 @@ def unloop(work: Path, rounds: int, steps: int, peak: float) -> None:
             progress.units += BATCH_UNITS
             progress.tokens += BATCH_UNITS * UNIT
         save(work / "checkpoint.pt", trainee, optimizers, progress)
+    with torch.no_grad():
+        for name, master in trainee.masters.items():
+            master.lerp_(before[name], kept)
+    save(work / "checkpoint.pt", trainee, optimizers, progress)
 
 
 def main() -> None:
@@ -94,8 +101,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="how often the model writes new texts")
     parser.add_argument("--steps", type=int, default=50, help="optimizer steps of a round")
     parser.add_argument("--peak", type=float, default=6e-4, help="first learning rate")
+    parser.add_argument("--kept", type=float, default=0.2, help="share of the weights from before in the result")
     arguments = parser.parse_args()
-    unloop(arguments.work, arguments.rounds, arguments.steps, arguments.peak)
+    unloop(arguments.work, arguments.rounds, arguments.steps, arguments.peak, arguments.kept)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers_log import log_to_stderr
 
-from specdec_core import LLM, CompatibilityError, ConfigError
+from specdec_core import LLM, CompatibilityError, ConfigError, SpecdecError
 from specdec_core.api.arguments import dry_run
 
 SETTINGS = {"dtype": "float32", "skip_tokenizer_init": True}
@@ -130,6 +130,24 @@ def test_weights_of_another_model(damage: Damage, error: type[Exception], says: 
     damage(folder)
     with pytest.raises(error, match=says):
         LLM(str(folder), **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"num_kv_blocks": 10**9}, "num_kv_blocks=1000000000 blocks of .* do not fit into"),
+        ({"num_kv_blocks": 1}, "1 KV blocks of 16 tokens .* do not hold one request"),
+        ({"speculative_config": {"method": "eagle", "model": "nowhere"}}, "the draft model 'nowhere' is not a folder"),
+    ],
+)
+def test_weights_are_read_last(options: dict[str, Any], says: str, folder: Path) -> None:
+    """Loading refuses these weights, so any other error comes before."""
+    damage, error, refusal = TENSORS["not a number"]
+    damage(folder)
+    with pytest.raises(error, match=refusal):
+        LLM(str(folder), **SETTINGS)
+    with pytest.raises(SpecdecError, match=says):
+        LLM(str(folder), **{**SETTINGS, **options})
 
 
 def with_unused_tensors(tensors: dict[str, torch.Tensor]) -> None:

@@ -35,7 +35,7 @@ from specdec_core.errors import ConfigError, PluginError
 from specdec_core.models import Model
 from specdec_core.models.attention import PagedAttention
 from specdec_core.models.load import ModelSource, find_device
-from specdec_core.models.meta_load import Outline, outline
+from specdec_core.models.meta_load import NeedsWeightsError, Outline, outline
 from specdec_core.models.model import speed_up
 from specdec_core.ops.padding import Padding
 from specdec_core.plugins import Plugins
@@ -77,6 +77,12 @@ class Design:
     kv_options: Any
     ops: Mapping[str, Callable[..., Any]]  # the target's
 
+    def after_loading(self, target: Outline) -> Design:
+        """Plan the memory again by what is free after the target's weights are loaded."""
+        was = self.memory
+        memory = plan_memory(self.config, target, self.plan, was.bytes_per_block, was.draft_kv_bytes_per_token)
+        return evolve(self, memory=memory)
+
     @property
     def speculative(self) -> SpeculativeConfig | None:
         return self.methods[0].config if self.methods else None
@@ -106,10 +112,18 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
 
     speculative: the options of one drafting method or of several; None: plain decoding.
 
-    Raises the errors of `dry_run` and those that only loading weights can cause.
+    Raises the errors of `dry_run`, before weights are loaded, and those that only loading weights can cause.
     """
+    try:
+        design = dry_run(config, plugins, speculative, tokenizer)
+    except NeedsWeightsError:
+        design = None
     target = Model(ModelSource.of_target(config, find_device(config.device)))
-    design = _design(config, plugins, speculative, tokenizer, Outline(target.info, target.kv_groups, weight_bytes=0))
+    loaded = Outline(target.info, target.kv_groups, weight_bytes=0)
+    if design is None or design.target.kv_groups != loaded.kv_groups:
+        design = _design(config, plugins, speculative, tokenizer, loaded)
+    else:
+        design = design.after_loading(loaded)
     device = target.info.device
     with blaming(f"KV manager {design.kv_spec.name!r}", "be built"):
         context = KVContext(design.memory.num_blocks, config.block_size, device)
@@ -145,7 +159,7 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
 
 def dry_run(config: EngineConfig, plugins: Plugins, speculative: Speculating = None, tokenizer: Any = None) -> Design:
     """Do everything of `build` that needs no weights, and return the `Design`. Raises the errors of `build`, except
-    those that only loading weights can cause."""
+    those that only loading weights can cause, and NeedsWeightsError if the target's structure needs weights."""
     target = outline(ModelSource.of_target(config, find_device(config.device)))
     return _design(config, plugins, speculative, tokenizer, target)
 

@@ -312,7 +312,7 @@ def stored_bytes(path: str, revision: str | None = None) -> int | None:
                 with safe_open(file, framework="numpy"):  # reads the header, and compares the file's size with it
                     pass
         return sum(file.stat().st_size for file in files)
-    except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, SafetensorError) as error:
         raise ConfigError(
             f"the weights of {path!r} cannot be loaded: {type(error).__name__}: {reason(error)}. Download or save them "
             f"again"
@@ -321,4 +321,7 @@ def stored_bytes(path: str, revision: str | None = None) -> int | None:
 
 def _indexed(file: Path) -> list[str]:
     """Read an index file (such as model.safetensors.index.json) and return the names of the weight files it lists."""
-    return sorted(set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values()))
+    index = json.loads(file.read_text(encoding="utf-8"))
+    if "weight_map" not in index:
+        raise ValueError("'weight_map' is missing in their index")
+    return sorted(set(index["weight_map"].values()))

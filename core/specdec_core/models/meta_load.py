@@ -28,6 +28,10 @@ from specdec_core.models.weight_bytes import quantize_empty, weight_bytes
 from specdec_core.models.weight_only import refuse_unquantized
 
 
+class NeedsWeightsError(CompatibilityError):
+    """The model's forward pass reads values, so its structure is known only once its weights are loaded."""
+
+
 @frozen
 class Outline:
     """A model's structure, and the memory that its weights take.
@@ -55,7 +59,8 @@ def outline(source: ModelSource) -> Outline:
     The model is run with meta tensors, which have shapes but no values. Missing tensors are not detected, and logits
     are not compared as in `compatibility.try_out`.
 
-    Raises ConfigError or CompatibilityError if the model cannot be loaded or is not supported.
+    Raises ConfigError or CompatibilityError if the model cannot be loaded or is not supported, and NeedsWeightsError if
+    that is known only once its weights are loaded.
     """
     config = load_config(source)
     info = target_info_of(source, config)
@@ -99,7 +104,7 @@ def _empty_model(source: ModelSource, config: PretrainedConfig, dtype: torch.dty
 
 def _kv_groups(empty: Any, info: TargetInfo) -> KVGroups:
     """Find the KV groups of a model on the meta device, and check its attention masks. Raises CompatibilityError if a
-    check fails, or if the forward pass needs the values of tensors."""
+    check fails, NeedsWeightsError if the forward pass needs the values of tensors."""
     # Grouped matrix products of meta tensors exist only in bfloat16, and shapes do not depend on the dtype.
     empty.to(torch.bfloat16)
     with torch.no_grad(), refusing_failures(empty), _Guessing():  # type: ignore[no-untyped-call]
@@ -109,7 +114,7 @@ def _kv_groups(empty: Any, info: TargetInfo) -> KVGroups:
         except Exception as error:
             if not _takes_values(error):
                 raise
-            raise CompatibilityError(
+            raise NeedsWeightsError(
                 f"the KV cache of {type(empty).__name__} cannot be planned without its weights: its forward pass reads "
                 f"values ({error}). It may run nevertheless: load it"
             ) from error

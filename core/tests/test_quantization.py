@@ -14,8 +14,9 @@ import pytest
 from rounding_quantizer import MISSING, rounding_quantizer
 from transformers.quantizers import auto
 
-from specdec_core import LLM, ConfigError, DraftHeadConfig, SamplingParams
+from specdec_core import LLM, CapacityError, ConfigError, DraftHeadConfig, SamplingParams
 from specdec_core.api.arguments import dry_run
+from specdec_core.engine import memory
 from specdec_core.models.quantization import quantization_config
 
 METHODS = sorted({*auto.AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"})
@@ -55,6 +56,20 @@ def test_quantized_on_load(checkpoint: Path, rounding: list[str], asked: Any, ra
     objects = LLM(checkpoint, quantization=quantization_config(asked, llm.engine.target._model.config.__class__()))
     assert rounding == [ran, ran]
     assert tokens(objects)
+
+
+def test_weights_that_may_fit_once_they_are_quantized_are_tried(
+    checkpoint: Path, rounding: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How much smaller a quantizer makes the weights is known only to itself."""
+    free_bytes = (checkpoint / "model.safetensors").stat().st_size // 2
+    monkeypatch.setattr(memory, "free_memory", lambda device: (free_bytes, 2**30))
+    options = {"dtype": "float32", "max_model_len": 32, "num_kv_blocks": 2}
+    with pytest.raises(CapacityError, match="bytes of target weights do not fit"):
+        LLM(checkpoint, **options)
+    with LLM(checkpoint, quantization="rounding_test", **options) as llm:
+        assert tokens(llm)
+    assert rounding
 
 
 @pytest.mark.parametrize("asked", [None, "rounding_test"])

@@ -114,11 +114,15 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
 
     Raises the errors of `dry_run`, before weights are loaded, and those that only loading weights can cause.
     """
+    source = ModelSource.of_target(config, find_device(config.device))
     try:
-        design = dry_run(config, plugins, speculative, tokenizer)
+        expected = outline(source)
+        if expected.may_be_smaller:
+            expected = evolve(expected, weight_bytes=0)  # refuse only what is certain not to fit
+        design = _design(config, plugins, speculative, tokenizer, expected)
     except NeedsWeightsError:
         design = None
-    target = Model(ModelSource.of_target(config, find_device(config.device)))
+    target = Model(source)
     loaded = Outline(target.info, target.kv_groups, weight_bytes=0)
     if design is None or design.target.kv_groups != loaded.kv_groups:
         design = _design(config, plugins, speculative, tokenizer, loaded)

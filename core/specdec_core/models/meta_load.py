@@ -25,7 +25,7 @@ from specdec_core.models.model import KVGroups, kv_groups_of, target_info_of
 from specdec_core.models.quantization import loading_quantizer, own_quantization
 from specdec_core.models.rope import pin_positions
 from specdec_core.models.weight_bytes import quantize_empty, weight_bytes
-from specdec_core.models.weight_only import refuse_unquantized
+from specdec_core.models.weight_only import refuse_unquantized, scheme_of
 
 
 class NeedsWeightsError(CompatibilityError):
@@ -40,11 +40,13 @@ class Outline:
         parameters that a family keeps in float32 are counted in the model's dtype. Weights that torchao quantizes while
         they are loaded have their quantized size; those of other methods are counted as they are before. For a
         quantized checkpoint, this is the size of its files, if they are on this machine.
+    may_be_smaller: the weights may take fewer bytes than that, since they are quantized in a way that is not followed.
     """
 
     info: TargetInfo
     kv_groups: KVGroups
     weight_bytes: int
+    may_be_smaller: bool = False
 
     @property
     def kv_layout(self) -> KVLayout:
@@ -68,13 +70,14 @@ def outline(source: ModelSource) -> Outline:
     empty = _empty_model(source, config, info.dtype)
     size = weight_bytes(empty)
     stored = stored_bytes(source.path, source.revision)
+    may_be_smaller = False
     if own_quantization(config) is not None:
-        size = size if stored is None else stored
+        size, may_be_smaller = (size, True) if stored is None else (stored, False)
     elif quantizer is not None:
         quantized = quantize_empty(_empty_model(source, config, info.dtype), quantizer, source.device)
         refuse_unquantized(source.quantization, quantized, source.path)
-        size = weight_bytes(quantized)
-    return Outline(info, _kv_groups(empty, info), size)
+        size, may_be_smaller = weight_bytes(quantized), scheme_of(source.quantization) is None
+    return Outline(info, _kv_groups(empty, info), size, may_be_smaller)
 
 
 def outline_draft(config: DraftModelConfig, target: TargetInfo) -> Outline:

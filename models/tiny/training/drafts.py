@@ -61,10 +61,8 @@ LEARNING_RATES = {
     "medusa": 1e-3,
 }
 """EAGLE's layer has neither an input nor an output norm, and diverges at the others' learning rates."""
-STEPS = {"eagle3": 4000, "eagle": 2000, "draft_model": 1800, "mtp": 2000, "mlp_speculator": 3000, "medusa": 2000}
+STEPS = {"eagle3": 4000, "eagle": 4000, "draft_model": 1800, "mtp": 2000, "mlp_speculator": 3000, "medusa": 2000}
 """Optimizer steps by method."""
-FURTHER = 0.5
-"""Share of these steps and learning rates with which `--further` trains."""
 
 
 def build_texts(work: Path) -> list[Path]:
@@ -155,17 +153,16 @@ def train_draft(work: Path, method: str, threads: int | None, *, further: bool =
     spec = Plugins.load().proposer(method)
     out = work / "drafts" / method
     start = copy_packaged(work, method) if further else None
-    share = 1.0 if start is None else FURTHER
     settings = Settings(
         target=str(WEIGHTS),
         data=tuple(build_texts(work)),
         held_out=(work / "heldout.jsonl",),
         out=out,
         start=None if start is None else str(start),
-        steps=round(share * STEPS[method]),
+        steps=STEPS[method],
         batch=2,
         length=LENGTH,
-        lr=share * LEARNING_RATES[method],
+        lr=LEARNING_RATES[method],
         warmup=0.02,
         autocast=DTYPE is torch.bfloat16,
         threads=threads,

@@ -30,6 +30,7 @@ LAYERS = (
     {"kv", "sampling", "verifiers"},
     {"models"},
     {"drafting"},
+    {"budget"},
     {"engine"},
     {"api"},
     {"cli", "__main__"},

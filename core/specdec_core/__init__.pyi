@@ -12,7 +12,6 @@ from specdec_core.config.draft_options import (
     DraftHeadConfig as DraftHeadConfig,
     DraftModelConfig as DraftModelConfig,
     DraftSamplingConfig as DraftSamplingConfig,
-    DraftStopConfig as DraftStopConfig,
     DraftTreeConfig as DraftTreeConfig,
     DraftWindowConfig as DraftWindowConfig,
 )
@@ -50,6 +49,7 @@ from specdec_core.contracts.proposer import (
     CausalLM as CausalLM,
     Embedding as Embedding,
     LayerAttention as LayerAttention,
+    LevelBudget as LevelBudget,
     Observation as Observation,
     OutputHead as OutputHead,
     Plan as Plan,
@@ -57,7 +57,6 @@ from specdec_core.contracts.proposer import (
     ProposerBatch as ProposerBatch,
     ProposerSpec as ProposerSpec,
     RequestView as RequestView,
-    StepCosts as StepCosts,
     TopTokens as TopTokens,
 )
 from specdec_core.contracts.report import StepReport as StepReport
@@ -78,7 +77,6 @@ from specdec_core.contracts.verifier import (
 from specdec_core.drafting import (
     DraftBuilder as DraftBuilder,
     DraftPass as DraftPass,
-    DraftStop as DraftStop,
     DynamicTree as DynamicTree,
     FeatureProposer as FeatureProposer,
     Grown as Grown,
@@ -87,7 +85,6 @@ from specdec_core.drafting import (
     RequestRows as RequestRows,
     RequestTensors as RequestTensors,
     StaticTree as StaticTree,
-    Stopping as Stopping,
     TreeGrower as TreeGrower,
     grow as grow,
 )

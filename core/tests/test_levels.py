@@ -9,47 +9,16 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from level_stops import StopsAt
 from test_drafting import batch_of
 from test_trees import CPU, SHAPES, VOCAB, Path, grown, levels, logits_after
 
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.draft import Draft
-from specdec_core.drafting import DynamicTree, Level, StaticTree, Stopping, TreeGrower
+from specdec_core.drafting import DynamicTree, Level, StaticTree, TreeGrower
 from specdec_core.engine.draft_check import check_draft
 
 Patch = pytest.MonkeyPatch
-
-
-class Stops(Stopping):
-    """A stop rule that ends each request's draft at a given depth.
-
-    Its `goes_on` asserts that the argument `rows` has the index of each node's parent in the previous level.
-    """
-
-    def __init__(self, depths: list[int]) -> None:
-        self._depths, self._depth = np.array(depths), 0
-        self._going = np.flatnonzero(self._depths > 0)  # the request of each node that went on
-
-    @property
-    def drafting(self) -> list[int]:
-        return np.flatnonzero(self._depths > 0).tolist()
-
-    def goes_on(
-        self,
-        requests: np.ndarray,
-        rows: np.ndarray,
-        probs: np.ndarray,
-        is_first_draw: np.ndarray,
-        num_nodes: np.ndarray,
-    ) -> np.ndarray:
-        assert (self._going[rows] == requests).all()
-        self._depth += 1
-        goes: np.ndarray = (self._depths > self._depth) & (num_nodes > 0)
-        self._going = requests[goes[requests]]
-        return goes
-
-    def keep(self, draft: Draft, *, in_place: bool) -> Draft:
-        return draft
 
 
 @attrs.frozen
@@ -74,12 +43,13 @@ class Case:
 
     def draft(self, *, of_fixed_size: bool) -> Draft:
         batch = batch_of(self.budgets, [0.7 * (b % 3) for b in range(len(self.budgets))])
-        stopping = Stops([depth for _, depth in self.budgets_and_depths])
+        if self.kind == "dynamic":  # a static tree of fixed size is never stopped
+            batch = attrs.evolve(batch, levels=StopsAt([depth for _, depth in self.budgets_and_depths]))
         with levels(of_fixed_size=of_fixed_size):
             if self.kind == "dynamic":
-                tree: TreeGrower = DynamicTree(batch, 3, 3, stopping=stopping)
+                tree: TreeGrower = DynamicTree(batch, 3, 3)
             else:
-                tree = StaticTree(batch, TokenTree.parse(self.kind), self.method, stopping=stopping)
+                tree = StaticTree(batch, TokenTree.parse(self.kind), self.method)
         return grown(tree, len(self.budgets), self.model)
 
 
@@ -87,7 +57,7 @@ cases = st.builds(
     Case,
     kind=st.sampled_from(["dynamic", *SHAPES]),
     method=st.sampled_from(["greedy", "probabilistic"]),
-    budgets_and_depths=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=4),
+    budgets_and_depths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=4),
     odd=st.frozensets(st.integers(0, 30), max_size=12),
 )
 

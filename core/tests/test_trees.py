@@ -51,7 +51,7 @@ def grown(grower: TreeGrower, num_requests: int, model: Callable[[int, Path], to
     model: returns logits, given a request's index and the draft tokens on a path. For dead (padding) entries the logits
     are extreme or NaN instead, to detect nodes below a dead entry.
     """
-    entries: list[tuple[int, Path]] = [(b, ()) for b in grower.roots]
+    entries: list[tuple[int, Path]] = [(b, ()) for b in range(num_requests)]
     by_number: list[dict[int, int]] = [{} for _ in range(num_requests)]
     written: list[set[int]] = [set() for _ in range(num_requests)]
 

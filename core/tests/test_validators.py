@@ -23,7 +23,7 @@ from specdec_core import (
     text,
     whole_number,
 )
-from specdec_core.config.draft_options import DraftModelConfig, DraftStopConfig
+from specdec_core.config.draft_options import DraftModelConfig
 from specdec_core.config.fields import shown
 from specdec_core.config.hashing import config_hash
 from specdec_core.config.verifiers import TypicalConfig
@@ -158,7 +158,7 @@ MUTE = [
 ]
 
 
-@pytest.mark.parametrize("config", [EngineConfig, SamplingParams, TypicalConfig, DraftModelConfig, DraftStopConfig])
+@pytest.mark.parametrize("config", [EngineConfig, SamplingParams, TypicalConfig, DraftModelConfig])
 @pytest.mark.parametrize("value", MUTE, ids=range(len(MUTE)))
 def test_a_value_that_cannot_be_written_is_refused_or_taken(config: Any, value: Any) -> None:
     required = {attribute.name: "x" for attribute in fields(config) if attribute.default is NOTHING}
@@ -174,8 +174,6 @@ def test_how_it_is_refused() -> None:
             EngineConfig(model="x", **{name: value})
     with pytest.raises(ConfigError, match="model=<Mute> must be a folder or a name, of at most 4096 characters"):
         EngineConfig(model=raising(str, "x"))
-    with pytest.raises(ConfigError, match="draft_level_cost=<Mute> and draft_node_cost=None go together"):
-        DraftStopConfig(draft_level_cost=raising(int, 5))
     with pytest.raises(ConfigError, match="LLM has no key <Mute>: remove it"):
         EngineConfig.from_mapping({raising(object): 1})
 

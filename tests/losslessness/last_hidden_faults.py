@@ -58,9 +58,9 @@ def states_stay_when_a_request_is_preempted(patch: Patch) -> None:
         observe(self, observation)
         self._last.put(stale, before)
 
-    def taking(self: Any, batch: Any, grower: Any) -> torch.Tensor:
+    def taking(self: Any, batch: Any) -> torch.Tensor:
         preempted.difference_update(request.id for request in batch.requests)
-        return hidden(self, batch, grower)
+        return hidden(self, batch)
 
     patch.setattr(LastHiddenProposer, "reset", lambda self, request: preempted.add(request.id))
     patch.setattr(LastHiddenProposer, "observe", observing)

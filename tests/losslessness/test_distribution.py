@@ -67,6 +67,7 @@ PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_pena
 IN_CI = {
     "chosen tree": Case("random_tree", {"observe": False, "full": True}),
     "good chain": Case("table", {**CHAIN, **DRAWN, **DEAD_TAILS}, {"top_p": 0.9, "frequency_penalty": 0.6}),
+    "chain within a budget": Case("table", {**CHAIN, **DRAWN, "adaptive_draft_length": True}),
     "adversarial tree": Case(
         "table", {**TREE, **DRAWN, "quality": "adversarial", "sparse": True}, {"top_k": 6, "repetition_penalty": 1.4}
     ),

@@ -5,18 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import Attribute, field, frozen
+from attrs import field, frozen
 from attrs.converters import optional
 
 from specdec_core.config.fields import (
-    Check,
     checkpoint,
     flag,
     not_yet,
-    number,
     one_of,
     option,
-    shown,
     text,
     whole_number,
 )
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
 
 LONGEST_CHAIN = 4096
 """Draft tokens of a draft model or head in one step. `TokenTree` lists every node's path, so memory is quadratic."""
-MOST_COST = 100
 DEFAULT_CHAIN = 5
 """Draft tokens of a chain where users give no number."""
 GREEDY, PROBABILISTIC = "greedy", "probabilistic"
@@ -155,46 +151,8 @@ class DraftWindowConfig:
     )
 
 
-_COST = number(0, MOST_COST, optional=True)
-
-
-def _both_costs(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-    _COST(instance, attribute, value)
-    level_cost = instance.draft_level_cost
-    if (level_cost is None) != (value is None):
-        raise ConfigError(
-            f"draft_level_cost={shown(level_cost)} and draft_node_cost={shown(value)} go together: give both, or "
-            f"neither"
-        )
-    if value is not None and not instance.adaptive_draft_length:
-        raise ConfigError(
-            f"draft_level_cost={shown(level_cost)} and draft_node_cost={shown(value)} are for drafts that end where "
-            f"more would not pay: give adaptive_draft_length=True, too, or leave them out"
-        )
-
-
-@frozen(kw_only=True, slots=False)
-class DraftStopConfig:
-    """Options of methods that can end a draft early, where another draft token is expected to cost more than it gains
-    (adaptive draft length)."""
-
-    adaptive_draft_length: bool = option(
-        flag, "End a request's draft where another level is expected to cost more than it gains.", default=False
-    )
-    draft_level_cost: float | None = option(
-        _COST,
-        "What drafting another level of nodes costs, in forward passes of the target over one token. None: measured. "
-        "Give it together with draft_node_cost.",
-    )
-    draft_node_cost: float | None = option(
-        Check(_both_costs, _COST.allowed),
-        "What verifying another node costs, in forward passes of the target over one token. None: measured. Give it "
-        "together with draft_level_cost.",
-    )
-
-
 @frozen(kw_only=True)
-class DraftHeadConfig(DraftModelConfig, DraftTreeConfig, DraftSamplingConfig, DraftStopConfig):
+class DraftHeadConfig(DraftModelConfig, DraftTreeConfig, DraftSamplingConfig):
     """Options of methods that load a draft head: layers trained for one target, which read its hidden states.
 
     Raises ConfigError if an option of whole draft models is given.

@@ -9,6 +9,7 @@ from attrs import field, fields, fields_dict, frozen
 
 from specdec_core.config.draft_options import DraftHeadConfig, DraftModelConfig, DraftWindowConfig
 from specdec_core.config.fields import (
+    flag,
     option,
     shown,
     text,
@@ -54,6 +55,13 @@ class SpeculativeConfig:
         whole_number(1, MOST_DRAFT_TOKENS, optional=True),
         "Draft nothing while more requests than this are running. 1: draft only for a request that runs alone. None: "
         "draft however many run.",
+    )
+    adaptive_draft_length: bool = option(
+        flag,
+        "Draft and verify as many tokens in each step as are expected to raise the output tokens per second, "
+        "num_speculative_tokens at most, and none where plain decoding is faster: by the acceptance of each request's "
+        "earlier drafts and by measured costs. False: as many tokens as there are.",
+        default=False,
     )
     verifier: str = option(
         text(),

@@ -45,12 +45,17 @@ class RequestView(Protocol):
         """int64 [num_tokens]   prompt and output so far, including the token to compute next. A view, not a copy."""
 
 
-@frozen
-class StepCosts:
-    """A measured estimate: a forward pass of the target over n tokens takes target_s + n * token_s seconds."""
+class LevelBudget(Protocol):
+    """Decides, while drafts grow, which requests get another level of draft tokens. `StaticTree` and `DynamicTree` ask
+    it. A level is decided on before it is drawn: to drop a token by its value would bias sampled drafts."""
 
-    target_s: float
-    token_s: float
+    def goes_on(
+        self, requests: np.ndarray, rows: np.ndarray, probs: np.ndarray, is_first: np.ndarray, num_nodes: np.ndarray
+    ) -> np.ndarray:
+        """bool [batch]   the requests that get another level below the one just grown. Of each draft token of that
+        level: requests int64 [n], its request's index in the batch; rows int64 [n], its parent's place among the last
+        call's tokens that went on, at first its request; probs float [n], the draft's probability; is_first bool [n],
+        the first of sampled siblings. num_nodes: int64 [batch], the most draft tokens of the next level."""
 
 
 @frozen(eq=False)
@@ -64,7 +69,7 @@ class ProposerBatch:
     temperature: torch.Tensor  # float32 [batch]   0: greedy
     max_draft_tokens: tuple[int, ...]  # [batch]   at least 1; never beyond max_tokens or max_model_len
     random: RandomSource
-    costs: StepCosts | None = None  # measured in the engine's first steps; None: not (or not yet) measured
+    levels: LevelBudget | None = None  # asked before each level but the first; None: all are wanted, as on a GPU
 
 
 @frozen(eq=False)

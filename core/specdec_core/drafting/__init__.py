@@ -8,4 +8,3 @@ from specdec_core.drafting.last_hidden import LastHiddenProposer as LastHiddenPr
 from specdec_core.drafting.level import DraftPass as DraftPass, Level as Level, TreeGrower as TreeGrower, grow as grow
 from specdec_core.drafting.rows import RequestRows as RequestRows, RequestTensors as RequestTensors
 from specdec_core.drafting.static import StaticTree as StaticTree
-from specdec_core.drafting.stop import DraftStop as DraftStop, Stopping as Stopping

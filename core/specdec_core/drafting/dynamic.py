@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -11,9 +10,7 @@ import torch
 
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import ProposerBatch
-from specdec_core.drafting.acceptance import on_host
-from specdec_core.drafting.level import Level, may_shrink
-from specdec_core.drafting.stop import Stopping
+from specdec_core.drafting.level import Level, may_shrink, on_host
 
 IMPOSSIBLE = np.float32(-np.inf)
 LEAST = np.finfo(np.float32).min
@@ -25,14 +22,12 @@ class DynamicTree:
     The root (a request's last token) gets its top_k likeliest children. In each of `depth` further levels, the top_k
     likeliest nodes of the level before get their top_k likeliest children. A node's likelihood is the probability of
     its path from the root. The nodes that are kept stay in the order in which they were grown; of equally likely nodes,
-    the one grown first is kept. No token is sampled. A node whose logits are not finite keeps no children.
+    the one grown first is kept. No token is sampled. A node whose logits are not finite keeps no children. A request
+    that `batch.levels` stops gets no more nodes.
 
     q_to_target: int64 [draft_vocab] or [batch, draft_vocab], maps draft token ids to target token ids, for all requests
         or for each; None if they are the same.
-    stopping: the result of `DraftStop.begin`, or None. It decides which requests get no more nodes, and which nodes are
-        dropped because verifying them costs more than they gain.
-    min_prob: a request gets no more nodes once all paths to its newest nodes have a lower probability than this. Give
-        this or stopping, not both.
+    min_prob: a request gets no more nodes once all paths to its newest nodes have a lower probability than this.
     """
 
     def __init__(
@@ -41,15 +36,13 @@ class DynamicTree:
         top_k: int,
         depth: int,
         q_to_target: torch.Tensor | None = None,
-        stopping: Stopping | None = None,
         min_prob: float = 0.0,
     ) -> None:
         self._budgets = batch.max_draft_tokens
         self._size, self._device = len(self._budgets), batch.root_token_ids.device
-        self._top_k, self._q_to_target, self._stopping = top_k, q_to_target, stopping
-        self.roots: Sequence[int] = range(self._size) if stopping is None else stopping.drafting
+        self._top_k, self._q_to_target, self._levels = top_k, q_to_target, batch.levels
         self._may_shrink = may_shrink(self._device)
-        self._growing = np.array(self.roots, dtype=np.int64)  # requests that levels are about
+        self._growing = np.arange(self._size)  # requests that levels are about
         self._goes = np.ones(len(self._growing), dtype=bool)  # which of them have not been stopped
         self._each = np.arange(self._size)[:, None]  # row index for arrays [batch, n]
         self._least_score = np.log(min_prob) if min_prob else LEAST
@@ -172,23 +165,21 @@ class DynamicTree:
         log_probs: float32 [batch, n], the draft model's log probability of each node's token.
         """
         best = self._of_growing(self._frontier_scores[:, 0])
-        if self._stopping is None:
-            goes: np.ndarray = best >= self._least_score
+        goes: np.ndarray = best >= self._least_score
+        if self._levels is None:
             return goes
         going = self._growing[self._goes]
         rows = above[going] + width * np.arange(len(going))[:, None]
         requests = going.repeat(above.shape[1])
         is_first_draw = np.zeros(len(requests), dtype=bool)
-        num_nodes = np.zeros(self._size, dtype=np.int64)  # one: `keep` drops nodes that do not pay
-        num_nodes[self._growing] = best > IMPOSSIBLE
+        num_nodes = np.zeros(self._size, dtype=np.int64)  # one: the engine drops nodes that do not pay
+        num_nodes[self._growing] = goes & (best > IMPOSSIBLE)
         probs = np.exp(log_probs[going].ravel())
-        return self._stopping.goes_on(requests, rows.ravel(), probs, is_first_draw, num_nodes)[self._growing]
+        return self._levels.goes_on(requests, rows.ravel(), probs, is_first_draw, num_nodes)[self._growing]
 
     def build(self) -> Draft:
-        draft = self._likeliest() if self._grown else Draft.from_chains([[]] * self._size, self._device)
-        return draft if self._stopping is None else self._stopping.keep(draft, in_place=False)
-
-    def _likeliest(self) -> Draft:
+        if not self._grown:
+            return Draft.from_chains([[]] * self._size, self._device)
         levels = zip(*self._grown, strict=True)
         token_ids, parents, scores, log_probs = (np.concatenate(each, axis=1) for each in levels)
         # No child is likelier than its parent, which is before it: so the parent of a kept node is kept.

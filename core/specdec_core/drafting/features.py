@@ -7,12 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from specdec_core.config.draft_options import DraftHeadConfig
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import BuildContext, Observation, Proposer, ProposerBatch, RequestView
 from specdec_core.drafting.level import DraftPass, Level, TreeGrower, grow
 from specdec_core.drafting.rows import RequestTensors
-from specdec_core.drafting.stop import DraftStop
 
 
 class FeatureProposer(Proposer):
@@ -32,12 +30,9 @@ class FeatureProposer(Proposer):
     window: a token attends to this many positions of the head's KV cache; None: all.
     """
 
-    def __init__(
-        self, config: DraftHeadConfig, context: BuildContext, taps: Sequence[str], hidden_size: int, window: int | None
-    ) -> None:
+    def __init__(self, context: BuildContext, taps: Sequence[str], hidden_size: int, window: int | None) -> None:
         assert context.attention is not None
         self._context, self._attention, self._taps, self._window = context, context.attention, taps, window
-        self._stop = DraftStop(config, context.max_num_seqs)
         # Of each request's last slot: the input of the LM head, and the feature for the next level.
         widths = hidden_size, hidden_size
         self._last = RequestTensors(context.max_num_seqs, widths, context.target.dtype, context.device)
@@ -76,11 +71,9 @@ class FeatureProposer(Proposer):
 
     def start(self, request: RequestView) -> None:
         self._last.start(request)
-        self._stop.start(request)
 
     def finish(self, request: RequestView, reason: str) -> None:
         self._last.finish(request)
-        self._stop.finish(request)
 
     def observe(self, observation: Observation) -> None:
         features = torch.cat([observation.features[tap] for tap in self._taps], dim=-1)
@@ -99,7 +92,7 @@ class FeatureProposer(Proposer):
 
     def propose(self, batch: ProposerBatch) -> Draft:
         grower = self.grower(batch)
-        outputs, features = self._last.take(batch.requests[b] for b in grower.roots)
+        outputs, features = self._last.take(batch.requests)
         first_slots = [len(request.token_ids) - 1 for request in batch.requests]
 
         def forward(level: Level) -> torch.Tensor:
@@ -108,7 +101,7 @@ class FeatureProposer(Proposer):
             outputs, features = self._forward(passed, features.index_select(0, level.rows))
             return self.logits(outputs, level.requests)
 
-        return grow(grower, self.logits(outputs, np.array(grower.roots, dtype=np.int64)), forward)
+        return grow(grower, self.logits(outputs, np.arange(len(batch.requests))), forward)
 
     def _forward(
         self, passed: DraftPass, features: torch.Tensor, rows: torch.Tensor | None = None

@@ -10,7 +10,6 @@ from specdec_core.contracts.proposer import BuildContext, Observation, Proposer,
 from specdec_core.drafting.level import TreeGrower
 from specdec_core.drafting.rows import RequestTensors
 from specdec_core.drafting.static import StaticTree
-from specdec_core.drafting.stop import DraftStop
 
 
 class LastHiddenProposer(Proposer):
@@ -31,26 +30,23 @@ class LastHiddenProposer(Proposer):
         q_to_target: torch.Tensor | None = None,
     ) -> None:
         self._method, self._shape, self._q_to_target = config.draft_sample_method, shape, q_to_target
-        self._stop = DraftStop(config, context.max_num_seqs, forwards_roots=True)
         target = context.target
         self._last = RequestTensors(context.max_num_seqs, [target.hidden_size], target.dtype, context.device)
 
     def start(self, request: RequestView) -> None:
         self._last.start(request)
-        self._stop.start(request)
 
     def finish(self, request: RequestView, reason: str) -> None:
         self._last.finish(request)
-        self._stop.finish(request)
 
     def observe(self, observation: Observation) -> None:
         self._last.put(observation.requests, observation.features["final"].index_select(0, observation.last_rows))
 
     def grower(self, batch: ProposerBatch) -> TreeGrower:
         """Begin the drafts of a call of `propose`: trees of the given shape."""
-        return StaticTree(batch, self._shape, self._method, self._q_to_target, self._stop.begin(batch))
+        return StaticTree(batch, self._shape, self._method, self._q_to_target)
 
-    def hidden(self, batch: ProposerBatch, grower: TreeGrower) -> torch.Tensor:
-        """Return the hidden states for the requests in `grower.roots`, [num_roots, hidden_size]."""
-        (hidden,) = self._last.take(batch.requests[b] for b in grower.roots)
+    def hidden(self, batch: ProposerBatch) -> torch.Tensor:
+        """Return the hidden states of the requests, [batch, hidden_size]."""
+        (hidden,) = self._last.take(batch.requests)
         return hidden

@@ -51,20 +51,19 @@ def may_shrink(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
+def on_host(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.cpu().numpy()
+
+
 class TreeGrower(Protocol):
     """Decides from a draft model's logits which draft tokens a tree has. `StaticTree` and `DynamicTree` implement
     it."""
 
-    @property
-    def roots(self) -> Sequence[int]:
-        """Indices of the requests that get a draft, ascending."""
-        ...
-
     def grow(self, logits: torch.Tensor) -> Level | None:
         """Grow a level and return it, as input of the next forward pass; None if no more forward passes are needed.
 
-        logits: float [n, draft_vocab]. In the first call there is a row for each request in `roots`, later for each
-            entry of the last level, padding included.
+        logits: float [n, draft_vocab]. In the first call there is a row for each request, later for each entry of the
+            last level, padding included.
         """
         ...
 
@@ -74,7 +73,7 @@ class TreeGrower(Protocol):
 def grow(grower: TreeGrower, logits: torch.Tensor, forward: Callable[[Level], torch.Tensor]) -> Draft:
     """Grow a draft, with a forward pass of the draft model or head after each level but the last.
 
-    logits: float [num_roots, draft_vocab], after the last token of each request in `grower.roots`.
+    logits: float [batch, draft_vocab], after the last token of each request.
     forward: runs the forward pass over a level and returns logits float [num_requests * width, draft_vocab].
     """
     level = grower.grow(logits)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +10,9 @@ import torch
 from specdec_core.config.draft_options import GREEDY
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.draft import Draft
-from specdec_core.contracts.proposer import ProposerBatch
-from specdec_core.drafting.acceptance import on_host
+from specdec_core.contracts.proposer import LevelBudget, ProposerBatch
 from specdec_core.drafting.builder import DraftBuilder, Grown
-from specdec_core.drafting.level import Level, may_shrink
-from specdec_core.drafting.stop import Stopping
+from specdec_core.drafting.level import Level, may_shrink, on_host
 
 
 class _Entries(NamedTuple):
@@ -30,13 +27,13 @@ class _Entries(NamedTuple):
 
 
 class StaticTree:
-    """Grows a tree of the same shape for every request, level by level, cut off at max_draft_tokens nodes.
+    """Grows a tree of the same shape for every request, level by level, cut off at max_draft_tokens nodes. A request
+    that `batch.levels` stops gets no more nodes.
 
     method: "greedy": a node's children are the likeliest next tokens. "probabilistic": children are drawn without
         replacement at the request's temperature, or chosen as with "greedy" if that is 0.
     q_to_target: int64 [draft_vocab] or [batch, draft_vocab], maps draft token ids to target token ids, for all requests
         or for each; None if they are the same.
-    stopping: the result of `DraftStop.begin`, or None. Requests that it stops get no more nodes.
     """
 
     def __init__(
@@ -45,23 +42,22 @@ class StaticTree:
         shape: TokenTree,
         method: str = GREEDY,
         q_to_target: torch.Tensor | None = None,
-        stopping: Stopping | None = None,
     ) -> None:
         self._builder = DraftBuilder(batch, method, q_to_target)
-        self._shape, self._stopping = shape, stopping
+        self._shape = shape
         device = batch.root_token_ids.device
         self._may_shrink = may_shrink(device)
+        self._levels = batch.levels if self._may_shrink else None
         self._num_children = torch.tensor(shape.num_children, device=device)  # root first, then nodes
         self._first_child = torch.tensor(shape.first_children, device=device)
         self._leaf = len(shape.paths)  # the kind of the last node, which has no children
         size = len(batch.max_draft_tokens)
-        self.roots: Sequence[int] = range(size) if stopping is None else stopping.drafting
         # Of the level that is to have children, at first the roots:
-        self._width, self._active = 1, np.array(self.roots, dtype=np.int64)  # see `Level.width` and `Level.requests`
+        self._width, self._active = 1, np.arange(size)  # see `Level.width` and `Level.requests`
         roots = torch.from_numpy(self._active).to(device)
         zeros = torch.zeros_like(roots)
         self._above = _Entries(zeros, zeros, roots, zeros - 1, zeros, zeros.new_empty(len(roots), 0))
-        self._goes: np.ndarray | None = None  # bool [n]   nodes of requests that go on; None: every entry is one
+        self._is_node: np.ndarray | None = None  # bool [n]   entries that are no padding; None: all
         self._totals = np.zeros(size, dtype=np.int64)  # [batch]   nodes that were forwarded
 
     def grow(self, logits: torch.Tensor) -> Level | None:
@@ -84,25 +80,21 @@ class StaticTree:
         )
         if nodes.ancestors.shape[1] == self._shape.depth or not bool((self._builder.room > 0).any()):
             return None
-        goes = None
-        if self._stopping is not None:
-            goes = self._goes_on(self._stopping, grown, nodes, rank == 0)
+        if self._levels is not None:
+            goes = self._goes_on(self._levels, grown, nodes, rank == 0)
             if not goes.any():
                 return None
-            is_kept = torch.from_numpy(goes).to(rows.device)
-            if self._may_shrink:
-                nodes, goes = _Entries(*(each[is_kept] for each in nodes)), None
-            else:  # nodes of stopped requests are forwarded too, but nothing grows below them
-                nodes = nodes._replace(kinds=torch.where(is_kept, nodes.kinds, self._leaf))
-        return self._level(nodes, goes)
+            if not goes.all():
+                is_kept = torch.from_numpy(goes)
+                nodes = _Entries(*(each[is_kept] for each in nodes))
+        return self._level(nodes)
 
     def build(self) -> Draft:
-        draft = self._builder.build()
-        return draft if self._stopping is None else self._stopping.keep(draft, in_place=True)
+        return self._builder.build()
 
-    def _level(self, nodes: _Entries, goes: np.ndarray | None) -> Level:
+    def _level(self, nodes: _Entries) -> Level:
         """Return these nodes as a `Level`, the input of the next forward pass, padded if requests have different
-        numbers of nodes. goes: bool [n], the nodes that may get children; None: all."""
+        numbers of nodes."""
         starts, depth = self._totals, nodes.ancestors.shape[1]
         if self._shape.is_chain and len(nodes.rows) == len(self._active):  # one node per request, as in most steps
             active, width, of = self._active, 1, self._active
@@ -115,17 +107,15 @@ class StaticTree:
             if self._may_shrink:
                 active, width = np.flatnonzero(counts), int(counts.max())
             else:
-                active = np.array(self.roots, dtype=np.int64)
+                active = np.arange(len(starts))
                 width = self._shape.widths[depth - 1]
-        is_alive, self._goes = None, goes
+        is_alive = self._is_node = None
         if len(of) < len(active) * width:
             places = np.searchsorted(active, of) * width + np.arange(len(of)) - np.searchsorted(of, of)
             nodes = self._with_dead(nodes, places, active, (starts[active][:, None] + np.arange(width)).ravel())
             alive = np.zeros(len(active) * width, dtype=bool)
             alive[places] = True
-            is_alive = torch.from_numpy(alive).to(nodes.rows.device)
-            self._goes = alive.copy()
-            self._goes[places] = True if goes is None else goes
+            is_alive, self._is_node = torch.from_numpy(alive).to(nodes.rows.device), alive
         self._above, self._active, self._width = nodes, active, width
         return Level(
             width=width,
@@ -160,13 +150,13 @@ class StaticTree:
         where = torch.from_numpy(places).to(device)
         return _Entries(*(other.index_copy_(0, where, node) for other, node in zip(dead, nodes, strict=True)))
 
-    def _goes_on(self, stopping: Stopping, grown: Grown, nodes: _Entries, is_first: torch.Tensor) -> np.ndarray:
+    def _goes_on(self, levels: LevelBudget, grown: Grown, nodes: _Entries, is_first: torch.Tensor) -> np.ndarray:
         """bool [n]   whether the request of each node gets another level. is_first: bool [n], whether a node is its
         parent's first child."""
         room, requests = self._builder.room, on_host(nodes.requests)
         num_nodes = torch.zeros_like(room).index_add_(0, nodes.requests, self._num_children[nodes.kinds])
         is_first_draw = is_first & self._builder.is_sampled[nodes.requests]
         rows = on_host(grown.parents)
-        rows = rows if self._goes is None else (self._goes.cumsum() - 1)[rows]  # among nodes that went on
+        rows = rows if self._is_node is None else (self._is_node.cumsum() - 1)[rows]
         others = map(on_host, (grown.scores, is_first_draw, torch.minimum(num_nodes, room)))
-        return stopping.goes_on(requests, rows, *others).take(requests)
+        return levels.goes_on(requests, rows, *others).take(requests)

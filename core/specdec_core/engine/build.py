@@ -11,6 +11,8 @@ from typing import Any
 from attrs import evolve, fields_dict, frozen
 
 from specdec_core import ops
+from specdec_core.budget.budget import Budget
+from specdec_core.budget.cost_curve import CostCurve
 from specdec_core.config.draft_options import DraftModelConfig
 from specdec_core.config.engine import EngineConfig
 from specdec_core.config.fields import refuse_unknown, shown
@@ -23,6 +25,7 @@ from specdec_core.engine.budget import DraftBudget
 from specdec_core.engine.draft_kind import explain_draft_kind
 from specdec_core.engine.drafter import Drafter
 from specdec_core.engine.logprobs import TokenTexts
+from specdec_core.engine.measuring import measure_steps
 from specdec_core.engine.memory import MemoryPlan, plan_memory
 from specdec_core.engine.named_proposer import NamedProposer
 from specdec_core.engine.plugin_errors import blaming
@@ -136,6 +139,10 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
     places = [(groups[kind], layer) for kind, layer in target.kv_groups.places]
     attention = PagedAttention(kv, places, design.ops, Padding.of(device))
     target.attach(attention, design.ops, design.plan)
+    warm_up(target, design.memory.num_blocks, config.block_size)
+    token_texts, verification = TokenTexts(tokenizer), Verification(plugins, design.speculative)
+    runner = Runner(target, kv, token_texts)
+    curve = _cost_curve(design, runner, verification, kv)
     drafters, draft_groups = [], []
     for method in design.methods:
         of_draft = None
@@ -145,16 +152,14 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
             of_draft = attention.of_group(group, method.plan.kv_layout.num_layers, method.ops)
             draft_groups.append(group)
         with _explaining(method.config, method.spec, plugins):
-            drafters.append(_drafter(method, design, target, of_draft))
-    warm_up(target, design.memory.num_blocks, config.block_size)
-    token_texts = TokenTexts(tokenizer)
+            drafters.append(_drafter(method, design, target, of_draft, curve))
     return Parts(
         target=target,
         kv=kv,
-        runner=Runner(target, kv, token_texts),
-        speculation=Speculation(drafters, device),
+        runner=runner,
+        speculation=Speculation(drafters, device, curve),
         scheduler=_scheduler(design, kv, draft_groups),
-        verification=Verification(plugins, design.speculative),
+        verification=verification,
         token_texts=token_texts,
         num_speculative_tokens=design.num_speculative_tokens,
         num_kv_blocks=design.memory.num_blocks,
@@ -200,7 +205,7 @@ def _design(
 def _check_together(methods: Sequence[Method]) -> None:
     """Raise ConfigError if the drafting methods cannot be combined in one engine."""
     for method in methods[1:]:
-        for key in ("verifier", "verifier_options", "disable_by_batch_size"):
+        for key in ("verifier", "verifier_options", "disable_by_batch_size", "adaptive_draft_length"):
             values = [getattr(each.config, key) for each in (methods[0], method)]
             if values[0] != values[1]:
                 raise ConfigError(
@@ -301,20 +306,45 @@ def build_proposer(spec: ProposerSpec, options: Any, context: BuildContext) -> P
     return proposer
 
 
-def _drafter(method: Method, design: Design, target: Model, attention: PagedAttention | None) -> Drafter:
+def _cost_curve(design: Design, runner: Runner, verification: Verification, kv: KVManager) -> CostCurve | None:
+    """Measure what a forward pass of the target costs, if drafts are to go by it."""
+    if design.speculative is None or not design.speculative.adaptive_draft_length:
+        return None
+    config = design.config
+    measured = measure_steps(
+        runner,
+        verification,
+        kv,
+        max_num_seqs=config.max_num_seqs,
+        num_speculative_tokens=design.num_speculative_tokens,
+        max_model_len=design.target.info.max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+    )
+    return CostCurve(measured, config.max_num_batched_tokens)
+
+
+def _drafter(
+    method: Method, design: Design, target: Model, attention: PagedAttention | None, curve: CostCurve | None
+) -> Drafter:
     """Build the proposer of a method, and the `Drafter` that calls it.
 
     attention: paged attention over the KV cache of the draft model's own layers; None if the method's plan has no
         kv_layout.
     """
+    number, layout = method.config.num_speculative_tokens, method.plan.kv_layout
+    budget = None
+    if curve is not None:
+        in_place = layout is not None and layout.keeps_nodes
+        budget = Budget(curve, design.config.max_num_seqs, number, in_place=in_place)
     proposer = build_proposer(method.spec, method.config.options, _build_context(method, design, target, attention))
     return Drafter(
         NamedProposer(proposer, method.spec.name),
         method.plan,
-        num_speculative_tokens=method.config.num_speculative_tokens,
+        num_speculative_tokens=number,
         max_tokens=design.config.max_num_batched_tokens,
         vocab_size=target.info.vocab_size,
         device=target.info.device,
+        budget=budget,
     )
 
 

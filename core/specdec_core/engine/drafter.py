@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from time import perf_counter
 from typing import NoReturn
 
 import torch
 
+from specdec_core.budget.budget import Budget
+from specdec_core.budget.choice import Expected
 from specdec_core.contracts.draft import Draft
-from specdec_core.contracts.proposer import Plan, ProposerBatch, StepCosts
+from specdec_core.contracts.proposer import Plan, ProposerBatch
+from specdec_core.contracts.verifier import Verdict
 from specdec_core.engine.draft_check import check_form, check_nodes, check_probs
 from specdec_core.engine.named_proposer import NamedProposer
 from specdec_core.engine.observer import Observer
 from specdec_core.engine.request import Request
+from specdec_core.engine.runner import Computed
 from specdec_core.engine.safe_draft import PendingCheck, SafeDrafts
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_batch import spread
@@ -26,6 +31,7 @@ class Drafter:
     plan: what the proposer needs from the engine.
     num_speculative_tokens: the most draft tokens of a request in a step, for this proposer.
     max_tokens: the most tokens whose hidden states are stored, to be shown to the proposer later.
+    budget: decides how much to draft (adaptive_draft_length); None: as much as the scheduler allows.
     reads_drafts: whether drafts are checked on the host (`draft_check`) if their values can be read without waiting for
         a GPU. Other drafts are checked on their device (`safe_draft`). Some tests set it to False.
     """
@@ -39,14 +45,21 @@ class Drafter:
         max_tokens: int,
         vocab_size: int,
         device: torch.device,
+        budget: Budget | None = None,
     ) -> None:
         self.proposer, self.plan, self.observer = proposer, plan, Observer(proposer, plan, max_tokens)
+        self.budget = budget
+        if budget is not None:
+            self.observer.is_off = budget.is_off
+            self.observer.pays = lambda request: not budget.is_off(request)
         self.reads_drafts = True
         self._num_speculative_tokens = num_speculative_tokens
         self._vocab_size, self._device = vocab_size, device
         self._safe_drafts = SafeDrafts(vocab_size)
 
     def start(self, request: Request) -> None:
+        if self.budget is not None:
+            self.budget.start(request)
         with self.proposer.called() as proposer:
             proposer.start(request)
 
@@ -59,10 +72,12 @@ class Drafter:
         """Tell the proposer that a request has ended, and why (its finish_reason). If an interrupt (Ctrl-C) stops this
         method, the engine calls it again."""
         self.observer.forget(request)
+        if self.budget is not None:
+            self.budget.finish(request)
         with self.proposer.called() as proposer:
             proposer.finish(request, reason)
 
-    def propose(self, schedule: Schedule, costs: StepCosts | None = None) -> tuple[Draft, PendingCheck | None]:
+    def propose(self, schedule: Schedule) -> tuple[Draft, PendingCheck | None]:
         """Get the proposer's draft and extend it to all scheduled requests. The proposer sees only requests that may
         draft; the others get empty trees.
 
@@ -70,7 +85,11 @@ class Drafter:
         check is safe to compute with, but no token may be emitted before `PendingCheck.resolve`.
         """
         pairs = zip(schedule.requests, schedule.budgets, strict=True)
-        wanted = [self._budget(request, budget) if budget else 0 for request, budget in pairs]
+        wanted = [self._limit(request, budget) if budget else 0 for request, budget in pairs]
+        if self.budget is not None:
+            so_far = Expected(schedule.num_decode_requests, sum(schedule.num_known))
+            is_sampled = [not request.params.is_greedy for request in schedule.requests]
+            wanted = self.budget.share(schedule.requests, wanted, is_sampled, so_far)
         drafting = [request for request, budget in zip(schedule.requests, wanted, strict=True) if budget]
         if not drafting:
             return Draft.from_chains([[]] * len(schedule.requests), self._device), None
@@ -86,13 +105,23 @@ class Drafter:
             ),
             max_draft_tokens=budgets,
             random=CounterRandom([r.seed for r in drafting], root_positions),
-            costs=costs,
+            levels=None if self.budget is None else self.budget.levels(budgets, self._device),
         )
         with self.proposer.called() as proposer:
             draft, check = self._checked(proposer.propose(batch), budgets)
+        if self.budget is not None:
+            draft = self.budget.keep(draft)
         return spread(draft, wanted), check
 
-    def _budget(self, request: Request, budget: int) -> int:
+    def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
+        """Pass the hidden states of a forward pass to the proposer, if it wants them. The verdict (the result of
+        verification) is on the host."""
+        started = perf_counter()
+        num_shown = self.observer.observe(schedule, computed, draft, verdict)
+        if self.budget is not None and num_shown and not schedule.num_prefill_tokens:
+            self.budget.observed(num_shown, perf_counter() - started)
+
+    def _limit(self, request: Request, budget: int) -> int:
         """The most draft tokens that this proposer may draft for a request; 0 if the request may not draft.
 
         budget: the most draft tokens that the scheduler allows.

@@ -18,7 +18,6 @@ from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.report import StepReport
 from specdec_core.contracts.verifier import Verdict
 from specdec_core.engine.build import Speculating, build
-from specdec_core.engine.costs import CostMeter
 from specdec_core.engine.detokenizer import OutputText
 from specdec_core.engine.device import failure_of, use_device
 from specdec_core.engine.logprobs import output_logprobs
@@ -71,7 +70,6 @@ class Engine:
         self._scheduler, self._speculation = parts.scheduler, parts.speculation
         self._runner, self._verification = parts.runner, parts.verification
         self._tokenizer, self._token_texts = tokenizer, parts.token_texts
-        self._meter = CostMeter()
         self._step_finished = plugins.step_finished
         self._abandoned = finalize(self, self._speculation.abandon)
         self._requests: dict[str, Request] = {}
@@ -209,7 +207,7 @@ class Engine:
         if not schedule.requests:
             return StepReport(num_preempted=len(schedule.preempted))
         timer = StepTimer()
-        draft, checks = self._speculation.propose(schedule, self._meter.costs)
+        draft, checks = self._speculation.propose(schedule)
         timer.end_drafting()
         computed = self._runner.run(schedule, draft)
         timer.end_forward_pass()
@@ -220,7 +218,7 @@ class Engine:
         timer.end_drafting()
         emitted = self._emit(schedule, computed, draft, decision.verdict)
         report = timer.report(schedule, draft, decision.verifier, emitted)
-        self._meter.add(report)
+        self._speculation.end_step(report)
         return report
 
     def _emit(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> Emitted:

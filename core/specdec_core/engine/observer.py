@@ -40,11 +40,11 @@ class Observer:
     def may_draft(self, request: Request) -> bool:
         return self._may_ever_draft(request) and not self.is_off(request)
 
-    def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> int:
         """Pass the hidden states of a forward pass (`computed`) to the proposer, or store them for later. The verdict
-        (the result of verification) is on the host."""
+        (the result of verification) is on the host. Returns the number of requests that the proposer saw."""
         if not self._plan.observes:
-            return
+            return 0
         wanted = [i for i, request in enumerate(schedule.requests) if self._may_ever_draft(request)]
         # A request that had nodes is observed at once, even if its drafting has been turned off since.
         has_nodes = draft.num_nodes_per_request
@@ -57,6 +57,7 @@ class Observer:
             off = [i for i in wanted if i not in set(on)]
             late = observation_of(schedule, computed, draft, verdict, off, self._plan.taps)
             self._put_off([schedule.requests[i] for i in off], late)
+        return len(on)
 
     def catch_up(self, requests: Sequence[Request]) -> None:
         """Show the proposer the stored hidden states of these requests, which are then no longer stored."""

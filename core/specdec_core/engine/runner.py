@@ -33,6 +33,10 @@ class Runner:
     def __init__(self, target: Model, kv: KVManager, token_texts: TokenTexts) -> None:
         self._target, self._kv, self._token_texts = target, kv, token_texts
 
+    @property
+    def device(self) -> torch.device:
+        return self._target.info.device
+
     def run(self, schedule: Schedule, draft: Draft) -> Computed:
         """Run the target's forward pass over the scheduled tokens and the draft tokens. Prompt logprobs are added to
         the requests that ask for them, and are no part of the result."""

@@ -9,8 +9,9 @@ from weakref import WeakSet
 
 import torch
 
+from specdec_core.budget.cost_curve import CostCurve
 from specdec_core.contracts.draft import Draft
-from specdec_core.contracts.proposer import StepCosts
+from specdec_core.contracts.report import StepReport
 from specdec_core.contracts.verifier import Verdict
 from specdec_core.drafting.combining import combine_drafts
 from specdec_core.engine.device import use_device
@@ -28,10 +29,11 @@ class Speculation:
     """Calls an engine's proposers and combines their drafts.
 
     drafters: one per proposer; empty for plain decoding.
+    curve: the measured time of the target's forward pass, which the drafters' budgets share; None: there is no budget.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], device: torch.device) -> None:
-        self.drafters, self._device = tuple(drafters), device
+    def __init__(self, drafters: Sequence[Drafter], device: torch.device, curve: CostCurve | None = None) -> None:
+        self.drafters, self._device, self._curve = tuple(drafters), device, curve
         self._started: WeakSet[Request] = WeakSet()  # weak: a request's listener may refer to the engine
 
     def announce(self, schedule: Schedule) -> None:
@@ -45,13 +47,10 @@ class Speculation:
                 for drafter in self.drafters:
                     drafter.start(request)
 
-    def propose(self, schedule: Schedule, costs: StepCosts | None = None) -> tuple[Draft, Sequence[PendingCheck]]:
+    def propose(self, schedule: Schedule) -> tuple[Draft, Sequence[PendingCheck]]:
         """Return one draft over all scheduled requests, combined from the proposers' drafts, and the pending checks of
-        drafts on a device. The checks must be resolved before tokens are emitted.
-
-        costs: the measured time of a forward pass of the target; None: not measured yet.
-        """
-        found = [drafter.propose(schedule, costs) for drafter in self.drafters]
+        drafts on a device. The checks must be resolved before tokens are emitted."""
+        found = [drafter.propose(schedule) for drafter in self.drafters]
         drafts = [draft for draft, _ in found if draft.num_nodes]
         checks = [check for _, check in found if check is not None]
         if not drafts:
@@ -62,7 +61,17 @@ class Speculation:
         """Pass the hidden states of a forward pass to the proposers that want them. The verdict (the result of
         verification) is on the host."""
         for drafter in self.drafters:
-            drafter.observer.observe(schedule, computed, draft, verdict)
+            drafter.observe(schedule, computed, draft, verdict)
+
+    def end_step(self, report: StepReport) -> None:
+        """Learn from a step's times what the next ones will cost."""
+        if self._curve is None:
+            return
+        if not report.num_prefill_tokens:
+            self._curve.add(report.num_nodes + report.num_decode_requests, report.target_s)
+        for drafter in self.drafters:
+            if drafter.budget is not None:
+                drafter.budget.end_step(report.draft_s + report.target_s)
 
     def metrics(self) -> list[Counter | Gauge]:
         """The proposers' own metrics, as METHOD_NAME."""

@@ -7,7 +7,6 @@ from attrs import field, frozen
 from specdec_core import (
     DraftModelConfig,
     DraftSamplingConfig,
-    DraftStopConfig,
     DraftTreeConfig,
     DraftWindowConfig,
     flag,
@@ -15,7 +14,7 @@ from specdec_core import (
 
 
 @frozen(kw_only=True)
-class DraftConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSamplingConfig, DraftStopConfig):
+class DraftConfig(DraftModelConfig, DraftTreeConfig, DraftWindowConfig, DraftSamplingConfig):
     """Options of the method `draft_model`: the draft model, the shape of its drafts, how they are sampled and when they
     stop. Raises ConfigError if a value is out of range."""
 

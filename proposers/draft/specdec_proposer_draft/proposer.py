@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from specdec_core import (
     BuildContext,
     Draft,
     DraftPass,
-    DraftStop,
     Level,
     Observation,
     Proposer,
@@ -67,19 +67,16 @@ class DraftModelProposer(Proposer):
         self._stand_in = torch.from_numpy(vocabulary.stand_in).to(context.device)  # int64 [target_vocab]
         self._draft_ids = _on_device(vocabulary.draft_ids, context.device)  # int64 [num_shared]
         self._target_ids = _on_device(vocabulary.target_ids, context.device)  # int64 [num_shared]
-        self._stop = DraftStop(config, context.max_num_seqs, forwards_roots=True)
         self._stored: dict[str, Stored] = {}
 
     def start(self, request: RequestView) -> None:
         self._stored[request.id] = Stored()
-        self._stop.start(request)
 
     def reset(self, request: RequestView) -> None:
         self._stored[request.id] = Stored()
 
     def finish(self, request: RequestView, reason: str) -> None:
         self._stored.pop(request.id, None)  # absent if an interrupt aborted `start` or an earlier call
-        self._stop.finish(request)
 
     def observe(self, observation: Observation) -> None:
         """Record how many draft tokens of each request were accepted. For a request with a draft, `host_num_valid` is
@@ -88,17 +85,14 @@ class DraftModelProposer(Proposer):
             self._stored[request.id].settle(max(0, num_valid - 1))
 
     def propose(self, batch: ProposerBatch) -> Draft:
-        grower = StaticTree(batch, self._shape, self._method, self._target_ids, self._stop.begin(batch))
-        requests = [batch.requests[b] for b in grower.roots]
-        logits = self._catch_up(requests)
+        grower = StaticTree(batch, self._shape, self._method, self._target_ids)
+        logits = self._catch_up(batch.requests)
         return grow(grower, logits, lambda level: self._forward_nodes(level, batch))
 
-    def _catch_up(self, requests: list[RequestView]) -> torch.Tensor:
+    def _catch_up(self, requests: Sequence[RequestView]) -> torch.Tensor:
         """Forward the tokens of these requests that the draft model's KV cache lacks. If the tokens exceed the token
         budget, several forward passes are run. Returns the logits after each request's last token, [len(requests),
         num_shared], where num_shared is the number of tokens that both vocabularies have."""
-        if not requests:
-            return torch.empty(0, 1, device=self._device)
         found: dict[int, torch.Tensor] = {}
         while len(found) < len(requests):
             part, starts, tokens = [], [], []

@@ -14,8 +14,6 @@ from other_vocabularies import renumber, save_words
 
 from specdec_testing import ProposerConformance, tiny_target
 
-ADAPTIVE = {"adaptive_draft_length": True, "draft_level_cost": 0.3, "draft_node_cost": 0.05}
-LEARNS = {"test_draft_after_preemption": "a request that starts over has had other drafts before"}
 TREE = "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]"
 
 
@@ -66,17 +64,3 @@ class TestOtherVocabulary(ProposerConformance):
         save_words(draft, [f"own{i}" if its is None else f"w{its}" for i, its in enumerate(ids)])
         options = {"speculative_token_tree": TREE, "draft_sample_method": "probabilistic"}
         return {"model": str(draft), "use_heterogeneous_vocab": True, **options}
-
-
-class TestAdaptiveTrees(_DraftModel):
-    options = MappingProxyType({"speculative_token_tree": TREE, **ADAPTIVE})
-    skips = MappingProxyType(LEARNS)
-    learns = True
-    num_speculative_tokens = 6
-
-
-@pytest.mark.nightly
-class TestAdaptiveSampledChains(_DraftModel):
-    options = MappingProxyType({"draft_sample_method": "probabilistic", **ADAPTIVE})
-    skips = MappingProxyType(LEARNS)
-    learns = True

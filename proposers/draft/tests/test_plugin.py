@@ -177,19 +177,6 @@ def test_code_of_a_checkpoint_is_run_where_code_may_be_run(whose, target, tmp_pa
         ({"model": "any", "speculative_token_tree": "[(1,)]"}, r"has the path \(1,\) without \(0,\)"),
         ({"model": "any", "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2"),
         ({"model": "any", "adaptive_draft_length": 1}, "adaptive_draft_length=1 must be True or False"),
-        ({"model": "any", "draft_level_cost": 0.1, "draft_node_cost": 0}, "give adaptive_draft_length=True"),
-        (
-            {"model": "any", "adaptive_draft_length": True, "draft_level_cost": 0.1},
-            "draft_level_cost=0.1 and draft_node_cost=None go together",
-        ),
-        (
-            {"model": "any", "adaptive_draft_length": True, "draft_node_cost": 0.1},
-            "draft_level_cost=None and draft_node_cost=0.1 go together",
-        ),
-        (
-            {"model": "any", "adaptive_draft_length": True, "draft_level_cost": -1},
-            "draft_level_cost=-1 is out of range",
-        ),
         ({"model": "any", "speculative_token_trees": "[(0,)]"}, "did you mean 'speculative_token_tree'"),
         (
             {"model": "any", "speculative_token_tree": "[(0,)]", "num_speculative_tokens": 2},

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from noisy_copy import noisy_copy
 
-from specdec_core import LLM, Draft, DraftBuilder, DraftStop, Grown, SamplingParams, Stopping
+from specdec_core import LLM, Draft, DraftBuilder, Grown, ProposerBatch, SamplingParams
+from specdec_core.engine.drafter import Drafter
 from specdec_proposer_draft.proposer import DraftModelProposer
 from specdec_testing import tiny_target
 
@@ -20,32 +22,25 @@ VOCAB_SIZE = 48
 SHAPES = {"chain": None, "tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (0, 0, 0, 0)]"}
 
 
-class AnyStop(Stopping):
-    """Stops each request's draft at a random depth, which may be 0. If is_spoilt, the test makes all draft tokens of
-    request i wrong except the first num_right[i]."""
+class AnyStop:
+    """A level budget that stops each request's draft at a random depth. If is_spoilt, the test makes all draft tokens
+    of request i wrong except the first num_right[i]."""
 
     def __init__(self, num_requests: int, generator: torch.Generator, is_spoilt: bool) -> None:
-        self._depths = torch.randint(0, 5, (num_requests,), generator=generator)
+        self._depths = torch.randint(1, 5, (num_requests,), generator=generator)
         self.num_right = torch.randint(0, 5, (num_requests,), generator=generator) if is_spoilt else self._depths + 1
         self.num_grown = 0
         self.depths: list[int] = []  # of all drafts of a step
 
-    @property
-    def drafting(self) -> list[int]:
-        return self._depths.nonzero().squeeze(1).tolist()
-
     def goes_on(self, *nodes: np.ndarray) -> np.ndarray:
         return (self._depths > self.num_grown).numpy()
-
-    def keep(self, draft: Draft, *, in_place: bool) -> Draft:
-        self.depths = [deepest(draft, b) for b in range(draft.batch_size)]
-        return draft
 
 
 def accepted_and_right(
     patch: pytest.MonkeyPatch, folder: Any, shape: str, max_tokens: int = 100
 ) -> tuple[int, int, set[int]]:
-    """Generate with a draft model that is a copy of the target, and with drafts that stop at random depths.
+    """Generate with a draft model that is a copy of the target, and with drafts that stop at random depths. A request
+    does not draft in every step.
 
     shape: a key of SHAPES.
 
@@ -55,9 +50,13 @@ def accepted_and_right(
     generator = torch.Generator().manual_seed(0)
     grow = DraftBuilder.grow
 
-    def begin(self: DraftStop, batch: Any) -> AnyStop:
+    propose = DraftModelProposer.propose
+
+    def propose_part(self: DraftModelProposer, batch: ProposerBatch) -> Draft:
         stops.append(AnyStop(len(batch.requests), generator, is_spoilt=shape == "chain"))
-        return stops[-1]
+        draft = propose(self, evolve(batch, levels=stops[-1]))
+        stops[-1].depths = [deepest(draft, b) for b in range(draft.batch_size)]
+        return draft
 
     def grow_wrong_tokens(self: DraftBuilder, logits: Any, requests: torch.Tensor, *more: Any) -> Grown:
         """Grow a level of the draft, then replace tokens by wrong ones. The draft model has not forwarded them yet, so
@@ -68,7 +67,13 @@ def accepted_and_right(
         stop.num_grown += 1
         return grown
 
-    patch.setattr(DraftStop, "begin", begin)
+    limit = Drafter._limit
+
+    def limit_or_skip(self: Drafter, *of: Any) -> int:
+        return int(torch.randint(0, 5, (), generator=generator) and limit(self, *of))
+
+    patch.setattr(Drafter, "_limit", limit_or_skip)
+    patch.setattr(DraftModelProposer, "propose", propose_part)
     patch.setattr(DraftBuilder, "grow", grow_wrong_tokens)
     target = tiny_target(folder / "target")
     config = {
@@ -88,7 +93,7 @@ def accepted_and_right(
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_the_target_itself_drafts_is_accepted(shape, tmp_path, monkeypatch):
     accepted, right, depths = accepted_and_right(monkeypatch, tmp_path, shape)
-    assert {0, 1, 2, 3} <= depths
+    assert {1, 2, 3} <= depths
     assert accepted == right > 100
 
 

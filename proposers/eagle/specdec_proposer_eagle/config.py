@@ -65,8 +65,7 @@ class EagleConfig(DraftHeadConfig, DraftWindowConfig):
         validator=number(0, 1, optional=True),
         metadata={
             "help": "Stop growing a request's dynamic tree once all paths have a lower probability than this, by the "
-            "head's own probabilities. None: 0; on a CPU 0.3, if eagle_topk, eagle_depth and adaptive_draft_length "
-            "are left out."
+            "head's own probabilities. None: 0; on a CPU 0.3, if eagle_topk and eagle_depth are left out."
         },
     )
     eagle_context_tokens: int | None = field(
@@ -86,10 +85,10 @@ class EagleConfig(DraftHeadConfig, DraftWindowConfig):
                 "speculative_token_tree gives a fixed tree, and eagle_topk and eagle_depth the size of a dynamic one: "
                 "leave either out"
             )
-        if self.eagle_min_prob and (self.adaptive_draft_length or not self.is_dynamic):
+        if self.eagle_min_prob and not self.is_dynamic:
             raise ConfigError(
-                f"eagle_min_prob={self.eagle_min_prob} stops dynamic trees by a fixed rule: leave it out, or else "
-                f"adaptive_draft_length, speculative_token_tree and draft_sample_method"
+                f"eagle_min_prob={self.eagle_min_prob} stops dynamic trees: leave it out, or else "
+                f"speculative_token_tree and draft_sample_method"
             )
         if self.draft_sample_method != "greedy" and (self.eagle_topk or 1) > 1:
             raise ConfigError(
@@ -109,7 +108,7 @@ class EagleConfig(DraftHeadConfig, DraftWindowConfig):
         if not self.is_dynamic or self.eagle_topk == 1:
             return self
         size, min_prob = size_on(device), self.eagle_min_prob
-        if (self.eagle_topk, self.eagle_depth, min_prob) == (None, None, None) and not self.adaptive_draft_length:
+        if (self.eagle_topk, self.eagle_depth, min_prob) == (None, None, None):
             min_prob = size.min_prob  # measured for the default shape only
         return evolve(
             self,

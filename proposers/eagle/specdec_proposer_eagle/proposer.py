@@ -33,7 +33,7 @@ class EagleProposer(FeatureProposer):
         module: Head,
         to_target: torch.Tensor | None,
     ) -> None:
-        super().__init__(config, context, head.taps, head.layer.hidden_size, config.draft_window)
+        super().__init__(context, head.taps, head.layer.hidden_size, config.draft_window)
         self._config, self._head = config, module
         self._vocabulary = _context_vocabulary(config, context, head, to_target)
         self._own_ids = to_target
@@ -55,11 +55,11 @@ class EagleProposer(FeatureProposer):
         return super().propose(batch)
 
     def grower(self, batch: ProposerBatch) -> TreeGrower:
-        config, stopping = self._config, self._stop.begin(batch)
+        config = self._config
         to_target = self._own_ids if self._vocabulary is None else self._vocabulary.to_target
         if config.is_dynamic:
-            return DynamicTree(batch, config.top_k, self._depth, to_target, stopping, config.min_prob)
-        return StaticTree(batch, self._shape, config.draft_sample_method, to_target, stopping)
+            return DynamicTree(batch, config.top_k, self._depth, to_target, config.min_prob)
+        return StaticTree(batch, self._shape, config.draft_sample_method, to_target)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         return self._head.fuse(features)

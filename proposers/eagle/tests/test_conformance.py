@@ -12,8 +12,6 @@ from tiny_heads import Target, write_eagle, write_eagle3
 
 from specdec_testing import ProposerConformance, tiny_target
 
-ADAPTIVE = {"adaptive_draft_length": True, "draft_level_cost": 0.1, "draft_node_cost": 0.02}
-LEARNS = {"test_draft_after_preemption": "a request that starts over has had other drafts before"}
 TREE = "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]"
 SIZES = Target(hidden_size=32, vocab_size=48, num_hidden_layers=6)
 
@@ -62,19 +60,3 @@ class TestEagleSampledChain(_Head):
 class TestEagle3LikelyDynamic(_Head):
     method = "eagle3"
     options = MappingProxyType({"eagle_topk": 3, "eagle_depth": 3, "eagle_min_prob": 0.2})
-
-
-@pytest.mark.nightly
-class TestEagle3AdaptiveDynamic(_Head):
-    method = "eagle3"
-    options = MappingProxyType({"eagle_topk": 3, "eagle_depth": 3, **ADAPTIVE})
-    skips = MappingProxyType(LEARNS)
-    learns = True
-
-
-@pytest.mark.nightly
-class TestEagleAdaptiveSampledTree(_Head):
-    method = "eagle"
-    options = MappingProxyType({"speculative_token_tree": TREE, "draft_sample_method": "probabilistic", **ADAPTIVE})
-    skips = MappingProxyType(LEARNS)
-    learns = True

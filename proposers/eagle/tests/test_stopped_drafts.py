@@ -6,10 +6,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from tiny_heads import write_eagle, write_eagle3
 from tiny_weights import Target
 
-from specdec_core import LLM, Draft, DraftStop, ProposerBatch, SamplingParams, Stopping
+from specdec_core import LLM, Draft, ProposerBatch, SamplingParams
 from specdec_proposer_eagle.proposer import EagleProposer
 from specdec_testing import tiny_target
 
@@ -17,24 +18,17 @@ NUM_CANDIDATES = 14  # expanded nodes of the dynamic tree
 SIZES = Target(hidden_size=32, vocab_size=48, num_hidden_layers=6)
 
 
-class AnyStop(Stopping):
-    """Stops each request's draft at a random depth; 0 means no draft."""
+class AnyStop:
+    """A level budget that stops each request's draft at a random depth."""
 
     generator = torch.Generator().manual_seed(0)
 
     def __init__(self, num_requests: int) -> None:
-        self.depths, self._depth = torch.randint(0, 5, (num_requests,), generator=self.generator), 0
-
-    @property
-    def drafting(self) -> list[int]:
-        return self.depths.nonzero().squeeze(1).tolist()
+        self.depths, self._depth = torch.randint(1, 5, (num_requests,), generator=self.generator), 0
 
     def goes_on(self, *nodes: np.ndarray) -> np.ndarray:
         self._depth += 1
         return (self.depths > self._depth).numpy()
-
-    def keep(self, draft: Draft, *, in_place: bool) -> Draft:
-        return draft
 
 
 @pytest.mark.parametrize("write", [write_eagle, write_eagle3])
@@ -51,11 +45,9 @@ def test_a_stopped_draft_is_the_upper_part(write, options, tmp_path, monkeypatch
     propose, compared = EagleProposer.propose, []
 
     def propose_twice(self: EagleProposer, batch: ProposerBatch) -> Draft:
-        monkeypatch.setattr(DraftStop, "begin", lambda self, batch: None)
         whole = propose(self, batch)
         stopping = AnyStop(len(batch.requests))
-        monkeypatch.setattr(DraftStop, "begin", lambda self, batch: stopping)
-        stopped = propose(self, batch)
+        stopped = propose(self, evolve(batch, levels=stopping))
         for b, (depth, budget) in enumerate(zip(stopping.depths.tolist(), batch.max_draft_tokens, strict=True)):
             found, upper = paths(stopped, b), [path for path in paths(whole, b) if len(path) <= depth]
             compared.append(depth)
@@ -69,7 +61,7 @@ def test_a_stopped_draft_is_the_upper_part(write, options, tmp_path, monkeypatch
     llm = LLM(str(target), dtype="float32", num_kv_blocks=64, skip_tokenizer_init=True, speculative_config=config)
     prompts = [{"prompt_token_ids": [3, *range(n)]} for n in (1, 5, 20)]
     llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12), use_tqdm=False)
-    assert set(compared) == {0, 1, 2, 3, 4}
+    assert set(compared) == {1, 2, 3, 4}
 
 
 def paths(draft: Draft, request: int) -> list[tuple[int, ...]]:

@@ -27,7 +27,7 @@ class MedusaProposer(LastHiddenProposer):
 
     def propose(self, batch: ProposerBatch) -> Draft:
         grower = self.grower(batch)
-        hidden = self.hidden(batch, grower)
+        hidden = self.hidden(batch)
         roots = torch.arange(len(hidden), device=hidden.device)  # of each entry of the level, among the rows of hidden
 
         def forward(level: Level) -> torch.Tensor:

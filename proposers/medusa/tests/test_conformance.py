@@ -12,8 +12,6 @@ from tiny_medusa import LAYOUTS, OF_THE_TARGET, write_medusa
 
 from specdec_testing import ProposerConformance
 
-ADAPTIVE = {"adaptive_draft_length": True, "draft_level_cost": 0.1, "draft_node_cost": 0.02}
-LEARNS = {"test_draft_after_preemption": "a request that starts over has had other drafts before"}
 TREE = "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]"
 
 
@@ -54,18 +52,3 @@ class TestSampledTree(_Heads):
     num_speculative_tokens = 6
     name = "vLLM, some tokens of all"
     options = MappingProxyType({"medusa_choices": TREE, "draft_sample_method": "probabilistic"})
-
-
-@pytest.mark.nightly
-class TestAdaptiveTree(_Heads):
-    num_speculative_tokens = 6
-    options = MappingProxyType({"medusa_choices": TREE, **ADAPTIVE})
-    skips = MappingProxyType(LEARNS)
-    learns = True
-
-
-@pytest.mark.nightly
-class TestAdaptiveSampledChain(_Heads):
-    options = MappingProxyType({"draft_sample_method": "probabilistic", **ADAPTIVE})
-    skips = MappingProxyType(LEARNS)
-    learns = True

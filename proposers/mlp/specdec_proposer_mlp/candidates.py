@@ -23,7 +23,6 @@ class CandidateTree:
         self._budgets, self._device = batch.max_draft_tokens, batch.root_token_ids.device
         # All heads run, even if no request has room for as many tokens: else its tree would depend on the batch.
         self._top_k, self._num_candidates = top_k, num_candidates
-        self.roots: Sequence[int] = range(len(self._budgets))
         self._requests = np.arange(len(self._budgets))
         self._token_ids: list[torch.Tensor] = []  # of each level, int64 [batch, width]
         self._probs: list[torch.Tensor] = []  # of these tokens, each after its parent, float32 [batch, width]

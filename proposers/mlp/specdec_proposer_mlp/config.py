@@ -61,7 +61,6 @@ class MLPSpeculatorConfig(DraftHeadConfig):
         others = {
             "speculative_token_tree": self.speculative_token_tree is not None,
             "draft_sample_method": self.draft_sample_method != "greedy",
-            "adaptive_draft_length": self.adaptive_draft_length,
         }
         if self.n_candidates is not None and any(others.values()):
             given = " and ".join(name for name, is_given in others.items() if is_given)

@@ -30,9 +30,7 @@ class MLPSpeculatorProposer(LastHiddenProposer):
 
     def propose(self, batch: ProposerBatch) -> Draft:
         grower = self.grower(batch)
-        roots = torch.tensor(grower.roots, dtype=torch.int64, device=batch.root_token_ids.device)
-        state = self._module.first_state(self.hidden(batch, grower))
-        state, logits = self._module(0, state, batch.root_token_ids.index_select(0, roots))
+        state, logits = self._module(0, self._module.first_state(self.hidden(batch)), batch.root_token_ids)
 
         def forward(level: Level) -> torch.Tensor:
             nonlocal state

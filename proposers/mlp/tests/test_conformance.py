@@ -14,8 +14,6 @@ from mlp_reference import random_weights
 
 from specdec_testing import ProposerConformance
 
-ADAPTIVE = {"adaptive_draft_length": True, "draft_level_cost": 0.1, "draft_node_cost": 0.02}
-LEARNS = {"test_draft_after_preemption": "a request that starts over has had other drafts before"}
 TREE = "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]"
 
 
@@ -59,20 +57,3 @@ class TestTree(_Speculator):
 class TestSampledTree(_Speculator):
     num_speculative_tokens = 6
     options = MappingProxyType({"speculative_token_tree": TREE, "draft_sample_method": "probabilistic"})
-
-
-@pytest.mark.nightly
-class TestAdaptiveChain(_Speculator):
-    num_speculative_tokens = 4
-    options = MappingProxyType(ADAPTIVE)
-    skips = MappingProxyType(LEARNS)
-    learns = True
-
-
-@pytest.mark.nightly
-class TestAdaptiveSampledTree(_Speculator):
-    num_speculative_tokens = 6
-    is_tied = True
-    options = MappingProxyType({"speculative_token_tree": TREE, "draft_sample_method": "probabilistic", **ADAPTIVE})
-    skips = MappingProxyType(LEARNS)
-    learns = True

@@ -152,7 +152,6 @@ def test_the_published_speculator_is_named(tmp_path):
             {"n_candidates": 2, "draft_sample_method": "probabilistic"},
             "and draft_sample_method other",
         ),
-        ({"n_candidates": 2, "adaptive_draft_length": True}, "n_candidates=2 .* and adaptive_draft_length other"),
         ({"quantization": "int8"}, "quantization is for the method draft_model"),
         ({"max_model_len": 513}, "max_model_len=513, but the target takes 512"),
         ({"n_candidate": 2}, "did you mean 'n_candidates'"),

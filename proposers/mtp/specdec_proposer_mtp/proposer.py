@@ -15,7 +15,7 @@ class MTPProposer(FeatureProposer):
 
     def __init__(self, config: MTPConfig, context: BuildContext, found: Found) -> None:
         target, tap = context.target, found.family.tap(context.target.num_layers)
-        super().__init__(config, context, (tap,), target.hidden_size, config.draft_window)
+        super().__init__(context, (tap,), target.hidden_size, config.draft_window)
         self._modules = load(found, target, self._attention.implementation)
         self._attention.bind([module.attention for module in self._modules])
         for module in self._modules:
@@ -24,7 +24,7 @@ class MTPProposer(FeatureProposer):
         self._shape = config.shape(context.num_speculative_tokens)
 
     def grower(self, batch: ProposerBatch) -> TreeGrower:
-        return StaticTree(batch, self._shape, self._method, stopping=self._stop.begin(batch))
+        return StaticTree(batch, self._shape, self._method)
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         own = self._modules[0].embed

@@ -80,7 +80,7 @@ class SeveralModules(MTPProposer):
 
     def propose(self, batch: ProposerBatch) -> Draft:
         grower = self.grower(batch)
-        outputs, *features = self._last.take(batch.requests[b] for b in grower.roots)
+        outputs, *features = self._last.take(batch.requests)
 
         def forward(level: Level) -> torch.Tensor:
             nonlocal features
@@ -91,7 +91,7 @@ class SeveralModules(MTPProposer):
             features = [following for _, following in ran[:-1]]
             return self.logits(ran[0][0], level.requests)
 
-        return grow(grower, self.logits(outputs, np.array(grower.roots, dtype=np.int64)), forward)
+        return grow(grower, self.logits(outputs, np.arange(len(batch.requests))), forward)
 
     def _over_level(self, depth: int, batch: ProposerBatch, level: Level) -> DraftPass:
         # In a text with fewer tokens than depths, the deeper ones have no slots: no live token depends on them.

@@ -11,8 +11,6 @@ from tiny_mtp import llama_with_modules
 
 from specdec_testing import ProposerConformance
 
-ADAPTIVE = {"adaptive_draft_length": True, "draft_level_cost": 0.1, "draft_node_cost": 0.02}
-LEARNS = {"test_draft_after_preemption": "a request that starts over has had other drafts before"}
 TREE = "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]"
 
 
@@ -52,14 +50,6 @@ class TestSampledChain(_Module):
 class TestWindow(_Module):
     num_speculative_tokens = 4
     options = MappingProxyType({"draft_window": 4})
-
-
-@pytest.mark.nightly
-class TestAdaptiveSampledChain(_Module):
-    num_speculative_tokens = 4
-    options = MappingProxyType({"draft_sample_method": "probabilistic", **ADAPTIVE})
-    skips = MappingProxyType(LEARNS)
-    learns = True
 
 
 class _TwoModules(ProposerConformance):

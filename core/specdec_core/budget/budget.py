@@ -1,0 +1,228 @@
+"""The budget of one proposer: which requests draft in a step, and which of their draft tokens are verified."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from specdec_core.budget.choice import Expected, best_levels, best_nodes
+from specdec_core.budget.clock import Clock
+from specdec_core.budget.cost_curve import CostCurve
+from specdec_core.budget.levels import Levels
+from specdec_core.budget.nodes import Nodes, without
+from specdec_core.budget.retries import Retries
+from specdec_core.budget.survival import Group, Survival
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.proposer import RequestView
+
+RETRY_TOKENS = 4
+"""Draft tokens of a request that is tried again."""
+MOST_AHEAD = 64
+"""Levels that are considered before drafting; a request for which all of them pay may have any number."""
+NUM_REUSED = 4
+"""Steps for which a choice of requests holds, if they stay the same."""
+
+
+class Budget:
+    """Decides for one proposer, so that the expected output tokens per second of each step are highest.
+
+    1. `share`, before drafting: which requests draft. If the proposer does not ask about levels, and its draft tokens
+       cannot be judged one by one (they have no scores, or were sampled), also how many.
+    2. `levels`, while drafting: which requests get another level, if the proposer asks.
+    3. `keep`, after drafting: which chosen draft tokens are verified. Sampled ones must not be dropped.
+
+    What a request gains is learned from earlier drafts (`Survival`), what a step costs from measured steps
+    (`CostCurve`) and drafts (`Clock`). Requests that do not draft are tried again from time to time. All of this
+    affects how many tokens a step yields, never which.
+
+    curve: of the target, shared by all proposers of an engine.
+    num_speculative_tokens: the most draft tokens of a request in a step, for this proposer.
+    in_place: whether a node must keep its index among its request's nodes, since the draft's KV cache depends on it.
+    """
+
+    def __init__(self, curve: CostCurve, max_num_seqs: int, num_speculative_tokens: int, *, in_place: bool) -> None:
+        self._curve, self._most, self._in_place = curve, num_speculative_tokens, in_place
+        self._survival = Survival(max_num_seqs)
+        self._first, self._level, self._observe = Clock(), Clock(), Clock()
+        self._asks_levels = self._judges_nodes = False  # what the last draft showed of the proposer
+        self._nodes_per_level = 1.0
+        self._off: set[str] = set()  # ids of requests that do not draft
+        self._is_all_off = False
+        self._retries = Retries()
+        self._num_retried = 0  # requests that draft in this step only because they are tried again
+        self._judged: set[str] = set()  # ids of requests about which `share` has decided
+        self._num_steps = 0
+        self._held: tuple[list[str], list[int], int] | None = None  # the last choice, and how many steps it has held
+        # Of the last draft, until the tokens that decide about it are known:
+        self._last: tuple[Group, Draft, list[int]] | None = None
+        self._levels: Levels | None = None
+        self._group: Group | None = None
+        self._so_far = Expected(0, 0)
+        self._started = self._began = 0.0  # when the step's drafts did, with late observations and without
+
+    def start(self, request: RequestView) -> None:
+        self._survival.start(request)
+
+    def finish(self, request: RequestView) -> None:
+        """Forget a request. May be called twice, and for a request that did not start."""
+        self._survival.finish(request)
+        self._off.discard(request.id)
+        self._judged.discard(request.id)
+
+    def is_off(self, request: RequestView) -> bool:
+        """Whether a request does not draft at present. A new request is not expected to either, while no other does."""
+        if request.id in self._off:
+            return True
+        return self._is_all_off and request.id not in self._judged and not self._retries.is_due
+
+    def share(
+        self, requests: Sequence[RequestView], limits: Sequence[int], is_sampled: Sequence[bool], so_far: Expected
+    ) -> list[int]:
+        """Return the most draft tokens of each request; 0: it does not draft in this step. Learns from the last draft.
+
+        limits: the most draft tokens that each request may have.
+        is_sampled: whether each request has a temperature above 0.
+        so_far: what the step is expected to yield without drafts of this proposer.
+        """
+        self._started = perf_counter()
+        self._learn()
+        self._group, self._so_far, self._num_retried = None, so_far, 0
+        candidates = [i for i, limit in enumerate(limits) if limit]
+        if not candidates:
+            return list(limits)
+        group = self._survival.group([requests[i] for i in candidates], [is_sampled[i] for i in candidates])
+        most = [limits[i] for i in candidates]
+        numbers = self._numbers(group, most)
+        self._mark_off(group, numbers)
+        numbers = self._with_retries(most, numbers)
+        shares = [0] * len(limits)
+        for i, number in zip(candidates, numbers, strict=True):
+            shares[i] = number
+        drafting = [j for j, number in enumerate(numbers) if number]
+        if drafting:
+            self._group = group if len(drafting) == len(numbers) else group.part(drafting)
+        return shares
+
+    def levels(self, limits: Sequence[int], device: torch.device) -> Levels | None:
+        """Return the `LevelBudget` for the requests that draft in this step; None on a GPU, where asking it would wait
+        for the device. limits: the most draft tokens of each."""
+        self._began = perf_counter()
+        if device.type != "cpu":
+            self._levels = None
+            return None
+        assert self._group is not None
+        size = len(limits)
+        first_s = self._first.seconds(size)
+        so_far = Expected(self._so_far.num_tokens, self._so_far.num_rows, self._so_far.draft_s + first_s)
+        self._levels = Levels(
+            self._group, limits, self._survival, self._curve.seconds, so_far, self._level.seconds(size)
+        )
+        return self._levels
+
+    def keep(self, draft: Draft) -> Draft:
+        """Return the draft without chosen draft tokens that are not worth verifying. Requests with a sampled one keep
+        all of theirs. Remembers the draft, to learn from it."""
+        assert self._group is not None
+        group, levels, size = self._group, self._levels, draft.batch_size
+        self._asks_levels = levels is not None and levels.first_s is not None
+        is_read = draft.is_on_host(draft.scores, draft.parents, draft.q_rows)
+        self._judges_nodes = draft.scores is not None and draft.q is None and is_read
+        now = perf_counter()
+        drafted_s = now - self._began
+        self._time(levels, size, drafted_s)
+        if self._num_retried:
+            self._pay_retry(now - self._started, size)
+        if draft.num_nodes:
+            self._nodes_per_level += 0.1 * (draft.num_nodes / size / max(1, draft.max_depth) - self._nodes_per_level)
+            if draft.scores is not None and is_read:
+                draft = self._cut(draft, group, drafted_s)
+        self._last = group, draft, [len(request.token_ids) for request in group.requests]
+        return draft
+
+    def observed(self, num_requests: int, seconds: float) -> None:
+        """Count the time that the proposer took for observing requests in a step without prefill."""
+        self._observe.add(num_requests, seconds, self._num_steps)
+
+    def end_step(self, seconds: float) -> None:
+        """Count the time of a step."""
+        self._num_steps += 1
+        if self._off:
+            self._retries.save(seconds)
+
+    def _learn(self) -> None:
+        if self._last is not None:
+            self._survival.learn(*self._last)
+            self._last = None
+
+    def _numbers(self, group: Group, limits: list[int]) -> list[int]:
+        """The most draft tokens of each request of the group, by expected gain; 0: none."""
+        ids = [request.id for request in group.requests]
+        if self._held is not None and self._held[0] == ids and self._held[2] < NUM_REUSED:
+            numbers = self._held[1]
+            self._held = ids, numbers, self._held[2] + 1
+        else:
+            numbers = self._choose(group, limits)
+            self._held = ids, numbers, 1
+        if self._asks_levels or self._judges_nodes:
+            return [limit if number else 0 for number, limit in zip(numbers, limits, strict=True)]
+        return [min(number, limit) for number, limit in zip(numbers, limits, strict=True)]
+
+    def _choose(self, group: Group, limits: list[int]) -> list[int]:
+        size = max(1, round(self._nodes_per_level))
+        num_levels = min(ceil(max(limits) / size), MOST_AHEAD)
+        gains = self._survival.of_levels(group, 0, num_levels).cumprod(axis=1)
+        gains *= size * np.arange(num_levels) < np.array(limits)[:, None]
+        num_requests = len(limits)
+        level_s = self._level.seconds(num_requests)
+        first_s = self._first.seconds(num_requests) + self._observe.seconds(num_requests) - level_s
+        sizes = np.full(num_requests, size)
+        chosen = best_levels(gains, sizes, self._so_far, self._curve.seconds, first_s, level_s).tolist()
+        return [self._most if number == MOST_AHEAD else number * size for number in chosen]
+
+    def _mark_off(self, group: Group, numbers: list[int]) -> None:
+        for request, number in zip(group.requests, numbers, strict=True):
+            if number:
+                self._off.discard(request.id)
+            else:
+                self._off.add(request.id)
+            self._judged.add(request.id)
+        self._is_all_off = not any(numbers)
+
+    def _with_retries(self, limits: list[int], numbers: list[int]) -> list[int]:
+        """If enough time has passed, let the requests that are off draft a few tokens."""
+        if all(numbers) or not self._retries.is_due:
+            return numbers
+        self._num_retried = numbers.count(0)
+        return [number or min(limit, RETRY_TOKENS) for number, limit in zip(numbers, limits, strict=True)]
+
+    def _pay_retry(self, drafted_s: float, num_drafting: int) -> None:
+        """Charge the requests that are tried again for their draft tokens, and for drafting if no other drafts."""
+        seconds, rows = self._curve.seconds, self._so_far.num_rows
+        most = len(seconds) - 1
+        more_s = float(seconds[min(rows + self._num_retried * RETRY_TOKENS, most)] - seconds[min(rows, most)])
+        self._retries.pay(more_s + (drafted_s if num_drafting == self._num_retried else 0.0))
+
+    def _time(self, levels: Levels | None, size: int, drafted_s: float) -> None:
+        if levels is None or levels.first_s is None or not levels.num_forwarded:
+            self._first.add(size, drafted_s, self._num_steps)
+        else:
+            self._first.add(size, levels.first_s, self._num_steps)
+            self._level.add(size, (drafted_s - levels.first_s) / levels.num_forwarded, self._num_steps)
+
+    def _cut(self, draft: Draft, group: Group, drafted_s: float) -> Draft:
+        nodes = Nodes.of(draft)
+        own = self._survival.of_nodes(group, nodes.requests, nodes.depths, nodes.scores, nodes.is_first_draw)
+        is_free = nodes.is_alive & ~nodes.is_sampled_request[nodes.requests]
+        gains = nodes.down_the_tree(np.where(is_free, own, 0))
+        whole = nodes.is_sampled_request[nodes.requests]
+        so_far = Expected(self._so_far.num_tokens, self._so_far.num_rows + int(whole.sum()), drafted_s)
+        kept = best_nodes(gains, so_far, self._curve.seconds) | whole
+        if self._in_place:
+            last = np.full(draft.batch_size, -1)
+            np.maximum.at(last, nodes.requests[kept], np.flatnonzero(kept))
+            kept = np.arange(len(kept)) <= last[nodes.requests]
+        return draft if kept.all() else without(draft, nodes, kept)

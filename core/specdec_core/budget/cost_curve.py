@@ -1,0 +1,69 @@
+"""The time of the target's forward pass as a function of its number of tokens, kept current while the engine runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+
+import numpy as np
+
+NUM_KEPT, NUM_NEEDED = 15, 5
+"""The newest measured steps of a size that are kept, and how many it takes. Their median counts, so that single slow
+steps do not."""
+STALE = 128
+"""Measurements older than this many steps are dropped: the load of the machine may have changed."""
+NUM_BETWEEN = 8
+"""Measured steps between two updates of the table."""
+
+
+class CostCurve:
+    """Estimates the seconds that a step takes in the target's forward pass and in verification, from the number of
+    tokens in the forward pass. Drafting is not included.
+
+    The shape of the curve is measured when the engine is built. Steps that the engine runs correct it: for each size
+    that was measured, by the median ratio of the steps' times to the curve. A size without such steps takes the ratio
+    of its neighbors. So the estimates follow longer contexts, sampling parameters and the load of the machine.
+
+    measured: seconds by number of tokens, for one or more numbers.
+    max_tokens: the most tokens of a forward pass.
+
+    Attribute: seconds float64 [max_tokens + 1], by number of tokens; it never falls.
+    """
+
+    def __init__(self, measured: Mapping[int, float], max_tokens: int) -> None:
+        self._sizes = np.array(sorted(measured))
+        self._measured = np.array([measured[size] for size in self._sizes.tolist()])
+        self._ratios: list[deque[tuple[int, float]]] = [deque(maxlen=NUM_KEPT) for _ in measured]
+        self._num_steps = 0
+        self._base = self._interpolated(max_tokens)
+        self._bins = np.abs(np.subtract.outer(np.log(np.arange(1, max_tokens + 1)), np.log(self._sizes))).argmin(axis=1)
+        self.seconds = np.maximum.accumulate(self._base)
+
+    def add(self, num_tokens: int, seconds: float) -> None:
+        """Correct the curve by one step."""
+        self._num_steps += 1
+        self._ratios[self._bins[num_tokens - 1]].append((self._num_steps, seconds / self._base[num_tokens]))
+        if self._num_steps % NUM_BETWEEN == 0:
+            self._correct()
+
+    def _correct(self) -> None:
+        known, ratios = [], []
+        for size, newest in zip(self._sizes.tolist(), self._ratios, strict=True):
+            while newest and newest[0][0] <= self._num_steps - STALE:
+                newest.popleft()
+            if len(newest) >= NUM_NEEDED:
+                known.append(size)
+                ratios.append(median(ratio for _, ratio in newest))
+        if known:
+            of_each = np.interp(np.log(np.arange(1, len(self._base))), np.log(known), ratios)
+            self.seconds = np.maximum.accumulate(self._base * np.concatenate([of_each[:1], of_each]))
+
+    def _interpolated(self, max_tokens: int) -> np.ndarray:
+        """The measured curve at 0 to max_tokens tokens. Beyond the largest measured size it goes on as a line."""
+        numbers, sizes, measured = np.arange(max_tokens + 1), self._sizes, self._measured
+        curve: np.ndarray = np.interp(numbers, sizes, measured)
+        if max_tokens > sizes[-1]:
+            last = (measured[-1] - measured[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else measured[-1]
+            curve = np.where(numbers > sizes[-1], measured[-1] + max(0.0, last) * (numbers - sizes[-1]), curve)
+        return curve

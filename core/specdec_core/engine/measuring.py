@@ -1,0 +1,104 @@
+"""Measures, while the engine is built, how long a step takes by its number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from specdec_core.config.sampling import SamplingParams
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.kv import KVManager
+from specdec_core.engine.request import Request
+from specdec_core.engine.runner import Runner
+from specdec_core.engine.scheduler import Schedule
+from specdec_core.engine.verification import Verification
+from specdec_core.errors import CapacityError
+
+CONTEXT = 64
+"""Tokens before the root of the requests that are measured."""
+NUM_TIMED = 2
+LONGEST_S = 1.0
+"""No larger step is measured after this many seconds. Beyond it, the curve goes on as a line."""
+
+
+@torch.inference_mode()
+def measure_steps(
+    runner: Runner,
+    verification: Verification,
+    kv: KVManager,
+    *,
+    max_num_seqs: int,
+    num_speculative_tokens: int,
+    max_model_len: int,
+    max_num_batched_tokens: int,
+) -> dict[int, float]:
+    """Return the seconds of a forward pass with verification, by its number of tokens. The largest step has
+    max_num_seqs requests with num_speculative_tokens draft tokens each, if these fit. The requests are made for this
+    purpose, and leave nothing behind."""
+    measured: dict[int, float] = {}
+    context = max(1, min(CONTEXT, max_model_len - num_speculative_tokens - 2))
+    started = perf_counter()
+    for size in _sizes(min(max_num_seqs * (1 + num_speculative_tokens), max_num_batched_tokens)):
+        if len(measured) > 1 and perf_counter() - started > LONGEST_S:
+            break
+        chain = min(num_speculative_tokens, size - 1, max(0, max_model_len - context - 1))
+        counts = [chain] * (size // (1 + chain))
+        if left := size - sum(counts) - len(counts):
+            counts.append(left - 1)
+        if len(counts) > max_num_seqs or len(counts) * context > max_num_batched_tokens:
+            break
+        try:
+            measured[size] = _measure(runner, verification, kv, context, counts)
+        except CapacityError:
+            break
+    return measured
+
+
+def _sizes(most: int) -> Iterator[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16, 24 and so on, up to `most`."""
+    size = 1
+    while size <= most:
+        yield size
+        if size > 1 and size + size // 2 <= most:
+            yield size + size // 2
+        size *= 2
+
+
+def _measure(
+    runner: Runner, verification: Verification, kv: KVManager, context: int, num_draft_tokens: list[int]
+) -> float:
+    """The seconds of a step of requests with `context` computed tokens and a root, each with a chain of draft tokens.
+    Raises CapacityError if they do not fit in the KV cache."""
+    params = SamplingParams(temperature=0, max_tokens=1)
+    requests = [
+        Request(f"measured-{i}", np.zeros(context + 1, np.int64), params, seed=0, max_total_tokens=context + 2)
+        for i in range(len(num_draft_tokens))
+    ]
+    try:
+        for request, number in zip(requests, num_draft_tokens, strict=True):
+            kv.admit(request.id, request.token_ids[:0], "", ())
+            kv.reserve(request.id, context + 1, number)
+        _step(runner, verification, requests, context, [[]] * len(requests))
+        for request in requests:
+            request.num_computed = context
+        chains = [[0] * number for number in num_draft_tokens]
+        times = [_step(runner, verification, requests, 1, chains) for _ in range(1 + NUM_TIMED)]
+        return min(times[1:])
+    finally:
+        for request in requests:
+            kv.release(request.id)
+
+
+def _step(
+    runner: Runner, verification: Verification, requests: list[Request], num_known: int, chains: list[list[int]]
+) -> float:
+    schedule = Schedule()
+    for request in requests:
+        schedule.add(request, num_known)
+    draft = Draft.from_chains(chains, runner.device)
+    started = perf_counter()
+    verification.decide(schedule, draft, runner.run(schedule, draft))
+    return perf_counter() - started

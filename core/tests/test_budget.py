@@ -1,0 +1,289 @@
+"""The budget of a step: which requests draft, how much, by what was learned of their drafts and by measured costs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from naive_verifier import draft_of
+
+from specdec_core.budget import budget as budgets, clock
+from specdec_core.budget.budget import Budget
+from specdec_core.budget.choice import Expected, best_levels, best_nodes
+from specdec_core.budget.clock import Clock
+from specdec_core.budget.cost_curve import NUM_BETWEEN, CostCurve
+from specdec_core.budget.nodes import Nodes, without
+from specdec_core.budget.survival import Survival
+from specdec_core.contracts.draft import DEAD, Draft
+from specdec_core.engine.draft_check import check_draft
+
+CPU = torch.device("cpu")
+
+
+def request_of(name: str = "any", num_tokens: int = 5) -> Any:
+    return SimpleNamespace(id=name, token_ids=np.zeros(num_tokens, dtype=np.int64))
+
+
+# The rule
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_no_other_number_of_levels_is_expected_to_yield_more_per_second(data: st.DataObject) -> None:
+    num_requests, num_levels = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    rates = np.array(data.draw(st.lists(st.floats(0.01, 1), min_size=9, max_size=9))).reshape(3, 3)
+    gains = rates[:num_requests, :num_levels].cumprod(axis=1)
+    steps = data.draw(st.lists(st.sampled_from([0.0, 0.01, 0.2, 1.0]), min_size=13, max_size=13))
+    seconds = 1 + np.cumsum(steps)
+    first_s, level_s = data.draw(st.sampled_from([0, 0.3, 2])), data.draw(st.sampled_from([0, 0.1, 0.5]))
+    so_far = Expected(num_requests, num_requests)
+
+    def rate(numbers: np.ndarray) -> float:
+        tokens = num_requests + sum(row[:number].sum() for row, number in zip(gains, numbers, strict=True))
+        drafted_s = first_s + level_s * numbers.max() if numbers.any() else 0
+        return float(tokens / (seconds[num_requests + numbers.sum()] + drafted_s))
+
+    found = best_levels(gains, np.ones(num_requests, dtype=np.int64), so_far, seconds, first_s, level_s)
+    everything = np.array(np.meshgrid(*[range(num_levels + 1)] * num_requests)).reshape(num_requests, -1).T
+    # Levels are taken by falling gain. With a cost per level, shallower ones of other requests might do better.
+    by_gain = [n for n in everything if _is_by_gain(gains, n)]
+    assert rate(found) == pytest.approx(max(rate(numbers) for numbers in by_gain))
+
+
+def _is_by_gain(gains: np.ndarray, numbers: np.ndarray) -> bool:
+    levels = np.arange(gains.shape[1])
+    is_taken = levels < numbers[:, None]
+    return not is_taken.any() or is_taken.all() or gains[is_taken].min() >= gains[~is_taken].max()
+
+
+def test_draft_tokens_that_cost_nothing_are_all_taken() -> None:
+    flat = np.ones(30)
+    gains = np.array([[0.5, 0.25], [0.1, 0.01]])
+    assert best_levels(gains, np.array([1, 1]), Expected(2, 2), flat, 0.0, 0.0).tolist() == [2, 2]
+    assert best_nodes(np.array([0.9, 0.01, 0.3]), Expected(1, 1), flat).all()
+
+
+def test_nothing_is_drafted_where_plain_decoding_is_faster() -> None:
+    gains = np.array([[0.5, 0.25], [0.1, 0.01]])
+    steep = np.arange(30.0)
+    assert not best_levels(gains, np.array([1, 1]), Expected(2, 2), steep, 0.0, 0.0).any()
+    assert not best_levels(gains, np.array([1, 1]), Expected(2, 2), np.ones(30), 9.0, 0.0).any()
+    assert not best_nodes(np.array([0.4, 0.2]), Expected(1, 1), steep).any()
+
+
+# What is cut after drafting
+
+
+def budget_at(node: float, *names: str, in_place: bool = False, most: int = 9) -> Budget:
+    """A budget of these requests, for which another token in the forward pass costs `node` times the first one."""
+    curve = CostCurve({1: 1.0, 2: 1.0 + node}, 64)
+    budget = Budget(curve, len(names), most, in_place=in_place)
+    for name in names:
+        budget.start(request_of(name))
+    return budget
+
+
+def kept(budget: Budget, names: str, draft: Draft) -> Draft:
+    requests = [request_of(name) for name in names]
+    budget._asks_levels = True
+    assert all(budget.share(requests, [9] * len(names), [False] * len(names), Expected(len(names), len(names))))
+    budget.levels([9] * len(names), CPU)
+    return budget.keep(draft)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_chosen_nodes_that_are_not_worth_a_row_go(in_place: bool) -> None:
+    draft = attrs.evolve(
+        draft_of([([5, 6, 7, 8], [-1, -1, 0, 2]), ([5, 6], [-1, 0]), ([9], [-1])]),
+        scores=torch.tensor([0.9, 0.001, 0.9, 0.001, 0.9, 0.9, 0.001]),
+    )
+    cut = kept(budget_at(0.05, *"abc", in_place=in_place), "abc", draft)
+    check_draft(cut, [9, 9, 9], 10, CPU)
+    first = ([5, 6, 7], [-1, -1, 0]) if in_place else ([5, 7], [-1, 0])
+    assert [cut.tree(b) for b in range(3)] == [first, ([5, 6], [-1, 0]), ([], [])]
+    assert cut.max_depth == 2
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_dead_nodes_are_worth_nothing(in_place: bool) -> None:
+    draft = attrs.evolve(
+        draft_of([([5, 6, 7, 8, 9], [-1, DEAD, 0, 1, DEAD]), ([5], [DEAD]), ([9, 9], [DEAD, 0])]),
+        scores=torch.tensor([0.9] * 8),
+    )
+    cut = kept(budget_at(0.05, *"abc", in_place=in_place), "abc", draft)
+    check_draft(cut, [9, 9, 9], 10, CPU)
+    first = ([5, 6, 7], [-1, DEAD, 0]) if in_place else ([5, 7], [-1, 0])
+    assert [cut.tree(b) for b in range(3)] == [first, ([], []), ([], [])]
+    assert cut.num_live_per_request == [2, 0, 0]
+    assert cut.max_depth == 2
+
+
+def test_sampled_nodes_stay() -> None:
+    draft = attrs.evolve(
+        draft_of([([5, 6], [-1, 0]), ([5, 6], [-1, 0])]),
+        scores=torch.tensor([0.001, 0.001, 0.001, 0.001]),
+        q=torch.ones(2, 9) / 9,
+        q_rows=torch.tensor([0, 1, -1, -1], dtype=torch.int32),
+    )
+    cut = kept(budget_at(0.5, *"ab"), "ab", draft)
+    assert cut.num_nodes_per_request == [2, 0]
+
+
+def test_dead_nodes_are_not_learned_from() -> None:
+    draft = attrs.evolve(draft_of([([7, 7, 8], [DEAD, -1, 1])]), scores=torch.tensor([0.01, 0.9, 0.9]))
+    survival, request = Survival(1), request_of()
+    survival.start(request)
+    group = survival.group([request], [False])
+    request.token_ids = np.array([0] * 5 + [7, 8, 1])
+    survival.learn(group, draft, [5])
+    assert survival._nodes._tried.sum() == 2
+    sampled = attrs.evolve(draft, q=torch.ones(1, 9) / 9, q_rows=torch.tensor([0, 0, -1], dtype=torch.int32))
+    assert Nodes.of(sampled).is_first_draw.tolist() == [False, True, False]
+
+
+def test_without_keeps_the_rest_of_the_tree() -> None:
+    draft = draft_of([([5, 6, 7], [-1, 0, 1]), ([8, 9], [-1, -1])])
+    cut = without(draft, Nodes.of(draft), np.array([True, True, False, False, True]))
+    assert [cut.tree(b) for b in range(2)] == [([5, 6], [-1, 0]), ([9], [-1])]
+
+
+# What is learned
+
+
+class Simulated:
+    """A simulated engine with one request, whose proposer drafts chains without scores.
+
+    node, draft: the cost of another token in the forward pass, and of drafting. A forward pass costs 1.
+    """
+
+    def __init__(self, node: float = 0.02, draft: float = 0.1, most: int = 6, seed: int = 0) -> None:
+        self.budget, self.request, self.most = budget_at(node, "any", most=most), request_of(), most
+        self.random = np.random.default_rng(seed)
+        self.node, self.draft_s = node, draft
+        self.seconds = 0.0
+
+    def step(self, right: float) -> tuple[int, int]:
+        """Simulate one step. Returns the numbers of drafted and accepted tokens. right: the probability that a draft
+        token is accepted."""
+        (limit,) = self.budget.share([self.request], [self.most], [False], Expected(1, 1))
+        num_accepted, drafted_s = 0, 0.0
+        if limit:
+            self.budget.levels([limit], CPU)
+            self.budget.keep(Draft.from_chains([[7] * limit]))
+            drafted_s = self.draft_s
+            while num_accepted < limit and self.random.random() < right:
+                num_accepted += 1
+        self.request.token_ids = np.append(self.request.token_ids, [7] * num_accepted + [2])
+        step_s = 1 + self.node * limit + drafted_s
+        self.seconds += step_s
+        self.budget.end_step(step_s)
+        return limit, num_accepted
+
+    def steps(self, number: int, right: float) -> np.ndarray:
+        return np.array([self.step(right) for _ in range(number)])
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that sets the seconds which each draft takes."""
+    now = 0.0
+
+    def set_draft_s(draft_s: float) -> None:
+        def perf_counter() -> float:
+            nonlocal now
+            now += draft_s / 2  # read at the start, after late observations, and at the end
+            return now
+
+        monkeypatch.setattr(budgets, "perf_counter", perf_counter)
+
+    return set_draft_s
+
+
+def test_a_draft_that_is_never_right_ends_and_is_tried_again(timed: Any) -> None:
+    timed(0.1)
+    simulated = Simulated()
+    assert simulated.steps(40, 0.0)[:, 0].sum() > 0
+    hopeless = simulated.steps(1000, 0.0)[:, 0]
+    assert 0 < np.count_nonzero(hopeless) * (0.1 + 4 * 0.02) <= 0.011 * 1000
+    recovering = simulated.steps(200, 1.0)
+    assert (recovering[-20:, 0] == 6).all()
+
+
+def test_a_draft_that_is_always_right_is_never_stopped(timed: Any) -> None:
+    timed(0.3)
+    assert (Simulated(node=0.05, draft=0.3).steps(60, 1.0)[5:] == 6).all()
+
+
+@pytest.mark.parametrize("right", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("draft", [0.02, 0.4])
+def test_drafts_are_about_as_long_as_pays(right: float, draft: float, timed: Any) -> None:
+    """Drafts yield at least 95% of the tokens per second of the best fixed length, and of plain decoding."""
+    timed(draft)
+    simulated = Simulated(node=0.05, draft=draft, most=10)
+    simulated.steps(100, right)
+    before = simulated.seconds
+    reached = (simulated.steps(1500, right)[:, 1] + 1).sum() / (simulated.seconds - before)
+    best = max(
+        sum(right**i for i in range(length + 1)) / (1 + 0.05 * length + (draft if length else 0))
+        for length in range(11)
+    )
+    assert reached > 0.95 * best
+
+
+def test_a_new_request_starts_with_what_others_showed() -> None:
+    survival, requests = Survival(2), [request_of("old"), request_of("new")]
+    for request in requests:
+        survival.start(request)
+    wrong = Draft.from_chains([[1, 1]])
+    for _ in range(100):
+        requests[0].token_ids = np.append(requests[0].token_ids, 2)
+        survival.learn(survival.group(requests[:1], [False]), wrong, [len(requests[0].token_ids) - 1])
+    new, sampled = (survival.of_levels(survival.group(requests[1:], [is_sampled]), 0, 1) for is_sampled in (0, 1))
+    assert new < 0.1, "the other request's drafts were never right"
+    assert sampled > 0.5, "requests that sample their tokens have statistics of their own"
+
+
+def test_a_request_forgets_when_it_ends() -> None:
+    survival, request = Survival(1), request_of()
+    survival.start(request)
+    survival._levels._shift[0] = 3.0
+    survival.finish(request)
+    survival.start(request)
+    assert survival.of_levels(survival.group([request], [False]), 0, 1) == pytest.approx(0.7)
+
+
+def test_nothing_is_learned_of_a_request_that_emitted_nothing() -> None:
+    survival, request = Survival(1), request_of()
+    survival.start(request)
+    survival.learn(survival.group([request], [False]), Draft.from_chains([[1, 2]]), [5])
+    assert not survival._nodes._tried.any()
+
+
+# What it costs
+
+
+def test_the_curve_follows_the_machine_and_not_one_slow_step() -> None:
+    curve = CostCurve({1: 1.0, 4: 1.1, 16: 2.0}, 64)
+    assert curve.seconds[64] > curve.seconds[16] == 2.0
+    for i in range(4 * NUM_BETWEEN):
+        curve.add(4, 90.0 if i == 9 else 1.1)
+    assert curve.seconds[4] == pytest.approx(1.1)
+    for _ in range(4 * NUM_BETWEEN):
+        curve.add(4, 2.2)
+    assert curve.seconds[[1, 4, 16]] == pytest.approx([2.0, 2.2, 4.0]), "no other size was measured lately"
+
+
+def test_a_clock_tells_the_median_of_similar_batches() -> None:
+    measured = Clock()
+    assert measured.seconds(3) == 0
+    for i in range(clock.NUM_SKIPPED + clock.NUM_NEEDED):
+        measured.add(3, 99.0 if i < clock.NUM_SKIPPED or i == 4 else 2.0, step=i)
+    assert measured.seconds(2) == measured.seconds(3) == 2.0
+    assert measured.seconds(64) == 2.0, "the nearest size that was measured"
+    measured.add(3, 5.0, step=clock.STALE + 99)
+    assert measured.seconds(3) == 5.0, "older measurements are stale"

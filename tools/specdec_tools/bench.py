@@ -33,7 +33,8 @@ PLOT_SUFFIXES = (".png", ".svg", ".pdf")
     "prompts_file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="A prompt in each line, or .jsonl with `prompt` and `group`.  [default: built-in ones]",
+    help="A prompt in each line, or .jsonl: `prompt` and `group`, or Spec-Bench's or SPEED-Bench's layout.  "
+    "[default: built-in ones]",
 )
 @click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Requests per batch.")
 @click.option(
@@ -88,6 +89,8 @@ def command(
     method = str((options.speculative_config or {}).get("method", "speculation"))
     what = _what_ran(models[1], method, batch_size, temperature)
     click.echo(printable(what))
+    if num_cut := sum(prompt.num_left_out > 0 for prompt in prompts):
+        click.echo(f"of {num_cut} conversations only the first turn is run")
     _print(groups, method, models[1].llm.engine.num_speculative_tokens)
     if output is None and plot_file is None:
         return

@@ -9,12 +9,11 @@ import pytest
 from click.testing import CliRunner
 from tiny_setup import save_checkpoint
 
-from specdec_core import ConfigError, DraftCounts, Plugins, cli
+from specdec_core import DraftCounts, Plugins, cli
 from specdec_core.cli.options import ModelOptions
 from specdec_core.contracts.report import StepReport
 from specdec_tools import bench as module
 from specdec_tools.compare import Comparison, Figures, Run
-from specdec_tools.files import read_prompts
 
 LINES = ["def one(values):\n", "import os\n", "x = [1, 2, 1, 2, 1\n"]
 
@@ -182,38 +181,6 @@ def test_a_prompt_that_is_too_long_is_noticed_before_anything_is_measured(bench,
     result = bench("--prompts", str(tmp_path / "some.txt"))
     assert result.exit_code == 1
     assert "4096" in result.stderr
-
-
-def test_prompts_have_titles(tmp_path):
-    path = tmp_path / "some.jsonl"
-    path.write_text('{"task_id": "HumanEval/0", "prompt": "x", "test": 1}\n{"prompt": "y", "group": "a"}\n')
-    assert read_prompts(path) == [("HumanEval/0", "x", "all"), ("line 2", "y", "a")]
-
-
-def test_prompts_of_a_text_file(tmp_path):
-    path = tmp_path / "some.txt"
-    path.write_text("\ufeffone\n\n  two \n", encoding="utf-8")
-    assert read_prompts(path) == [("line 1", "one", "some.txt"), ("line 3", "  two ", "some.txt")]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("a.txt", b" \n", "has no prompts"),
-        ("a.txt", b"\xff", "is not UTF-8"),
-        ("a.jsonl", b'{"prompt": "x"}\n{', "line 2 is not JSON"),
-        ("a.jsonl", b'{"text": "x"}', "line 1 is"),
-        ("a.jsonl", b'{"prompt": ""}', "line 1 is"),
-        ("a.jsonl", b'{"prompt": "x", "group": 1}', "line 1 is"),
-        ("a.jsonl", b'{"prompt": "x", "task_id": 1}', "line 1 is"),
-        ("a.jsonl", b"[1]", "line 1 is"),
-        ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
-    ],
-)
-def test_prompts_that_cannot_be_read(tmp_path, name, content, says):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=says):
-        read_prompts(tmp_path / name)
 
 
 def timed_run(seconds, reports, token_ids=((1, 2),)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specdec_tools.compare import Figures
+from specdec_tools.figures import Figures
 
 LOW_RATE = 0.5
 HIGH_RATE = 0.8

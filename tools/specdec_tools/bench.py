@@ -19,7 +19,8 @@ from specdec_core.config.sampling import SamplingParams
 from specdec_core.errors import ConfigError
 from specdec_tools.advice import advice
 from specdec_tools.bench_tables import costs, drafts, latencies, times
-from specdec_tools.compare import Comparison, Figures, TimedModel, compare, load_both
+from specdec_tools.compare import Comparison, TimedModel, compare, load_both
+from specdec_tools.figures import Figures
 from specdec_tools.files import TitledPrompt, check_writable, read_prompts, write_text
 from specdec_tools.tasks import PROMPTS
 
@@ -83,7 +84,7 @@ def command(
 
     groups: dict[str, list[Comparison]] = {}
     for batch in tqdm(batches, unit="batch", disable=not sys.stderr.isatty()):
-        compared = compare(_title(batch), [prompt.text for prompt in batch], models, params, runs)
+        (compared,) = compare(_title(batch), [prompt.text for prompt in batch], models, params, runs)
         groups.setdefault(batch[0].group, []).append(compared)
 
     method = str((options.speculative_config or {}).get("method", "speculation"))

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from specdec_core.plugins import Plugins
-from specdec_tools.compare import Comparison, Figures, TimedModel
+from specdec_tools.compare import Comparison, TimedModel
+from specdec_tools.figures import Figures
 from specdec_tools.latencies import PERCENTILES, Latencies
 from specdec_tools.step_costs import StepCosts
 

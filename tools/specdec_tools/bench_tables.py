@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from specdec_tools.compare import Figures
+from specdec_tools.figures import Figures
 from specdec_tools.latencies import PERCENTILES
 
 LATENCIES = {"time_to_first_token": "time to first token", "inter_token": "inter-token", "end_to_end": "end-to-end"}

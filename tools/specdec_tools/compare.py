@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
-from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from attrs import frozen
 
+from specdec_core.api.prompts import PromptReader
 from specdec_core.cli.options import TRY, ModelOptions
 from specdec_core.config.fields import shown
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.contracts.report import StepReport
-from specdec_core.engine.metrics import DraftCounts, Totals
+from specdec_core.engine.metrics import DraftCounts
 from specdec_core.errors import SpecdecError
 from specdec_core.plugins import Plugins
 from specdec_core.plugins.discovery import Plugin
-from specdec_tools.latencies import Latencies
-from specdec_tools.repetition import loop_start, ngram_counts
-from specdec_tools.step_costs import Decoding, StepCosts
+from specdec_tools.loads import Load, Rate, serve
+from specdec_tools.synthetic import remember
 
 if TYPE_CHECKING:
     from specdec_core.api.llm import LLM
@@ -51,15 +50,31 @@ class ListeningPlugins(Plugins):
         return record
 
 
+class Drafted(NamedTuple):
+    """A verified draft.
+
+    completion: the index of its completion.
+    start, end: how many tokens the completion had before and after.
+    """
+
+    completion: int
+    start: int
+    end: int
+    num_accepted: int
+
+
 @frozen
 class Run:
-    """One timed run of a batch of prompts.
+    """One timed run of several prompts.
 
-    seconds: from submission to the last token.
+    seconds: from submission, or from the start of a load, to the last token.
     token_ids: the output tokens of each completion.
     reports: the reports of all engine steps.
     request_ids: the request id of each completion, under which the reports list its tokens.
-    report_times_s: the seconds from submission to each report.
+    report_times_s: the seconds from the start to each report.
+    prompt_token_ids: the prompt of each completion; empty if the prompts are not known.
+    arrivals_s: the seconds from the start to the arrival of each request; empty if all were submitted at the start.
+    idle_s: the part of `seconds` in which no request was unfinished.
     """
 
     seconds: float
@@ -67,6 +82,21 @@ class Run:
     reports: tuple[StepReport, ...]
     request_ids: tuple[str, ...]
     report_times_s: tuple[float, ...]
+    prompt_token_ids: tuple[tuple[int, ...], ...] = ()
+    arrivals_s: tuple[float, ...] = ()
+    idle_s: float = 0.0
+
+    def drafts(self) -> Iterator[Drafted]:
+        """Yield all verified drafts, step by step."""
+        num_emitted = dict.fromkeys(self.request_ids, 0)
+        indices = {request_id: index for index, request_id in enumerate(self.request_ids)}
+        for report in self.reports:
+            for request_id, num_tokens in report.output_per_request.items():
+                start = num_emitted[request_id]
+                num_emitted[request_id] += num_tokens
+                if request_id in report.accepted_per_request:
+                    num_accepted = report.accepted_per_request[request_id]
+                    yield Drafted(indices[request_id], start, start + num_tokens, num_accepted)
 
     def drafts_before(self, ends: Sequence[int]) -> DraftCounts:
         """Count the drafts and accepted draft tokens within the first ends[i] output tokens of each completion i.
@@ -74,15 +104,10 @@ class Run:
         A draft counts if all tokens that its verification emitted, the recovered or bonus token included, are within
         this range. Draft tokens are not counted: the result's num_draft_tokens is 0.
         """
-        limits = dict(zip(self.request_ids, ends, strict=True))
-        num_emitted = dict.fromkeys(limits, 0)
         counts = DraftCounts()
-        for report in self.reports:
-            for request_id, num_tokens in report.output_per_request.items():
-                num_emitted[request_id] += num_tokens
-                is_drafted = request_id in report.accepted_per_request
-                if is_drafted and num_emitted[request_id] <= limits[request_id]:
-                    counts.add(0, report.accepted_per_request[request_id])
+        for draft in self.drafts():
+            if draft.end <= ends[draft.completion]:
+                counts.add(0, draft.num_accepted)
         return counts
 
 
@@ -98,39 +123,67 @@ class TimedModel:
         plugins = ListeningPlugins.load(disable=options.disable)
         return cls(options.load(plugins), plugins)
 
-    def run(self, prompts: Sequence[str], params: SamplingParams) -> Run:
-        """Complete the prompts in one batch and time it. Raises SpecdecError if the model's logits were not finite."""
+    def run(self, prompts: Sequence[str], params: SamplingParams, load: Load | None = None) -> Run:
+        """Complete the prompts and time it. Raises SpecdecError if the model's logits were not finite.
+
+        load: how the requests arrive. None: they are submitted together.
+        """
         self.plugins.reports.clear()
         self.plugins.report_times.clear()
+        return self._batch(prompts, params) if load is None else self._serve(prompts, params, load)
+
+    def _batch(self, prompts: Sequence[str], params: SamplingParams) -> Run:
         started = perf_counter()
         outputs = self.llm.generate(prompts, params, use_tqdm=False)
         seconds = perf_counter() - started
         for output in outputs:
-            if output.outputs[0].finish_reason == "error":
-                raise SpecdecError(
-                    f"the model's logits were not finite after the prompt {shown(output.prompt, 60)}: {TRY}"
-                )
-        token_ids = tuple(tuple(output.outputs[0].token_ids) for output in outputs)
+            _refuse_failure(output.outputs[0].finish_reason, str(output.prompt))
         return Run(
             seconds,
-            token_ids,
+            tuple(tuple(output.outputs[0].token_ids) for output in outputs),
             tuple(self.plugins.reports),
             tuple(output.request_id for output in outputs),
             tuple(time - started for time in self.plugins.report_times),
+            tuple(tuple(output.prompt_token_ids) for output in outputs),
         )
+
+    def _serve(self, prompts: Sequence[str], params: SamplingParams, load: Load) -> Run:
+        token_ids = [prompt.token_ids for prompt in PromptReader(self.llm.get_tokenizer()).read(prompts)]
+        served = serve(self.llm.engine, token_ids, params, load)
+        for prompt, request in zip(prompts, served.requests, strict=True):
+            _refuse_failure(request.finish_reason, prompt)
+        return Run(
+            served.seconds,
+            tuple(tuple(request.output_token_ids) for request in served.requests),
+            tuple(self.plugins.reports),
+            tuple(request.id for request in served.requests),
+            tuple(time - served.started for time in self.plugins.report_times),
+            tuple(map(tuple, token_ids)),
+            served.arrivals_s,
+            served.idle_s,
+        )
+
+
+def _refuse_failure(finish_reason: str | None, prompt: str) -> None:
+    if finish_reason == "error":
+        raise SpecdecError(f"the model's logits were not finite after the prompt {shown(prompt, 60)}: {TRY}")
 
 
 @frozen
 class Comparison:
-    """Several runs of the same batch of prompts, plain and speculative.
+    """Several runs of the same prompts, plain and speculative.
 
-    title: name of the batch.
+    title: name of the batch, or of the load.
     plain, speculative: the runs without and with speculation.
+    groups: the group of each prompt; empty if it is not known.
+    is_open: whether requests arrived at a given rate. The seconds of a run then depend on the rate.
     """
 
     title: str
     plain: tuple[Run, ...]
     speculative: tuple[Run, ...]
+    groups: tuple[str, ...] = ()
+    is_open: bool = False
 
     @property
     def may_differ(self) -> bool:
@@ -153,19 +206,29 @@ def load_both(options: ModelOptions) -> tuple[TimedModel, TimedModel]:
 def compare(
     title: str,
     prompts: Sequence[str],
-    models: tuple[TimedModel, TimedModel],
+    models: Sequence[TimedModel],
     params: SamplingParams,
     num_runs: int,
-) -> Comparison:
-    """Run a batch with the plain and the speculative model in turn, so that other load on the machine affects both.
+    *,
+    load: Load | None = None,
+    groups: tuple[str, ...] = (),
+) -> tuple[Comparison, ...]:
+    """Run the same prompts with all models in turn, so that other load on the machine affects all of them. Returns a
+    comparison with the plain model for each of the others.
 
-    title: name of the batch.
-    models: the plain and the speculative model.
+    title: name of the batch, or of the load.
+    models: the plain model, then one or more with speculation.
     num_runs: number of runs of each model.
+    load: how the requests arrive. None: they are submitted together.
+    groups: the group of each prompt.
     """
-    runs = [tuple(model.run(prompts, params) for model in models) for _ in range(num_runs)]
-    plain, speculative = zip(*runs, strict=True)
-    return Comparison(title, plain, speculative)
+    rounds = []
+    for _ in range(num_runs):
+        plain = models[0].run(prompts, params, load)
+        remember(plain.prompt_token_ids, plain.token_ids)
+        rounds.append((plain, *(model.run(prompts, params, load) for model in models[1:])))
+    plain_runs, *others = zip(*rounds, strict=True)
+    return tuple(Comparison(title, plain_runs, runs, groups, isinstance(load, Rate)) for runs in others)
 
 
 def first_difference(outputs: Sequence[Sequence[int]]) -> int | None:
@@ -179,97 +242,3 @@ def first_difference(outputs: Sequence[Sequence[int]]) -> int | None:
 def _differences(runs: Sequence[Sequence[Sequence[int]]]) -> list[int]:
     found = [first_difference(completions) for completions in zip(*runs, strict=True)]
     return [index for index in found if index is not None]
-
-
-@frozen
-class Figures:
-    """The results of one or several comparisons of plain with speculative runs.
-
-    num_tokens: output tokens of one run with speculation.
-    num_plain_tokens: output tokens of one run without speculation; the number may differ if drafts are sampled.
-    plain_s, speculative_s: sums of the batches' median seconds, prefill included.
-    drafts: counts of drafts and accepted draft tokens in all speculative runs.
-    drafting_share: share of the speculative runs' seconds that was spent on drafting.
-    decoding_speed_up: speed-up without the time of prefill. In a step that has prefill, the forward pass and drafting
-        do not count. None if the plain or the speculative runs have only such steps.
-    efficiency: decoding_speed_up divided by the best possible speed-up, which is tokens per forward pass * T_plain /
-        (T_draft + T_verify). T_plain is the time of a plain forward pass. T_draft and T_verify are the times of
-        drafting and of the target's forward pass in a speculative step. None if decoding_speed_up is None.
-    costs: these times in plain forward passes. None if decoding_speed_up is None.
-    plain_latencies, latencies: how long completions took without and with speculation.
-    is_identical: whether all runs generated the same tokens.
-    num_unlooped: output tokens of one run with speculation, up to where each completion begins to repeat itself.
-    unlooped: like `drafts`, but only of drafts before a completion begins to repeat itself.
-    distinct_ngrams: share of n-grams that are distinct within their completion; None if all completions are too short
-        to have an n-gram.
-    """
-
-    num_tokens: int
-    num_plain_tokens: int
-    plain_s: float
-    speculative_s: float
-    drafts: DraftCounts
-    drafting_share: float
-    decoding_speed_up: float | None
-    efficiency: float | None
-    costs: StepCosts | None
-    plain_latencies: Latencies
-    latencies: Latencies
-    is_identical: bool
-    num_unlooped: int
-    unlooped: DraftCounts
-    distinct_ngrams: float | None
-
-    @property
-    def speed_up(self) -> float:
-        """Seconds per output token without speculation, divided by those with speculation."""
-        return (self.plain_s / self.num_plain_tokens) / (self.speculative_s / self.num_tokens)
-
-    def cells(self) -> tuple[str, ...]:
-        """Cells of a table row: tokens, tokens/s plain and speculative, speed-up and acceptance length."""
-        return (
-            str(self.num_tokens),
-            f"{self.num_plain_tokens / self.plain_s:.1f}",
-            f"{self.num_tokens / self.speculative_s:.1f}",
-            f"{self.speed_up:.2f}x",
-            f"{self.drafts.acceptance_length:.2f}" if self.drafts.num_drafts else "no drafts",
-        )
-
-    @classmethod
-    def of(cls, *comparisons: Comparison) -> Figures:
-        plain = [run for comparison in comparisons for run in comparison.plain]
-        speculative = [run for comparison in comparisons for run in comparison.speculative]
-        totals = Totals()
-        for run in speculative:
-            for report in run.reports:
-                totals.add(report, step_s=0.0)
-        decoding, its_decoding = _decoding(plain), _decoding(speculative)
-        has_decoding = decoding.num_passes and its_decoding.num_passes
-        costs = StepCosts.of(decoding, its_decoding) if has_decoding else None
-        completions = [tokens for c in comparisons for tokens in c.speculative[-1].token_ids]
-        num_distinct, num_ngrams = map(sum, zip((0, 0), *map(ngram_counts, completions), strict=True))
-        return cls(
-            num_tokens=sum(map(len, completions)),
-            num_plain_tokens=sum(len(tokens) for c in comparisons for tokens in c.plain[-1].token_ids),
-            plain_s=sum(median(run.seconds for run in c.plain) for c in comparisons),
-            speculative_s=sum(median(run.seconds for run in c.speculative) for c in comparisons),
-            drafts=totals.drafts,
-            drafting_share=totals.draft_s / sum(run.seconds for run in speculative),
-            decoding_speed_up=decoding.token_s / its_decoding.token_s if has_decoding else None,
-            efficiency=decoding.token_s / its_decoding.token_s / costs.speed_up if costs else None,
-            costs=costs,
-            plain_latencies=Latencies.of(plain),
-            latencies=Latencies.of(speculative),
-            is_identical=all(c.first_difference is None for c in comparisons),
-            num_unlooped=sum(map(loop_start, completions)),
-            unlooped=sum((run.drafts_before([*map(loop_start, run.token_ids)]) for run in speculative), DraftCounts()),
-            distinct_ngrams=num_distinct / num_ngrams if num_ngrams else None,
-        )
-
-
-def _decoding(runs: Sequence[Run]) -> Decoding:
-    return Decoding.of(
-        [report for run in runs for report in run.reports],
-        sum(run.seconds for run in runs),
-        sum(len(tokens) for run in runs for tokens in run.token_ids),
-    )

@@ -107,10 +107,10 @@ def _time(console: Console, models: tuple[TimedModel, TimedModel], params: Sampl
     """Time plain and speculative decoding of each task alone, and of all tasks at temperature 1."""
     all_prompts = [task.prompt for task in TASKS]
     rows = [(task.title, [task.prompt], params) for task in TASKS]
-    timed = []
+    timed: list[Comparison] = []
     for title, prompts, its_params in [*rows, ("at temperature 1", all_prompts, attrs.evolve(params, temperature=1.0))]:
         with working(console, f"Timing {title}, {NUM_RUNS} runs each way in turn"):
-            timed.append(compare(title, prompts, models, its_params, NUM_RUNS))
+            timed += compare(title, prompts, models, its_params, NUM_RUNS)
     return timed
 
 

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.terminal_theme import MONOKAI
 
 from specdec_core.cli.screen import printable
-from specdec_tools.compare import Comparison, Figures, first_difference
+from specdec_tools.compare import Comparison, first_difference
+from specdec_tools.figures import Figures
 from specdec_tools.tasks import Task
 
 if TYPE_CHECKING:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import ceil
+from statistics import median
 from typing import TYPE_CHECKING
 
-from attrs import asdict, frozen
+from attrs import frozen
 
 if TYPE_CHECKING:
     from specdec_tools.compare import Run
@@ -25,32 +26,49 @@ def percentiles(values: Sequence[float]) -> tuple[float, ...]:
 class Latencies:
     """Seconds of the completions of several runs, in no order.
 
-    time_to_first_token: from submission to the first token, of each completion.
+    time_to_first_token: from arrival to the first token, of each completion.
     inter_token: between two steps that gave a completion tokens, of all completions. An accepted draft gives several
         tokens at once.
-    end_to_end: from submission to the last token, of each completion.
+    end_to_end: from arrival to the last token, of each completion.
+    tokens_per_s: output tokens divided by these seconds, of each completion.
     """
 
     time_to_first_token: tuple[float, ...]
     inter_token: tuple[float, ...]
     end_to_end: tuple[float, ...]
+    tokens_per_s: tuple[float, ...]
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Latencies:
-        times = [times for run in runs for times in _token_times(run) if times]
+        served = [(times, num_tokens) for run in runs for times, num_tokens in _token_times(run) if times]
         return cls(
-            time_to_first_token=tuple(each[0] for each in times),
-            inter_token=tuple(b - a for each in times for a, b in pairwise(each)),
-            end_to_end=tuple(each[-1] for each in times),
+            time_to_first_token=tuple(times[0] for times, _ in served),
+            inter_token=tuple(b - a for times, _ in served for a, b in pairwise(times)),
+            end_to_end=tuple(times[-1] for times, _ in served),
+            tokens_per_s=tuple(num_tokens / times[-1] for times, num_tokens in served),
         )
+
+    @property
+    def user_tokens_per_s(self) -> float:
+        """Output tokens per second that a user gets, waiting for the first one included: the median over completions; 0
+        without any."""
+        return median(self.tokens_per_s) if self.tokens_per_s else 0.0
 
     def percentiles(self) -> Mapping[str, tuple[float, ...] | None]:
         """{name of the latency: its `PERCENTILES` in seconds, or None if there is no value}."""
-        return {name: percentiles(each) if each else None for name, each in asdict(self).items()}
+        waits = {
+            "time_to_first_token": self.time_to_first_token,
+            "inter_token": self.inter_token,
+            "end_to_end": self.end_to_end,
+        }
+        return {name: percentiles(each) if each else None for name, each in waits.items()}
 
 
-def _token_times(run: Run) -> Iterator[list[float]]:
-    """Yield for each completion the seconds from submission to the end of each step that gave it tokens."""
-    for request_id in run.request_ids:
+def _token_times(run: Run) -> Iterator[tuple[list[float], int]]:
+    """Yield for each completion the seconds from its arrival to the end of each step that gave it tokens, and the
+    number of its tokens."""
+    for request_id, arrival, tokens in zip(
+        run.request_ids, run.arrivals_s or (0.0,) * len(run.request_ids), run.token_ids, strict=True
+    ):
         ends = zip(run.reports, run.report_times_s, strict=True)
-        yield [end for report, end in ends if report.output_per_request.get(request_id)]
+        yield [end - arrival for report, end in ends if report.output_per_request.get(request_id)], len(tokens)

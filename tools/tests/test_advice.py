@@ -6,7 +6,8 @@ import pytest
 
 from specdec_core.contracts.report import StepReport
 from specdec_tools.advice import advice
-from specdec_tools.compare import Comparison, Figures, Run
+from specdec_tools.compare import Comparison, Run
+from specdec_tools.figures import Figures
 
 PLAIN_S = 3.0
 

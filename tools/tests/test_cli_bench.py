@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import attrs
 import pytest
 from click.testing import CliRunner
 from tiny_setup import save_checkpoint
@@ -13,7 +14,8 @@ from specdec_core import DraftCounts, Plugins, cli
 from specdec_core.cli.options import ModelOptions
 from specdec_core.contracts.report import StepReport
 from specdec_tools import bench as module
-from specdec_tools.compare import Comparison, Figures, Run
+from specdec_tools.compare import Comparison, Run
+from specdec_tools.figures import Figures
 
 LINES = ["def one(values):\n", "import os\n", "x = [1, 2, 1, 2, 1\n"]
 
@@ -206,6 +208,23 @@ def test_figures():
     assert even.decoding_speed_up == pytest.approx((11 - 3) / (8 - 3))
     assert even.efficiency == pytest.approx((11 - 3) / (8 - 3) / 2)
     assert Figures.of(comparison, comparison).plain_s == 22.0
+
+
+def test_figures_of_a_given_rate():
+    """Requests arrive over 10 s, so all tokens take as long with and without speculation. A user waits half as long.
+    Seconds without any request count neither as decoding nor in the share of drafting."""
+    step = StepReport(num_decode_requests=1, num_output_tokens=2, output_per_request={"r": 2}, draft_s=1.0,
+                      target_s=1.0)  # fmt: skip
+    plain, drafted = (
+        attrs.evolve(timed_run(10.0, [step]), arrivals_s=(5.0,), report_times_s=(5 + waited,), idle_s=idle_s)
+        for waited, idle_s in ((4.0, 6.0), (2.0, 8.0))
+    )
+    figures = Figures.of(Comparison("t", (plain,), (drafted,), is_open=True))
+    assert (figures.speed_up, figures.tokens_per_s) == (1.0, 0.2)
+    assert (figures.latencies.user_tokens_per_s, figures.plain_latencies.user_tokens_per_s) == (1.0, 0.5)
+    assert (figures.user_speed_up, figures.felt_speed_up) == (2.0, 2.0)
+    assert (figures.decoding_speed_up, figures.drafting_share) == (2.0, 0.5)
+    assert Figures.of(Comparison("t", (plain,), (drafted,))).felt_speed_up == 1.0
 
 
 def looping_run():

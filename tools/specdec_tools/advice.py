@@ -5,35 +5,49 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specdec_tools.figures import Figures
+from specdec_tools.results import Result
 
 LOW_RATE = 0.5
 HIGH_RATE = 0.8
 
 
-def advice(method: str, total: Figures, num_speculative_tokens: int) -> Iterator[str]:
-    """Yield what the figures of all prompts say against the settings, one line each, with what to try instead.
+def advice(result: Result) -> Iterator[str]:
+    """Yield what the figures say against the settings, one line each, with what to try instead.
 
-    method: the speculative method, to be named.
-    num_speculative_tokens: the engine's, which is the last position of a chain.
-
+    Each group of prompts or load that is slower than plain decoding has a line. Acceptance is that of all prompts.
     Rates are those of single positions: the acceptance rate of a whole draft is low in every long draft or tree.
     """
-    rates, costs = total.drafts.acceptance_rate_per_pos or [0.0], total.costs
-    if total.speed_up < 1:
-        yield f"{method} is slower than plain decoding: {total.speed_up:.2f}x"
-        if costs is not None and costs.drafting > costs.verification - 1:
-            yield (
-                f"drafting costs {costs.drafting:.2f} forward passes a step: try a lower num_speculative_tokens, "
-                "a smaller draft, or a method without a model"
-            )
-        elif costs is not None:
-            yield (
-                f"verification costs {costs.verification:.2f} forward passes of plain decoding: try a lower "
-                "num_speculative_tokens, or set disable_by_batch_size"
-            )
+    name, total, figures = result.ran.name, result.total, result.figures
+    if not result.loads and total.felt_speed_up < 1:
+        yield _slower(name, total)
+    for row, own in figures.items():
+        if own.felt_speed_up < 1 and (result.loads or len(figures) > 1):
+            yield _slower(f"{name}, {row},", own)
     if not total.drafts.num_drafts:
-        yield f"{method} drafted nothing: try another method for these prompts"
-    elif rates[0] < LOW_RATE:
+        yield f"{name} drafted nothing: try another method for these prompts"
+    elif not result.ran.is_synthetic:
+        yield from _acceptance(total, result.ran.num_speculative_tokens)
+
+
+def _slower(what: str, figures: Figures) -> str:
+    """Return a line about figures that are slower than plain decoding, with the larger cost and a remedy."""
+    costs, line = figures.costs, f"{what} is slower than plain decoding: {figures.felt_speed_up:.2f}x"
+    if costs is None:
+        return f"{line}. There was no step without prefill: try a higher --max-tokens"
+    if costs.drafting > costs.verification - 1:
+        return (
+            f"{line}. Drafting costs {costs.drafting:.2f} forward passes a step: try a lower num_speculative_tokens, a "
+            f"smaller draft, or a method without a model"
+        )
+    return (
+        f"{line}. Verification costs {costs.verification:.2f} forward passes of plain decoding: try a lower "
+        f"num_speculative_tokens, or set disable_by_batch_size"
+    )
+
+
+def _acceptance(total: Figures, num_speculative_tokens: int) -> Iterator[str]:
+    rates = total.drafts.acceptance_rate_per_pos or [0.0]
+    if rates[0] < LOW_RATE:
         yield (
             f"only {rates[0]:.0%} of the drafts begin with a token that is accepted: try another method or draft for "
             "these prompts"

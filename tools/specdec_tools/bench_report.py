@@ -1,50 +1,70 @@
-"""The output files of `spec-decode bench`: results as JSON, and a plot."""
+"""The results of `spec-decode bench` as JSON."""
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 
-from specdec_core.plugins import Plugins
-from specdec_tools.compare import Comparison, TimedModel
+from specdec_core.contracts.target import TargetInfo
+from specdec_core.engine.metrics import DraftCounts
+from specdec_tools.acceptance import context_title, vllm_fields
+from specdec_tools.compare import Comparison
 from specdec_tools.figures import Figures
 from specdec_tools.latencies import PERCENTILES, Latencies
+from specdec_tools.results import Result
 from specdec_tools.step_costs import StepCosts
 
 DIGITS = 6
 
-Groups = Mapping[str, Sequence[Comparison]]
 
+def as_json(results: Sequence[Result], settings: Mapping[str, Any], info: TargetInfo) -> str:
+    """Return all results as the text of a JSON file. Figures of the first configuration are at the top, too.
 
-def record(groups: Groups, settings: Mapping[str, Any], model: TimedModel) -> dict[str, Any]:
-    """Return all results as a dict that can be written as JSON. Its key `batches` has the seconds of every run.
-
-    groups: {name of a group of prompts: comparisons of plain with speculative decoding, one for each batch}.
     settings: the command's options.
-    model: the model with speculation. Options that were not given are read from it.
     """
-    info = model.llm.engine.target.info
-    return {
+    first = results[0]
+    record = {
         "settings": settings,
-        "num_speculative_tokens": model.llm.engine.num_speculative_tokens,
-        "model": {"name": info.model, "model_type": info.model_type, "dtype": str(info.dtype).removeprefix("torch.")},
+        "num_speculative_tokens": first.ran.num_speculative_tokens,
+        "model": {"name": info.model, "model_type": info.model_type, "dtype": first.ran.dtype},
         "machine": machine(info.device),
-        "versions": versions(model.plugins, str(settings["llm"]["speculative_config"].get("method"))),
-        "total": _figures(Figures.of(*(c for comparisons in groups.values() for c in comparisons))),
-        "groups": {group: _figures(Figures.of(*comparisons)) for group, comparisons in groups.items()},
-        "batches": [_batch(group, c) for group, comparisons in groups.items() for c in comparisons],
+        "versions": first.ran.versions,
+        **_results(first),
+        "configurations": [
+            {**attrs.asdict(result.ran), "ran": str(result.ran), **_results(result)} for result in results
+        ],
+    }
+    return json.dumps(record, indent=1, default=str) + "\n"
+
+
+def _results(result: Result) -> dict[str, Any]:
+    """Return the figures of batches by group, or those of each load. `batches` and `loads` have the seconds of every
+    run."""
+    if result.loads:
+        return {
+            "loads": [
+                {**result.loads[row], **_comparison(comparison)}
+                for row, comparisons in result.rows.items()
+                for comparison in comparisons
+            ]
+        }
+    return {
+        "total": _figures(result.total),
+        "groups": {group: _figures(figures) for group, figures in result.figures.items()},
+        "batches": [
+            {"title": c.title, "group": group, **_comparison(c)} for group, each in result.rows.items() for c in each
+        ],
     }
 
 
-def _batch(group: str, comparison: Comparison) -> dict[str, Any]:
+def _comparison(comparison: Comparison) -> dict[str, Any]:
     return {
-        "title": comparison.title,
-        "group": group,
         **_figures(Figures.of(comparison)),
         "plain_runs_s": [round(run.seconds, DIGITS) for run in comparison.plain],
         "speculative_runs_s": [round(run.seconds, DIGITS) for run in comparison.speculative],
@@ -60,6 +80,14 @@ def _figures(figures: Figures) -> dict[str, Any]:
         "plain_s": figures.plain_s,
         "speculative_s": figures.speculative_s,
         "speed_up": figures.speed_up,
+        "user_speed_up": figures.user_speed_up if figures.plain_latencies.tokens_per_s else None,
+        "tokens_per_s": {
+            "plain": _speeds(figures.plain_tokens_per_s, figures.plain_latencies),
+            "speculative": _speeds(figures.tokens_per_s, figures.latencies),
+        },
+        **_vllm_fields(drafts),
+        "contexts": {context_title(start): _vllm_fields(counts) for start, counts in figures.contexts.items()},
+        "categories": {group: _vllm_fields(counts) for group, counts in figures.groups.items()},
         "acceptance_length": drafts.acceptance_length,
         "acceptance_rate": drafts.acceptance_rate,
         "acceptance_rate_per_pos": [round(rate, DIGITS) for rate in drafts.acceptance_rate_per_pos],
@@ -82,7 +110,17 @@ def _figures(figures: Figures) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
     return round(value, DIGITS) if isinstance(value, float) else value
+
+
+def _speeds(together: float, latencies: Latencies) -> dict[str, float]:
+    return {"all": _rounded(together), "user": _rounded(latencies.user_tokens_per_s)}
+
+
+def _vllm_fields(counts: DraftCounts) -> dict[str, Any]:
+    return {key: _rounded(value) for key, value in vllm_fields(counts).items()}
 
 
 def _costs(costs: StepCosts | None) -> dict[str, Any] | None:
@@ -95,6 +133,10 @@ def _costs(costs: StepCosts | None) -> dict[str, Any] | None:
         "draft_token": costs.draft_token,
         "output_token": costs.token,
         "memory_bound_speed_up": costs.memory_bound_speed_up,
+        "memory_bound_speed_up_of_drafts": costs.memory_bound_speed_up_of_drafts,
+        "draft_len": costs.draft_len,
+        "drafted_share": costs.drafted_share,
+        "tokens_per_forward_pass": costs.tokens_per_forward_pass,
     }
     return {key: _rounded(value) for key, value in found.items()}
 
@@ -116,55 +158,8 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def versions(plugins: Plugins, method: str) -> dict[str, str]:
-    """Return the versions of the software that ran, {distribution: version}.
-
-    These are Python, torch, transformers, specdec-core, and all plugins that provide the method or compiled operations.
-    """
-    parts = {f"proposer {method}", "ops"}
-    found = {p.distribution: p.version for p in plugins.listing() if p.status == "ok" and parts & {*p.provides}}
-    named = {name: version(name) for name in ("torch", "transformers", "specdec-core")}
-    return {"python": platform.python_version(), **named, **found}
-
-
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
     return ", ".join(sorted(names)) or platform.processor() or platform.machine()
-
-
-def plot(groups: Groups, method: str, path: Path, *, title: str) -> None:
-    """Plot the speed-up of every batch, and the acceptance rate at each position of a draft.
-
-    groups: {name of a group of prompts: comparisons of plain with speculative decoding, one for each batch}.
-    method: the speculative method, for the axis label.
-    path: the file to write.
-    title: describes what was measured.
-    """
-    from matplotlib.figure import Figure
-
-    bars = [(group, c.title, Figures.of(c).speed_up) for group, comparisons in groups.items() for c in comparisons]
-    colors = {group: f"C{index % 10}" for index, group in enumerate(groups)}
-    figure = Figure(figsize=(11, max(3.0, 0.3 * len(bars) + 1.2)), layout="constrained")
-    left, right = figure.subplots(1, 2)
-
-    places = range(len(bars))
-    for group, color in colors.items():
-        own = [place for place in places if bars[place][0] == group]
-        left.barh(own, [bars[place][2] for place in own], color=color, label=group.lstrip("_"))
-    left.set_yticks(places, [title for _, title, _ in bars])
-    left.invert_yaxis()
-    left.axvline(1.0, color="black", linewidth=0.8)
-    left.set_xlabel(f"speed-up by {method} over plain decoding")
-    legend = left.legend()
-
-    rates = Figures.of(*(c for comparisons in groups.values() for c in comparisons)).drafts.acceptance_rate_per_pos
-    right.bar(range(1, len(rates) + 1), rates)
-    right.set_ylim(0, 1)
-    right.set_xlabel("position in the draft")
-    right.set_ylabel("accepted share of the drafts")
-    heading = figure.suptitle(title, fontsize="medium", wrap=True)
-    for text in (heading, *left.get_yticklabels(), *legend.get_texts(), left.xaxis.label):
-        text.set_parse_math(False)  # names may have dollar signs
-    figure.savefig(path, dpi=110)

@@ -119,8 +119,9 @@ class TimedModel:
     plugins: ListeningPlugins
 
     @classmethod
-    def load(cls, options: ModelOptions) -> TimedModel:
-        plugins = ListeningPlugins.load(disable=options.disable)
+    def load(cls, options: ModelOptions, modules: Sequence[str] = ()) -> TimedModel:
+        """Load the model. modules: names of modules to load as plugins, besides the installed ones."""
+        plugins = ListeningPlugins.load(disable=options.disable, modules=modules)
         return cls(options.load(plugins), plugins)
 
     def run(self, prompts: Sequence[str], params: SamplingParams, load: Load | None = None) -> Run:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import re
 
-import attrs
 import pytest
 from click.testing import CliRunner
 from tiny_setup import save_checkpoint
 
 from specdec_core import DraftCounts, Plugins, cli
 from specdec_core.cli.options import ModelOptions
-from specdec_core.contracts.report import StepReport
 from specdec_tools import bench as module
-from specdec_tools.compare import Comparison, Run
-from specdec_tools.figures import Figures
 
 LINES = ["def one(values):\n", "import os\n", "x = [1, 2, 1, 2, 1\n"]
 
@@ -47,11 +43,12 @@ def test_built_in_prompts(bench, tmp_path):
     output, plot = tmp_path / "out.json", tmp_path / "out.png"
     result = bench("--runs", "2", "--set", "most=2", "--output", str(output), "--plot", str(plot))
     assert (result.exit_code, result.stderr) == (0, "")
-    what, *table = result.stdout.splitlines()
-    ran = " in float32, bigram with num_speculative_tokens=8, temperature 0, batches of 1"
-    assert what.endswith(ran)
-    assert max(map(len, table)) <= 80
-    assert " efficiency " in table[1]
+    lines = result.stdout.splitlines()
+    words = " ".join(result.stdout.split())
+    ran = " in float32 on cpu, temperature 0, batches of 1, at most 12 tokens each; bigram with "
+    assert words.count(f"{ran}num_speculative_tokens=8, most=2, verifier=auto; python ") == 6
+    assert max(map(len, lines)) <= 80
+    assert " efficiency " in result.stdout
     assert [row(result.stdout, name)[::2] for name in ("edit", "write", "total")] == [
         ("48", "yes"),
         ("12", "yes"),
@@ -65,6 +62,19 @@ def test_built_in_prompts(bench, tmp_path):
         "num_speculative_tokens": 8,
         "most": 2,
     }
+    (configuration,) = found["configurations"]
+    assert configuration["speculative_config"] == {
+        "method": "bigram",
+        "num_speculative_tokens": 8,
+        "most": 2,
+        "verifier": "auto",
+        "disable_by_batch_size": None,
+    }
+    assert (configuration["name"], configuration["is_synthetic"], configuration["total"]) == (
+        "bigram",
+        False,
+        found["total"],
+    )
     assert (found["settings"]["runs"], found["settings"]["prompts"]) == (2, "built-in")
     assert (found["model"]["dtype"], found["num_speculative_tokens"]) == ("float32", 8)
     computing = {plugin.distribution for plugin in Plugins.load().listing() if "ops" in plugin.provides}
@@ -80,6 +90,14 @@ def test_built_in_prompts(bench, tmp_path):
     assert 1 <= total["acceptance_length"] <= 3
     assert len(total["acceptance_rate_per_pos"]) <= 2
     assert total["acceptance_length"] == pytest.approx(1 + sum(total["acceptance_rate_per_pos"]), rel=1e-3)
+    assert total["spec_decode_acceptance_length"] == total["acceptance_length"]
+    assert total["spec_decode_acceptance_rate"] == pytest.approx(100 * total["acceptance_rate"], rel=1e-3)
+    assert total["spec_decode_num_drafts"] == total["num_drafts_of_all_runs"]
+    assert sum(each["spec_decode_num_drafts"] for each in total["contexts"].values()) == total["num_drafts_of_all_runs"]
+    assert (
+        sum(each["spec_decode_num_drafts"] for each in total["categories"].values())
+        == (total["num_drafts_of_all_runs"])
+    )
     assert 0 < total["drafting_share"] < 1
     assert 0 < total["distinct_4_grams"] <= 1
     assert total["efficiency"] == pytest.approx(total["decoding_speed_up"] * total["costs"]["output_token"], rel=1e-3)
@@ -108,15 +126,15 @@ def test_batches_are_of_one_group(bench, tmp_path):
     ]
     assert found["settings"]["prompts"] == str(prompts)
     drawn = plot.read_text()
-    assert "temperature 0, batches of 2 -->" in drawn
+    assert "temperature 0, batches of 2, at most 12 tokens each;" in drawn
 
 
 def test_requests_of_a_batch_run_together(bench, tmp_path, monkeypatch):
     (tmp_path / "some.txt").write_text("".join(LINES))
     seen = []
-    monkeypatch.setattr(module, "_print", lambda groups, method, number: seen.append(groups))
+    monkeypatch.setattr(module, "print_results", seen.extend)
     assert bench("--prompts", str(tmp_path / "some.txt"), "--batch-size", "3", "--runs", "1").exit_code == 0
-    ((comparison,),) = seen[0].values()
+    ((comparison,),) = seen[0].rows.values()
     assert comparison.title == "line 1 to line 3"
     for run in (*comparison.plain, *comparison.speculative):
         assert len(run.token_ids) == 3
@@ -183,101 +201,3 @@ def test_a_prompt_that_is_too_long_is_noticed_before_anything_is_measured(bench,
     result = bench("--prompts", str(tmp_path / "some.txt"))
     assert result.exit_code == 1
     assert "4096" in result.stderr
-
-
-def timed_run(seconds, reports, token_ids=((1, 2),)):
-    return Run(seconds, token_ids, tuple(reports), tuple("rs"[: len(token_ids)]), tuple(range(1, len(reports) + 1)))
-
-
-def test_figures():
-    """The best possible speed-up is 2: a plain step takes 1 s for 1 token, a speculative step 2 s for 4 tokens."""
-    prefill = StepReport(num_prefill_tokens=9, target_s=3.0)
-    plain_pass = StepReport(num_decode_requests=1, num_output_tokens=1, target_s=1.0)
-    pass_ = StepReport(num_decode_requests=1, num_draft_tokens=5, num_accepted=3, num_output_tokens=4, draft_s=1.0,
-                       target_s=1.0, accepted_per_request={"r": 3})  # fmt: skip
-    comparison = Comparison(
-        "title",
-        plain=tuple(timed_run(seconds, [prefill, *[plain_pass] * 8]) for seconds in (11.0, 11.0, 90.0)),
-        speculative=tuple(timed_run(8.0, [prefill, pass_, pass_]) for _ in range(3)),
-    )
-    figures = Figures.of(comparison)
-    assert (figures.plain_s, figures.speculative_s, figures.num_tokens) == (11.0, 8.0, 2)
-    assert figures.drafts.acceptance_rate_per_pos == [1.0, 1.0, 1.0]
-    assert (figures.drafts.acceptance_length, figures.drafting_share) == (4.0, 2 / 8)
-    even = Figures.of(Comparison("t", plain=comparison.plain[:1], speculative=comparison.speculative[:1]))
-    assert even.decoding_speed_up == pytest.approx((11 - 3) / (8 - 3))
-    assert even.efficiency == pytest.approx((11 - 3) / (8 - 3) / 2)
-    assert Figures.of(comparison, comparison).plain_s == 22.0
-
-
-def test_figures_of_a_given_rate():
-    """Requests arrive over 10 s, so all tokens take as long with and without speculation. A user waits half as long.
-    Seconds without any request count neither as decoding nor in the share of drafting."""
-    step = StepReport(num_decode_requests=1, num_output_tokens=2, output_per_request={"r": 2}, draft_s=1.0,
-                      target_s=1.0)  # fmt: skip
-    plain, drafted = (
-        attrs.evolve(timed_run(10.0, [step]), arrivals_s=(5.0,), report_times_s=(5 + waited,), idle_s=idle_s)
-        for waited, idle_s in ((4.0, 6.0), (2.0, 8.0))
-    )
-    figures = Figures.of(Comparison("t", (plain,), (drafted,), is_open=True))
-    assert (figures.speed_up, figures.tokens_per_s) == (1.0, 0.2)
-    assert (figures.latencies.user_tokens_per_s, figures.plain_latencies.user_tokens_per_s) == (1.0, 0.5)
-    assert (figures.user_speed_up, figures.felt_speed_up) == (2.0, 2.0)
-    assert (figures.decoding_speed_up, figures.drafting_share) == (2.0, 0.5)
-    assert Figures.of(Comparison("t", (plain,), (drafted,))).felt_speed_up == 1.0
-
-
-def looping_run():
-    """Make a run of two requests: the output of one loops from its second token on, the other has no loop."""
-    steps = [
-        ({"r": 1, "s": 2}, {}),
-        ({"r": 3, "s": 2}, {"r": 2, "s": 1}),  # the loop begins here
-        ({"s": 4}, {"s": 3}),
-        ({"r": 30, "s": 1}, {"r": 29}),  # s has no draft
-        ({"s": 1}, {"s": 0}),
-    ]
-    reports = [StepReport(output_per_request=output, accepted_per_request=accepted) for output, accepted in steps]
-    return timed_run(1.0, reports, ((5,) * 34, tuple(range(10))))
-
-
-@pytest.mark.parametrize(
-    ("ends", "accepted"), [((1, 10), [1, 3, 0]), ((4, 7), [2, 1]), ((3, 8), [1, 3]), ((34, 0), [2, 29]), ((0, 0), [])]
-)
-def test_drafts_before_some_token(ends, accepted):
-    expected = DraftCounts()
-    for num_accepted in accepted:
-        expected.add(0, num_accepted)
-    assert looping_run().drafts_before(ends) == expected
-
-
-def test_figures_of_unlooped_text():
-    run = looping_run()
-    figures = Figures.of(Comparison("t", (run,), (run, run)))
-    assert (figures.num_tokens, figures.num_unlooped) == (44, 11)
-    assert (figures.unlooped.num_drafts, figures.unlooped.num_accepted) == (6, 8)
-    assert figures.distinct_ngrams == (1 + 7) / (31 + 7)
-    short = timed_run(1.0, [], ((1, 2, 3), ()))
-    assert Figures.of(Comparison("t", (short,), (short,))).distinct_ngrams is None
-
-
-def test_outputs_of_other_lengths_are_compared_by_the_token():
-    """Speed-ups compare seconds per token: half of the tokens in a quarter of the time is twice as fast."""
-    passes = [StepReport(num_decode_requests=1, num_output_tokens=1, target_s=1.0)]
-    plain, speculative = timed_run(8.0, passes, ((1,) * 8,)), timed_run(2.0, passes, ((1,) * 4,))
-    figures = Figures.of(Comparison("t", (plain,), (speculative,)))
-    assert (figures.num_plain_tokens, figures.num_tokens) == (8, 4)
-    assert (figures.speed_up, figures.efficiency) == (2.0, 2.0)
-    assert figures.cells()[1:4] == ("1.0", "2.0", "2.00x")
-
-
-def test_efficiency_needs_passes():
-    run = timed_run(1.0, [StepReport(num_prefill_tokens=9, target_s=1.0)])
-    figures = Figures.of(Comparison("t", (run,), (run,)))
-    assert figures.efficiency is None
-    assert figures.decoding_speed_up is None
-
-
-def test_the_first_difference_of_any_completion():
-    plain = timed_run(1.0, [], ((1, 2, 3), (4, 5)))
-    assert Comparison("t", (plain,), (plain,)).first_difference is None
-    assert Comparison("t", (plain,), (timed_run(1.0, [], ((1, 2, 9), (4,))),)).first_difference == 1

@@ -6,9 +6,7 @@ import attrs
 import pytest
 
 from specdec_core.contracts.report import StepReport
-from specdec_tools import bench
-from specdec_tools.compare import Comparison, Run
-from specdec_tools.figures import Figures
+from specdec_tools.compare import Run
 from specdec_tools.latencies import Latencies, percentiles
 from specdec_tools.step_costs import Decoding, StepCosts
 
@@ -92,15 +90,3 @@ def test_latencies_count_from_the_arrival() -> None:
     found = Latencies.of([attrs.evolve(run(), arrivals_s=(0.25, 1.0))])
     assert (found.time_to_first_token, found.end_to_end) == ((0.75, 0.5), (3.75, 3.0))
     assert (found.inter_token, found.tokens_per_s) == ((0.5, 2.5, 2.5), (5 / 3.75, 3 / 3.0))
-
-
-def test_the_tables_have_them(capsys: pytest.CaptureFixture[str]) -> None:
-    groups = {"some": [Comparison("t", (run(),), (run((0.5, 0.75, 2.0)),))]}
-    bench._print(groups, "mine", 5)
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    cells = [line.split() for line in lines]
-    assert ["total", "1.33", "(6)", "0.00", "1.00", "0.75", "1.33x"] in cells
-    assert ["end-to-end", "4000.0", "4000.0", "4000.0", "2000.0", "2000.0", "2000.0"] in cells
-    figures = Figures.of(*groups["some"])
-    assert (figures.latencies.end_to_end, figures.plain_latencies.end_to_end) == ((2.0, 2.0), (4.0, 4.0))

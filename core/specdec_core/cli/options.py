@@ -103,10 +103,12 @@ class ModelOptions:
 
     keywords: the keyword arguments of `LLM`, except `plugins`.
     disable: names of plugins that are not imported.
+    file: the config file; None: none was given.
     """
 
     keywords: Mapping[str, Any]
     disable: tuple[str, ...]
+    file: Path | None = None
 
     @property
     def speculative_config(self) -> Mapping[str, Any] | None:
@@ -114,7 +116,7 @@ class ModelOptions:
         return config
 
     def with_keywords(self, **keywords: Any) -> ModelOptions:
-        return ModelOptions({**self.keywords, **keywords}, self.disable)
+        return ModelOptions({**self.keywords, **keywords}, self.disable, self.file)
 
     def load(self, plugins: Plugins | None = None) -> LLM:
         """Make an `LLM`, which is closed when the command ends.
@@ -154,16 +156,21 @@ def model_options(
     method: str | None = None,
     num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS,
     dtype: str = "auto",
+    many_configs: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that adds options for the model and for speculation to a command. The command gets them as its
     argument `options`, a `ModelOptions`.
 
     method, num_speculative_tokens, dtype: defaults, used if neither the command line nor the config file has a value.
+    many_configs: whether --config may be given several times. The command then gets a list of `ModelOptions`, one for
+        each file, or a single one without a file.
     """
     default = {"method": method, "num_speculative_tokens": num_speculative_tokens}
+    repeatable = " Repeatable." if many_configs else ""
     options = (
-        click.option("--config", "config_file", metavar="FILE", type=click.Path(path_type=Path),
-                     help="A TOML, YAML or JSON file with the keywords of LLM. The options below override it."),
+        click.option("--config", "config_files", metavar="FILE", type=click.Path(path_type=Path), multiple=many_configs,
+                     help="A TOML, YAML or JSON file with the keywords of LLM. The options below override it."
+                     f"{repeatable}"),
         click.option("--model", show_default=DEFAULT_MODEL, help=DESCRIBED["model"].help),
         click.option("--method", "chosen_method", metavar="NAME", show_default=method or "none, plain decoding",
                      help="How to draft: a proposer that `spec-decode plugins` lists."),
@@ -183,7 +190,7 @@ def model_options(
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @wraps(function)
         def command(
-            config_file: Path | None,
+            config_files: Path | Sequence[Path] | None,
             model: str | None,
             chosen_method: str | None,
             settings: Sequence[tuple[str, Any]],
@@ -193,15 +200,21 @@ def model_options(
             disable: tuple[str, ...],
             **others: Any,
         ) -> None:
-            keywords = load_config_file(config_file) if config_file is not None else {}
-            for key, value in _engine_keywords(engine).items():
-                in_file = keywords.get(key)
-                keywords[key] = in_file | value if isinstance(in_file, dict) and isinstance(value, dict) else value
-            keywords["model"] = model or keywords.get("model", DEFAULT_MODEL)
-            keywords["dtype"] = chosen_dtype or keywords.get("dtype", dtype)
-            speculation = keywords.get("speculative_config")
-            keywords["speculative_config"] = _speculation(speculation, chosen_method, settings, num_tokens, default)
-            function(options=ModelOptions(keywords, disable), **others)
+            def read(file: Path | None) -> ModelOptions:
+                keywords = load_config_file(file) if file is not None else {}
+                for key, value in _engine_keywords(engine).items():
+                    in_file = keywords.get(key)
+                    keywords[key] = in_file | value if isinstance(in_file, dict) and isinstance(value, dict) else value
+                keywords["model"] = model or keywords.get("model", DEFAULT_MODEL)
+                keywords["dtype"] = chosen_dtype or keywords.get("dtype", dtype)
+                speculation = keywords.get("speculative_config")
+                keywords["speculative_config"] = _speculation(speculation, chosen_method, settings, num_tokens, default)
+                return ModelOptions(keywords, disable, file)
+
+            if isinstance(config_files, Path | None):
+                function(options=read(config_files), **others)
+            else:
+                function(options=[read(file) for file in config_files or (None,)], **others)
 
         for option in reversed(options):
             command = option(command)

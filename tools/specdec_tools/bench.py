@@ -26,6 +26,8 @@ from specdec_tools.work import Work
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 FILE = click.Path(path_type=Path)
+WARM_UP = 8
+"""Most tokens of a completion in the warm-up, and its requests at a given rate."""
 
 
 @click.command("bench", cls=ModelCommand)
@@ -145,8 +147,8 @@ def _with_seats(options: ModelOptions, work: Work) -> ModelOptions:
 def _warm_up(models: Sequence[TimedModel], prompts: Sequence[TitledPrompt], work: Work, params: SamplingParams) -> None:
     """Run all models shortly. The plain one also refuses a prompt that is too long now, not after an hour."""
     models[0].run([prompt.text for prompt in prompts], attrs.evolve(params, max_tokens=1))
-    first = [prompt.text for prompt in work.parts[0].prompts[: work.seats]]
-    few = attrs.evolve(params, max_tokens=min(params.max_tokens or 8, 8))
+    first = [prompt.text for prompt in work.parts[0].prompts[: work.seats or WARM_UP]]
+    few = attrs.evolve(params, max_tokens=min(params.max_tokens or WARM_UP, WARM_UP))
     for model in models:
         run = model.run(first, few)
         if model is models[0]:

@@ -23,6 +23,11 @@ def advice(result: Result) -> Iterator[str]:
     for row, own in figures.items():
         if own.felt_speed_up < 1 and (result.loads or len(figures) > 1):
             yield _slower(f"{name}, {row},", own)
+    if total.num_preempted or total.num_plain_preempted:
+        yield (
+            f"requests lost their KV blocks {total.num_preempted} times with {name} and {total.num_plain_preempted} "
+            f"times without, and started over: try more num_kv_blocks or fewer requests at once"
+        )
     if not total.drafts.num_drafts:
         yield f"{name} drafted nothing: try another method for these prompts"
     elif not result.ran.is_synthetic:

@@ -65,7 +65,7 @@ WARM_UP = 8
     "rates",
     type=Numbers(zero=True),
     metavar="R,R,...",
-    help="Measure also drafts that cost nothing and are accepted at these rates, one for each position: the "
+    help="Measure also drafts that cost next to nothing and are accepted at these rates, one for each position: the "
     "shares of all drafts that are accepted up to there.",
 )
 @click.option(

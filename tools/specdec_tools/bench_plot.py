@@ -75,11 +75,13 @@ def _draw_loads(results: Sequence[Result], axes: Axes) -> None:
 
 
 def _draw_acceptance(results: Sequence[Result], axes: Axes) -> None:
+    width, num_positions = 0.8 / len(results), 0
     for index, result in enumerate(results):
         rates = result.total.drafts.acceptance_rate_per_pos
-        width = 0.8 / len(results)
+        num_positions = max(num_positions, len(rates))
         places = [position + 1 + (index - (len(results) - 1) / 2) * width for position in range(len(rates))]
         axes.bar(places, rates, width, label=result.ran.name.lstrip("_"), color=f"C{(index + 1) % 10}")
+    axes.set_xticks(range(1, num_positions + 1))
     axes.set_ylim(0, 1)
     axes.set_xlabel("position in the draft")
     axes.set_ylabel("accepted share of the drafts")

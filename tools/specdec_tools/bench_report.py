@@ -104,6 +104,7 @@ def _figures(figures: Figures) -> dict[str, Any]:
         "efficiency": figures.efficiency,
         "costs": _costs(figures.costs),
         "latency_s": {"plain": _latencies(figures.plain_latencies), "speculative": _latencies(figures.latencies)},
+        "num_preempted_in_all_runs": {"plain": figures.num_plain_preempted, "speculative": figures.num_preempted},
         "identical": figures.is_identical,
     }
     return {key: _rounded(value) for key, value in found.items()}

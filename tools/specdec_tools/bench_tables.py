@@ -18,8 +18,8 @@ from specdec_tools.results import Result
 
 LATENCIES = {"time_to_first_token": "time to first token", "inter_token": "inter-token", "end_to_end": "end-to-end"}
 
-Rows = Mapping[str, Figures]
-"""The figures of each group of prompts or of each load, and of all batches."""
+Rows = Sequence[tuple[str, Figures]]
+"""The name and the figures of each group of prompts or of each load, then those of all batches."""
 
 TOTAL = "total"
 
@@ -43,7 +43,7 @@ def print_results(results: Sequence[Result]) -> None:
 
 def _tables(result: Result) -> Iterator[Table]:
     total = result.total
-    rows = result.figures if result.loads else {**result.figures, TOTAL: total}
+    rows = [*result.figures.items(), *([] if result.loads else [(TOTAL, total)])]
     first = "load" if result.loads else "prompts"
     yield times(rows, first)
     yield users(rows)
@@ -53,7 +53,7 @@ def _tables(result: Result) -> Iterator[Table]:
     if total.contexts:
         yield acceptance("context", {context_title(start): counts for start, counts in total.contexts.items()})
     yield costs(rows, result.ran.num_speculative_tokens)
-    yield latencies(rows if result.loads else {TOTAL: total})
+    yield latencies(rows if result.loads else [(TOTAL, total)])
 
 
 def times(rows: Rows, first: str) -> Table:
@@ -127,7 +127,7 @@ def costs(rows: Rows, num_speculative_tokens: int) -> Table:
 def latencies(rows: Rows) -> Table:
     """Percentiles of what users wait for, over the completions of all runs."""
     table = _table("\nlatency in ms", [f"{who}\nP{p}" for who in ("plain", "drafted") for p in PERCENTILES])
-    for row, figures in rows.items():
+    for row, figures in rows:
         if len(rows) > 1:
             table.add_row(Text(row))
         both = figures.plain_latencies.percentiles(), figures.latencies.percentiles()
@@ -166,6 +166,6 @@ def _table(first: str, others: Sequence[str]) -> Table:
 
 
 def _filled(table: Table, rows: Rows, cells: Callable[[Figures], tuple[str, ...]]) -> Table:
-    for row, figures in rows.items():
+    for row, figures in rows:
         table.add_row(Text(row), *cells(figures))
     return table

@@ -36,6 +36,7 @@ class Figures:
     is_identical: whether all runs generated the same tokens.
     num_unlooped: output tokens of one run with speculation, up to where each completion begins to repeat itself.
     unlooped: like `drafts`, but only of drafts before a completion begins to repeat itself.
+    num_plain_preempted, num_preempted: how often a request lost its KV blocks to another one, in all runs.
     is_open: whether requests arrived at a given rate, so that speed-ups are of what a user waits for.
     distinct_ngrams: share of n-grams that are distinct within their completion; None if all completions are too short
         to have an n-gram.
@@ -57,6 +58,8 @@ class Figures:
     is_identical: bool
     num_unlooped: int
     unlooped: DraftCounts
+    num_plain_preempted: int
+    num_preempted: int
     is_open: bool
     distinct_ngrams: float | None
 
@@ -125,6 +128,8 @@ class Figures:
             is_identical=all(c.first_difference is None for c in comparisons),
             num_unlooped=sum(map(loop_start, completions)),
             unlooped=sum((run.drafts_before([*map(loop_start, run.token_ids)]) for run in speculative), DraftCounts()),
+            num_plain_preempted=sum(report.num_preempted for run in plain for report in run.reports),
+            num_preempted=totals.num_preempted,
             is_open=any(c.is_open for c in comparisons),
             distinct_ngrams=num_distinct / num_ngrams if num_ngrams else None,
         )

@@ -110,3 +110,9 @@ def test_synthetic_acceptance_is_not_judged() -> None:
     rejected = compared(2.0, [step(num_accepted=0)] * 3)
     assert list(advice(result({"t": rejected}, is_synthetic=True))) == []
     assert len(list(advice(result({"t": rejected})))) == 1
+
+
+def test_preemptions_are_told() -> None:
+    steps = [attrs.evolve(step(), num_preempted=2), step(), attrs.evolve(step(), num_preempted=1)]
+    (line,) = advice(result({"t": compared(2.0, steps)}))
+    assert line.startswith("requests lost their KV blocks 3 times with mine and 0 times without")

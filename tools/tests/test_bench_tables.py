@@ -65,6 +65,13 @@ def test_what_was_run_is_before_every_table(capsys: pytest.CaptureFixture[str]) 
     assert " ".join(words).count(SHOWN) == 6, "times, users, drafts, contexts, costs, latencies"
 
 
+def test_a_group_may_be_named_total(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {"total": [Comparison("t", (run(),), (FASTER,))], "b": [Comparison("t", (run(),), (run(),))]}
+    cells = printed(capsys, Result(RAN, rows, {}))
+    assert ["total", "2.0", "4.0", "2.00x", "1.0", "2.0", "2.00x"] in cells
+    assert ["total", "2.0", "2.7", "1.33x", "1.0", "1.4", "1.38x"] in cells, "the median of 2.5, 1.5, 1.25 and 0.75"
+
+
 def test_loads_are_rows_without_a_total(capsys: pytest.CaptureFixture[str]) -> None:
     """The groups of prompts, which run together, have a table of their own."""
     comparison = Comparison("t", (run(),), (FASTER,), ("edit", "write"))

@@ -59,7 +59,7 @@ def _tables(result: Result) -> Iterator[Table]:
 def times(rows: Rows, first: str) -> Table:
     """Tokens per second, plain and speculative, and what the drafts did."""
     columns = ["\ntokens", "plain\ntokens/s", "drafted\ntokens/s", "\nspeed-up", "acceptance\nlength"]
-    columns += ["time\ndrafts", "\nefficiency", "same\noutput"]
+    columns += ["time\ndrafts", "effi-\nciency", "same\noutput"]
     return _filled(_table(f"\n{first}", columns), rows, _times)
 
 

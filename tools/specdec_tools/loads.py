@@ -68,7 +68,7 @@ class Rate:
 
     @property
     def title(self) -> str:
-        return f"{self.per_s:g} requests/s"
+        return f"{self.per_s:g}/s"
 
     @property
     def settings(self) -> dict[str, Any]:

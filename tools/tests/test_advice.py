@@ -94,8 +94,8 @@ def test_at_a_given_rate_a_users_wait_counts() -> None:
     plain, drafted = compared(6.0, late, is_open=True).plain[0], compared(6.0, late, is_open=True).speculative[0]
     same = Comparison("t", (attrs.evolve(plain, seconds=6.0),), (drafted,), is_open=True)
     assert Figures.of(same).speed_up == 1.0
-    (line,) = advice(result({"2 requests/s": same}, is_load=True))
-    assert line.startswith("mine, 2 requests/s, is slower than plain decoding: 0.50x.")
+    (line,) = advice(result({"2/s": same}, is_load=True))
+    assert line.startswith("mine, 2/s, is slower than plain decoding: 0.50x.")
 
 
 def test_without_steps_that_only_decode() -> None:

@@ -50,6 +50,8 @@ def test_cells(capsys: pytest.CaptureFixture[str]) -> None:
     drafts. 8 tokens in 6 forward passes of a request, of which 2 had a draft. A plain forward pass takes 1 s, drafting
     0.5 s for 8 tokens and 3 steps."""
     cells = printed(capsys, Result(RAN, {"some": [Comparison("t", (run(),), (FASTER,), ("g", "g"))]}, {}))
+    heads = ["prompts", "tokens", "tokens/s", "tokens/s", "speed-up", "length", "drafts", "ciency", "output"]
+    assert heads in cells, "in full"
     assert ["total", "8", "2.0", "4.0", "2.00x", "2.50", "25.0%", "1.75", "yes"] in cells
     assert ["total", "2.0", "4.0", "2.00x", "1.0", "2.0", "2.00x"] in cells
     assert ["under", "128", "1", "3.00", "1.00", "1.00"] in cells, "r: 126 tokens, and one before the draft"

@@ -100,4 +100,4 @@ def test_an_error_cancels_what_runs() -> None:
 
 def test_titles_and_settings() -> None:
     assert (Users(4).title, Users(4).settings) == ("4 at once", {"concurrency": 4})
-    assert (Rate(2.5, 1, 0).title, Rate(2.5, 1, 0).settings) == ("2.5 requests/s", {"request_rate": 2.5})
+    assert (Rate(2.5, 1, 0).title, Rate(2.5, 1, 0).settings) == ("2.5/s", {"request_rate": 2.5})

@@ -84,7 +84,7 @@ IMPLEMENTED_IN = {
     "attention mask": ["core/specdec_core/engine/tree_mask.py", "core/specdec_core/ops/attention_plan.py"],
     "forward pass": ["core/specdec_core/engine/runner.py", "core/specdec_core/models/model.py:Model.forward"],
     "rejection sampling": ["core/specdec_core/verifiers/rejection.py", "core/specdec_core/verifiers/siblings.py"],
-    "acceptance rate": ["core/specdec_core/engine/metrics.py", "core/specdec_core/drafting/acceptance.py"],
+    "acceptance rate": ["core/specdec_core/engine/metrics.py", "core/specdec_core/budget/rates.py"],
     "hidden states": [
         "core/specdec_core/models/model.py:register_tap",
         "core/specdec_core/contracts/proposer.py:Observation",

@@ -46,7 +46,8 @@ def test_built_in_prompts(bench, tmp_path):
     lines = result.stdout.splitlines()
     words = " ".join(result.stdout.split())
     ran = " in float32 on cpu, temperature 0, batches of 1, at most 12 tokens each; bigram with "
-    assert words.count(f"{ran}num_speculative_tokens=8, most=2, verifier=auto; python ") == 6
+    options = "num_speculative_tokens=8, adaptive_draft_length=False, most=2, verifier=auto"
+    assert words.count(f"{ran}{options}; python ") == 6
     assert max(map(len, lines)) <= 80
     assert [row(result.stdout, name)[::2] for name in ("edit", "write", "total")] == [
         ("48", "yes"),
@@ -66,6 +67,7 @@ def test_built_in_prompts(bench, tmp_path):
         "method": "bigram",
         "num_speculative_tokens": 8,
         "most": 2,
+        "adaptive_draft_length": False,
         "verifier": "auto",
         "disable_by_batch_size": None,
     }

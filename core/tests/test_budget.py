@@ -18,7 +18,7 @@ from specdec_core.budget.choice import Expected, best_levels, best_nodes
 from specdec_core.budget.clock import Clock
 from specdec_core.budget.cost_curve import NUM_BETWEEN, CostCurve
 from specdec_core.budget.nodes import Nodes, without
-from specdec_core.budget.survival import Survival
+from specdec_core.budget.survival import Past, Survival
 from specdec_core.contracts.draft import DEAD, Draft
 from specdec_core.engine.draft_check import check_draft
 
@@ -84,14 +84,14 @@ def budget_at(node: float, *names: str, in_place: bool = False, most: int = 9) -
     curve = CostCurve({1: 1.0, 2: 1.0 + node}, 64)
     budget = Budget(curve, len(names), most, in_place=in_place)
     for name in names:
-        budget.start(request_of(name))
+        budget.start(request_of(name), is_sampled=False)
     return budget
 
 
 def kept(budget: Budget, names: str, draft: Draft) -> Draft:
     requests = [request_of(name) for name in names]
     budget._asks_levels = True
-    assert all(budget.share(requests, [9] * len(names), [False] * len(names), Expected(len(names), len(names))))
+    assert all(budget.share(requests, [9] * len(names), Expected(len(names), len(names))))
     budget.levels([9] * len(names), CPU)
     return budget.keep(draft)
 
@@ -137,13 +137,12 @@ def test_sampled_nodes_stay() -> None:
 def test_dead_nodes_are_not_learned_from() -> None:
     draft = attrs.evolve(draft_of([([7, 7, 8], [DEAD, -1, 1])]), scores=torch.tensor([0.01, 0.9, 0.9]))
     survival, request = Survival(1), request_of()
-    survival.start(request)
-    group = survival.group([request], [False])
+    survival.start(request, is_sampled=False)
     request.token_ids = np.array([0] * 5 + [7, 8, 1])
-    survival.learn(group, draft, [5])
+    survival.learn([Past([request], np.array([0]), [5], draft)])
     assert survival._nodes._tried.sum() == 2
     sampled = attrs.evolve(draft, q=torch.ones(1, 9) / 9, q_rows=torch.tensor([0, 0, -1], dtype=torch.int32))
-    assert Nodes.of(sampled).is_first_draw.tolist() == [False, True, False]
+    assert Nodes.of(sampled).is_first.tolist() == [False, True, False]
 
 
 def test_without_keeps_the_rest_of_the_tree() -> None:
@@ -170,7 +169,7 @@ class Simulated:
     def step(self, right: float) -> tuple[int, int]:
         """Simulate one step. Returns the numbers of drafted and accepted tokens. right: the probability that a draft
         token is accepted."""
-        (limit,) = self.budget.share([self.request], [self.most], [False], Expected(1, 1))
+        (limit,) = self.budget.share([self.request], [self.most], Expected(1, 1))
         num_accepted, drafted_s = 0, 0.0
         if limit:
             self.budget.levels([limit], CPU)
@@ -237,30 +236,34 @@ def test_drafts_are_about_as_long_as_pays(right: float, draft: float, timed: Any
 
 def test_a_new_request_starts_with_what_others_showed() -> None:
     survival, requests = Survival(2), [request_of("old"), request_of("new")]
-    for request in requests:
-        survival.start(request)
+    survival.start(requests[0], is_sampled=False)
     wrong = Draft.from_chains([[1, 1]])
     for _ in range(100):
         requests[0].token_ids = np.append(requests[0].token_ids, 2)
-        survival.learn(survival.group(requests[:1], [False]), wrong, [len(requests[0].token_ids) - 1])
-    new, sampled = (survival.of_levels(survival.group(requests[1:], [is_sampled]), 0, 1) for is_sampled in (0, 1))
-    assert new < 0.1, "the other request's drafts were never right"
-    assert sampled > 0.5, "requests that sample their tokens have statistics of their own"
+        survival.learn([Past(requests[:1], np.array([0]), [len(requests[0].token_ids) - 1], wrong)])
+    survival.start(requests[1], is_sampled=False)
+    assert survival.of_levels(np.array([1]), 0, 1) < 0.1, "the other request's drafts were never right"
+    survival.finish(requests[1])
+    survival.start(requests[1], is_sampled=True)
+    assert survival.of_levels(np.array([1]), 0, 1) > 0.5, "requests that sample have statistics of their own"
 
 
 def test_a_request_forgets_when_it_ends() -> None:
     survival, request = Survival(1), request_of()
-    survival.start(request)
-    survival._levels._shift[0] = 3.0
+    survival.start(request, is_sampled=False)
+    request.token_ids = np.zeros(30, dtype=np.int64)
+    survival.learn([Past([request], np.array([0]), [5], Draft.from_chains([[0] * 25]))])
+    survival.update(np.array([0]))
+    assert survival.of_levels(np.array([0]), 0, 1) > 0.9
     survival.finish(request)
-    survival.start(request)
-    assert survival.of_levels(survival.group([request], [False]), 0, 1) == pytest.approx(0.7)
+    survival.start(request, is_sampled=True)
+    assert survival.of_levels(np.array([0]), 0, 1) == pytest.approx(0.7)
 
 
 def test_nothing_is_learned_of_a_request_that_emitted_nothing() -> None:
     survival, request = Survival(1), request_of()
-    survival.start(request)
-    survival.learn(survival.group([request], [False]), Draft.from_chains([[1, 2]]), [5])
+    survival.start(request, is_sampled=False)
+    survival.learn([Past([request], np.array([0]), [5], Draft.from_chains([[1, 2]]))])
     assert not survival._nodes._tried.any()
 
 

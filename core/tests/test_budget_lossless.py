@@ -20,6 +20,7 @@ from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
 from specdec_core.budget.cost_curve import CostCurve
 from specdec_core.budget.nodes import Nodes, without
+from specdec_core.budget.survival import EDGES, NUM_SCORES
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.verifier import RandomSource
@@ -56,13 +57,10 @@ class Step:
         curve = CostCurve({1: 1.0, 2: 1.02, 9: 1.3}, 16)
         budget = Budget(curve, 2, len(self.tree.paths), in_place=False)
         for name in "ab":
-            budget.start(request_of(name))
+            budget.start(request_of(name), is_sampled=True)
         probs = np.array([0.05, 0.15, 0.3, 0.4, 0.6, 0.7, 0.85, 0.95]).repeat(60)
-        survival = budget._survival
-        group = survival.group([request_of("a")], [True])
-        bins = np.searchsorted(np.array([0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97]), probs) + 11
-        zeros = np.zeros(len(probs), dtype=np.int64)
-        survival._nodes.add(zeros, zeros + group.groups[0], bins, probs, probs > 0.5)
+        bins = EDGES.searchsorted(probs) + NUM_SCORES
+        budget._survival._nodes.add(np.zeros(len(probs), dtype=np.int64), bins, probs > 0.5)
         for _ in range(9):
             budget._first.add(2, 0.0, 0)
             budget._level.add(2, LEVEL_S, 0)
@@ -73,7 +71,7 @@ class Step:
         budget, budgets = self.budget(), [len(self.tree.paths)] * 2
         batch = batch_of(budgets, [1.0, 1.0], random)
         batch = attrs.evolve(batch, requests=[request_of("a"), request_of("b")])
-        budget.share(batch.requests, budgets, [True, True], Expected(2, 2))
+        budget.share(batch.requests, budgets, Expected(2, 2))
         batch = attrs.evolve(batch, levels=budget.levels(budgets, torch.device("cpu")))
         grower = StaticTree(batch, self.tree, "probabilistic")
         entries: list[tuple[int, History]] = [(0, ()), (1, ())]
@@ -144,8 +142,7 @@ def cut_together(budget: Budget, draft: Draft) -> Draft:
     of = Nodes.of
 
     def all_chosen(draft: Draft) -> Nodes:
-        nodes = of(draft)
-        return attrs.evolve(nodes, is_sampled_request=np.zeros_like(nodes.is_sampled_request))
+        return attrs.evolve(nodes := of(draft), is_first=np.zeros_like(nodes.is_first))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Nodes, "of", all_chosen)

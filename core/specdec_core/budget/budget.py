@@ -15,7 +15,7 @@ from specdec_core.budget.cost_curve import CostCurve
 from specdec_core.budget.levels import Levels
 from specdec_core.budget.nodes import Nodes, without
 from specdec_core.budget.retries import Retries
-from specdec_core.budget.survival import Group, Survival
+from specdec_core.budget.survival import Past, Survival
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import RequestView
 
@@ -23,8 +23,11 @@ RETRY_TOKENS = 4
 """Draft tokens of a request that is tried again."""
 MOST_AHEAD = 64
 """Levels that are considered before drafting; a request for which all of them pay may have any number."""
-NUM_REUSED = 4
-"""Steps for which a choice of requests holds, if they stay the same."""
+FREE = 1.01
+"""Draft tokens are not judged one by one if all of them make the forward pass no slower than by this factor."""
+NUM_HELD = 8
+"""Drafts from which is learned at once, and steps for which the choice before drafting holds if the requests stay the
+same: both take as long as a small draft."""
 
 
 class Budget:
@@ -57,18 +60,21 @@ class Budget:
         self._judged: set[str] = set()  # ids of requests about which `share` has decided
         self._num_steps = 0
         self._held: tuple[list[str], list[int], int] | None = None  # the last choice, and how many steps it has held
-        # Of the last draft, until the tokens that decide about it are known:
-        self._last: tuple[Group, Draft, list[int]] | None = None
+        self._past: list[Past] = []  # drafts from which is to be learned
+        # Of this step: the requests that draft, and what they may ask.
+        self._requests: Sequence[RequestView] = ()
+        self._rows = np.empty(0, dtype=np.int64)
         self._levels: Levels | None = None
-        self._group: Group | None = None
         self._so_far = Expected(0, 0)
         self._started = self._began = 0.0  # when the step's drafts did, with late observations and without
 
-    def start(self, request: RequestView) -> None:
-        self._survival.start(request)
+    def start(self, request: RequestView, *, is_sampled: bool) -> None:
+        """is_sampled: whether the request has a temperature above 0."""
+        self._survival.start(request, is_sampled=is_sampled)
 
     def finish(self, request: RequestView) -> None:
         """Forget a request. May be called twice, and for a request that did not start."""
+        self._learn()
         self._survival.finish(request)
         self._off.discard(request.id)
         self._judged.discard(request.id)
@@ -79,33 +85,23 @@ class Budget:
             return True
         return self._is_all_off and request.id not in self._judged and not self._retries.is_due
 
-    def share(
-        self, requests: Sequence[RequestView], limits: Sequence[int], is_sampled: Sequence[bool], so_far: Expected
-    ) -> list[int]:
-        """Return the most draft tokens of each request; 0: it does not draft in this step. Learns from the last draft.
+    def share(self, requests: Sequence[RequestView], limits: Sequence[int], so_far: Expected) -> list[int]:
+        """Return the most draft tokens of each request; 0: it does not draft in this step.
 
         limits: the most draft tokens that each request may have.
-        is_sampled: whether each request has a temperature above 0.
         so_far: what the step is expected to yield without drafts of this proposer.
         """
         self._started = perf_counter()
-        self._learn()
-        self._group, self._so_far, self._num_retried = None, so_far, 0
-        candidates = [i for i, limit in enumerate(limits) if limit]
-        if not candidates:
+        self._so_far, self._num_retried = so_far, 0
+        asked = [request for request, limit in zip(requests, limits, strict=True) if limit]
+        if not asked:
             return list(limits)
-        group = self._survival.group([requests[i] for i in candidates], [is_sampled[i] for i in candidates])
-        most = [limits[i] for i in candidates]
-        numbers = self._numbers(group, most)
-        self._mark_off(group, numbers)
-        numbers = self._with_retries(most, numbers)
-        shares = [0] * len(limits)
-        for i, number in zip(candidates, numbers, strict=True):
-            shares[i] = number
-        drafting = [j for j, number in enumerate(numbers) if number]
-        if drafting:
-            self._group = group if len(drafting) == len(numbers) else group.part(drafting)
-        return shares
+        most = [limit for limit in limits if limit]
+        numbers = self._with_retries(most, self._numbers(asked, most))
+        given = iter(numbers)
+        self._requests = [request for request, number in zip(asked, numbers, strict=True) if number]
+        self._rows = self._survival.rows(self._requests)
+        return [next(given) if limit else 0 for limit in limits]
 
     def levels(self, limits: Sequence[int], device: torch.device) -> Levels | None:
         """Return the `LevelBudget` for the requests that draft in this step; None on a GPU, where asking it would wait
@@ -114,20 +110,17 @@ class Budget:
         if device.type != "cpu":
             self._levels = None
             return None
-        assert self._group is not None
         size = len(limits)
         first_s = self._first.seconds(size)
         so_far = Expected(self._so_far.num_tokens, self._so_far.num_rows, self._so_far.draft_s + first_s)
-        self._levels = Levels(
-            self._group, limits, self._survival, self._curve.seconds, so_far, self._level.seconds(size)
-        )
+        level_s = self._level.seconds(size)
+        self._levels = Levels(self._rows, limits, self._survival, self._curve.seconds, so_far, level_s)
         return self._levels
 
     def keep(self, draft: Draft) -> Draft:
         """Return the draft without chosen draft tokens that are not worth verifying. Requests with a sampled one keep
         all of theirs. Remembers the draft, to learn from it."""
-        assert self._group is not None
-        group, levels, size = self._group, self._levels, draft.batch_size
+        levels, size = self._levels, draft.batch_size
         self._asks_levels = levels is not None and levels.first_s is not None
         is_read = draft.is_on_host(draft.scores, draft.parents, draft.q_rows)
         self._judges_nodes = draft.scores is not None and draft.q is None and is_read
@@ -139,8 +132,8 @@ class Budget:
         if draft.num_nodes:
             self._nodes_per_level += 0.1 * (draft.num_nodes / size / max(1, draft.max_depth) - self._nodes_per_level)
             if draft.scores is not None and is_read:
-                draft = self._cut(draft, group, drafted_s)
-        self._last = group, draft, [len(request.token_ids) for request in group.requests]
+                draft = self._cut(draft, drafted_s)
+        self._past.append(Past(self._requests, self._rows, [len(r.token_ids) for r in self._requests], draft))
         return draft
 
     def observed(self, num_requests: int, seconds: float) -> None:
@@ -154,27 +147,31 @@ class Budget:
             self._retries.save(seconds)
 
     def _learn(self) -> None:
-        if self._last is not None:
-            self._survival.learn(*self._last)
-            self._last = None
+        if self._past:
+            self._survival.learn(self._past)
+            self._past = []
 
-    def _numbers(self, group: Group, limits: list[int]) -> list[int]:
-        """The most draft tokens of each request of the group, by expected gain; 0: none."""
-        ids = [request.id for request in group.requests]
-        if self._held is not None and self._held[0] == ids and self._held[2] < NUM_REUSED:
+    def _numbers(self, requests: Sequence[RequestView], limits: list[int]) -> list[int]:
+        """The most draft tokens of each request, by expected gain; 0: none."""
+        ids = [request.id for request in requests]
+        if self._held is not None and self._held[0] == ids and self._held[2] < NUM_HELD:
             numbers = self._held[1]
             self._held = ids, numbers, self._held[2] + 1
         else:
-            numbers = self._choose(group, limits)
+            self._learn()
+            rows = self._survival.rows(requests)
+            self._survival.update(rows)
+            numbers = self._choose(rows, limits)
             self._held = ids, numbers, 1
+            self._mark_off(ids, numbers)
         if self._asks_levels or self._judges_nodes:
             return [limit if number else 0 for number, limit in zip(numbers, limits, strict=True)]
         return [min(number, limit) for number, limit in zip(numbers, limits, strict=True)]
 
-    def _choose(self, group: Group, limits: list[int]) -> list[int]:
+    def _choose(self, rows: np.ndarray, limits: list[int]) -> list[int]:
         size = max(1, round(self._nodes_per_level))
         num_levels = min(ceil(max(limits) / size), MOST_AHEAD)
-        gains = self._survival.of_levels(group, 0, num_levels).cumprod(axis=1)
+        gains = self._survival.of_levels(rows, 0, num_levels).cumprod(axis=1)
         gains *= size * np.arange(num_levels) < np.array(limits)[:, None]
         num_requests = len(limits)
         level_s = self._level.seconds(num_requests)
@@ -183,14 +180,11 @@ class Budget:
         chosen = best_levels(gains, sizes, self._so_far, self._curve.seconds, first_s, level_s).tolist()
         return [self._most if number == MOST_AHEAD else number * size for number in chosen]
 
-    def _mark_off(self, group: Group, numbers: list[int]) -> None:
-        for request, number in zip(group.requests, numbers, strict=True):
-            if number:
-                self._off.discard(request.id)
-            else:
-                self._off.add(request.id)
-            self._judged.add(request.id)
-        self._is_all_off = not any(numbers)
+    def _mark_off(self, ids: list[str], numbers: list[int]) -> None:
+        self._judged.update(ids)
+        off = {request_id for request_id, number in zip(ids, numbers, strict=True) if not number}
+        self._off = (self._off - set(ids)) | off
+        self._is_all_off = len(off) == len(ids)
 
     def _with_retries(self, limits: list[int], numbers: list[int]) -> list[int]:
         """If enough time has passed, let the requests that are off draft a few tokens."""
@@ -213,14 +207,19 @@ class Budget:
             self._first.add(size, levels.first_s, self._num_steps)
             self._level.add(size, (drafted_s - levels.first_s) / levels.num_forwarded, self._num_steps)
 
-    def _cut(self, draft: Draft, group: Group, drafted_s: float) -> Draft:
+    def _cut(self, draft: Draft, drafted_s: float) -> Draft:
+        seconds, rows = self._curve.seconds, self._so_far.num_rows
+        if rows + draft.num_nodes < len(seconds) and seconds[rows + draft.num_nodes] <= FREE * seconds[rows]:
+            return draft
         nodes = Nodes.of(draft)
-        own = self._survival.of_nodes(group, nodes.requests, nodes.depths, nodes.scores, nodes.is_first_draw)
-        is_free = nodes.is_alive & ~nodes.is_sampled_request[nodes.requests]
-        gains = nodes.down_the_tree(np.where(is_free, own, 0))
-        whole = nodes.is_sampled_request[nodes.requests]
-        so_far = Expected(self._so_far.num_tokens, self._so_far.num_rows + int(whole.sum()), drafted_s)
-        kept = best_nodes(gains, so_far, self._curve.seconds) | whole
+        assert nodes.scores is not None
+        has_sampled = np.zeros(draft.batch_size, dtype=bool)
+        has_sampled[nodes.requests[nodes.is_first]] = True
+        whole = has_sampled[nodes.requests]
+        own = self._survival.of_nodes(self._rows[nodes.requests], nodes.scores, nodes.is_first)
+        gains = nodes.down_the_tree(np.where((nodes.depths > 0) & ~whole, own, 0))
+        so_far = Expected(self._so_far.num_tokens, rows + int(whole.sum()), self._so_far.draft_s + drafted_s)
+        kept = best_nodes(gains, so_far, seconds) | whole
         if self._in_place:
             last = np.full(draft.batch_size, -1)
             np.maximum.at(last, nodes.requests[kept], np.flatnonzero(kept))

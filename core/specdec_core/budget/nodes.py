@@ -1,60 +1,78 @@
-"""A draft as numpy arrays with an entry per draft token (node), and drafts of which some nodes are cut away."""
+"""Drafts as numpy arrays with an entry per draft token (node), and drafts of which some nodes are cut away."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
 import torch
 from attrs import evolve, frozen
 
-from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.draft import DEAD, Draft
 
 
 @frozen(eq=False)
 class Nodes:
-    """The draft tokens of all requests. Dead (padding) nodes are marked, and their descendants are dead, too."""
+    """The draft tokens of one or more drafts. `requests` counts through the requests of all drafts."""
 
     requests: np.ndarray  # int64 [n]
-    parents: np.ndarray  # int64 [n]   index over all requests; -1: the root; DEAD
-    depths: np.ndarray  # int64 [n]   from 1 on
-    is_alive: np.ndarray  # bool [n]
+    parents: np.ndarray  # int64 [n]   index among all of these nodes; -1: the root; DEAD
+    depths: np.ndarray  # int64 [n]   from 1 on; 0 at dead (padding) nodes and below them
     token_ids: np.ndarray  # int64 [n]
-    scores: np.ndarray | None  # float32 [n]
-    is_first_draw: np.ndarray  # bool [n]   the first of sampled siblings
-    is_sampled_request: np.ndarray  # bool [batch]   requests with a sampled node
+    scores: np.ndarray | None  # float32 [n]   None: of none
+    is_first: np.ndarray  # bool [n]   the first of sampled siblings
+    is_chain: bool
 
     @classmethod
-    def of(cls, draft: Draft) -> Nodes:
-        counts, layout = draft.num_nodes_per_request, draft.host_layout
-        requests = np.repeat(np.arange(draft.batch_size), counts)
-        parents = draft.host_parents.astype(np.int64)
-        parents = np.where(parents < 0, parents, parents + np.array(draft.offsets)[requests])
-        is_first_draw = np.zeros(draft.num_nodes, dtype=bool)
-        is_sampled_request = np.zeros(draft.batch_size, dtype=bool)
-        if draft.q_rows is not None:
-            q_rows, first = np.unique(np.where(layout.is_alive, draft.on_host(draft.q_rows), -1), return_index=True)
-            is_first_draw[first[q_rows >= 0]] = True
-            is_sampled_request[requests[is_first_draw]] = True
+    def of(cls, *drafts: Draft) -> Nodes:
+        counts = np.array([count for draft in drafts for count in draft.num_nodes_per_request])
+        requests = np.repeat(np.arange(len(counts)), counts)
+        starts = counts.cumsum() - counts
+        own = _joined([draft.host_parents for draft in drafts]).astype(np.int64)
+        parents = np.where(own < 0, own, own + starts[requests])
+        is_chain = all(draft.is_chain for draft in drafts) and not (own == DEAD).any()
+        if is_chain:
+            depths = np.arange(1, len(own) + 1) - starts[requests]
+        else:
+            depths = (own == -1).astype(np.int64)
+            for depth in range(1, max(draft.max_depth for draft in drafts)):
+                depths[(parents >= 0) & (depths[parents] == depth)] = depth + 1
+        has_scores = all(draft.scores is not None or not draft.num_nodes for draft in drafts)
+        scores = [draft.on_host(draft.scores) for draft in drafts if draft.scores is not None]
+        is_first = [_first_of_siblings(draft) for draft in drafts]
         return cls(
             requests=requests,
             parents=parents,
-            depths=layout.row_depths[layout.node_rows],
-            is_alive=layout.is_alive,
-            token_ids=draft.host_token_ids,
-            scores=None if draft.scores is None else draft.on_host(draft.scores),
-            is_first_draw=is_first_draw,
-            is_sampled_request=is_sampled_request,
+            depths=depths,
+            token_ids=_joined([draft.host_token_ids for draft in drafts]),
+            scores=_joined(scores) if has_scores and scores else None,
+            is_first=_joined(is_first) & (depths > 0),
+            is_chain=is_chain,
         )
 
     def down_the_tree(self, values: np.ndarray) -> np.ndarray:
-        """The product of `values` [n] along the path from the root to each node; for booleans, whether all hold."""
+        """The product of `values` [n] along the path from the root to each node; for booleans, whether all hold. Dead
+        nodes keep their own value."""
         product = values.copy()
-        below = np.flatnonzero(self.parents >= 0)
         for depth in range(2, int(self.depths.max(initial=0)) + 1):
-            level = below[self.depths[below] == depth]
-            product[level] = values[level] * product[self.parents[level]]
+            level = self.depths == depth
+            product[level] *= product[self.parents[level]]
         return product
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _first_of_siblings(draft: Draft) -> np.ndarray:
+    """bool [num_nodes]   whether a node is the first that was sampled from its row of q."""
+    is_first = np.zeros(draft.num_nodes, dtype=bool)
+    if draft.q_rows is not None:
+        q_rows = np.where(draft.host_parents != DEAD, draft.on_host(draft.q_rows), -1)
+        q_rows, first = np.unique(q_rows, return_index=True)
+        is_first[first[q_rows >= 0]] = True
+    return is_first
 
 
 def without(draft: Draft, nodes: Nodes, kept: np.ndarray) -> Draft:
@@ -64,15 +82,20 @@ def without(draft: Draft, nodes: Nodes, kept: np.ndarray) -> Draft:
     if not any(counts):
         return Draft.from_chains([[]] * draft.batch_size, draft.token_ids.device)
     offsets = tuple(accumulate(counts, initial=0))
-    own = (np.cumsum(kept) - 1)[nodes.parents.clip(min=0)] - np.array(offsets)[nodes.requests]
-    parents = np.where(nodes.parents < 0, nodes.parents, own)[kept]
-    mask = torch.from_numpy(kept).to(draft.token_ids.device)
+    own = (kept.cumsum() - 1)[nodes.parents] - np.array(offsets)[nodes.requests]
+    parents = np.where(nodes.parents < 0, nodes.parents, own)[kept].astype(np.int32)
+
+    def part(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else torch.from_numpy(draft.on_host(tensor)[kept]).to(tensor.device)
+
+    token_ids = part(draft.token_ids)
+    assert token_ids is not None
     return evolve(
         draft,
-        token_ids=draft.token_ids[mask],
-        parents=torch.from_numpy(parents).to(draft.parents),
+        token_ids=token_ids,
+        parents=torch.from_numpy(parents).to(draft.parents.device),
         offsets=offsets,
-        max_depth=int(nodes.depths[kept & nodes.is_alive].max(initial=0)),
-        q_rows=None if draft.q_rows is None else draft.q_rows[mask],
-        scores=None if draft.scores is None else draft.scores[mask],
+        max_depth=int(nodes.depths[kept].max(initial=0)),
+        q_rows=part(draft.q_rows),
+        scores=part(draft.scores),
     )

@@ -14,24 +14,25 @@ from specdec_core.contracts.proposer import RequestView
 from specdec_core.drafting.rows import RequestRows
 
 EDGES = np.array([0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97])
-"""Of the bins of similar draft probability."""
+"""Of the bins of similar score."""
 NUM_SCORES = len(EDGES) + 1
 MOST_LEVELS = 32
 """Deeper draft tokens count as ones of this depth."""
 GUESS = 0.7
-"""The acceptance rate to assume of draft tokens without scores, and of levels."""
+"""The acceptance rate to assume of draft tokens without scores, of sampled ones, and of levels."""
+MIDDLES = np.convolve(np.concatenate([[0.0], EDGES, [1.0]]), [0.5, 0.5], mode="valid")
+NODES = np.concatenate([MIDDLES, np.full(NUM_SCORES + MOST_LEVELS, GUESS)])
+"""The bins of nodes: chosen ones by score, first sampled ones by score, and those without score by depth."""
 
 
 @frozen(eq=False)
-class Group:
-    """Requests in the order of a batch, with their places in the statistics."""
+class Past:
+    """A draft, and how many tokens its requests had then."""
 
     requests: Sequence[RequestView]
-    rows: np.ndarray  # int64 [n]
-    groups: np.ndarray  # int64 [n]   0: temperature 0; 1: sampled
-
-    def part(self, indices: Sequence[int]) -> Group:
-        return Group([self.requests[i] for i in indices], self.rows[indices], self.groups[indices])
+    rows: np.ndarray  # int64 [batch]   of the requests
+    num_tokens: Sequence[int]
+    draft: Draft
 
 
 class Survival:
@@ -39,93 +40,82 @@ class Survival:
 
     Single tokens go by the score that the proposer gave them, or by their depth if it gives none. Levels, of which no
     token is known yet, go by their depth. Both depend on the request's temperature and recent drafts (`Rates`).
+    Requests are named by their rows.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
         self._rows = RequestRows(max_num_seqs)
-        self._nodes = Rates(max_num_seqs, 2 * NUM_SCORES + MOST_LEVELS)
-        self._levels = Rates(max_num_seqs, MOST_LEVELS)
+        self._nodes = Rates(max_num_seqs, NODES)
+        self._levels = Rates(max_num_seqs, np.full(MOST_LEVELS, GUESS))
 
-    def start(self, request: RequestView) -> None:
-        self._rows.start(request)
+    def start(self, request: RequestView, *, is_sampled: bool) -> None:
+        """is_sampled: whether the request has a temperature above 0."""
+        row = self._rows.start(request)
+        self._nodes.start(row, int(is_sampled))
+        self._levels.start(row, int(is_sampled))
 
     def finish(self, request: RequestView) -> None:
-        """Forget a request. May be called twice, and for a request that did not start."""
-        if (row := self._rows.get(request)) is not None:
-            self._nodes.clear(row)
-            self._levels.clear(row)
-            self._rows.finish(request)
+        self._rows.finish(request)
 
-    def group(self, requests: Sequence[RequestView], is_sampled: Sequence[bool]) -> Group:
-        """is_sampled: whether each request has a temperature above 0."""
-        return Group(requests, np.array(self._rows.of(requests)), np.array(is_sampled, dtype=np.int64))
+    def rows(self, requests: Sequence[RequestView]) -> np.ndarray:
+        """int64 [n]   the rows of these requests."""
+        return np.array(self._rows.of(requests))
 
-    def of_levels(self, group: Group, above: int, number: int) -> np.ndarray:
+    def update(self, rows: np.ndarray) -> None:
+        """Update the estimates for these rows by what was learned since."""
+        self._nodes.update(rows)
+        self._levels.update(rows)
+
+    def of_levels(self, rows: np.ndarray, above: int, number: int) -> np.ndarray:
         """float64 [n, number]   the probability that a token of each of the levels below depth `above` is accepted, if
         one was in the level before."""
-        bins = np.minimum(np.arange(above, above + number), MOST_LEVELS - 1)
-        return self._levels.of(group.rows[:, None], group.groups[:, None], bins, GUESS)
+        estimates: np.ndarray = self._levels.estimates[rows]
+        if above + number <= MOST_LEVELS:
+            return estimates[:, above : above + number]
+        return estimates.take(np.minimum(np.arange(above, above + number), MOST_LEVELS - 1), axis=1)
 
-    def of_nodes(
-        self,
-        group: Group,
-        requests: np.ndarray,
-        depths: np.ndarray | int,
-        scores: np.ndarray | None,
-        is_first_draw: np.ndarray,
-    ) -> np.ndarray:
-        """float64 [n]   the probability that each draft token is accepted, if its parent is.
+    def of_nodes(self, rows: np.ndarray, scores: np.ndarray, is_first: np.ndarray) -> np.ndarray:
+        """float64 [n]   the probability that each draft token is accepted, if its parent is. rows: those of the tokens'
+        requests. scores: float [n], the proposer's estimates. is_first: bool [n], the first of sampled siblings."""
+        found: np.ndarray = self._nodes.estimates[rows, EDGES.searchsorted(scores) + NUM_SCORES * is_first]
+        return found
 
-        requests: int64 [n], indices into the group. depths: int64 [n], or one depth of all.
-        scores: float [n], the proposer's estimates; None: it gives none.
-        is_first_draw: bool [n], whether a token is the first of sampled siblings.
-        """
-        bins, guesses = _bins(len(requests), depths, scores, is_first_draw)
-        return self._nodes.of(group.rows[requests], group.groups[requests], bins, guesses)
-
-    def learn(self, group: Group, draft: Draft, num_tokens: Sequence[int]) -> None:
-        """Compare a draft with the tokens that its requests emitted afterwards. Requests that emitted nothing, and
-        those that have ended, are left out.
-
-        num_tokens: of each request when it was drafted for.
-        """
-        if not draft.num_nodes:
+    def learn(self, past: Sequence[Past]) -> None:
+        """Compare drafts with the tokens that their requests emitted afterwards. Of a request that emitted nothing, or
+        that has ended, nothing is learned."""
+        nodes = Nodes.of(*(each.draft for each in past))
+        width = int(nodes.depths.max(initial=0))
+        if not width:
             return
-        nodes = Nodes.of(draft)
-        texts = np.full((len(group.requests), int(nodes.depths.max(initial=1))), -1)
-        for i, (request, number) in enumerate(zip(group.requests, num_tokens, strict=True)):
-            new = request.token_ids[number : number + texts.shape[1]]
-            texts[i, : len(new)] = new
-        is_known = (texts[:, 0] >= 0) & (self._rows_now(group) == group.rows)
-        is_right = nodes.is_alive & (nodes.token_ids == texts[nodes.requests, nodes.depths - 1])
-        is_accepted = nodes.down_the_tree(is_right)
-        is_tried = nodes.is_alive & is_known[nodes.requests] & ((nodes.parents < 0) | is_accepted[nodes.parents])
+        texts, rows = self._texts(past, width), np.concatenate([each.rows for each in past])
+        is_alive = nodes.depths > 0
+        is_accepted = nodes.down_the_tree(is_alive & (nodes.token_ids == texts[nodes.requests, nodes.depths - 1]))
+        is_tried = is_alive & (texts[nodes.requests, 0] >= 0) & ((nodes.parents < 0) | is_accepted[nodes.parents])
         if not is_tried.any():
             return
         requests, accepted, depths = nodes.requests[is_tried], is_accepted[is_tried], nodes.depths[is_tried]
-        scores = None if nodes.scores is None else nodes.scores[is_tried]
-        bins, guesses = _bins(len(requests), depths, scores, nodes.is_first_draw[is_tried])
-        self._nodes.add(group.rows[requests], group.groups[requests], bins, guesses, accepted)
-        width = texts.shape[1]
+        if nodes.scores is None:
+            bins = 2 * NUM_SCORES + np.minimum(depths, MOST_LEVELS) - 1
+        else:
+            bins = EDGES.searchsorted(nodes.scores[is_tried]) + NUM_SCORES * nodes.is_first[is_tried]
+        self._nodes.add(rows[requests], bins, accepted)
         levels = requests * width + depths - 1
-        if not draft.is_chain:
+        if not nodes.is_chain:
             is_level_accepted = np.zeros(len(texts) * width, dtype=bool)
             is_level_accepted[levels[accepted]] = True
             levels = np.unique(levels)
             accepted = is_level_accepted[levels]
-        requests, bins = np.divmod(levels, width)
-        bins = np.minimum(bins, MOST_LEVELS - 1)
-        self._levels.add(group.rows[requests], group.groups[requests], bins, GUESS, accepted)
+        requests, depths = np.divmod(levels, width)
+        self._levels.add(rows[requests], np.minimum(depths, MOST_LEVELS - 1), accepted)
 
-    def _rows_now(self, group: Group) -> np.ndarray:
-        return np.array([-1 if (row := self._rows.get(each)) is None else row for each in group.requests])
-
-
-def _bins(
-    number: int, depths: np.ndarray | int, scores: np.ndarray | None, is_first_draw: np.ndarray
-) -> tuple[np.ndarray, np.ndarray | float]:
-    """The bins of draft tokens, int64 [number], and the acceptance rates to assume while a bin is empty."""
-    if scores is None:
-        bins = 2 * NUM_SCORES + np.minimum(depths, MOST_LEVELS) - 1
-        return np.broadcast_to(bins, (number,)), GUESS
-    return np.searchsorted(EDGES, scores) + NUM_SCORES * is_first_draw, np.where(is_first_draw, GUESS, scores)
+    def _texts(self, past: Sequence[Past], width: int) -> np.ndarray:
+        """int64 [number of requests in all drafts, width]   the tokens that followed; -1: none, or not known."""
+        texts = np.full((sum(len(each.requests) for each in past), width), -1)
+        i = 0
+        for each in past:
+            for request, number in zip(each.requests, each.num_tokens, strict=True):
+                if self._rows.get(request) is not None:
+                    new = request.token_ids[number : number + width]
+                    texts[i, : len(new)] = new
+                i += 1
+        return texts

@@ -59,7 +59,7 @@ class Drafter:
 
     def start(self, request: Request) -> None:
         if self.budget is not None:
-            self.budget.start(request)
+            self.budget.start(request, is_sampled=not request.params.is_greedy)
         with self.proposer.called() as proposer:
             proposer.start(request)
 
@@ -88,8 +88,7 @@ class Drafter:
         wanted = [self._limit(request, budget) if budget else 0 for request, budget in pairs]
         if self.budget is not None:
             so_far = Expected(schedule.num_decode_requests, sum(schedule.num_known))
-            is_sampled = [not request.params.is_greedy for request in schedule.requests]
-            wanted = self.budget.share(schedule.requests, wanted, is_sampled, so_far)
+            wanted = self.budget.share(schedule.requests, wanted, so_far)
         drafting = [request for request, budget in zip(schedule.requests, wanted, strict=True) if budget]
         if not drafting:
             return Draft.from_chains([[]] * len(schedule.requests), self._device), None
@@ -129,7 +128,8 @@ class Drafter:
         budget = min(budget, self._num_speculative_tokens)
         if self.plan.max_model_len is not None:
             budget = max(0, min(budget, self.plan.max_model_len - request.num_tokens))
-        return budget if self.observer.may_draft(request) else 0
+        may_draft = self.observer.may_draft if self.budget is None else self.observer.may_ever_draft
+        return budget if may_draft(request) else 0
 
     def _checked(self, draft: Draft, budgets: Sequence[int]) -> tuple[Draft, PendingCheck | None]:
         check_form(draft, budgets, self._vocab_size, self._device)

@@ -38,14 +38,15 @@ class Observer:
         self._lost: WeakSet[Request] = WeakSet()  # the proposer has not seen some of their tokens
 
     def may_draft(self, request: Request) -> bool:
-        return self._may_ever_draft(request) and not self.is_off(request)
+        """Whether the proposer may draft for a request now."""
+        return self.may_ever_draft(request) and not self.is_off(request)
 
     def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> int:
         """Pass the hidden states of a forward pass (`computed`) to the proposer, or store them for later. The verdict
         (the result of verification) is on the host. Returns the number of requests that the proposer saw."""
         if not self._plan.observes:
             return 0
-        wanted = [i for i, request in enumerate(schedule.requests) if self._may_ever_draft(request)]
+        wanted = [i for i, request in enumerate(schedule.requests) if self.may_ever_draft(request)]
         # A request that had nodes is observed at once, even if its drafting has been turned off since.
         has_nodes = draft.num_nodes_per_request
         on = [i for i in wanted if has_nodes[i] or not self.is_off(schedule.requests[i])]
@@ -73,7 +74,8 @@ class Observer:
         with self._proposer.called() as proposer:
             proposer.observe(observation)
 
-    def _may_ever_draft(self, request: Request) -> bool:
+    def may_ever_draft(self, request: Request) -> bool:
+        """Whether the proposer may draft for a request, at once or after a late observation."""
         return request not in self._lost and request.params.num_speculative_tokens != 0
 
     def _put_off(self, requests: Sequence[Request], observation: Observation) -> None:

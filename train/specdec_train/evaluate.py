@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,6 +22,7 @@ def acceptance_lengths(
     dtype: str,
     device: str | None = None,
     seed: int,
+    check: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Measure the mean acceptance length (1 + accepted draft tokens per verified draft) for greedy decoding and at
     temperature 1. Returns {"greedy": length, "temperature_1": length}.
@@ -32,6 +33,7 @@ def acceptance_lengths(
     prompts: the token ids of each prompt.
     num_tokens: number of tokens generated for each prompt.
     seed: of the first prompt's draws at temperature 1; the others' follow it.
+    check: called between parts of the work; raises KeyboardInterrupt if the run was interrupted.
     """
     block = 16
     longest = max(map(len, prompts)) + num_tokens
@@ -50,7 +52,12 @@ def acceptance_lengths(
             disable_log_stats=True,
             speculative_config={**speculative_config, "model": folder},
         ) as llm:
-            return {name: _measure(llm, prompts, num_tokens, t, seed) for name, t in TEMPERATURES.items()}
+            lengths = {}
+            for name, temperature in TEMPERATURES.items():
+                check()
+                lengths[name] = _measure(llm, prompts, num_tokens, temperature, seed)
+            check()
+            return lengths
 
 
 def _measure(llm: LLM, prompts: Sequence[Sequence[int]], num_tokens: int, temperature: float, seed: int) -> float:

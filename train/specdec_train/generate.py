@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,12 @@ AT_ONCE = 64
 
 
 def generated_texts(
-    settings: Settings, prompts: Sequence[Text], file: Path, description: dict[str, object], max_model_len: int
+    settings: Settings,
+    prompts: Sequence[Text],
+    file: Path,
+    description: dict[str, object],
+    max_model_len: int,
+    check: Callable[[], None],
 ) -> list[Text]:
     """Return training texts that consist of a prompt and the target's continuation.
 
@@ -26,6 +31,7 @@ def generated_texts(
     file: where the generated texts are saved. If it exists with the same description, the texts are read from it.
     description: the settings that determine the generated texts.
     max_model_len: the most tokens that the target takes, prompt and continuation together.
+    check: called before each batch; raises KeyboardInterrupt if the run was interrupted.
 
     Raises ConfigError if a prompt and its continuation would exceed max_model_len, or if the file has another
     description.
@@ -54,6 +60,7 @@ def generated_texts(
         disable_log_stats=True,
     ) as llm:
         for start in tqdm(range(0, len(beginnings), AT_ONCE), desc="generate", unit="batch"):
+            check()
             part = beginnings[start : start + AT_ONCE]
             params = [
                 SamplingParams(

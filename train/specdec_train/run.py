@@ -30,6 +30,7 @@ from specdec_train.data import Text
 from specdec_train.evaluate import acceptance_lengths
 from specdec_train.features import features_of, weights_fingerprint
 from specdec_train.generate import generated_texts
+from specdec_train.interrupts import Interrupts, noticing
 from specdec_train.optimizers import optimizers
 from specdec_train.settings import Settings, plain, prepare_folder
 from specdec_train.start import start_from
@@ -58,15 +59,17 @@ def train(spec: ProposerSpec, settings: Settings, options: Any) -> None:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
-    with files.lock(settings.out):
-        Run(spec, recipe, settings, options).go()
+    with files.lock(settings.out), noticing() as interrupts:
+        Run(spec, recipe, settings, options, interrupts).go()
 
 
 class Run:
     """The training loop and its state."""
 
-    def __init__(self, spec: ProposerSpec, recipe: TrainingRecipe, settings: Settings, options: Any) -> None:
-        self._method, self._recipe, self._settings = spec.name, recipe, settings
+    def __init__(
+        self, spec: ProposerSpec, recipe: TrainingRecipe, settings: Settings, options: Any, interrupts: Interrupts
+    ) -> None:
+        self._method, self._recipe, self._settings, self._interrupts = spec.name, recipe, settings, interrupts
         self._target = load_training_target(settings.target, settings.dtype, settings.device)
         self._taps = tuple(dict.fromkeys([*recipe.taps(options, self._target.info), "final"]))
         if settings.start is not None and settings.generate and not (settings.out / files.STATE).exists():
@@ -99,10 +102,11 @@ class Run:
     def go(self) -> None:
         settings, started = self._settings, monotonic() - self._seconds
         bar = tqdm(total=settings.steps, initial=self._step, desc=self._method, unit="step")
-        if self._step == 0:
-            self._evaluate()
         with bar, self._reporting_interrupts():
+            if self._step == 0:
+                self._evaluate()
             while self._step < settings.steps:
+                self._interrupts.check()
                 values = self._update()
                 self._step += 1
                 self._seconds = monotonic() - started
@@ -122,9 +126,11 @@ class Run:
     def _reporting_interrupts(self) -> Iterator[None]:
         try:
             yield
+            self._interrupts.check()
         except KeyboardInterrupt:
             then = f"--resume continues after step {self._saved}" if self._saved else "nothing was saved yet"
-            tqdm.write(f"interrupted in step {self._step + 1} of {self._settings.steps}: {then}")
+            step, steps = self._step, self._settings.steps
+            tqdm.write(f"interrupted in step {min(step + 1, steps)} of {steps}: {then}")
             raise
 
     def _update(self) -> dict[str, torch.Tensor]:
@@ -182,7 +188,7 @@ class Run:
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(settings.seed)
             parts = [self._held_out[i : i + settings.batch] for i in range(0, len(self._held_out), settings.batch)]
-            loss = sum(float(self._loss(self._batch(part))[0]) for part in parts) / len(parts)
+            loss = sum(self._held_out_loss(part) for part in parts) / len(parts)
         values: dict[str, Any] = {"held_out_loss": round(loss, 5)}
         prompts = self._prompts()
         if prompts:
@@ -195,6 +201,7 @@ class Run:
                 dtype=settings.dtype,
                 device=settings.device,
                 seed=settings.seed,
+                check=self._interrupts.check,
             )
             values["acceptance_length"] = {name: round(length, 4) for name, length in lengths.items()}
             measured = ", ".join(f"{length:.2f} {name.replace('_', ' ')}" for name, length in lengths.items())
@@ -204,6 +211,10 @@ class Run:
             draw(self._log.read(), settings.out / "curves.png")
         elif self._step == settings.steps:
             tqdm.write("no curves.png: it needs matplotlib, which is not installed")
+
+    def _held_out_loss(self, texts: Sequence[Text]) -> float:
+        self._interrupts.check()
+        return float(self._loss(self._batch(texts))[0])
 
     def _prompts(self) -> list[list[int]]:
         chosen = self._held_out[: self._settings.eval_prompts]
@@ -265,7 +276,8 @@ class Run:
             description: dict[str, object] = {"texts": data.fingerprint(texts)}
             description |= {name: settings.identity()[name] for name in _GENERATION}
             file = settings.out / "generated.jsonl"
-            texts = generated_texts(settings, texts, file, description, info.max_model_len)
+            check = self._interrupts.check
+            texts = generated_texts(settings, texts, file, description, info.max_model_len, check)
         pieces = data.cut(texts, settings.length)
         if settings.held_out:
             held_out = data.cut(data.read_texts(settings.held_out, tokenizer, info.vocab_size), settings.length)
@@ -282,7 +294,8 @@ class Run:
     def _open_store(self) -> FeatureStore | None:
         if self._settings.features is None:
             return None
-        return open_store(self._settings.features, self._learned, self._target, self._taps, self._settings.batch)
+        check, batch = self._interrupts.check, self._settings.batch
+        return open_store(self._settings.features, self._learned, self._target, self._taps, batch, check)
 
 
 _GENERATION = ("target", "dtype", "generate", "prompt_len", "temperature", "seed")

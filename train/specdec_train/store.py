@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +55,18 @@ class FeatureStore:
 
 
 def open_store(
-    folder: Path, texts: Sequence[Text], target: TrainingTarget, taps: Sequence[str], batch: int
+    folder: Path,
+    texts: Sequence[Text],
+    target: TrainingTarget,
+    taps: Sequence[str],
+    batch: int,
+    check: Callable[[], None],
 ) -> FeatureStore:
     """Open a folder with the hidden states of all texts. Shards that are missing in the folder are computed first.
 
     taps: names of hidden states: "input.N" (those that enter layer N) or "final" (those after the final norm).
     batch: number of texts per forward pass of the target.
+    check: called before each shard; raises KeyboardInterrupt if the run was interrupted.
 
     Raises ConfigError if the folder was made with other texts, another target or other taps.
     """
@@ -82,6 +88,7 @@ def open_store(
     with FileLock(folder / LOCK):  # other runs with the same folder wait until it is complete
         write_text(description, json.dumps(wanted))
         for i, (first, last) in enumerate(tqdm(shards, desc="features", unit="shard")):
+            check()
             if not (folder / shard_name(i)).exists():
                 _write_shard(folder / shard_name(i), texts[first:last], target, taps, batch)
     return FeatureStore(folder, tuple(taps), shards, starts, lengths)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +145,33 @@ def test_a_run_that_was_killed_ends_the_same(method, killed_after, specs, folder
     for name in whole:
         assert torch.equal(whole[name], resumed[name]), name
     assert log(tmp_path / "whole") == log(tmp_path / "out")
+
+
+class Interrupting:
+    """Is interrupted while it is deleted, where Python discards exceptions."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("is_training", [True, False], ids=["in a step", "in the first evaluation"])
+def test_an_interrupt_that_python_discards_is_not_lost(is_training, specs, folder, tmp_path, monkeypatch, capsys):
+    discarded = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: discarded.append(lost.exc_type))
+
+    def make(*given: Any) -> torch.nn.Module:
+        trainee = specs["eagle"].train.make(*given)
+        trainee.register_forward_hook(
+            lambda module, *_: Interrupting() and None if module.training == is_training else None
+        )
+        return trainee
+
+    spec = attrs.evolve(specs["eagle"], train=attrs.evolve(specs["eagle"].train, make=make))
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, folder, tmp_path / "out", steps=3, eval_prompts=0)
+    assert discarded == [KeyboardInterrupt]
+    assert f"interrupted in step {2 if is_training else 1} of 3: nothing was saved yet" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_features_that_are_kept_are_the_same(specs, folder, tmp_path):

@@ -142,11 +142,13 @@ def test_an_unknown_checkpoint_is_named_by_its_model_type(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plugins: Plugins
 ) -> None:
     folder = write(tmp_path / "unknown", "unknown", model_type="mystery")
-    with pytest.raises(PluginError, match="whose model_type is 'mystery': name one as `method`, or install its plugin"):
+    with pytest.raises(PluginError, match=r"whose model_type is 'mystery'\. Name one .* or install its plugin"):
         dry_run("tiny", speculative_config={"model": str(folder)}, plugins=plugins)
     (folder / "config.json").write_text('{"model_type": "mlp_speculator"}')
-    with pytest.raises(PluginError, match=r"'mlp_speculator': .* or install specdec-proposer-mlp\."):
+    with pytest.raises(PluginError, match=r"The installed method 'mlp_speculator' does not, either"):
         dry_run("tiny", speculative_config={"model": str(folder)}, plugins=plugins)
+    with pytest.raises(PluginError, match=r"'mlp_speculator'\. Name one .* or install specdec-proposer-mlp\."):
+        dry_run("tiny", speculative_config={"model": str(folder)}, plugins=Plugins.load(disable=["mlp_speculator"]))
     (folder / "config.json").write_text('{"speculators_model_type": "dflash"}')
     with pytest.raises(PluginError, match="model_type is 'dflash'"):
         dry_run("tiny", speculative_config={"model": str(folder)}, plugins=plugins)

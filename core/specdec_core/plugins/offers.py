@@ -85,11 +85,11 @@ class Offers:
             owners = " and ".join(self._specs[ProposerSpec, name][1].label for name in names)
             raise PluginError(f"the draft checkpoint is claimed by {owners}: name the one you mean as `method`")
         kind = config.get("model_type", config.get("speculators_model_type"))
-        package = self._packages.get(f"proposer {kind}", "its plugin")
-        raise PluginError(
-            f"no installed proposer recognizes the draft checkpoint, whose model_type is {shown(kind)}: name one as "
-            f"`method`, or install {package}. {self._installed(ProposerSpec)}"
-        )
+        advice = f"Name one as `method`, or install {self._packages.get(f'proposer {kind}', 'its plugin')}"
+        if kind in self.names(ProposerSpec):
+            advice = f"The installed method {kind!r} does not, either: name it as `method` to see why"
+        what = f"no installed proposer recognizes the draft checkpoint, whose model_type is {shown(kind)}"
+        raise PluginError(f"{what}. {advice}. {self._installed(ProposerSpec)}")
 
     def _add(self, plugin: Plugin) -> None:
         keys = {(type(spec), spec.name): spec for spec in plugin.specs}
@@ -115,8 +115,7 @@ def missing_modules(plugin: Plugin, spec: Spec) -> str | None:
     """Return an error message if modules that a proposer requires are not installed, else None. Imports nothing."""
     if not isinstance(spec, ProposerSpec):
         return None
-    # find_spec of "a.b" would import a
-    roots = [module.partition(".")[0] for module in spec.requires]
+    roots = [module.partition(".")[0] for module in spec.requires]  # find_spec of "a.b" would import a
     missing = [root for root in roots if root not in sys.modules and importlib.util.find_spec(root) is None]
     if not missing:
         return None

@@ -191,6 +191,11 @@ def test_detect(site):
         plugins.detect({}, {"shared": (1,)})
     with pytest.raises(PluginError, match=r"no installed proposer recognizes .* Installed: .*left"):
         plugins.detect({}, {})
+    with pytest.raises(PluginError, match=r"The installed method 'left' does not, either: name it") as caught:
+        plugins.detect({"model_type": "left"}, {})
+    assert "install dist" not in str(caught.value)
+    with pytest.raises(PluginError, match=r"model_type is 'suffix'. Name one as `method`, or install specdec-proposer"):
+        Plugins.load(disable=["suffix"]).detect({"model_type": "suffix"}, {})
 
 
 def test_detect_failing(site):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+NAMES_NO_DRAFT = "names no model"
+"""Words of the error about a method without a draft, by which the command line knows it."""
+
 
 def reason(error: BaseException) -> str:
     """Return the message of another library's error, or its type if it has none. A final period is removed, so that

@@ -53,6 +53,13 @@ def test_streamed_whole_and_speculative_text_are_the_same(generate, expected):
     assert int(match[2]) < 24
 
 
+def test_a_method_without_its_draft_says_how_to_give_one(generate):
+    failed = generate("--method", "medusa", PROMPT)
+    assert failed.exit_code == 1
+    assert "names no model, and no draft comes with the target" in failed.stderr
+    assert "or train one with `spec-decode train medusa`\nhint: here, --set model=FOLDER, or in a" in failed.stderr
+
+
 def test_a_terminal_is_told_why_it_waits(generate, monkeypatch):
     monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: self.name == "<stderr>")
     assert generate("--max-tokens", "1", PROMPT).stderr.startswith("Loading.\n")

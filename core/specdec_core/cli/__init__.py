@@ -11,7 +11,7 @@ import click
 
 import specdec_core
 from specdec_core.cli.screen import printable
-from specdec_core.errors import SpecdecError, did_you_mean
+from specdec_core.errors import NAMES_NO_DRAFT, SpecdecError, did_you_mean
 
 if TYPE_CHECKING:
     from specdec_core.plugins import Plugins
@@ -75,17 +75,19 @@ class LazyGroup(click.Group):
                 ctx.exit(INTERRUPTED)
 
     def _hint(self, ctx: click.Context, message: str) -> str:
-        """A hint for an error whose message mentions keywords of `LLM`: how to give them on the command line. "" for
-        other errors."""
+        """A hint for an error whose message mentions keywords of `LLM`, or says that a draft is missing: how to give
+        them on the command line. "" for other errors."""
         from specdec_core.cli.options import mentioned_keys
 
         name = ctx.invoked_subcommand
         command = self.get_command(ctx, name) if name is not None else None
         own = {parameter.name for parameter in command.params} if command is not None else set()
-        keys = sorted(mentioned_keys(message) - own)
-        if "engine" not in own or not keys:
+        options = [f"--engine {key}=VALUE" for key in sorted(mentioned_keys(message) - own)]
+        if NAMES_NO_DRAFT in message:
+            options.insert(0, "--set model=FOLDER")
+        if "engine" not in own or not options:
             return ""
-        return "\nhint: here, " + ", ".join(f"--engine {key}=VALUE" for key in keys) + ", or in a --config FILE"
+        return f"\nhint: here, {', '.join(options)}, or in a --config FILE"
 
 
 def _plugins(ctx: click.Context) -> Plugins:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -49,16 +49,19 @@ def find(options: MTPConfig, target: TargetInfo, num_speculative_tokens: int) ->
     stated = _text_config(checkpoint)
     family = family_of(checkpoint.name, stated.get("model_type"))
     # LongCat has no such key, and its names have no number of a layer.
-    num_layers = _whole_number(checkpoint.name, stated, "num_hidden_layers", 0)
-    if (stated.get("hidden_size"), stated.get("vocab_size")) != (target.hidden_size, target.vocab_size):
+    num_layers = _whole_number(checkpoint.name, stated, "num_hidden_layers", 0, default=0)
+    sizes = tuple(_whole_number(checkpoint.name, stated, key, 1) for key in ("hidden_size", "vocab_size"))
+    if sizes != (target.hidden_size, target.vocab_size):
         raise CompatibilityError(
-            f"the MTP module in {checkpoint.name!r} is for another target: hidden_size and vocab_size are "
-            f"{shown(stated.get('hidden_size'))} and {shown(stated.get('vocab_size'))}, and this target's are "
-            f"{target.hidden_size} and {target.vocab_size}. Leave model out to use the target's own"
+            f"the MTP module in {checkpoint.name!r} is for another target: hidden_size and vocab_size are {sizes[0]} "
+            f"and {sizes[1]}, and this target's are {target.hidden_size} and {target.vocab_size}. Leave model out to "
+            f"use the target's own"
         )
     # A config.json that says nothing, or 0, may be of a checkpoint with one.
-    num_modules = max(1, _whole_number(checkpoint.name, stated, family.num_modules or "", 1))
+    num_modules = max(1, _whole_number(checkpoint.name, stated, family.num_modules or "", 0, default=1))
     depth = options.shape(num_speculative_tokens).depth
+    indices = range(min(num_modules, depth))
+    _check_modules(checkpoint, family, num_layers, num_modules, indices)
     _check_depth(checkpoint.name, num_speculative_tokens, depth, num_modules)
     if checkpoint.config.get("quantization_config"):
         raise CompatibilityError(
@@ -66,9 +69,6 @@ def find(options: MTPConfig, target: TargetInfo, num_speculative_tokens: int) ->
             f"bfloat16"
         )
     num_depths = 1 if num_modules == 1 else depth
-    indices = range(min(num_modules, num_depths))
-    for index in indices:
-        _check_module(checkpoint, family, num_layers, index)
     names = [
         (names_in_module(family, num_layers, index), published_names(family, num_layers, index)) for index in indices
     ]
@@ -92,13 +92,26 @@ def _check_depth(name: str, num_speculative_tokens: int, depth: int, num_modules
         )
 
 
-def _check_module(checkpoint: Checkpoint, family: Family, num_layers: int, index: int) -> None:
-    """Raise CompatibilityError if the checkpoint lacks module `index`."""
-    missing = family.part("proj", num_layers, index) + ".weight"
-    if missing not in checkpoint.shapes:
+def _check_modules(
+    checkpoint: Checkpoint, family: Family, num_layers: int, num_modules: int, indices: Iterable[int]
+) -> None:
+    """Raise CompatibilityError if the checkpoint lacks one of the modules with these indices.
+
+    num_modules: how many it should have.
+    """
+    for index in indices:
+        missing = family.part("proj", num_layers, index) + ".weight"
+        if missing in checkpoint.shapes:
+            continue
+        if index:
+            raise CompatibilityError(
+                f"{family.num_modules} in config.json of {checkpoint.name!r} is {num_modules}, but its weights lack "
+                f"MTP module {index + 1}: {missing} is not in them. Download it again, or set {family.num_modules} to "
+                f"{index}, the number of modules that it has"
+            )
         raise CompatibilityError(
-            f"the checkpoint {checkpoint.name!r} has no MTP module{f' {index + 1}' if index else ''}: {missing} is not "
-            f"in it. Name a checkpoint that has one as model, or train one: spec-decode train mtp"
+            f"the checkpoint {checkpoint.name!r} has no MTP module: {missing} is not in it. Name a checkpoint that has "
+            f"one as model, or train one: spec-decode train mtp"
         )
 
 
@@ -187,14 +200,15 @@ def _text_config(checkpoint: Checkpoint) -> dict[str, Any]:
     return found
 
 
-def _whole_number(name: str, stated: Mapping[str, Any], key: str, default: int) -> int:
-    """The value of a key of config.json; `default` if it is not there or null. name: of the checkpoint."""
+def _whole_number(name: str, stated: Mapping[str, Any], key: str, least: int, default: int | None = None) -> int:
+    """The value of a key of config.json; `default`, if given, if it is not there or null. name: of the checkpoint."""
     number = stated.get(key)
-    if number is None:
+    if number is None and default is not None:
         return default
-    if type(number) is not int or number < 0:
+    if type(number) is not int or number < least:
+        found = shown(number) if key in stated else "missing"
         raise CompatibilityError(
-            f"{key} in config.json of {name!r} is {shown(number)}, and must be a whole number of at least 0: download "
+            f"{key} in config.json of {name!r} is {found}, and must be a whole number of at least {least}: download "
             f"or save it again"
         )
     return number

@@ -16,6 +16,14 @@ SETTINGS: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True, "ma
 NOT_VALID = r"config.json of '.*' is not valid: "
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "layers in words": ({"num_hidden_layers": "2"}, "num_hidden_layers in config.json of '.*' is '2', and must be"),
+    **{
+        f"{key} {value!r}": (
+            {key: value},
+            f"^{key} in config.json of '.*' is {shown}, and must be a whole number of at",
+        )
+        for key in ("hidden_size", "vocab_size")
+        for value, shown in ((0, "0"), (-1, "-1"), ("x", "'x'"), (None, "None"))
+    },
     "text config": ({"text_config": "x"}, "text_config in config.json of '.*' is 'x', not an object"),
     "a list as type": ({"model_type": []}, r"'.*' is of type \[\], and multi-token prediction is known for"),
     "negative width": ({"intermediate_size": -1}, NOT_VALID + "RuntimeError: .*negative"),

@@ -63,8 +63,21 @@ def test_the_depth_is_up_to_the_number_of_modules_or_a_multiple(tmp_path: Path) 
 def test_a_missing_module_is_refused(tmp_path: Path) -> None:
     folder = with_config(llama_with_modules(tmp_path, 2), num_nextn_predict_layers=4)
     assert planned(folder, num_speculative_tokens=2).lookahead == 2  # the others are not needed
-    with pytest.raises(CompatibilityError, match=r"has no MTP module 3: model.layers.\d+.eh_proj.weight is not in it"):
+    message = (
+        r"^num_nextn_predict_layers in config.json of '.*' is 4, but its weights lack MTP module 3: "
+        r"model.layers.\d+.eh_proj.weight is not in them. Download it again, or set num_nextn_predict_layers to 2, "
+    )
+    with pytest.raises(CompatibilityError, match=message) as caught:
         planned(folder, num_speculative_tokens=4)
+    assert "train" not in str(caught.value)
+
+
+def test_more_modules_in_the_config_than_in_the_weights_are_refused(tmp_path: Path) -> None:
+    """Also where the drafts' depth is no multiple of the config's number."""
+    for number in (2, 10**9):
+        folder = with_config(llama_with_modules(tmp_path / str(number)), num_nextn_predict_layers=number)
+        with pytest.raises(CompatibilityError, match=f"is {number}, but its weights lack MTP module 2: .* to 1, the"):
+            planned(folder, num_speculative_tokens=3)
 
 
 @pytest.mark.parametrize("number", [-1, 1.5, "two", True])

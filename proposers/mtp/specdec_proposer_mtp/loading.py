@@ -20,6 +20,7 @@ Rename = Callable[[str], str | None]
 class Found:
     """MTP modules that were found and checked; their weights are not loaded yet.
 
+    max_model_len: the longest text that the modules were trained for, as config.json has it, else the target's.
     num_modules: how many the checkpoint has.
     num_depths: how many KV caches there are, with a module for each. With one module, 1: it drafts all tokens. With
         several, the depth of the drafts: the token at depth k is drafted by module (k - 1) mod num_modules.
@@ -32,6 +33,7 @@ class Found:
     num_weights: int
     num_layers: int  # of the target
     stated: dict[str, Any]  # the checkpoint's config.json, or its part for the text model
+    max_model_len: int
     num_modules: int
     num_depths: int
 
@@ -57,6 +59,7 @@ def find(options: MTPConfig, target: TargetInfo, num_speculative_tokens: int) ->
             f"and {sizes[1]}, and this target's are {target.hidden_size} and {target.vocab_size}. Leave model out to "
             f"use the target's own"
         )
+    longest = _whole_number(checkpoint.name, stated, "max_position_embeddings", 1, default=target.max_model_len)
     # A config.json that says nothing, or 0, may be of a checkpoint with one.
     num_modules = max(1, _whole_number(checkpoint.name, stated, family.num_modules or "", 0, default=1))
     depth = options.shape(num_speculative_tokens).depth
@@ -78,7 +81,18 @@ def find(options: MTPConfig, target: TargetInfo, num_speculative_tokens: int) ->
     # Packed for a CPU, weights that several depths share are there several times.
     num_weights = num_depths * sum(each.numel() for each in outline.parameters())
     layout = evolve(kv_layout(outline.config, target.dtype), num_layers=num_depths)
-    return Found(family, outline.config, checkpoint, layout, num_weights, num_layers, stated, num_modules, num_depths)
+    return Found(
+        family=family,
+        config=outline.config,
+        checkpoint=checkpoint,
+        kv_layout=layout,
+        num_weights=num_weights,
+        num_layers=num_layers,
+        stated=stated,
+        max_model_len=longest,
+        num_modules=num_modules,
+        num_depths=num_depths,
+    )
 
 
 def _check_depth(name: str, num_speculative_tokens: int, depth: int, num_modules: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny_mtp import llama_with_modules
 
-from specdec_core import CompatibilityError
+from specdec_core import CompatibilityError, ConfigError
 from specdec_core.api.arguments import dry_run
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 64}
@@ -25,6 +25,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         for value, shown in ((0, "0"), (-1, "-1"), ("x", "'x'"), (None, "None"))
     },
     "text config": ({"text_config": "x"}, "text_config in config.json of '.*' is 'x', not an object"),
+    "no length": (
+        {"max_position_embeddings": 0},
+        "max_position_embeddings in config.json of '.*' is 0, and must be a whole number of at least 1",
+    ),
     "a list as type": ({"model_type": []}, r"'.*' is of type \[\], and multi-token prediction is known for"),
     "negative width": ({"intermediate_size": -1}, NOT_VALID + "RuntimeError: .*negative"),
     "huge head": ({"head_dim": 10**18}, NOT_VALID),
@@ -45,3 +49,13 @@ def test_a_config_that_is_not_valid_is_refused(fault: str, tmp_path: Path) -> No
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(CompatibilityError, match=message):
         dry_run(target, speculative_config={"method": "mtp", "model": str(draft)}, **SETTINGS)
+
+
+def test_drafts_reach_as_far_as_the_draft_goes(tmp_path: Path) -> None:
+    target, draft = (llama_with_modules(tmp_path / name) for name in ("target", "draft"))
+    file = draft / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": 40}))
+    speculative = {"method": "mtp", "model": str(draft)}
+    assert dry_run(target, speculative_config=speculative, **SETTINGS).plan.max_model_len == 40
+    with pytest.raises(ConfigError, match="max_model_len=50, but the draft model takes 40 tokens at most"):
+        dry_run(target, speculative_config={**speculative, "max_model_len": 50}, **SETTINGS)

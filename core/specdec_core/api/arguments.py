@@ -24,7 +24,7 @@ from specdec_core.config.speculative import AUTO, SpeculativeConfig
 from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.engine import build
 from specdec_core.engine.build import Design
-from specdec_core.engine.draft_kind import explain_draft_kind, refuse_other_kind
+from specdec_core.engine.draft_kind import explain_draft_kind, explain_target_kind, refuse_other_kind
 from specdec_core.engine.plugin_errors import blaming
 from specdec_core.errors import NAMES_NO_DRAFT, ConfigError, PluginError
 from specdec_core.models.checkpoint import Checkpoint
@@ -89,8 +89,10 @@ def prepare(
         idle += idle_values(fields_dict(DraftModelConfig) | fields_dict(type(speculative.options)), flat)
     if idle:
         warnings.warn("; ".join(dict.fromkeys(idle)), stacklevel=level_of_caller())
-    load_config(ModelSource.of_target(config, device))  # its errors come before the tokenizer's
-    return Prepared(config, plugins, speculative, None if skip_tokenizer_init else load_tokenizer(config, tokenizer))
+    with explain_target_kind(config.model, config.revision, plugins):
+        load_config(ModelSource.of_target(config, device))  # its errors come before the tokenizer's
+        loaded = None if skip_tokenizer_init else load_tokenizer(config, tokenizer)
+    return Prepared(config, plugins, speculative, loaded)
 
 
 def dry_run(model: str | Path, **keywords: Any) -> Design:

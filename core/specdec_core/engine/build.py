@@ -22,7 +22,7 @@ from specdec_core.contracts.ops import OpsContext
 from specdec_core.contracts.proposer import BuildContext, Plan, Proposer, ProposerSpec
 from specdec_core.contracts.target import TargetInfo
 from specdec_core.engine.budget import DraftBudget
-from specdec_core.engine.draft_kind import explain_draft_kind
+from specdec_core.engine.draft_kind import explain_draft_kind, explain_target_kind
 from specdec_core.engine.drafter import Drafter
 from specdec_core.engine.logprobs import TokenTexts
 from specdec_core.engine.measuring import measure_steps
@@ -125,7 +125,8 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
         design = _design(config, plugins, speculative, tokenizer, expected)
     except NeedsWeightsError:
         design = None
-    target = Model(source)
+    with explain_target_kind(config.model, config.revision, plugins):
+        target = Model(source)
     loaded = Outline(target.info, target.kv_groups, weight_bytes=0)
     if design is None or design.target.kv_groups != loaded.kv_groups:
         design = _design(config, plugins, speculative, tokenizer, loaded)

@@ -1,10 +1,11 @@
-"""Recognizes a draft checkpoint that is given to another method than the one that it was made for."""
+"""Recognizes a draft checkpoint that is given to another method than the one that it was made for, or as the target."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from os.path import isdir
+from pathlib import Path
 from typing import Any
 
 from attrs import fields_dict
@@ -49,19 +50,43 @@ def explain_draft_kind(method: ProposerSpec, model: Any, revision: Any, plugins:
         raise CompatibilityError(message) from error
 
 
+@contextmanager
+def explain_target_kind(model: str | Path, revision: str | None, plugins: Plugins) -> Iterator[None]:
+    """A context for work that loads the target. If that fails because the checkpoint has a draft head, the error says
+    so."""
+    try:
+        yield
+    except (ConfigError, CompatibilityError) as error:
+        heads = _heads(_kinds(model, revision, plugins), plugins)
+        if not heads:
+            raise
+        raise CompatibilityError(
+            f"model={str(model)!r} is {' or '.join(heads.values())}, which drafts for a target and cannot be one: give "
+            f"it as model in speculative_config, and as the target the model that it was trained for"
+        ) from error
+
+
 def _other_kind(method: ProposerSpec, model: Any, revision: Any, plugins: Plugins) -> str | None:
     """Return what the draft checkpoint is and which method it is for, as text for an error. None if it may be for this
     method, if no installed proposer recognizes it, or if it is not on this machine."""
-    kinds: dict[str, str] = {}
-    with suppress(SpecdecError, TypeError, ValueError):  # unreadable, or no name at all: for others to report
-        if names_checkpoint(model) and (isdir(model) or stored_bytes(str(model), revision) is not None):
-            checkpoint = Checkpoint(str(model), revision)
-            kinds = plugins.recognize(checkpoint.config, checkpoint.shapes)
+    kinds = _kinds(model, revision, plugins)
     model_option = fields_dict(method.config).get("model")
     if model_option is not None and model_option.default is None:  # the target's own by default, so any whole model
-        heads = [name for name in kinds if issubclass(plugins.proposer(name).config, DraftHeadConfig)]
-        kinds = {name: kinds[name] for name in heads}
+        kinds = _heads(kinds, plugins)
     if not kinds or method.name in kinds:
         return None
     found = " or ".join(f"{kind}: use method {name!r}" for name, kind in kinds.items())
     return f"this is {found}, not {method.name!r}, for the draft {shown(str(model))}"
+
+
+def _kinds(model: Any, revision: Any, plugins: Plugins) -> dict[str, str]:
+    """What a checkpoint is, by the name of each proposer that recognizes it. Empty if it is not on this machine."""
+    with suppress(SpecdecError, TypeError, ValueError):  # unreadable, or no name at all: for others to report
+        if names_checkpoint(model) and (isdir(model) or stored_bytes(str(model), revision) is not None):
+            checkpoint = Checkpoint(str(model), revision)
+            return plugins.recognize(checkpoint.config, checkpoint.shapes)
+    return {}
+
+
+def _heads(kinds: Mapping[str, str], plugins: Plugins) -> dict[str, str]:
+    return {name: kind for name, kind in kinds.items() if issubclass(plugins.proposer(name).config, DraftHeadConfig)}

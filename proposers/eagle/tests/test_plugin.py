@@ -128,6 +128,19 @@ def test_what_nobody_knows_is_refused(target, tmp_path):
         planned(target, model=str(tmp_path))
 
 
+@pytest.mark.parametrize("method", ["eagle", "medusa"])
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_head_is_no_target(method, skips, tmp_path):
+    """Also one whose config.json is that of a target, which only its weights refute."""
+    head = write_eagle(tmp_path, SIZES).folder
+    if method == "medusa":
+        save_file({"0.0.linear.weight": torch.zeros(32, 32)}, head / SAFETENSORS)
+        (head / "config.json").write_text('{"model_type": "medusa"}')
+    what = {"eagle": "an EAGLE head", "medusa": "a set of Medusa heads"}[method]
+    with pytest.raises(CompatibilityError, match=f"^model='.*' is {what}, .* give it as model in speculative_config"):
+        LLM(head, skip_tokenizer_init=skips, num_kv_blocks=8, max_model_len=64)
+
+
 def test_a_head_beside_its_target_is_found(tmp_path):
     target = tiny_target(tmp_path / "target", num_hidden_layers=8)
     with pytest.raises(ConfigError, match="names no model, and no draft comes with the target"):

@@ -10,9 +10,9 @@ NAMES_NO_DRAFT = "names no model"
 
 
 def reason(error: BaseException) -> str:
-    """Return the message of another library's error, or its type if it has none. A final period is removed, so that
-    specdec's message can continue after it."""
-    return str(error).rstrip(". \n") or type(error).__name__
+    """Return the message of another library's error in one line, or its type if it has none. A final period is removed,
+    so that specdec's message can continue after it."""
+    return " ".join(str(error).split()).rstrip(". ") or type(error).__name__
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

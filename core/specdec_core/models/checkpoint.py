@@ -23,6 +23,7 @@ from torch import nn
 from specdec_core.errors import CompatibilityError, ConfigError, SpecdecError, reason
 from specdec_core.models.hub import unreachable
 from specdec_core.models.load import refuse_revision
+from specdec_core.models.sizes import wrong_sizes
 
 CONFIG = "config.json"
 MOST_FAULTS = 10
@@ -78,11 +79,16 @@ class Checkpoint:
 
     @contextmanager
     def reading_config(self) -> Iterator[dict[str, Any]]:
-        """Give the content of config.json, and name the checkpoint in a CompatibilityError about it."""
+        """Give the content of config.json, and name the checkpoint in a CompatibilityError about it. Exceptions of
+        other libraries become one: transformers and torch raise many types for values that are not valid."""
         try:
             yield self.config
         except CompatibilityError as error:
             raise CompatibilityError(f"{self.name!r} does not fit: {error}") from error
+        except SpecdecError:
+            raise
+        except Exception as error:
+            raise self._not_valid(error) from error
 
     @cached_property
     def shapes(self) -> Shapes:
@@ -112,10 +118,7 @@ class Checkpoint:
         except SpecdecError:
             raise
         except Exception as error:  # torch and transformers raise many types for invalid values
-            raise CompatibilityError(
-                f"{CONFIG} of {self.name!r} is not valid: {type(error).__name__}: {reason(error)}. Download or save it "
-                f"again"
-            ) from error
+            raise self._not_valid(error) from error
         self.check_shapes(module, rename, publish)
         return module
 
@@ -180,6 +183,10 @@ class Checkpoint:
                 f"{', '.join(infinite[:MOST_FAULTS])}: "
                 + ("use a dtype of a larger range, such as bfloat16" if fits else "download or save it again")
             )
+
+    def _not_valid(self, error: Exception) -> CompatibilityError:
+        why = wrong_sizes(self.config) or f"{type(error).__name__}: {reason(error)}"
+        return CompatibilityError(f"{CONFIG} of {self.name!r} is not valid: {why}. Download or save it again")
 
     @cached_property
     def _files(self) -> list[Path]:

@@ -23,6 +23,7 @@ from specdec_core.models.embedded import installed, resolve_model
 from specdec_core.models.families import check_layer_types
 from specdec_core.models.hub import require
 from specdec_core.models.quantization import own_quantization, quantized_loading, refuse_unknown_quantization
+from specdec_core.models.sizes import wrong_sizes
 from specdec_core.models.weight_only import refuse_unquantized
 
 
@@ -118,11 +119,13 @@ def load_config(source: ModelSource) -> PretrainedConfig:
         config = AutoConfig.from_pretrained(path, trust_remote_code=source.trust_remote_code, **given)
         own = own_quantization(config)
     except Exception as error:  # a broken config.json may raise anything
-        refuse_unknown_quantization(_written(path, given).get("quantization_config"), path)
+        written = _written(path, given)
+        refuse_unknown_quantization(written.get("quantization_config"), path)
+        why = wrong_sizes(written) or reason(error)
         embedded = sorted(each.name for each in installed() if each.status == "ok")
         named = "".join(f", {key}={shown(value)}," for key, value in given.items())
         raise ConfigError(
-            f"model={path!r}{named} cannot be read: {reason(error)}. Give a folder with a transformers checkpoint, a "
+            f"model={path!r}{named} cannot be read: {why}. Give a folder with a transformers checkpoint, a "
             f"name on the model hub, or an embedded model ({', '.join(embedded) or 'none is installed'})"
         ) from error
     refuse_unknown_quantization(own, path)

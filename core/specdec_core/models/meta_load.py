@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from specdec_core.config.draft_options import DraftModelConfig
 from specdec_core.contracts.kv import KVLayout
 from specdec_core.contracts.target import TargetInfo
-from specdec_core.errors import CompatibilityError, ConfigError
+from specdec_core.errors import CompatibilityError, ConfigError, reason
 from specdec_core.models.attention import IMPLEMENTATION, probe
 from specdec_core.models.checkpoint import stored_bytes
 from specdec_core.models.compatibility import check_masks, refusing_failures
@@ -24,6 +24,7 @@ from specdec_core.models.load import ModelSource, load_config, no_attention
 from specdec_core.models.model import KVGroups, kv_groups_of, target_info_of
 from specdec_core.models.quantization import loading_quantizer, own_quantization
 from specdec_core.models.rope import pin_positions
+from specdec_core.models.sizes import wrong_sizes
 from specdec_core.models.weight_bytes import quantize_empty, weight_bytes
 from specdec_core.models.weight_only import refuse_unquantized, scheme_of
 
@@ -99,9 +100,8 @@ def _empty_model(source: ModelSource, config: PretrainedConfig, dtype: torch.dty
     except KeyError as error:
         raise no_attention(config, error) from error
     except Exception as error:  # senseless sizes may raise anything
-        raise ConfigError(
-            f"a model cannot be made of the configuration of {config.name_or_path!r}: {type(error).__name__}: {error}"
-        ) from error
+        why = wrong_sizes(config.to_dict()) or f"{type(error).__name__}: {reason(error)}"
+        raise ConfigError(f"a model cannot be made of the configuration of {config.name_or_path!r}: {why}") from error
     return model.eval()
 
 

@@ -72,7 +72,8 @@ def read(config: Mapping[str, Any], shapes: Shapes, target: TargetInfo, *, is_ea
     config: the contents of config.json.
     shapes: shapes of all tensors in the checkpoint, by their published names.
 
-    Raises CompatibilityError if the configuration is not valid or the head was trained for another target.
+    Raises CompatibilityError if the configuration is not valid or the head was trained for another target, and for
+    values that transformers refuses any other exception.
     """
     flat = flatten(config)
     ours = {our_name(name): shape for name, shape in shapes.items() if name not in TABLES}
@@ -141,16 +142,11 @@ def _layer_config(flat: Mapping[str, Any]) -> LlamaConfig:
             f"the draft head's config.json lacks {', '.join(missing)}: it is not an EAGLE head. Name the method that "
             f"it is for"
         )
-    try:
-        layer = LlamaConfig(**given)
-        theta = (getattr(layer, "rope_parameters", None) or {}).get("rope_theta", 1.0)
-        if not (0 < theta < inf and 0 <= layer.rms_norm_eps < inf):
-            raise ValueError(f"rope_theta is {theta} and rms_norm_eps {layer.rms_norm_eps}")
-        return layer
-    except Exception as error:  # transformers raises many types for invalid values
-        raise CompatibilityError(
-            f"the draft head's config.json is not valid: {error}. Download or save it again"
-        ) from error
+    layer = LlamaConfig(**given)
+    theta = (getattr(layer, "rope_parameters", None) or {}).get("rope_theta", 1.0)
+    if not (0 < theta < inf and 0 <= layer.rms_norm_eps < inf):
+        raise ValueError(f"rope_theta is {theta} and rms_norm_eps {layer.rms_norm_eps}")
+    return layer
 
 
 def _aux_layer_ids(config: Mapping[str, Any], flat: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:

@@ -61,7 +61,14 @@ MISFITS: dict[str, tuple[Change, str]] = {
         r"reads the inputs of layers \[2, 4, 9\], and must read a list of numbers from 0 to 8",
     ),
     "other heads": (lambda config, tensors: config.update(num_attention_heads=8), "k_proj.weight is"),
-    "sizes that make no sense": (lambda config, tensors: config.update(hidden_size=-3), "is not valid"),
+    "sizes that make no sense": (
+        lambda config, tensors: config.update(hidden_size=-3),
+        "is not valid: hidden_size=-3 must",
+    ),
+    "no attention heads": (
+        lambda config, tensors: config.update(num_attention_heads=0),
+        "is not valid: num_attention_heads=0 must be a whole number from 1. Download",
+    ),
     "no sizes": (lambda config, tensors: config.pop("hidden_size"), "lacks hidden_size"),
 }
 

@@ -30,7 +30,17 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         "max_position_embeddings in config.json of '.*' is 0, and must be a whole number of at least 1",
     ),
     "a list as type": ({"model_type": []}, r"'.*' is of type \[\], and multi-token prediction is known for"),
-    "negative width": ({"intermediate_size": -1}, NOT_VALID + "RuntimeError: .*negative"),
+    "negative width": ({"intermediate_size": -1}, NOT_VALID + "intermediate_size=-1 must be a whole number from 1"),
+    "no attention heads": ({"num_attention_heads": 0}, NOT_VALID + "num_attention_heads=0 must be a whole number"),
+    "empty heads": ({"head_dim": 0}, NOT_VALID + "head_dim=0 must be a whole number from 1. Download"),
+    "several": (
+        {"head_dim": "x", "num_key_value_heads": 0},
+        NOT_VALID + "(?=.*num_key_value_heads=0)(?=.*head_dim='x').* must be whole numbers from 1",
+    ),
+    "one key against another": (
+        {"num_attention_heads": 3},
+        NOT_VALID + "StrictDataclassClassValidationError: .*: ValueError: The hidden size",
+    ),
     "huge head": ({"head_dim": 10**18}, NOT_VALID),
     "activation": ({"hidden_act": "foo"}, NOT_VALID + "KeyError: .*foo"),
     "a bias that is not there": (

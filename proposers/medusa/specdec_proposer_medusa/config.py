@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 ON_GPU, ON_CPU = 63, 7
 """Draft tokens of a tree where the user gives no number: the authors' 63, and on a CPU as many as make, with the token
 before them, the cheapest forward pass."""
+
+
+ROUNDING = 1e-6
+"""By how much rounded shares may exceed their sum of 1."""
 
 
 def parse_choices(given: Any) -> TokenTree:
@@ -32,6 +37,17 @@ def parse_accuracies(given: Any) -> tuple[tuple[float, ...], ...]:
             f"medusa_head_accuracies={shown(given)} is not a list of lists of numbers in [0, 1]: give for each head "
             f"the share of tokens that its likeliest guess gets right, its second likeliest, and so on"
         )
+    for row in given:
+        if sum(row) > 1 + ROUNDING:
+            raise ConfigError(
+                f"medusa_head_accuracies has {shown(row)}, whose sum is {sum(row):.4g}: the shares are of different "
+                f"guesses, of which one at most is right, so give a sum of at most 1, and no cumulative shares"
+            )
+        if any(later > earlier for earlier, later in pairwise(row)):
+            raise ConfigError(
+                f"medusa_head_accuracies has {shown(row)}, which increases: give the share of the likeliest guess "
+                f"first, then the second likeliest, and so on"
+            )
     return tuple(tuple(float(share) for share in row) for row in given)
 
 
@@ -56,10 +72,10 @@ class MedusaConfig(DraftHeadConfig):
         default=None,
         converter=optional(parse_accuracies),
         metadata={
-            "help": "For each head, the share of tokens that its likeliest guess gets right, its second likeliest, ... "
-            "The tree is built from them. None: as the checkpoint's config.json has them, else those of "
+            "help": "A list for each head: the share of tokens that its likeliest guess gets right, its second "
+            "likeliest, ... The tree is built from them. None: as the checkpoint's config.json has them, else those of "
             "medusa-vicuna-7b-v1.3.",
-            "allowed": "a list of lists of numbers in [0, 1], or None",
+            "allowed": "a list of lists of numbers in [0, 1] that fall and have a sum of at most 1, or None",
         },
     )
 

@@ -16,7 +16,7 @@ import torch
 from attrs import frozen
 
 from specdec_core import Checkpoint, CompatibilityError, ConfigError, TargetInfo, TokenTree, checked_token_map, shown
-from specdec_proposer_medusa.choices import VICUNA_7B, choices_from_accuracies
+from specdec_proposer_medusa.choices import VICUNA_7B, Accuracies, choices_from_accuracies
 from specdec_proposer_medusa.config import MedusaConfig, parse_accuracies
 from specdec_proposer_medusa.module import HeadSizes, MedusaHeads
 
@@ -118,17 +118,23 @@ def _built_tree(options: MedusaConfig, checkpoint: Checkpoint, num_nodes: int) -
     if options.draft_sample_method != "greedy":
         return TokenTree.chain(min(num_nodes, num_heads))
     accuracies = options.medusa_head_accuracies
-    if accuracies is not None and len(accuracies) > num_heads:
-        raise ConfigError(
-            f"medusa_head_accuracies has {len(accuracies)} lists, but {checkpoint.name!r} has {num_heads} Medusa "
-            f"heads: give a list for each"
-        )
-    if accuracies is None and (stored := checkpoint.config.get("medusa_head_accuracies")) is not None:
+    if accuracies is not None:
+        _check_one_for_each(accuracies, num_heads, checkpoint.name)
+    elif (stored := checkpoint.config.get("medusa_head_accuracies")) is not None:
         try:
             accuracies = parse_accuracies(stored)
+            _check_one_for_each(accuracies, num_heads, checkpoint.name)
         except ConfigError as error:
             raise CompatibilityError(f"in config.json of {checkpoint.name!r}, {error}") from error
-    return TokenTree.parse(choices_from_accuracies((accuracies or VICUNA_7B)[:num_heads], num_nodes))
+    return TokenTree.parse(choices_from_accuracies(accuracies or VICUNA_7B[:num_heads], num_nodes))
+
+
+def _check_one_for_each(accuracies: Accuracies, num_heads: int, name: str) -> None:
+    if len(accuracies) != num_heads:
+        raise ConfigError(
+            f"medusa_head_accuracies has {len(accuracies)} lists, but {name!r} has {num_heads} Medusa heads: give one "
+            f"list for each head"
+        )
 
 
 def _is_token_map(published: str) -> bool:
@@ -183,13 +189,9 @@ def _sizes(checkpoint: Checkpoint, target: TargetInfo) -> HeadSizes:
             f"original_lm_head in config.json of {checkpoint.name!r} is {shown(is_shared)}: give true or false"
         )
     num_layers = len({name for name in found if re.fullmatch(r"heads\.0\.\d+\.weight", name)})
-    counts = {"num_heads": num_heads, "num_hidden_layers": num_layers} if _is_vllms(checkpoint) else {}
-    for key, counted in counts.items():
-        if (stated := checkpoint.config.get(key, counted)) != counted:
-            raise CompatibilityError(
-                f"{key} in config.json of {checkpoint.name!r} is {shown(stated)}, and its tensors are of {counted}: "
-                f"download or save it again"
-            )
+    has_bias = any(re.fullmatch(r"heads\.\d+\.\d+\.bias", name) for name in found)
+    if _is_vllms(checkpoint):
+        _check_stated(checkpoint, target, num_heads, num_layers, has_bias=has_bias)
     is_shared |= any(name.endswith("lm_head.weight") for name in checkpoint.shapes)
     # Without output layers, heads in their authors' layout use the target's. vLLM's always have their own.
     has_outputs = bool(output_rows) or _is_vllms(checkpoint)
@@ -206,10 +208,28 @@ def _sizes(checkpoint: Checkpoint, target: TargetInfo) -> HeadSizes:
         hidden_size=target.hidden_size,
         vocab_size=output_rows[0] if output_rows else target.vocab_size,
         num_outputs=(1 if is_shared else num_heads) if has_outputs else 0,
-        has_bias=any(re.fullmatch(r"heads\.\d+\.\d+\.bias", name) for name in found),
+        has_bias=has_bias,
         num_mapped=num_mapped,
         logit_scale=float(scale),
     )
+
+
+def _check_stated(
+    checkpoint: Checkpoint, target: TargetInfo, num_heads: int, num_layers: int, *, has_bias: bool
+) -> None:
+    """Raise CompatibilityError if config.json contradicts the target or the tensors. Keys may be left out or null."""
+    of_tensors = {"num_heads": num_heads, "num_hidden_layers": num_layers, "medusa_fc_bias": has_bias}
+    of_target = {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
+    for key, expected in (of_tensors | of_target).items():
+        stated = checkpoint.config.get(key)
+        if stated is None or (type(stated) is type(expected) and stated == expected):
+            continue
+        where = f"{key} in config.json of {checkpoint.name!r} is {shown(stated)}"
+        if key in of_target:
+            raise CompatibilityError(
+                f"{where}, and this target's is {expected}: use heads that were trained for {target.model!r}"
+            )
+        raise CompatibilityError(f"{where}, and its tensors are of {expected}: download or save it again")
 
 
 def _num_mapped(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], vocab_size: int) -> int | None:

@@ -81,12 +81,15 @@ def test_drafts_are_the_references(name, tmp_path):
     assert trees_that_differ(tmp_path, name) == []
 
 
+TWO_OF_THREE = [[0.5, 0.2, 0.1], [0.4, 0.1], [0]]
+
+
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
         ({"speculative_token_tree": CHOICES}, CHOICES),
         ({"speculative_token_tree": [(0,), (0, 0), (0, 0, 0)]}, [(0,), (0, 0), (0, 0, 0)]),
-        ({"medusa_head_accuracies": [[0.5, 0.2, 0.1], [0.4, 0.1]]}, searched([[0.5, 0.2, 0.1], [0.4, 0.1]], 6)),
+        ({"medusa_head_accuracies": TWO_OF_THREE}, searched(TWO_OF_THREE, 6)),
         ({"draft_sample_method": "greedy"}, searched(VICUNA_7B[:3], 7)),
         ({"draft_sample_method": "greedy"}, searched(VICUNA_7B[:3], 25)),
         ({"draft_sample_method": "probabilistic"}, [(0,), (0, 0), (0, 0, 0)]),

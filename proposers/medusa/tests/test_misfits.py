@@ -108,6 +108,18 @@ MISFITS: dict[str, tuple[Layout, Change, str]] = {
         state(num_hidden_layers=7),
         "num_hidden_layers in .* is 7, .* tensors are of 2",
     ),
+    "another width": (VLLM, state(hidden_size=64), "hidden_size in .* is 64, and this target's is 32: use heads that"),
+    "another vocabulary": (VLLM, state(vocab_size="48"), "vocab_size in .* is '48', and this target's is 48: use"),
+    "biases that are there": (
+        LAYOUTS["vLLM, some tokens"],
+        state(medusa_fc_bias=not LAYOUTS["vLLM, some tokens"].has_bias),
+        "medusa_fc_bias in config.json of .* is (True|False), and its tensors are of (True|False): download",
+    ),
+    "a list of accuracies too few": (
+        AUTHORS,
+        state(medusa_head_accuracies=[[0.5]] * 4),
+        "in config.json of .*, medusa_head_accuracies has 4 lists, but .* has 5 Medusa heads",
+    ),
     "a lost head": (
         VLLM,
         lambda config, tensors: [tensors.pop(n) for n in [*tensors] if n.startswith(("blocks.2.", "lm_heads.2."))],

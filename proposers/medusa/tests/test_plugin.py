@@ -74,7 +74,7 @@ def test_the_plan_is_the_heads(name, num_weights, target, tmp_path):
         ({"medusa_choices": CHOICES}, 5),
         ({"medusa_choices": str(CHOICES), "num_speculative_tokens": 5}, 5),
         ({"speculative_token_tree": CHOICES[:2]}, 2),
-        ({"medusa_head_accuracies": [[0.5, 0.1], [0.2]]}, 4),
+        ({"medusa_head_accuracies": [[0.5, 0.1], [0.2], [0], [0], [0]]}, 4),
         ({"num_speculative_tokens": 20}, 20),
     ],
 )
@@ -127,7 +127,16 @@ def test_the_published_heads_are_named(tmp_path):
             {"medusa_choices": CHOICES, "num_speculative_tokens": 3},
             "num_speculative_tokens=3, but medusa_choices has 5 nodes",
         ),
-        ({"medusa_head_accuracies": [[0.5]], "num_speculative_tokens": 2}, "num_speculative_tokens=2, but .* 1 nodes"),
+        (
+            {"medusa_head_accuracies": [[0.5], [0], [0], [0], [0]], "num_speculative_tokens": 2},
+            "num_speculative_tokens=2, but .* 1 nodes",
+        ),
+        (
+            {"medusa_head_accuracies": [[0.5]]},
+            "medusa_head_accuracies has 1 lists, but .* has 5 Medusa heads: give one",
+        ),
+        ({"medusa_head_accuracies": [[0.6, 0.5]] * 5}, r"has \[0.6, 0.5\], whose sum is 1.1: .* at most 1"),
+        ({"medusa_head_accuracies": [[0.2, 0.3]] * 5}, r"has \[0.2, 0.3\], which increases: give the share of the li"),
         ({"medusa_choices": [(0,), (0, 1)]}, r"medusa_choices has the path \(0, 1\) without \(0, 0\)"),
         ({"medusa_choices": "[(0"}, "medusa_choices=.* is not a list of paths"),
         ({"medusa_head_accuracies": [[0.5], [1.5]]}, "medusa_head_accuracies=.* is not a list of lists of numbers"),
@@ -156,7 +165,7 @@ def test_wrong_options_are_explained(options, message, target, tmp_path):
 
 
 def test_accuracies_of_the_checkpoint_give_the_tree(target, tmp_path):
-    rows = [[0.5, 0.1], [0.2]]
+    rows = [[0.5, 0.1], [0.2], [0], [0], [0]]
     model = written(tmp_path, AUTHORS, lambda config, tensors: config.update(medusa_head_accuracies=rows))
     assert dry(target, method="medusa", model=model).speculative.num_speculative_tokens == 4
     assert planned(target, model=model).state.shape.paths == ((0,), (1,), (0, 0), (1, 0))

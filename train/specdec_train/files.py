@@ -17,6 +17,7 @@ from specdec_core import ConfigError, Trainee
 from specdec_train.settings import LOCK
 
 STATE, LOG, UNFINISHED = "state.pt", "log.jsonl", ".checkpoint-"
+WEIGHTS = (".safetensors", ".bin", ".pt")
 KEYS = frozenset({"checked", "step", "num_tokens", "seconds", "trainee", "optimizers"})
 """Keys of a run's saved state."""
 
@@ -97,6 +98,11 @@ def write_checkpoint(folder: Path, trainee: Trainee) -> None:
             to.parent.mkdir(parents=True, exist_ok=True)
             file.chmod(0o644)  # safetensors' are readable for their owner alone
             file.replace(to)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a folder has the weights of a checkpoint."""
+    return any(file.suffix in WEIGHTS and file.name != STATE for file in folder.iterdir())
 
 
 class Log:

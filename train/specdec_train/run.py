@@ -21,7 +21,6 @@ from specdec_core import (
     TrainingRecipe,
     load_tokenizer,
     load_training_target,
-    shown,
 )
 from specdec_train import data, files
 from specdec_train.batches import Order, collate
@@ -32,6 +31,7 @@ from specdec_train.features import features_of, weights_fingerprint
 from specdec_train.generate import generated_texts
 from specdec_train.interrupts import Interrupts, noticing
 from specdec_train.optimizers import optimizers
+from specdec_train.resume import METHOD, saved_state
 from specdec_train.settings import Settings, plain, prepare_folder
 from specdec_train.start import start_from
 from specdec_train.store import FeatureStore, open_store
@@ -79,18 +79,19 @@ class Run:
         self._learned, self._held_out = self._read_data()
         self._order = Order(tuple(len(text.token_ids) for text in self._learned), settings.batch, settings.seed)
         self._checked = {
-            "method": spec.name,
+            METHOD: spec.name,
             **settings.identity(),
             **{name: plain(value) for name, value in attrs.asdict(options, recurse=False).items()},
             "the texts": data.fingerprint(self._learned),
             "the target's weights": weights_fingerprint(self._target),
         }
-        saved = self._saved_state()
+        saved = saved_state(settings, self._checked)
         counts = torch.from_numpy(data.token_counts(self._learned, self._target.info.vocab_size))
         torch.manual_seed(settings.seed)
         self._trainee = recipe.make(options, self._target, counts)
         if settings.start is not None:  # the checkpoint of a run that is resumed has the sizes of its start
-            start_from(settings.start if saved is None else str(settings.out.resolve()), self._trainee, spec, options)
+            is_saved = saved is not None and files.has_checkpoint(settings.out)
+            start_from(str(settings.out.resolve()) if is_saved else settings.start, self._trainee, spec, options)
         self._trainee.to(self._target.info.device)
         self._optimizers = optimizers(self._trainee, settings, self._target.info.dtype)
         self._step, self._saved, self._num_tokens, self._seconds = 0, 0, 0, 0.0
@@ -121,6 +122,8 @@ class Run:
                     self._evaluate()
                 if is_last or self._step % settings.save_every == 0:
                     self._save()
+            if not files.has_checkpoint(settings.out):  # of a finished run, only the state was left
+                files.write_checkpoint(settings.out, self._trainee)
 
     @contextmanager
     def _reporting_interrupts(self) -> Iterator[None]:
@@ -234,26 +237,6 @@ class Run:
         }
         files.write_state(out, state)
         self._saved = self._step
-
-    def _saved_state(self) -> dict[str, Any] | None:
-        """Return the state of the run to resume. None if the run is new, or has saved nothing yet. Raises ConfigError
-        if the saved run had other settings, or has already made more steps than settings.steps."""
-        state = files.read_state(self._settings.out) if self._settings.resume else None
-        if state is None:
-            return None
-        differing = [name for name, value in self._checked.items() if state["checked"].get(name) != value]
-        if differing:
-            was = ", ".join(f"{name} was {shown(state['checked'].get(name), 60)}" for name in differing)
-            raise ConfigError(
-                f"the run in {str(self._settings.out)!r} had other settings: {was}. Give the same ones, or start in "
-                f"another folder"
-            )
-        if state["step"] > self._settings.steps:
-            raise ConfigError(
-                f"the run in {str(self._settings.out)!r} has made {state['step']} steps already, and "
-                f"steps={self._settings.steps}: raise it"
-            )
-        return state
 
     def _restore(self, state: dict[str, Any]) -> None:
         self._trainee.load_state_dict(state["trainee"])

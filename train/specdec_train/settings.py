@@ -123,13 +123,15 @@ def plain(value: Any) -> Any:
 
 
 def prepare_folder(settings: Settings) -> None:
-    """Create the output folder settings.out. Raises ConfigError if it is a file, or if it is not empty and
-    settings.resume is False."""
+    """Create the output folder settings.out. Raises ConfigError if it is a file, if it is not empty and settings.resume
+    is False, or if it does not exist and settings.resume is True."""
     out = settings.out
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {str(out)!r} is a file: name a folder")
     if not settings.resume and out.exists() and any(file.name != LOCK for file in out.iterdir()):
         raise ConfigError(f"--out {str(out)!r} is not empty: pass --resume to continue its run, or name another folder")
+    if settings.resume and not out.exists():
+        raise ConfigError(f"--out {str(out)!r} does not exist: name the folder of the run, or leave --resume out")
     out.mkdir(parents=True, exist_ok=True)
 
 

@@ -198,9 +198,9 @@ def test_a_run_with_a_start_that_was_killed_ends_the_same(method, specs, folder,
     start = shutil.copytree(heads(method), tmp_path / "start")
     given = {"steps": 6, "save_every": 3, "start": str(start), "seed": 7}
     run(specs[method], folder, tmp_path / "whole", FURTHER[method], **given)
-    for num_steps in (1, 4):
+    for num_steps, resume in ((1, False), (4, True)):
         with pytest.raises(KeyboardInterrupt):
-            run(killed_in(specs[method], num_steps), folder, tmp_path / "out", FURTHER[method], **given, resume=True)
+            run(killed_in(specs[method], num_steps), folder, tmp_path / "out", FURTHER[method], **given, resume=resume)
     assert torch.load(tmp_path / "out" / "state.pt", weights_only=True)["checked"]["start"] == str(start)
     shutil.rmtree(start)
     run(specs[method], folder, tmp_path / "out", FURTHER[method], **given, resume=True)

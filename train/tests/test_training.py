@@ -206,6 +206,18 @@ def test_the_target_says_the_data(specs, folder, tmp_path):
         run(specs["eagle"], folder, out, **{**given, "generate": 21}, resume=True)
 
 
+def test_the_checkpoint_of_a_finished_run_is_written_again(specs, folder, tmp_path):
+    given = {"steps": 1, "eval_prompts": 0}
+    run(specs["eagle"], folder, tmp_path / "first", **given)
+    for out, start in ((tmp_path / "first", None), (tmp_path / "second", str(tmp_path / "first"))):
+        run(specs["eagle"], folder, out, **given, start=start, resume=out.exists())
+        weights = out / "model.safetensors"
+        before = load_file(weights)
+        weights.unlink()
+        run(specs["eagle"], folder, out, **given, start=start, resume=True)
+        assert all(torch.equal(before[name], tensor) for name, tensor in load_file(weights).items())
+
+
 class TestWhatIsWrongIsExplained:
     @pytest.mark.parametrize(
         ("given", "message"),
@@ -248,6 +260,29 @@ class TestWhatIsWrongIsExplained:
         with pytest.raises(ConfigError, match="bias was True"):
             run(specs["eagle"], folder, tmp_path / "out", **given, options={"bias": False}, resume=True)
 
+    def test_a_run_of_other_texts(self, specs, folder, tmp_path):
+        data = tmp_path / "said.npy"
+        shutil.copy(folder / "said.npy", data)
+        given = {"steps": 1, "eval_prompts": 0, "data": (data,)}
+        run(specs["eagle"], folder, tmp_path / "out", **given)
+        np.save(data, np.load(data)[:100])
+        with pytest.raises(ConfigError, match=r"had other settings: the texts were others\. Give the same ones"):
+            run(specs["eagle"], folder, tmp_path / "out", **given, resume=True)
+
+    def test_a_run_of_another_method(self, specs, folder, tmp_path):
+        given = {"steps": 1, "eval_prompts": 0}
+        run(specs["eagle"], folder, tmp_path / "out", **given)
+        message = (
+            "^the run in '.*' trains 'eagle', and this command 'eagle3': resume it with `spec-decode train eagle`,"
+        )
+        with pytest.raises(ConfigError, match=message):
+            run(specs["eagle3"], folder, tmp_path / "out", **given, resume=True)
+
+    def test_a_run_that_is_not_there(self, specs, folder, tmp_path):
+        with pytest.raises(ConfigError, match="does not exist: name the folder of the run, or leave --resume out"):
+            run(specs["eagle"], folder, tmp_path / "out", steps=1, resume=True)
+        assert not (tmp_path / "out").exists()
+
     def test_a_run_of_weights_that_have_changed(self, specs, folder, tmp_path):
         target, given = tmp_path / "target", {"steps": 1, "eval_prompts": 0, "target": str(tmp_path / "target")}
         tiny_target(target)
@@ -255,7 +290,7 @@ class TestWhatIsWrongIsExplained:
             run(specs["eagle"], folder, tmp_path / f"out-{features is None}", features=features, **given)
         shutil.rmtree(target)
         tiny_target(target, seed=1)
-        with pytest.raises(ConfigError, match="the target's weights was"):
+        with pytest.raises(ConfigError, match=r"had other settings: the target's weights were others\. Give"):
             run(specs["eagle"], folder, tmp_path / "out-True", **given, resume=True)
         with pytest.raises(ConfigError, match="was computed with other weights"):
             run(specs["eagle"], folder, tmp_path / "new", features=tmp_path / "features", **given)
